@@ -1,0 +1,330 @@
+//! The traits that a storage system implements.
+//!
+//! A backend offers what it can through small traits, each reached by a method of [`Backend`] that answers `None`
+//! where it cannot; the capabilities that we advertise are derived from which are there.
+//!
+//! Rules for all of them:
+//! - Calls are synchronous and run on a thread of their own; they may block, but what can hang needs a deadline.
+//! - The caller (`ops`) holds the lock of the volume or snapshot. No two mutating calls about one object overlap.
+//! - Each mutating call is repeatable: it may find what an earlier, killed call of the same kind left, and goes on.
+//! - Each side effect runs in [`crate::os::step::step`], so that it is named, timed, and can be interrupted by tests.
+//! - A failure whose rollback was not seen stays as `Error::failed` made it: not final.
+//!
+//! A backend knows neither gRPC nor mounts: on a node it only connects a volume and says what it became.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::volume::{
+    AccessMode, BackendName, Bytes, Capability, ContentSource, Extent, Group, GroupId, Health, NodeId, Outcome, RawParameters,
+    Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
+};
+
+pub mod fake;
+pub mod image;
+pub mod registry;
+
+/// One configured storage system.
+pub trait Backend: Send + Sync {
+    /// As configured; the part of every id before the colon.
+    fn name(&self) -> &BackendName;
+
+    /// The type in the configuration file: `image`, `fake`.
+    fn kind(&self) -> &'static str;
+
+    /// Whether it can be used right now.
+    ///
+    /// # Errors
+    /// `BackendDown` with what to do.
+    fn probe(&self) -> Result<()>;
+
+    /// The access modes that it can truly offer.
+    fn access_modes(&self) -> &[AccessMode];
+
+    /// Whether `capability` could be served, apart from its access mode (raw block on a file share could not).
+    fn check_capability(&self, _capability: &Capability) -> Result<()> {
+        Ok(())
+    }
+
+    /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
+    fn topology(&self) -> Option<Topology> {
+        None
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        None
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        None
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        None
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+    fn groups(&self) -> Option<&dyn Groups> {
+        None
+    }
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        None
+    }
+    fn attach(&self) -> Option<&dyn Attach> {
+        None
+    }
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        None
+    }
+    /// The node's side. Every backend has one.
+    fn connect(&self) -> &dyn Connect;
+}
+
+/// What CreateVolume asks for, checked: the capacity suits the capabilities, the parameters are known.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    pub id: VolumeId,
+    /// The CO's name; kept with the volume.
+    pub name: String,
+    pub capacity: Bytes,
+    /// For a new volume from a snapshot or volume; never larger than `capacity`.
+    pub source: Option<ContentSource>,
+    /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Provision::parameters`] made.
+    pub parameters: serde_json::Value,
+    pub topology: TopologyRequirement,
+}
+
+/// What GetCapacity asks.
+#[derive(Clone, Debug, Default)]
+pub struct CapacityQuery {
+    /// The backend's own parameters, as [`Provision::parameters`] made them.
+    pub parameters: serde_json::Value,
+    pub topology: Option<Topology>,
+    /// The least size of a volume that the capabilities asked about allow.
+    pub least: Bytes,
+}
+
+/// What GetCapacity answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapacityAnswer {
+    /// Bytes that can still be promised.
+    pub available: Bytes,
+    /// The largest single volume.
+    pub maximum: Bytes,
+    /// The smallest single volume.
+    pub minimum: Bytes,
+}
+
+/// Volumes come and go. CSI: CreateVolume, DeleteVolume, ListVolumes, ControllerGetVolume, GetCapacity.
+pub trait Provision: Send + Sync {
+    /// Parses what is left of the parameters after the common ones; the result is kept with the volume.
+    ///
+    /// # Errors
+    /// `Invalid`, naming a parameter that is not known or has a value that cannot be.
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value>;
+
+    /// The capacity unit in bytes: sizes are rounded up to whole ones.
+    fn unit(&self) -> u64 {
+        1 << 20
+    }
+
+    /// The volume, if it is whole. What a killed `create` left does not count.
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>>;
+
+    /// Makes the volume; `find` said that it is not there. On return it is durable. `quiesce` must be held while a
+    /// source *volume* is copied at one instant.
+    ///
+    /// # Errors
+    /// `NoCapacity` where it does not fit; `NotFound` for a source that is gone.
+    fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume>;
+
+    /// Removes it, in the way its parameters say. `Unchanged` where there is none. Also removes what a killed
+    /// `create` or `delete` left of it. Snapshots of it stay usable.
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>>;
+
+    /// Up to `max` volumes with ids after `after`, in the order of their ids.
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>>;
+
+    fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer>;
+}
+
+/// Volumes grow. CSI: ControllerExpandVolume.
+pub trait Expand: Send + Sync {
+    /// Makes the volume at least `capacity` large; never smaller. Whether the node must act too is always yes here.
+    fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>>;
+}
+
+/// Parameters that may change during a volume's life. CSI: ControllerModifyVolume, CreateVolume.mutable_parameters.
+pub trait Modify: Send + Sync {
+    /// Whether these could be set; also used at creation.
+    fn check(&self, raw: &RawParameters) -> Result<()>;
+
+    /// Sets them.
+    fn modify(&self, id: &VolumeId, raw: &RawParameters) -> Result<Outcome<()>>;
+}
+
+/// Holds file systems still while their blocks are copied.
+pub trait Quiesce: Send + Sync {
+    /// Freezes what is mounted of `volumes` on this node, all together, and thaws when the guard is dropped, also if
+    /// this process is killed. Volumes that are not mounted here are flushed only.
+    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>>;
+}
+
+/// Frozen until dropped.
+pub trait Held: Send {
+    /// Thaws now and says whether the freeze held all the time; a copy made under a hold that broke is no snapshot.
+    fn release(self: Box<Self>) -> Result<()>;
+}
+
+/// A snapshot to make.
+#[derive(Clone, Debug)]
+pub struct SnapshotSpec {
+    pub id: SnapshotId,
+    /// The CO's name; kept with the snapshot.
+    pub name: String,
+    pub source: VolumeId,
+}
+
+/// CSI: CreateSnapshot, DeleteSnapshot, ListSnapshots, GetSnapshot; restoring is `Provision::create`.
+pub trait Snapshots: Send + Sync {
+    /// Checks the snapshot class's parameters.
+    fn check(&self, raw: &RawParameters) -> Result<()>;
+    fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>>;
+    /// Makes it, durable on return.
+    fn create_snapshot(&self, spec: &SnapshotSpec, quiesce: &dyn Quiesce) -> Result<Snapshot>;
+    /// `Unchanged` where there is none.
+    ///
+    /// # Errors
+    /// `InUse` for a member of a group (CSI spec, DeleteSnapshot).
+    fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>>;
+    /// Up to `max` snapshots with ids after `after`, in the order of their ids; of one volume if `source` is given.
+    fn list_snapshots(&self, source: Option<&VolumeId>, after: Option<&SnapshotId>, max: usize) -> Result<Vec<Snapshot>>;
+}
+
+/// Snapshots of several volumes at one instant. CSI: GroupController.
+pub trait Groups: Send + Sync {
+    /// Checks the group snapshot class's parameters.
+    fn check_group(&self, raw: &RawParameters) -> Result<()>;
+    fn find_group(&self, id: &GroupId) -> Result<Option<Group>>;
+    /// Makes all members or none. `members` have ids and names made from the group's.
+    fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group>;
+    /// Deletes the group and all its members. `Unchanged` where there is none.
+    fn delete_group(&self, id: &GroupId) -> Result<Outcome<()>>;
+}
+
+/// CSI: SnapshotMetadata. Extents are given in ascending order, not overlapping, until `emit` breaks.
+pub trait ChangedBlocks: Send + Sync {
+    /// What of the snapshot holds data, from `offset` on.
+    fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()>;
+    /// What differs in `target` from `base`, from `offset` on. Both are snapshots of one volume.
+    fn delta(
+        &self,
+        base: &SnapshotId,
+        target: &SnapshotId,
+        offset: u64,
+        emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
+    ) -> Result<()>;
+}
+
+/// Volumes are bound to a node before it can connect. CSI: ControllerPublishVolume, ControllerUnpublishVolume.
+pub trait Attach: Send + Sync {
+    /// Attaches; the answer travels to the node as publish_context.
+    ///
+    /// # Errors
+    /// `NotFound` for a node that does not exist; `InUse` where it is attached elsewhere and may not be twice;
+    /// `NodeFull`; `Conflict` where it is attached here otherwise.
+    fn attach(
+        &self,
+        id: &VolumeId,
+        node: &NodeId,
+        mode: AccessMode,
+        read_only: bool,
+    ) -> Result<Outcome<BTreeMap<String, String>>>;
+    /// Detaches from `node`, or from all. Not attached is `Unchanged`.
+    fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>>;
+    /// Where each of `ids` is attached: one query for many.
+    fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>>;
+    /// How many volumes `node` takes; `None` is no limit.
+    fn limit(&self, node: &NodeId) -> Result<Option<u64>>;
+}
+
+/// CSI: the volume and storage health RPCs of v1.13.
+pub trait ReportHealth: Send + Sync {
+    /// What is wrong with one volume; `NotFound` where there is none.
+    fn volume_health(&self, id: &VolumeId) -> Result<Health>;
+    /// What is wrong with the storage as a whole.
+    fn storage_health(&self) -> Result<Health>;
+    /// Up to `max` volumes with something wrong, with ids after `after`, in the order of their ids.
+    fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>>;
+}
+
+/// What a connected volume is on this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A block device: image over loop, LVM, iSCSI, cloud disk.
+    Device(BlockDevice),
+    /// Something to mount as it is: NFS, tmpfs.
+    Filesystem { fstype: String, source: String, options: Vec<String> },
+}
+
+/// A block device of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockDevice {
+    /// Such as `/dev/loop3`. A name may come to mean another device: check `number` and `identity` on the open device.
+    pub path: PathBuf,
+    /// Major and minor.
+    pub number: (u32, u32),
+    /// What makes it this volume's and no other's: backing file's device and inode, serial, WWID. Compared as a whole.
+    pub identity: String,
+}
+
+/// What a node needs to know to connect a volume.
+#[derive(Clone, Debug)]
+pub struct ConnectRequest<'a> {
+    pub id: &'a VolumeId,
+    /// The backend's own parameters, from volume_context; `Null` for a volume that came without.
+    pub parameters: &'a serde_json::Value,
+    /// From ControllerPublishVolume.
+    pub publish_context: &'a BTreeMap<String, String>,
+    pub secrets: &'a Secrets,
+    /// Nobody on this node may write.
+    pub read_only: bool,
+}
+
+/// The node's side of a backend. No mounts, no file systems: those are `ops::node`'s.
+pub trait Connect: Send + Sync {
+    /// Makes the volume appear on this node. Connected already is fine.
+    ///
+    /// # Errors
+    /// `NotFound`; `WrongNode` where it lies elsewhere; `Pending` for a device that has not shown up in time.
+    fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>>;
+
+    /// Whether it is connected, and as what. `hint` is what `connect` answered, from the journal, if that is known:
+    /// a true hint makes this cheap, a wrong one is never believed.
+    fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>>;
+
+    /// Undoes `connect`, seen to be undone on return. Not connected is `Unchanged`.
+    fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>>;
+
+    /// Makes the device as large as the volume has become; answers its size in bytes.
+    fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes>;
+
+    /// Whether the backend itself knows that nothing was ever written to this volume (an image of one hole). `false`
+    /// only means that it cannot vouch for it.
+    fn proven_empty(&self, _id: &VolumeId, _source: &Source) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Bytes in use, where the backend knows it of a raw device.
+    fn used(&self, _id: &VolumeId) -> Result<Option<Bytes>> {
+        Ok(None)
+    }
+
+    /// The most volumes that this node can have connected; `None` is no limit of ours.
+    fn limit(&self) -> Option<u64> {
+        None
+    }
+}

@@ -1,0 +1,53 @@
+//! Which backends there are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::volume::{BackendName, Error, Result};
+
+use super::Backend;
+
+/// The configured backends, by name.
+#[derive(Clone)]
+pub struct Registry {
+    backends: BTreeMap<BackendName, Arc<dyn Backend>>,
+    default: BackendName,
+}
+
+impl Registry {
+    /// The first backend is the one for volumes whose StorageClass names none.
+    ///
+    /// # Errors
+    /// `Invalid` where there is none, or two share a name.
+    pub fn new(backends: Vec<Arc<dyn Backend>>) -> Result<Self> {
+        let default = backends.first().ok_or_else(|| Error::invalid("backends", "at least one is needed"))?.name().clone();
+        let mut by_name = BTreeMap::new();
+        for backend in backends {
+            let name = backend.name().clone();
+            if by_name.insert(name.clone(), backend).is_some() {
+                return Err(Error::invalid("backends", format!("two are called {name}")));
+            }
+        }
+        Ok(Registry { backends: by_name, default })
+    }
+
+    /// The backend of an id; `None` where no such is configured, so that nothing of it can exist here.
+    pub fn get(&self, name: &BackendName) -> Option<&Arc<dyn Backend>> {
+        self.backends.get(name)
+    }
+
+    /// The backend for a new volume.
+    pub fn choose(&self, parameter: Option<&str>) -> Result<&Arc<dyn Backend>> {
+        let Some(text) = parameter else { return Ok(&self.backends[&self.default]) };
+        let name: BackendName = text.parse()?;
+        self.get(&name).ok_or_else(|| {
+            let known: Vec<_> = self.backends.keys().map(BackendName::as_str).collect();
+            Error::invalid("parameters.backend", format!("{text:?} is not configured; there are: {}", known.join(", ")))
+        })
+    }
+
+    /// All of them, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
+        self.backends.values()
+    }
+}

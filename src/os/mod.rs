@@ -1,0 +1,97 @@
+//! The only place that touches Linux: mounts, loop devices, file systems, programs, paths.
+//!
+//! Synchronous. Knows nothing of CSI: no volume ids, no stages. What it is told to do it does once and says exactly
+//! what failed; policy (whether, in which order, what to undo) is `ops`'s and the backends'.
+//! `unsafe` is allowed in the files that call the kernel directly, nowhere else.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::volume;
+
+pub mod block;
+pub mod copy;
+pub mod durable;
+pub mod freeze;
+pub mod fs;
+pub mod loopdev;
+pub mod mount;
+pub mod mountinfo;
+pub mod path;
+pub mod process;
+pub mod step;
+pub mod udev;
+
+/// A failed action on Linux. Says what was tried, on what, and what the kernel or the program answered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call failed.
+    #[error("{action} {object}: {source}")]
+    Io {
+        /// The system call or what it is for: `open`, `mount`, `attach loop device`.
+        action: &'static str,
+        object: String,
+        #[source]
+        source: io::Error,
+    },
+
+    /// A program ended with an exit status that means failure.
+    #[error("{tool} {object}: {status}: {output}")]
+    Tool { tool: &'static str, object: String, status: String, output: String },
+
+    /// A program is not installed.
+    #[error("{tool} is not installed; install the package {package}")]
+    ToolMissing { tool: &'static str, package: &'static str },
+
+    /// It took too long and was stopped, as far as it can be.
+    #[error("{action} {object}: no answer within {}", humantime::format_duration(*after))]
+    Deadline { action: &'static str, object: String, after: Duration },
+
+    /// A path that leaves its folder, holds a link, or cannot be one.
+    #[error("{}: {reason}", path.display())]
+    Path { path: PathBuf, reason: String },
+
+    /// What the kernel shows is not what was to be expected; nothing was done to it.
+    #[error("{object}: {reason}")]
+    Unexpected { object: String, reason: String },
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub fn io(action: &'static str, object: impl AsRef<Path>, source: impl Into<io::Error>) -> Self {
+        Error::Io { action, object: object.as_ref().display().to_string(), source: source.into() }
+    }
+
+    /// The kernel's error number, where it was a system call.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Error::Io { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// ENOENT.
+    pub fn is_missing(&self) -> bool {
+        self.errno() == Some(libc::ENOENT)
+    }
+}
+
+impl From<Error> for volume::Error {
+    /// Not final until someone has seen that nothing was left: see [`volume::Error::nothing_left`]. A bad path is the
+    /// caller's mistake and final.
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Path { path, reason } => volume::Error::invalid("path", format!("{}: {reason}", path.display())),
+            Error::Io { action, object, source } => volume::Error::failed(action, object, source),
+            Error::Tool { tool, ref object, .. } => volume::Error::failed(tool, object.clone(), error),
+            Error::Deadline { action, object, after } => volume::Error::Pending {
+                object,
+                reason: format!("{action} gave no answer within {}", humantime::format_duration(after)),
+            },
+            Error::ToolMissing { tool, .. } => volume::Error::failed(tool, String::new(), error),
+            Error::Unexpected { ref object, .. } => volume::Error::failed("check", object.clone(), error),
+        }
+    }
+}

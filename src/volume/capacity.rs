@@ -1,0 +1,169 @@
+//! Sizes in bytes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+
+/// A number of bytes. Reads `10GiB`, `500M` or plain bytes; prints binary units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    pub const KIB: Bytes = Bytes(1 << 10);
+    pub const MIB: Bytes = Bytes(1 << 20);
+    pub const GIB: Bytes = Bytes(1 << 30);
+
+    /// `count` mebibytes.
+    pub const fn mib(count: u64) -> Bytes {
+        Bytes(count << 20)
+    }
+
+    /// The next multiple of `unit` bytes, this number included; saturates.
+    pub const fn round_up(self, unit: u64) -> Bytes {
+        Bytes(self.0.div_ceil(unit).saturating_mul(unit))
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        text.parse::<bytesize::ByteSize>()
+            .map(|size| Bytes(size.as_u64()))
+            .map_err(|_| Error::invalid("size", format!("{text:?} is no size: write 10GiB, 500M or a number of bytes")))
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// Exact: `10 GiB` only where it is a whole number of them, else bytes with the rounded unit behind.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u32); 5] = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        for (unit, shift) in UNITS {
+            if self.0 >= 1 << shift {
+                if self.0.is_multiple_of(1 << shift) {
+                    return write!(f, "{} {unit}", self.0 >> shift);
+                }
+                #[allow(clippy::cast_precision_loss, reason = "only for show; the exact figure stands beside it")]
+                let rounded = self.0 as f64 / (1u64 << shift) as f64;
+                return write!(f, "{rounded:.1} {unit} ({} bytes)", self.0);
+            }
+        }
+        write!(f, "{} bytes", self.0)
+    }
+}
+
+/// What the CO asks for: at least `required`, at most `limit` (CSI spec, CapacityRange).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CapacityRange {
+    required: Option<Bytes>,
+    limit: Option<Bytes>,
+}
+
+impl CapacityRange {
+    /// A range from the protocol's numbers, where 0 means "not said".
+    pub fn new(required_bytes: i64, limit_bytes: i64) -> Result<Self> {
+        let said = |field: &'static str, value: i64| match value {
+            0 => Ok(None),
+            value => u64::try_from(value)
+                .map(|bytes| Some(Bytes(bytes)))
+                .map_err(|_| Error::OutOfRange { field, reason: format!("{value} is negative") }),
+        };
+        let required = said("capacity_range.required_bytes", required_bytes)?;
+        let limit = said("capacity_range.limit_bytes", limit_bytes)?;
+        if let (Some(required), Some(limit)) = (required, limit) {
+            if required > limit {
+                return Err(Error::invalid(
+                    "capacity_range",
+                    format!("required_bytes ({required}) is more than limit_bytes ({limit})"),
+                ));
+            }
+        }
+        Ok(CapacityRange { required, limit })
+    }
+
+    /// The least that is asked for.
+    pub fn required(&self) -> Option<Bytes> {
+        self.required
+    }
+
+    /// The most that is allowed.
+    pub fn limit(&self) -> Option<Bytes> {
+        self.limit
+    }
+
+    /// Whether a volume of `capacity` satisfies the range.
+    pub fn accepts(&self, capacity: Bytes) -> bool {
+        self.required.is_none_or(|required| capacity >= required) && self.limit.is_none_or(|limit| capacity <= limit)
+    }
+
+    /// The size to make: what is required, else `default`, in whole `unit`s and at least `least`.
+    ///
+    /// # Errors
+    /// OUT_OF_RANGE where what was asked for is below `least`, or the limit leaves no such size.
+    pub fn choose(&self, default: Bytes, least: Bytes, unit: u64) -> Result<Bytes> {
+        let out = |field, reason| Err(Error::OutOfRange { field, reason });
+        if let Some(required) = self.required.filter(|required| *required < least) {
+            return out(
+                "capacity_range.required_bytes",
+                format!("{required} is below the least possible size; ask for at least {least}"),
+            );
+        }
+        let wanted = match (self.required, self.limit) {
+            (Some(required), _) => required,
+            (None, Some(limit)) => default.max(least).min(limit),
+            (None, None) => default.max(least),
+        };
+        let size = wanted.max(least).round_up(unit);
+        match self.limit {
+            // Without a requirement any size up to the limit will do, so round down instead.
+            Some(limit) if size > limit && self.required.is_none() && limit.0 - limit.0 % unit >= least.0.max(unit) => {
+                Ok(Bytes(limit.0 - limit.0 % unit))
+            }
+            Some(limit) if size > limit => out(
+                "capacity_range.limit_bytes",
+                format!("no size of whole {} between {wanted} and {limit}; allow at least {size}", Bytes(unit)),
+            ),
+            _ => Ok(size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(required: i64, limit: i64) -> CapacityRange {
+        CapacityRange::new(required, limit).expect("a valid range")
+    }
+
+    #[test]
+    fn sizes_read_as_people_write_them() {
+        for (text, bytes) in [("10GiB", 10 << 30), ("500M", 500_000_000), ("4096", 4096), ("1 KiB", 1024)] {
+            assert_eq!(text.parse::<Bytes>().expect(text), Bytes(bytes));
+        }
+        assert!("ten".parse::<Bytes>().is_err());
+        assert!("-1".parse::<Bytes>().is_err());
+    }
+
+    #[test]
+    fn what_is_required_is_rounded_up_and_never_above_the_limit() {
+        let least = Bytes::MIB;
+        assert_eq!(range(5000, 0).choose(Bytes::GIB, Bytes(4096), 4096).expect("fits"), Bytes(8192));
+        assert!(range(5000, 6000).choose(Bytes::GIB, Bytes(4096), 4096).is_err());
+        assert_eq!(range(0, 5 << 20).choose(Bytes::GIB, least, 4096).expect("fits"), Bytes::mib(5));
+        assert_eq!(range(0, (5 << 20) + 1).choose(Bytes::GIB, least, 4096).expect("fits"), Bytes::mib(5));
+        assert_eq!(range(0, 0).choose(Bytes::GIB, least, 4096).expect("fits"), Bytes::GIB);
+        assert!(range(1, 0).choose(Bytes::GIB, least, 4096).is_err());
+        assert!(range(0, 4096).choose(Bytes::GIB, least, 4096).is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(CapacityRange::new(-1, 0).is_err());
+        assert!(CapacityRange::new(2, 1).is_err());
+    }
+}

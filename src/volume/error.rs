@@ -1,0 +1,162 @@
+//! What can go wrong, in the terms of the CSI state machine.
+//!
+//! `rpc/status.rs` maps each variant to one gRPC code. What matters most is whether the code is *final*: the
+//! sidecars and the kubelet take some codes as "it may still be running" and keep the undo pending, all others as
+//! "it is over, nothing is left". So an unverified failure is never final: see [`Left`].
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Whether a failed call left anything behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Rolled back, and that was seen: a final code may be given.
+    Nothing,
+    /// Not known, or known to be so. The CO must keep trying.
+    Something(String),
+}
+
+/// A failure of an operation. Every variant names its object, and the remedy where there is one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request itself is wrong.
+    #[error("{field}: {reason}")]
+    Invalid { field: &'static str, reason: String },
+
+    /// A size that cannot be, or a token or offset outside what there is.
+    #[error("{field}: {reason}")]
+    OutOfRange { field: &'static str, reason: String },
+
+    /// A volume, snapshot, group or node that does not exist. Never "not visible yet".
+    #[error("{kind} {id} does not exist")]
+    NotFound { kind: &'static str, id: String },
+
+    /// The name is taken by something else.
+    #[error("{object} exists with {existing}, but {wanted} was asked for")]
+    Conflict { object: String, existing: String, wanted: String },
+
+    /// It is in use in a way that forbids this.
+    #[error("{object} is in use: {by}")]
+    InUse { object: String, by: String },
+
+    /// The call belongs on another node.
+    #[error("{object} is not on this node ({reason})")]
+    WrongNode { object: String, reason: String },
+
+    /// Publish, expand or statistics without a valid stage.
+    #[error("volume {volume} is not staged here: {reason}")]
+    NotStaged { volume: String, reason: String },
+
+    /// The node has no room for a further volume.
+    #[error("node {node} is full: {reason}")]
+    NodeFull { node: String, reason: String },
+
+    /// The storage has no room.
+    #[error("{place} has no room: {reason}")]
+    NoCapacity { place: String, reason: String },
+
+    /// Another operation on the same object runs.
+    #[error("{object} is busy: {operation} has been at \"{step}\" for {}; try again later", humantime::format_duration(Duration::from_secs(since.as_secs())))]
+    Busy { object: String, operation: &'static str, step: String, since: Duration },
+
+    /// A list token that is no longer valid, or never was.
+    #[error("starting_token {token:?} is not one of ours; list again from the start")]
+    BadToken { token: String },
+
+    /// Our deadline passed, work goes on; or a device is not visible yet.
+    #[error("{object}: {reason}; it goes on, ask again")]
+    Pending { object: String, reason: String },
+
+    /// The storage system cannot be reached.
+    #[error("backend {backend} cannot be reached: {reason}")]
+    BackendDown { backend: String, reason: String },
+
+    /// The storage system asks us to slow down.
+    #[error("backend {backend} asks us to slow down: {reason}")]
+    Throttled { backend: String, reason: String },
+
+    /// The storage system refuses: wrong or missing credentials.
+    #[error("{object}: access denied: {reason}")]
+    Denied { object: String, reason: String },
+
+    /// This backend or this combination cannot do it.
+    #[error("{what} is not supported: {reason}")]
+    Unsupported { what: String, reason: String },
+
+    /// A device holds something that we did not expect; it is left as it is.
+    #[error("{device}: {reason}")]
+    Unproven { device: String, reason: String },
+
+    /// A step failed.
+    #[error("{step} failed for {object}: {}{}", chain(&**source), left_text(left))]
+    Failed {
+        step: &'static str,
+        object: String,
+        #[source]
+        source: Box<dyn StdError + Send + Sync>,
+        left: Left,
+    },
+}
+
+impl Error {
+    /// INVALID_ARGUMENT for `field`.
+    pub fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
+        Error::Invalid { field, reason: reason.into() }
+    }
+
+    pub fn volume_not_found(id: &super::VolumeId) -> Self {
+        Error::NotFound { kind: "volume", id: id.to_string() }
+    }
+
+    pub fn snapshot_not_found(id: &super::SnapshotId) -> Self {
+        Error::NotFound { kind: "snapshot", id: id.to_string() }
+    }
+
+    /// A failed step of which it is not (yet) known what it left behind.
+    pub fn failed(step: &'static str, object: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Error::Failed { step, object: object.into(), source: source.into(), left: Left::Something("not verified".to_owned()) }
+    }
+
+    /// The same failure, once its rollback was seen to be complete.
+    #[must_use]
+    pub fn nothing_left(self) -> Self {
+        match self {
+            Error::Failed { step, object, source, .. } => Error::Failed { step, object, source, left: Left::Nothing },
+            other => other,
+        }
+    }
+
+    /// The same failure, with what is known to be left. An error of a final kind becomes a `Failed` that is not
+    /// final: what is left behind must be told.
+    #[must_use]
+    pub fn but_left(self, what: impl Into<String>) -> Self {
+        let left = Left::Something(what.into());
+        match self {
+            Error::Failed { step, object, source, .. } => Error::Failed { step, object, source, left },
+            other => Error::Failed { step: "roll back", object: String::new(), source: Box::new(other), left },
+        }
+    }
+}
+
+/// An error with all that caused it, outermost first.
+pub fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+fn left_text(left: &Left) -> String {
+    match left {
+        Left::Nothing => " (rolled back)".to_owned(),
+        Left::Something(what) => format!(" (may have left something behind: {what}; repeat the call)"),
+    }
+}

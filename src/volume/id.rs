@@ -1,0 +1,270 @@
+//! Identifiers, in the form `<backend name>:<id>`.
+//!
+//! The id part never holds a slash, is never `.` or `..`, and may be used as a file name as it is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::{Error, Result};
+
+/// The longest identifier in bytes, as csi.proto's size limit for a string (CSI spec, "Size Limits").
+pub const MAX_ID: usize = 128;
+const MAX_BACKEND_NAME: usize = 32;
+
+/// The name of a configured backend: 1 to 32 characters of `[a-z0-9-]`, first a letter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BackendName(String);
+
+impl BackendName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for BackendName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
+        let rest = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+        if first && rest && text.len() <= MAX_BACKEND_NAME {
+            return Ok(BackendName(text.to_owned()));
+        }
+        Err(Error::invalid(
+            "backend",
+            format!("{text:?} is no backend name: 1 to 32 characters of a-z, 0-9 and -, first a letter"),
+        ))
+    }
+}
+
+impl TryFrom<String> for BackendName {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<BackendName> for String {
+    fn from(name: BackendName) -> String {
+        name.0
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The part behind the colon: `[A-Za-z0-9._-]+`, not `.` or `..`, not beginning with a dot.
+fn valid_local(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('.')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+/// Derives the id part from the name that the CO suggested: the name itself where it may be a file name, else a
+/// digest of it. Two names never give one id: what looks like a digest is digested too.
+fn local_from_name(name: &str) -> String {
+    const LONGEST_PLAIN: usize = 64;
+    if name.len() <= LONGEST_PLAIN && valid_local(name) && !name.starts_with("h-") {
+        return name.to_owned();
+    }
+    let digest = Sha256::digest(name.as_bytes());
+    let hex: String = digest.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+    format!("h-{hex}")
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident, $field:literal, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name {
+            backend: BackendName,
+            local: String,
+        }
+
+        impl $name {
+            /// The id of what the CO calls `name`, in `backend`: always the same for the same name.
+            pub fn derive(backend: &BackendName, name: &str) -> Self {
+                Self { backend: backend.clone(), local: local_from_name(name) }
+            }
+
+            /// An id from its parts, as a backend finds them in its storage.
+            pub fn from_parts(backend: &BackendName, local: &str) -> Result<Self> {
+                format!("{backend}:{local}").parse()
+            }
+
+            /// The backend that it lives in.
+            pub fn backend(&self) -> &BackendName {
+                &self.backend
+            }
+
+            /// The part behind the colon; safe as a file name.
+            pub fn local(&self) -> &str {
+                &self.local
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self> {
+                let malformed = || {
+                    Error::invalid(
+                        $field,
+                        format!(
+                            "{text:?} is no {}: <backend>:<id> of at most {MAX_ID} bytes, the id of A-Z a-z 0-9 . _ - \
+                             and not beginning with a dot",
+                            $what
+                        ),
+                    )
+                };
+                if text.len() > MAX_ID {
+                    return Err(malformed());
+                }
+                let (backend, local) = text.split_once(':').ok_or_else(malformed)?;
+                let backend = backend.parse().map_err(|_| malformed())?;
+                if !valid_local(local) {
+                    return Err(malformed());
+                }
+                Ok(Self { backend, local: local.to_owned() })
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = Error;
+            fn try_from(text: String) -> Result<Self> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.to_string()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}:{}", self.backend, self.local)
+            }
+        }
+    };
+}
+
+handle!(
+    /// A volume. Its text form is CSI's `volume_id`.
+    VolumeId,
+    "volume_id",
+    "volume id"
+);
+handle!(
+    /// A snapshot. Its text form is CSI's `snapshot_id`.
+    SnapshotId,
+    "snapshot_id",
+    "snapshot id"
+);
+handle!(
+    /// A group of snapshots taken at one instant. Its text form is CSI's `group_snapshot_id`.
+    GroupId,
+    "group_snapshot_id",
+    "group snapshot id"
+);
+
+/// A node, as NodeGetInfo names it: 1 to 192 printable characters.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct NodeId(String);
+
+impl NodeId {
+    /// The node id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for NodeId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if text.is_empty() || text.len() > 192 || !printable {
+            return Err(Error::invalid("node_id", format!("{text:?} is no node id: 1 to 192 printable ASCII characters")));
+        }
+        Ok(NodeId(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for NodeId {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<NodeId> for String {
+    fn from(node: NodeId) -> String {
+        node.0
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn backend() -> BackendName {
+        "image".parse().expect("a valid name")
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_becomes_an_id_that_survives_its_text(name in "\\PC{1,200}") {
+            let id = VolumeId::derive(&backend(), &name);
+            prop_assert_eq!(id.to_string().parse::<VolumeId>().expect("our own id parses"), id);
+        }
+
+        #[test]
+        fn parsing_never_panics_and_accepts_only_what_it_prints(text in "\\PC{0,140}") {
+            if let Ok(id) = text.parse::<VolumeId>() {
+                prop_assert_eq!(id.to_string(), text);
+                prop_assert!(!id.local().contains('/') && !id.local().starts_with('.'));
+            }
+        }
+
+        #[test]
+        fn two_names_never_share_an_id(a in "[a-zA-Z0-9h./-]{1,80}", b in "[a-zA-Z0-9h./-]{1,80}") {
+            prop_assume!(a != b);
+            prop_assert_ne!(VolumeId::derive(&backend(), &a), VolumeId::derive(&backend(), &b));
+        }
+    }
+
+    #[test]
+    fn a_name_that_looks_like_a_digest_is_digested() {
+        let digested = VolumeId::derive(&backend(), "über");
+        let impostor = VolumeId::derive(&backend(), digested.local());
+        assert_ne!(digested, impostor);
+    }
+
+    #[test]
+    fn paths_are_no_ids() {
+        for text in ["image:..", "image:.", "image:a/b", "image:", "image", ":a", "image:.a", "Image:a", "image:a\n", "image:a\0"]
+        {
+            assert!(text.parse::<VolumeId>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! StorageClass parameters that mean the same for every backend.
+//!
+//! Each parameter is a field of a struct that refuses what it does not know; a backend adds a struct of its own
+//! for the rest. They are parsed once, in the controller, and travel to the node as typed JSON.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+
+/// What Kubernetes' sidecars add by themselves (`csi.storage.k8s.io/pvc/name` and so on).
+pub const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
+
+/// Parameters as the CO sent them, without the sidecars' own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RawParameters {
+    values: BTreeMap<String, String>,
+}
+
+impl RawParameters {
+    /// Leaves out the keys that the sidecars add.
+    pub fn new(values: impl IntoIterator<Item = (String, String)>) -> Self {
+        let values = values.into_iter().filter(|(key, _)| !key.starts_with(KUBERNETES_PREFIX)).collect();
+        RawParameters { values }
+    }
+
+    /// Takes one parameter out.
+    pub fn take(&mut self, key: &str) -> Option<String> {
+        self.values.remove(key)
+    }
+
+    /// Takes out those whose names are in `keys`.
+    pub fn split(&mut self, keys: &[&str]) -> RawParameters {
+        let values = keys.iter().filter_map(|key| self.values.remove_entry(*key)).collect();
+        RawParameters { values }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Parses all that is here into `T`, whose `deny_unknown_fields` names what it does not know.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT naming the parameter, with what is known.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
+        let object = self.values.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        serde_json::from_value(serde_json::Value::Object(object)).map_err(|error| Error::invalid("parameters", error.to_string()))
+    }
+}
+
+/// What the node does with any volume, whatever its backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct NodeParameters {
+    /// Further arguments of mkfs, separated by spaces, such as `-m 0 -i 8192`. None may force it.
+    pub mkfs_options: String,
+    /// `true`: freed blocks are given back to the storage at once (mount option `discard`). Default `false`.
+    #[serde(with = "text_bool")]
+    pub discard: bool,
+    /// `false` leaves out the file system check before a mount. Default `true`.
+    #[serde(with = "text_bool")]
+    pub fsck: bool,
+}
+
+impl Default for NodeParameters {
+    fn default() -> Self {
+        NodeParameters { mkfs_options: String::new(), discard: false, fsck: true }
+    }
+}
+
+impl NodeParameters {
+    /// The names of the parameters above.
+    pub const KEYS: [&str; 3] = ["mkfsOptions", "discard", "fsck"];
+
+    /// The arguments of mkfs.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for one that would override what protects data on the device.
+    pub fn mkfs_arguments(&self) -> Result<Vec<String>> {
+        let arguments: Vec<String> = self.mkfs_options.split_whitespace().map(str::to_owned).collect();
+        let forced = arguments.iter().find(|argument| {
+            let short = argument.starts_with('-') && !argument.starts_with("--");
+            argument.starts_with("--force") || (short && argument[1..].chars().any(|letter| letter == 'F' || letter == 'f'))
+        });
+        let stray = arguments.iter().find(|argument| argument.starts_with('/'));
+        match (forced, stray) {
+            (Some(argument), _) => Err(Error::invalid(
+                "parameters.mkfsOptions",
+                format!("{argument:?} would force mkfs over existing data; leave it out"),
+            )),
+            (_, Some(argument)) => Err(Error::invalid(
+                "parameters.mkfsOptions",
+                format!("{argument:?} names a file or device; only options are allowed"),
+            )),
+            _ => Ok(arguments),
+        }
+    }
+}
+
+/// What DeleteVolume does with the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDelete {
+    /// It is gone.
+    #[default]
+    Delete,
+    /// It stays where it is, no longer listed, until someone removes it by hand.
+    Retain,
+    /// It is moved to the backend's archive, under its name and the time.
+    Archive,
+    /// It is overwritten with zeroes, seen to be zeroes on disk, then deleted.
+    Scrub,
+}
+
+/// Booleans as text: StorageClass parameters are strings.
+pub mod text_bool {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes `"true"` or `"false"`.
+    pub fn serialize<S: Serializer>(value: &bool, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(if *value { "true" } else { "false" })
+    }
+
+    /// Reads `"true"` or `"false"`, nothing else.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            other => Err(serde::de::Error::custom(format!("{other:?} is neither true nor false"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(pairs: &[(&str, &str)]) -> RawParameters {
+        RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn an_unknown_parameter_is_named() {
+        let error = raw(&[("mkfsOption", "-m 0")]).parse::<NodeParameters>().expect_err("a typo");
+        assert!(error.to_string().contains("mkfsOption") && error.to_string().contains("mkfsOptions"), "{error}");
+    }
+
+    #[test]
+    fn the_sidecars_own_are_left_out() {
+        assert!(raw(&[("csi.storage.k8s.io/pvc/name", "a")]).is_empty());
+    }
+
+    #[test]
+    fn every_key_is_a_field() {
+        let all = serde_json::to_value(NodeParameters::default()).expect("serializes");
+        let fields: Vec<_> = all.as_object().expect("an object").keys().cloned().collect();
+        let mut keys = NodeParameters::KEYS.map(str::to_owned).to_vec();
+        keys.sort();
+        assert_eq!(fields, keys);
+    }
+
+    #[test]
+    fn mkfs_is_never_forced() {
+        for options in ["-F", "-f", "--force", "-qF", "-m 0 -F", "/dev/sda"] {
+            let parameters = NodeParameters { mkfs_options: options.to_owned(), ..NodeParameters::default() };
+            assert!(parameters.mkfs_arguments().is_err(), "{options}");
+        }
+    }
+}
