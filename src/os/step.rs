@@ -47,6 +47,11 @@ pub fn with_progress<T>(progress: Arc<Progress>, work: impl FnOnce() -> T) -> T 
     work()
 }
 
+/// The progress of the operation on this thread, for a lock to show to those whom it turns away.
+pub fn current() -> Arc<Progress> {
+    CURRENT.with(|current| current.borrow().clone()).unwrap_or_default()
+}
+
 /// Runs one side effect called `name` on `object`.
 pub fn step<T, E>(name: &'static str, object: &dyn std::fmt::Display, effect: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let span = tracing::debug_span!("step", name, %object);

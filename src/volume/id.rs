@@ -71,7 +71,8 @@ fn valid_local(text: &str) -> bool {
 /// Derives the id part from the name that the CO suggested: the name itself where it may be a file name, else a
 /// digest of it. Two names never give one id: what looks like a digest is digested too.
 fn local_from_name(name: &str) -> String {
-    const LONGEST_PLAIN: usize = 64;
+    // An inline volume's handle from the kubelet has 68.
+    const LONGEST_PLAIN: usize = 80;
     if name.len() <= LONGEST_PLAIN && valid_local(name) && !name.starts_with("h-") {
         return name.to_owned();
     }

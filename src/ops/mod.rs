@@ -1,0 +1,13 @@
+//! The CSI state machine, written once for all backends: lock, observe, plan, execute, undo.
+//!
+//! Knows volumes, backends and the kernel (through `os`); knows no gRPC message. Everything here is synchronous and runs
+//! in a [`task::Tasks`] thread.
+
+pub mod controller;
+pub mod lock;
+pub mod node;
+pub mod parameters;
+pub mod task;
+
+pub use controller::Controller;
+pub use node::Node;

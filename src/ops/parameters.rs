@@ -1,0 +1,73 @@
+//! Parameters on their way: parsed once in the controller, carried as typed JSON, read on the node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::Backend;
+use crate::backend::registry::Registry;
+use crate::volume::{Error, NodeParameters, RawParameters, Result};
+
+/// The key in volume_context under which the controller sends them to the node.
+pub const CONTEXT_KEY: &str = "longshore.dev/parameters";
+
+/// All parameters of a volume, typed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parameters {
+    pub node: NodeParameters,
+    /// The backend's own; only it knows their shape.
+    pub backend: serde_json::Value,
+}
+
+impl Parameters {
+    /// Parses a StorageClass's parameters. The one called `backend` says for which backend.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn parse<'a>(registry: &'a Registry, raw: &RawParameters) -> Result<(&'a Arc<dyn Backend>, Parameters)> {
+        let mut raw = raw.clone();
+        let backend = registry.choose(raw.take("backend").as_deref())?;
+        Ok((backend, Parameters::for_backend(backend.as_ref(), raw)?))
+    }
+
+    /// As `parse`, for a backend that is known already.
+    pub fn for_backend(backend: &dyn Backend, mut raw: RawParameters) -> Result<Parameters> {
+        let node: NodeParameters = raw.split(&NodeParameters::KEYS).parse()?;
+        node.mkfs_arguments()?;
+        let backend = match backend.provision() {
+            Some(provision) => provision.parameters(&raw)?,
+            None if raw.is_empty() => serde_json::Value::Null,
+            None => return Err(Error::invalid("parameters", format!("{raw:?}: this backend knows none of its own"))),
+        };
+        Ok(Parameters { node, backend })
+    }
+
+    /// As the volume keeps them.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({ "node": self.node, "backend": self.backend })
+    }
+
+    /// As they travel in volume_context.
+    pub fn to_context(json: &serde_json::Value) -> BTreeMap<String, String> {
+        BTreeMap::from([(CONTEXT_KEY.to_owned(), json.to_string())])
+    }
+
+    /// What the controller put into volume_context; for a volume that came without (provisioned by hand), its
+    /// attributes are read as parameters.
+    pub fn from_context(backend: &dyn Backend, context: &BTreeMap<String, String>) -> Result<Parameters> {
+        match context.get(CONTEXT_KEY) {
+            Some(json) => {
+                serde_json::from_str(json).map_err(|error| Error::invalid("volume_context", format!("{CONTEXT_KEY}: {error}")))
+            }
+            None => {
+                let mut raw = RawParameters::new(context.iter().map(|(key, value)| (key.clone(), value.clone())));
+                raw.take("backend");
+                // external-provisioner puts its own identity into every volume's attributes.
+                raw.take("storage.kubernetes.io/csiProvisionerIdentity");
+                Parameters::for_backend(backend, raw)
+            }
+        }
+    }
+}
