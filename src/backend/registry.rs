@@ -51,3 +51,35 @@ impl Registry {
         self.backends.values()
     }
 }
+
+/// What at least one backend can do: from this, and from nothing else, the capabilities are derived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    pub provision: bool,
+    pub expand: bool,
+    pub modify: bool,
+    pub snapshots: bool,
+    pub groups: bool,
+    pub changed_blocks: bool,
+    pub attach: bool,
+    pub health: bool,
+    pub topology: bool,
+}
+
+impl Registry {
+    /// The union over all backends.
+    pub fn offers(&self) -> Offers {
+        let any = |can: fn(&dyn Backend) -> bool| self.iter().any(|backend| can(backend.as_ref()));
+        Offers {
+            provision: any(|backend| backend.provision().is_some()),
+            expand: any(|backend| backend.expand().is_some()),
+            modify: any(|backend| backend.modify().is_some()),
+            snapshots: any(|backend| backend.snapshots().is_some()),
+            groups: any(|backend| backend.groups().is_some()),
+            changed_blocks: any(|backend| backend.changed_blocks().is_some()),
+            attach: any(|backend| backend.attach().is_some()),
+            health: any(|backend| backend.health().is_some()),
+            topology: any(|backend| backend.topology().is_some()),
+        }
+    }
+}

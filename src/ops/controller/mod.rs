@@ -62,3 +62,124 @@ pub struct Controller {
     /// The node in this process, if there is one: freezes for snapshots, knows what is in use here.
     node: Option<Arc<Node>>,
 }
+
+/// What ListSnapshots is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotFilter {
+    pub source: Option<VolumeId>,
+    pub id: Option<SnapshotId>,
+}
+
+#[allow(unused_variables)]
+impl Controller {
+    pub fn new(registry: Registry, locks: Locks, node: Option<Arc<Node>>) -> Controller {
+        Controller { registry, locks, node }
+    }
+
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub fn provision(&self, request: &ProvisionRequest) -> Result<Outcome<Volume>> {
+        unimplemented!()
+    }
+
+    pub fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        unimplemented!()
+    }
+
+    pub fn attach(&self, request: &AttachRequest) -> Result<Outcome<BTreeMap<String, String>>> {
+        unimplemented!()
+    }
+
+    pub fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
+        unimplemented!()
+    }
+
+    /// `None` is confirmed; else why not.
+    pub fn validate(
+        &self,
+        id: &VolumeId,
+        capabilities: &[Capability],
+        volume_context: &BTreeMap<String, String>,
+        parameters: &RawParameters,
+    ) -> Result<Option<String>> {
+        unimplemented!()
+    }
+
+    /// `max` 0 is no limit; an empty token is the start.
+    pub fn list(&self, max: usize, token: &str) -> Result<Page<VolumeEntry>> {
+        unimplemented!()
+    }
+
+    pub fn get(&self, id: &VolumeId) -> Result<VolumeEntry> {
+        unimplemented!()
+    }
+
+    pub fn capacity(
+        &self,
+        capabilities: &[Capability],
+        parameters: &RawParameters,
+        topology: Option<&Topology>,
+    ) -> Result<CapacityAnswer> {
+        unimplemented!()
+    }
+
+    pub fn snapshot(&self, name: &str, source: &VolumeId, parameters: &RawParameters) -> Result<Outcome<Snapshot>> {
+        unimplemented!()
+    }
+
+    pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
+        unimplemented!()
+    }
+
+    pub fn list_snapshots(&self, filter: &SnapshotFilter, max: usize, token: &str) -> Result<Page<Snapshot>> {
+        unimplemented!()
+    }
+
+    pub fn get_snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
+        unimplemented!()
+    }
+
+    pub fn expand(&self, id: &VolumeId, range: CapacityRange, capability: Option<&Capability>) -> Result<Expanded> {
+        unimplemented!()
+    }
+
+    pub fn modify(&self, id: &VolumeId, parameters: &RawParameters) -> Result<Outcome<()>> {
+        unimplemented!()
+    }
+
+    pub fn health(&self, id: &VolumeId) -> Result<Health> {
+        unimplemented!()
+    }
+
+    pub fn list_health(&self, max: usize, token: &str) -> Result<Page<(VolumeId, Health)>> {
+        unimplemented!()
+    }
+
+    pub fn create_group(&self, name: &str, sources: &[VolumeId], parameters: &RawParameters) -> Result<Outcome<Group>> {
+        unimplemented!()
+    }
+
+    pub fn delete_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Outcome<()>> {
+        unimplemented!()
+    }
+
+    pub fn get_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Group> {
+        unimplemented!()
+    }
+
+    pub fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {
+        unimplemented!()
+    }
+
+    pub fn delta(
+        &self,
+        base: &SnapshotId,
+        target: &SnapshotId,
+        offset: u64,
+        emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
+    ) -> Result<()> {
+        unimplemented!()
+    }
+}
