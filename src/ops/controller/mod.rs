@@ -1,18 +1,33 @@
 //! The controller's side: volumes, snapshots and groups come and go, are bound to nodes, grow and change.
+//!
+//! Each operation takes its locks, looks at what there is, answers if that is right already, refuses if it is
+//! something else, and only then lets the backend act. Nothing is kept between calls: what there is, the backend knows.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::backend::registry::Registry;
-use crate::backend::{CapacityAnswer, Quiesce};
-use crate::ops::lock::Locks;
+use crate::backend::{Backend, Held, Provision, Quiesce};
+use crate::ops::lock::{Key, Locks};
 use crate::ops::node::Node;
+use crate::ops::parameters::{CONTEXT_KEY, Parameters};
 use crate::volume::{
-    AccessMode, Bytes, Capability, CapacityRange, ContentSource, Extent, Group, GroupId, Health, NodeId, Outcome, RawParameters,
-    Result, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
+    BackendName, Bytes, Capability, CapacityRange, ContentSource, Error, Health, NodeId, Outcome, RawParameters, Result,
+    SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
 
+mod attach;
+mod changed_blocks;
+mod group;
+mod grow;
+mod list;
+mod provision;
+mod snapshot;
+
+pub use list::{Page, VolumeEntry};
+pub use snapshot::SnapshotFilter;
+
+/// CreateVolume.
 #[derive(Clone, Debug)]
 pub struct ProvisionRequest {
     pub name: String,
@@ -25,27 +40,13 @@ pub struct ProvisionRequest {
     pub topology: TopologyRequirement,
 }
 
+/// ControllerPublishVolume.
 #[derive(Clone, Debug)]
 pub struct AttachRequest {
     pub id: VolumeId,
     pub node: NodeId,
     pub capability: Capability,
     pub read_only: bool,
-}
-
-/// ListVolumes and ControllerGetVolume.
-#[derive(Clone, Debug)]
-pub struct VolumeEntry {
-    pub volume: Volume,
-    pub published: Vec<NodeId>,
-}
-
-/// One page of a list.
-#[derive(Clone, Debug)]
-pub struct Page<T> {
-    pub entries: Vec<T>,
-    /// Empty at the end.
-    pub next_token: String,
 }
 
 /// ControllerExpandVolume.
@@ -63,14 +64,21 @@ pub struct Controller {
     node: Option<Arc<Node>>,
 }
 
-/// What ListSnapshots is asked for.
-#[derive(Clone, Debug, Default)]
-pub struct SnapshotFilter {
-    pub source: Option<VolumeId>,
-    pub id: Option<SnapshotId>,
+/// For a controller without a node: there is nothing mounted that it could hold still.
+struct NothingMounted;
+
+impl Quiesce for NothingMounted {
+    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+        Ok(Box::new(NothingMounted))
+    }
 }
 
-#[allow(unused_variables)]
+impl Held for NothingMounted {
+    fn release(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl Controller {
     pub fn new(registry: Registry, locks: Locks, node: Option<Arc<Node>>) -> Controller {
         Controller { registry, locks, node }
@@ -80,23 +88,29 @@ impl Controller {
         &self.registry
     }
 
-    pub fn provision(&self, request: &ProvisionRequest) -> Result<Outcome<Volume>> {
-        unimplemented!()
+    /// What is wrong with a volume.
+    pub fn health(&self, id: &VolumeId) -> Result<Health> {
+        let backend = self.backend(id.backend())?;
+        match backend.health() {
+            Some(health) => health.volume_health(id),
+            None => self.existing(backend, id).map(|_| Health::new()),
+        }
     }
 
-    pub fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
-        unimplemented!()
+    /// Sets parameters that may change during a volume's life.
+    pub fn modify(&self, id: &VolumeId, parameters: &RawParameters) -> Result<Outcome<()>> {
+        let backend = self.backend(id.backend())?;
+        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "modify volume")?;
+        self.existing(backend, id)?;
+        if parameters.is_empty() {
+            return Ok(Outcome::Unchanged(()));
+        }
+        let modify = backend.modify().ok_or_else(|| unsupported(backend, "modifying a volume"))?;
+        modify.check(parameters)?;
+        modify.modify(id, parameters)
     }
 
-    pub fn attach(&self, request: &AttachRequest) -> Result<Outcome<BTreeMap<String, String>>> {
-        unimplemented!()
-    }
-
-    pub fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
-        unimplemented!()
-    }
-
-    /// `None` is confirmed; else why not.
+    /// Whether the volume can be used as told: `None` is yes; else why not (ValidateVolumeCapabilities).
     pub fn validate(
         &self,
         id: &VolumeId,
@@ -104,82 +118,74 @@ impl Controller {
         volume_context: &BTreeMap<String, String>,
         parameters: &RawParameters,
     ) -> Result<Option<String>> {
-        unimplemented!()
+        let backend = self.backend(id.backend())?;
+        let volume = self.existing(backend, id)?;
+        if let Some(why) = capabilities.iter().find_map(|capability| check_capability(backend.as_ref(), capability).err()) {
+            return Ok(Some(why.to_string()));
+        }
+        if let Some(capability) = capabilities.iter().find(|capability| capability.least_size() > volume.capacity) {
+            return Ok(Some(format!("{} is too small: it takes {}", volume.capacity, capability.least_size())));
+        }
+        if let Some(told) = volume_context.get(CONTEXT_KEY) {
+            if serde_json::from_str::<serde_json::Value>(told).ok().as_ref() != Some(&volume.parameters) {
+                return Ok(Some(format!("volume_context {CONTEXT_KEY} is {told}, the volume has {}", volume.parameters)));
+            }
+        }
+        if !parameters.is_empty() {
+            let wanted = Parameters::parse(&self.registry, parameters).map(|(_, parameters)| parameters.to_json());
+            match wanted {
+                Ok(wanted) if wanted == volume.parameters => {}
+                Ok(wanted) => return Ok(Some(format!("parameters are {wanted}, the volume has {}", volume.parameters))),
+                Err(error) => return Ok(Some(error.to_string())),
+            }
+        }
+        Ok(None)
     }
 
-    /// `max` 0 is no limit; an empty token is the start.
-    pub fn list(&self, max: usize, token: &str) -> Result<Page<VolumeEntry>> {
-        unimplemented!()
+    /// # Errors
+    /// `BackendDown`, not `NotFound`: what lies in a backend that is not configured here may well exist.
+    fn backend(&self, name: &BackendName) -> Result<&Arc<dyn Backend>> {
+        self.registry.get(name).ok_or_else(|| Error::BackendDown {
+            backend: name.to_string(),
+            reason: "it is not in this driver's configuration; add it there, or ask the driver that has it".to_owned(),
+        })
     }
 
-    pub fn get(&self, id: &VolumeId) -> Result<VolumeEntry> {
-        unimplemented!()
+    fn quiesce(&self) -> &dyn Quiesce {
+        match &self.node {
+            Some(node) => node.as_ref(),
+            None => &NothingMounted,
+        }
     }
 
-    pub fn capacity(
-        &self,
-        capabilities: &[Capability],
-        parameters: &RawParameters,
-        topology: Option<&Topology>,
-    ) -> Result<CapacityAnswer> {
-        unimplemented!()
+    /// # Errors
+    /// `NotFound`.
+    fn existing(&self, backend: &Arc<dyn Backend>, id: &VolumeId) -> Result<Volume> {
+        provision(backend)?.find(id)?.ok_or_else(|| Error::volume_not_found(id))
     }
+}
 
-    pub fn snapshot(&self, name: &str, source: &VolumeId, parameters: &RawParameters) -> Result<Outcome<Snapshot>> {
-        unimplemented!()
-    }
+fn provision(backend: &Arc<dyn Backend>) -> Result<&dyn Provision> {
+    backend.provision().ok_or_else(|| unsupported(backend, "provisioning"))
+}
 
-    pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
-        unimplemented!()
-    }
+fn unsupported(backend: &Arc<dyn Backend>, what: &str) -> Error {
+    Error::Unsupported { what: what.to_owned(), reason: format!("backend {} ({}) cannot do it", backend.name(), backend.kind()) }
+}
 
-    pub fn list_snapshots(&self, filter: &SnapshotFilter, max: usize, token: &str) -> Result<Page<Snapshot>> {
-        unimplemented!()
+/// Whether the backend can serve a volume in this way.
+fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()> {
+    if !backend.access_modes().contains(&capability.mode) {
+        return Err(Error::invalid(
+            "volume_capability.access_mode",
+            format!("backend {} cannot offer {:?}; it offers {:?}", backend.name(), capability.mode, backend.access_modes()),
+        ));
     }
+    backend.check_capability(capability)
+}
 
-    pub fn get_snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
-        unimplemented!()
-    }
-
-    pub fn expand(&self, id: &VolumeId, range: CapacityRange, capability: Option<&Capability>) -> Result<Expanded> {
-        unimplemented!()
-    }
-
-    pub fn modify(&self, id: &VolumeId, parameters: &RawParameters) -> Result<Outcome<()>> {
-        unimplemented!()
-    }
-
-    pub fn health(&self, id: &VolumeId) -> Result<Health> {
-        unimplemented!()
-    }
-
-    pub fn list_health(&self, max: usize, token: &str) -> Result<Page<(VolumeId, Health)>> {
-        unimplemented!()
-    }
-
-    pub fn create_group(&self, name: &str, sources: &[VolumeId], parameters: &RawParameters) -> Result<Outcome<Group>> {
-        unimplemented!()
-    }
-
-    pub fn delete_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Outcome<()>> {
-        unimplemented!()
-    }
-
-    pub fn get_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Group> {
-        unimplemented!()
-    }
-
-    pub fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {
-        unimplemented!()
-    }
-
-    pub fn delta(
-        &self,
-        base: &SnapshotId,
-        target: &SnapshotId,
-        offset: u64,
-        emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
-    ) -> Result<()> {
-        unimplemented!()
-    }
+/// The id of the snapshot of `source` in a group: a digest of both names, so that no plain snapshot's name can meet it.
+fn member_id(group: &str, source: &VolumeId) -> (SnapshotId, String) {
+    let name = format!("{group}/{}", source.local());
+    (SnapshotId::derive(source.backend(), &name), name)
 }

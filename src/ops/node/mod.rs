@@ -101,6 +101,11 @@ impl Node {
         Ok(Node { settings, registry, locks })
     }
 
+    /// Of this node.
+    pub fn id(&self) -> &NodeId {
+        &self.settings.node_id
+    }
+
     pub fn stage(&self, _request: &StageRequest) -> Result<Outcome<()>> {
         unimplemented!()
     }

@@ -1,0 +1,28 @@
+//! Volumes are bound to nodes, where their backend needs it.
+
+use super::*;
+
+impl Controller {
+    /// Binds a volume to a node; the answer is for the node (ControllerPublishVolume). A backend whose volumes need no
+    /// binding answers with nothing, since the capability is the whole driver's.
+    pub fn attach(&self, request: &AttachRequest) -> Result<Outcome<BTreeMap<String, String>>> {
+        let backend = self.backend(&request.id.backend().clone())?;
+        let _volume = self.locks.exclusive(Key::Volume(request.id.clone()), "attach")?;
+        self.existing(backend, &request.id)?;
+        check_capability(backend.as_ref(), &request.capability)?;
+        match backend.attach() {
+            Some(attach) => attach.attach(&request.id, &request.node, request.capability.mode, request.read_only),
+            None => Ok(Outcome::Unchanged(BTreeMap::new())),
+        }
+    }
+
+    /// Unbinds it from one node, or from all; not bound is fine (ControllerUnpublishVolume).
+    pub fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
+        let backend = self.backend(id.backend())?;
+        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "detach")?;
+        match backend.attach() {
+            Some(attach) => attach.detach(id, node),
+            None => Ok(Outcome::Unchanged(())),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Volumes grow.
+
+use super::*;
+
+impl Controller {
+    /// Makes a volume at least as large as asked; never smaller (ControllerExpandVolume). The node always has to take
+    /// the new size over: the device's, and the file system's on it.
+    ///
+    /// # Errors
+    /// `OutOfRange` where the limit is below what it has, or allows no size that is large enough.
+    pub fn expand(&self, id: &VolumeId, range: CapacityRange, capability: Option<&Capability>) -> Result<Expanded> {
+        let backend = self.backend(id.backend())?;
+        if let Some(capability) = capability {
+            check_capability(backend.as_ref(), capability)?;
+        }
+        let expand = backend.expand().ok_or_else(|| unsupported(backend, "expanding a volume"))?;
+        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "expand")?;
+        let now = self.existing(backend, id)?.capacity;
+        let wanted = range.required().unwrap_or(now).max(now).round_up(provision(backend)?.unit());
+        if let Some(limit) = range.limit().filter(|limit| wanted.max(now) > *limit) {
+            return Err(Error::OutOfRange {
+                field: "capacity_range.limit_bytes",
+                reason: format!("it has {now} and would have {wanted}, above the limit of {limit}; volumes do not shrink"),
+            });
+        }
+        let capacity =
+            if range.required().is_none_or(|required| required <= now) { now } else { expand.expand(id, wanted)?.into_inner() };
+        Ok(Expanded { capacity, node_expansion_required: true })
+    }
+}

@@ -1,0 +1,183 @@
+//! Volumes come and go.
+
+use super::*;
+use crate::backend::{CapacityAnswer, CapacityQuery, VolumeSpec};
+use crate::volume::Topology;
+
+/// What a CO gets that does not say how much.
+const DEFAULT_SIZE: Bytes = Bytes::GIB;
+
+impl Controller {
+    /// Makes a volume, or finds that it is there already (CreateVolume).
+    ///
+    /// # Errors
+    /// `Conflict` where the name is taken by a volume that does not fit the request.
+    pub fn provision(&self, request: &ProvisionRequest) -> Result<Outcome<Volume>> {
+        let (backend, parameters) = Parameters::parse(&self.registry, &request.parameters)?;
+        let provision = provision(backend)?;
+        request.capabilities.iter().try_for_each(|capability| check_capability(backend.as_ref(), capability))?;
+        self.check_mutable(backend, &request.mutable_parameters)?;
+
+        let id = VolumeId::derive(backend.name(), &request.name);
+        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "create volume")?;
+        let _source = self.lock_source(request.source.as_ref())?;
+
+        let parameters = parameters.to_json();
+        let outcome = match provision.find(&id)? {
+            Some(existing) => Outcome::Unchanged(fits(existing, request, &parameters)?),
+            None => {
+                let spec = self.specify(backend, request, id.clone(), parameters)?;
+                Outcome::Changed(provision.create(&spec, self.quiesce())?)
+            }
+        };
+        // A call that was cut off between the two is repeated, finds the volume, and sets them then.
+        match backend.modify().filter(|_| !request.mutable_parameters.is_empty()) {
+            Some(modify) => {
+                modify.modify(&id, &request.mutable_parameters)?;
+                let volume = self.existing(backend, &id)?;
+                Ok(outcome.map(|_| volume))
+            }
+            None => Ok(outcome),
+        }
+    }
+
+    /// Removes a volume; one that is not there is fine (DeleteVolume).
+    ///
+    /// # Errors
+    /// `InUse` while it is attached, or staged on this node.
+    pub fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        let backend = self.backend(id.backend())?;
+        let provision = provision(backend)?;
+        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "delete volume")?;
+        let in_use = |by: String| Error::InUse { object: format!("volume {id}"), by };
+        if let Some(how) = self.node.as_ref().map(|node| node.in_use(id)).transpose()?.flatten() {
+            return Err(in_use(how));
+        }
+        if let Some(attach) = backend.attach() {
+            let attached = attach.attachments(std::slice::from_ref(id))?;
+            if let Some(node) = attached.get(id).and_then(|nodes| nodes.first()) {
+                return Err(in_use(format!("it is attached to node {node}; detach it first")));
+            }
+        }
+        provision.delete(id)
+    }
+
+    /// What can still be made (GetCapacity), with these parameters, in this place.
+    pub fn capacity(
+        &self,
+        capabilities: &[Capability],
+        parameters: &RawParameters,
+        topology: Option<&Topology>,
+    ) -> Result<CapacityAnswer> {
+        let (backend, parameters) = Parameters::parse(&self.registry, parameters)?;
+        let provision = provision(backend)?;
+        let least = capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
+        let query = CapacityQuery { parameters: parameters.backend, topology: topology.cloned(), least };
+        let answer = provision.capacity(&query)?;
+        let usable = capabilities.iter().all(|capability| check_capability(backend.as_ref(), capability).is_ok());
+        let here = match (backend.topology(), topology) {
+            (Some(place), Some(asked)) => asked.reaches(&place),
+            _ => true,
+        };
+        if usable && here {
+            return Ok(answer);
+        }
+        Ok(CapacityAnswer { available: Bytes(0), maximum: Bytes(0), ..answer })
+    }
+
+    fn check_mutable(&self, backend: &Arc<dyn Backend>, mutable: &RawParameters) -> Result<()> {
+        if mutable.is_empty() {
+            return Ok(());
+        }
+        backend.modify().ok_or_else(|| unsupported(backend, "mutable_parameters"))?.check(mutable)
+    }
+
+    /// The source must not go, and must not be taken off the node, while it is copied.
+    fn lock_source(&self, source: Option<&ContentSource>) -> Result<Option<crate::ops::lock::Guard>> {
+        let key = match source {
+            None => return Ok(None),
+            Some(ContentSource::Snapshot(id)) => Key::Snapshot(id.clone()),
+            Some(ContentSource::Volume(id)) => Key::Volume(id.clone()),
+        };
+        self.locks.shared(key, "copy into a new volume").map(Some)
+    }
+
+    fn specify(
+        &self,
+        backend: &Arc<dyn Backend>,
+        request: &ProvisionRequest,
+        id: VolumeId,
+        parameters: serde_json::Value,
+    ) -> Result<VolumeSpec> {
+        if let Some(place) = backend.topology().filter(|place| !request.topology.accepts(place)) {
+            return Err(Error::NoCapacity {
+                place: format!("the topology asked for ({:?})", request.topology.requisite),
+                reason: format!("backend {} is only in {:?}", backend.name(), place.0),
+            });
+        }
+        let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose()?;
+        let usable = request.capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
+        let least = usable.max(source_size.unwrap_or_default());
+        let unit = provision(backend)?.unit();
+        let capacity = request.range.choose(source_size.unwrap_or(DEFAULT_SIZE), least, unit)?;
+        Ok(VolumeSpec {
+            id,
+            name: request.name.clone(),
+            capacity,
+            source: request.source.clone(),
+            parameters,
+            topology: request.topology.clone(),
+        })
+    }
+
+    /// How large a volume from this source must be at least.
+    fn source_size(&self, backend: &Arc<dyn Backend>, source: &ContentSource) -> Result<Bytes> {
+        let of = match source {
+            ContentSource::Snapshot(id) => id.backend(),
+            ContentSource::Volume(id) => id.backend(),
+        };
+        if of != backend.name() {
+            return Err(Error::invalid(
+                "volume_content_source",
+                format!("the source lies in backend {of}, the new volume would lie in {}; they must be the same", backend.name()),
+            ));
+        }
+        match source {
+            ContentSource::Volume(id) => Ok(self.existing(backend, id)?.capacity),
+            ContentSource::Snapshot(id) => {
+                let snapshot = self.get_snapshot(id)?;
+                if snapshot.ready {
+                    return Ok(snapshot.size);
+                }
+                Err(Error::Pending { object: format!("snapshot {id}"), reason: "is not ready to use yet".to_owned() })
+            }
+        }
+    }
+}
+
+/// The existing volume, if it is what the request would have made.
+fn fits(existing: Volume, request: &ProvisionRequest, parameters: &serde_json::Value) -> Result<Volume> {
+    let conflict = |existing_is: String, wanted: String| {
+        Err(Error::Conflict { object: format!("volume {:?} ({})", existing.name, existing.id), existing: existing_is, wanted })
+    };
+    if existing.name != request.name {
+        return conflict(format!("the name {:?}", existing.name), format!("{:?}", request.name));
+    }
+    if !request.range.accepts(existing.capacity) {
+        let (required, limit) = (request.range.required(), request.range.limit());
+        let wanted = match (required, limit) {
+            (Some(required), Some(limit)) => format!("{required} to {limit}"),
+            (Some(required), None) => format!("at least {required}"),
+            (None, Some(limit)) => format!("at most {limit}"),
+            (None, None) => "any size".to_owned(),
+        };
+        return conflict(format!("a capacity of {}", existing.capacity), wanted);
+    }
+    if existing.source != request.source {
+        return conflict(format!("the source {:?}", existing.source), format!("{:?}", request.source));
+    }
+    if existing.parameters != *parameters {
+        return conflict(format!("the parameters {}", existing.parameters), parameters.to_string());
+    }
+    Ok(existing)
+}
