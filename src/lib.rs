@@ -1,7 +1,40 @@
+//! Longshore, a Container Storage Interface (CSI) driver: one binary, many backends.
+//!
+//! # Where things are
+//! ```text
+//!  gRPC request
+//!    -> rpc/      one file per CSI service: decode -> run -> encode. No I/O, no policy.
+//!    -> ops/      the CSI state machine, written once for all backends: lock, observe, plan, execute, undo.
+//!    -> backend/  one folder per storage system, each implementing the small traits of backend/mod.rs.
+//!    -> os/       alone in touching Linux: mounts, loop devices, mkfs, processes, paths. Knows no CSI.
+//!       volume/   the words all of them share: pure types, parsed once, valid from then on.
+//! ```
+//! Beside them: [`config`] (flags, environment and file become one validated value; pure), [`server`] (the socket, readiness,
+//! signals, drain) and [`cli`] (the command line, with a CSI client for people).
+//!
+//! # Invariants
+//! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> volume; a backend may use os.
+//!   `tests/architecture.rs` holds this.
+//! - Only `rpc`, `server` and the client in `cli` know of gRPC. No other function answers with a `tonic::Status`; `rpc/status.rs`
+//!   alone chooses codes, by one exhaustive match over [`volume::Error`].
+//! - Everything below `rpc` is synchronous. A call runs on a thread of its own ([`ops::task`]) and outlives a caller that has
+//!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
+//! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
+//! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
+//! - Nothing is deleted recursively, and nothing outside a folder of ours.
+//! - Every side effect runs in [`os::step::step`], which names and times it.
+//! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
+//!   before the first side effect.
+//! - Secrets are of a type that cannot be printed; messages that hold them have no derived `Debug`.
+//! - Only `os/process.rs` (and the freeze guard in `os/freeze.rs`, which must outlive us) starts programs.
+//! - `unsafe` is denied, and allowed with a reason in those files of `os` that call the kernel directly.
+
 pub mod backend;
 pub mod ops;
 pub mod os;
 pub mod volume;
+
+/// The CSI protocol, generated from proto/csi.proto.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]
 pub mod csi {
     tonic::include_proto!("csi.v1");
