@@ -181,6 +181,27 @@ impl Harness {
         ended
     }
 
+    /// Waits for the driver's end, which is under way; `false` where it has not come after some seconds.
+    pub fn wait_end(&mut self) -> bool {
+        let Some(driver) = self.driver.as_mut() else { return true };
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(driver.id()).expect("a pid"));
+        // A pidfd becomes readable when its process ends.
+        let descriptor = rustix::process::pidfd_open(
+            rustix::process::Pid::from_raw(pid.as_raw()).expect("a pid"),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .expect("a pidfd");
+        let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+        let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&patience)).expect("a poll");
+        self.has_ended()
+    }
+
+    /// Begins the log anew.
+    pub fn forget_log(&self) {
+        fs::write(self.path("driver.log"), "").expect("the log");
+    }
+
     /// SIGTERM, and whether it ended with success.
     pub fn stop(&mut self) -> bool {
         let Some(mut driver) = self.driver.take() else { return false };
