@@ -267,7 +267,6 @@ fn is_bound(name: &OsStr) -> Result<bool> {
 /// Unbinds, if it is still bound to `backing`; seen to be unbound on return. EBUSY (still in use, so that the kernel would
 /// only unbind later) is an error, and the device is then as it was before.
 pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
-    let busy = || Error::io("detach", path, Errno::EBUSY);
     // O_EXCL is refused where someone holds the device for himself (a mounted file system, device-mapper), and keeps
     // such users off from here on. Read-only, since udev looks at a device whenever a writer has closed it.
     let device = match File::options().read(true).custom_flags(libc::O_EXCL).open(path) {
@@ -296,41 +295,39 @@ pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
     if udev::wait_until(until, || is_unbound_from(path, backing))? {
         return Ok(());
     }
-    if keep_bound(path, backing)? { Err(busy()) } else { Ok(()) }
+    keep_bound(path, backing)?;
+    if is_unbound_from(path, backing)? { Ok(()) } else { Err(Error::io("detach", path, Errno::EBUSY)) }
 }
 
-/// Whether `backing` is not what the device is bound to. Opens the device only if it must: every opener puts the unbinding off.
+/// Whether `backing` is not what the device is bound to, and no unbinding is under way either: then the device cannot be
+/// opened any more (ENXIO), but sysfs still shows the binding.
 fn is_unbound_from(path: &Path, backing: (u64, u64)) -> Result<bool> {
-    if let Some(name) = path.file_name()
-        && !is_bound(name)?
-    {
-        return Ok(true);
-    }
+    let shown = path.file_name().map(is_bound).transpose()?.unwrap_or_default();
     match status(path) {
-        Ok(found) => Ok(found.is_none_or(|found| found.backing != backing)),
+        Ok(Some(found)) => Ok(found.backing != backing),
+        Ok(None) => Ok(!shown),
         Err(error) if error.is_missing() => Ok(true),
         Err(error) => Err(error),
     }
 }
 
 /// Takes back a LOOP_CLR_FD that has not come to effect: else the device would vanish under whoever is told that it could
-/// not be detached, as soon as its present user is done. Says whether it is still bound.
-fn keep_bound(path: &Path, backing: (u64, u64)) -> Result<bool> {
+/// not be detached, as soon as its present user is done.
+fn keep_bound(path: &Path, backing: (u64, u64)) -> Result<()> {
     let device = match File::open(path) {
         Ok(device) => device,
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => return Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => return Ok(()),
         Err(error) => return Err(Error::io("open", path, error)),
     };
     let fail = |errno| Error::io("keep attached", path, errno);
     let mut info = match info(device.as_raw_fd()) {
         Ok(info) if self::backing(&info) == backing => info,
-        Ok(_) | Err(Errno::ENXIO) => return Ok(false),
+        Ok(_) | Err(Errno::ENXIO) => return Ok(()),
         Err(errno) => return Err(fail(errno)),
     };
     info.flags &= !kernel::AUTOCLEAR;
     // SAFETY: `info` is laid out as the kernel's struct loop_info64, which it reads.
-    unsafe { kernel::set_status(device.as_raw_fd(), &raw const info) }.map_err(fail)?;
-    Ok(true)
+    unsafe { kernel::set_status(device.as_raw_fd(), &raw const info) }.map(drop).map_err(fail)
 }
 
 /// Takes over the backing file's new size (LOOP_SET_CAPACITY); answers the device's size in bytes.
@@ -347,6 +344,7 @@ pub fn refresh(path: &Path) -> Result<u64> {
 mod tests {
     use std::io::{Read, Seek, Write};
     use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
     use crate::os::mount::testing::in_own_namespace;
@@ -363,14 +361,28 @@ mod tests {
 
     impl Drop for Backing {
         fn drop(&mut self) {
-            for device in find(self.identity).unwrap_or_default() {
-                // What a failed test left mounted goes with its namespace, in a moment.
-                for _ in 0..3 {
-                    if detach(&device.path, self.identity).is_ok() {
-                        break;
-                    }
-                }
-            }
+            clean_up(self.identity);
+        }
+    }
+
+    /// Detaches all that is bound to a file. What a failed test left mounted goes with its namespace, in a moment.
+    fn clean_up(backing: (u64, u64)) {
+        let until = Instant::now().checked_add(Duration::from_secs(10));
+        let gone = udev::wait_until(until, || {
+            let devices = find(backing)?;
+            Ok(devices.iter().all(|device| detach(&device.path, backing).is_ok()))
+        });
+        if !matches!(gone, Ok(true)) {
+            eprintln!("a loop device is left over: {gone:?}");
+        }
+    }
+
+    /// Detached when it goes out of scope.
+    struct Guard(Loop);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            clean_up(self.0.backing);
         }
     }
 
@@ -404,7 +416,7 @@ mod tests {
         assert_eq!(sys(&device, "queue/logical_block_size"), "512");
         assert_eq!(sys(&device, "loop/autoclear"), "0");
         assert_eq!(sys(&device, "loop/dio") == "1", device.direct_io);
-        assert_eq!(find(backing.identity).unwrap(), [device.clone()]);
+        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
         assert_eq!(status(&device.path).unwrap().as_ref(), Some(&device));
 
         let open = Device::open(&device.path, true).unwrap();
@@ -419,11 +431,11 @@ mod tests {
 
         // A renamed file is the same file.
         std::fs::rename(backing.folder.path().join("image"), backing.folder.path().join("renamed")).unwrap();
-        assert_eq!(find(backing.identity).unwrap(), [device.clone()]);
+        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
 
         // Not by a wrong identity.
         detach(&device.path, (backing.identity.0, backing.identity.1 + 1)).unwrap();
-        assert_eq!(find(backing.identity).unwrap(), [device.clone()]);
+        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
         for _ in 0..2 {
             detach(&device.path, backing.identity).unwrap();
             assert!(find(backing.identity).unwrap().is_empty());
@@ -500,7 +512,7 @@ mod tests {
             assert_eq!(detach(&device.path, device.backing).unwrap_err().errno(), Some(libc::EBUSY));
             assert_eq!(sys(&device, "loop/autoclear"), "0");
             drop(user);
-            assert_eq!(find(device.backing).unwrap(), [device.clone()]);
+            assert_eq!(find(device.backing).unwrap(), std::slice::from_ref(&device));
         }
         detach(&device.path, device.backing).unwrap();
     }
@@ -551,6 +563,76 @@ mod tests {
             root.remove(&path).unwrap();
         });
         detach(&device.path, device.backing).unwrap();
+    }
+
+    /// A loop device of 4096-byte blocks over `backing`: what a disk of that kind is.
+    fn with_large_blocks(backing: &Backing) -> Loop {
+        let control = LoopControl::open().unwrap();
+        let config = kernel::Config {
+            fd: backing.file.as_raw_fd().cast_unsigned(),
+            block_size: 4096,
+            info: kernel::Info::EMPTY,
+            reserved: [0; 8],
+        };
+        loop {
+            let device = control.next_free().unwrap();
+            // SAFETY: both descriptors are open, and `config` is laid out as the kernel's struct loop_config.
+            match unsafe { kernel::configure(device.as_raw_fd(), &raw const config) } {
+                Ok(_) => return status(&device.path().unwrap()).unwrap().unwrap(),
+                Err(errno) => assert_eq!(errno, Errno::EBUSY),
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_512_bytes_and_files_recognised_on_every_file_system() {
+        let Some(disk) = backing() else { return };
+        disk.file.set_len(400 << 20).unwrap();
+        let large = with_large_blocks(&disk);
+        for (fstype, package, device) in [
+            ("tmpfs", None, Path::new("none")),
+            ("ext4", Some(Tool { name: "mkfs.ext4", package: "e2fsprogs" }), &large.path),
+            ("xfs", Some(Tool { name: "mkfs.xfs", package: "xfsprogs" }), &large.path),
+            ("btrfs", Some(Tool { name: "mkfs.btrfs", package: "btrfs-progs" }), &large.path),
+        ] {
+            if let Some(tool) = package {
+                let force = if fstype == "ext4" { "-F" } else { "-f" };
+                let arguments = vec!["-q".to_owned(), force.to_owned(), device.display().to_string()];
+                let run = Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: Duration::from_secs(60) };
+                if let Err(error @ Error::ToolMissing { .. }) = process::run_ok(run, "test image", &[0]).map(drop) {
+                    eprintln!("SKIPPED: loop devices over {fstype}: {error}");
+                    continue;
+                }
+            }
+            in_own_namespace(|| {
+                let root = Root::open(disk.folder.path()).unwrap();
+                let path = root.path().join(fstype);
+                let target = root.make_dir(&path, 0o700).unwrap();
+                let fs = mount::new_filesystem(fstype, device, &[], &Attributes::default()).unwrap();
+                mount::attach(fs, target.as_fd(), &path).unwrap();
+                let file = File::options().read(true).write(true).create_new(true).open(path.join("image")).unwrap();
+                file.set_len(1 << 20).unwrap();
+                let metadata = file.metadata().unwrap();
+                let attached = attach(&file, fstype, false).unwrap();
+                let _guard = Guard(attached.clone());
+                assert_eq!(attached.backing, (metadata.dev(), metadata.ino()), "{fstype}");
+                assert_eq!(sys(&attached, "queue/logical_block_size"), "512", "{fstype}");
+                assert_eq!(find(attached.backing).unwrap(), std::slice::from_ref(&attached), "{fstype}");
+                // Blocks of 512 bytes cannot go directly to a disk of larger ones. (btrfs says they can, and goes through its cache.)
+                assert!(!matches!(fstype, "ext4" | "xfs") || !attached.direct_io, "{fstype}");
+                let open = Device::open(&attached.path, true).unwrap();
+                open.file().write_all_at(&[7; 512], 1536).unwrap();
+                open.flush().unwrap();
+                drop(open);
+                let mut content = [0; 1536];
+                file.read_exact_at(&mut content, 1024).unwrap();
+                assert!(content[..512] == [0; 512] && content[512..1024] == [7; 512] && content[1024..] == [0; 512], "{fstype}");
+                detach(&attached.path, attached.backing).unwrap();
+                drop(file);
+                mount::unmount(&path).unwrap();
+            });
+        }
+        detach(&large.path, large.backing).unwrap();
     }
 
     #[test]
