@@ -32,6 +32,8 @@
 pub mod backend;
 pub mod ops;
 pub mod os;
+pub mod rpc;
+pub mod server;
 pub mod volume;
 
 /// The CSI protocol, generated from proto/csi.proto.
