@@ -24,7 +24,7 @@ publish "$id" ext4
 writer=$!
 within 10 test -s acknowledged
 acknowledged=$(cat acknowledged)
-snapshot=$(call create-snapshot "$id" --name nightly | jq -er '.snapshot.snapshot_id // .snapshot.snapshotId // .snapshot_id')
+snapshot=$(call create-snapshot "$id" --name nightly | jq -er .snapshot.snapshot_id)
 # The file system was thawed: writing goes on.
 after=$(cat acknowledged)
 goes_on() { [ "$(cat acknowledged)" -gt "$after" ]; }

@@ -77,14 +77,14 @@ call() { longshore call --endpoint "$endpoint" --json "$@"; }
 create() {
     local name=$1 size=$2 fs=$3
     shift 3
-    call create-volume --name "$name" --size "$size" --fs "$fs" "$@" | jq -er '.volume.volume_id // .volume.volumeId // .volume_id'
+    call create-volume --name "$name" --size "$size" --fs "$fs" "$@" | jq -er .volume.volume_id
 }
 
 # stage ID FS [NAME] and its inverse; NAME tells several volumes of one test apart.
-stage() { call stage-volume "$1" --staging-path "$staging${3:-}" --fs "$2" >/dev/null; }
-publish() { call publish-volume "$1" --staging-path "$staging${3:-}" --target-path "$target${3:-}" --fs "$2" >/dev/null; }
-unpublish() { call unpublish-volume "$1" --target-path "$target${2:-}" >/dev/null; }
-unstage() { call unstage-volume "$1" --staging-path "$staging${2:-}" >/dev/null; }
+stage() { call stage-volume "$1" --staging "$staging${3:-}" --fs "$2" >/dev/null; }
+publish() { call publish-volume "$1" --staging "$staging${3:-}" --target "$target${3:-}" --fs "$2" >/dev/null; }
+unpublish() { call unpublish-volume "$1" --target "$target${2:-}" >/dev/null; }
+unstage() { call unstage-volume "$1" --staging "$staging${2:-}" >/dev/null; }
 delete() { call delete-volume "$1" >/dev/null; }
 
 # Bytes of the file system mounted at a place.
@@ -119,7 +119,7 @@ grows_online() {
     writer=$!
     within 10 test -s "$target/during"
     call expand-volume "$id" --size "$to" >/dev/null
-    call node-expand-volume "$id" --volume-path "$target" --staging-path "$staging" --size "$to" >/dev/null
+    call node-expand-volume "$id" --path "$target" --staging "$staging" --size "$to" >/dev/null
     touch stop
     wait "$writer" || fail "writing failed while the volume grew"
 
