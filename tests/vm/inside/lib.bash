@@ -81,7 +81,7 @@ create() {
 }
 
 # stage ID FS [NAME] and its inverse; NAME tells several volumes of one test apart.
-stage() { call stage-volume "$1" --staging "$staging${3:-}" --fs "$2" >/dev/null; }
+stage() { mkdir -p "$staging${3:-}" && call stage-volume "$1" --staging "$staging${3:-}" --fs "$2" >/dev/null; }
 publish() { call publish-volume "$1" --staging "$staging${3:-}" --target "$target${3:-}" --fs "$2" >/dev/null; }
 unpublish() { call unpublish-volume "$1" --target "$target${2:-}" >/dev/null; }
 unstage() { call unstage-volume "$1" --staging "$staging${2:-}" >/dev/null; }
