@@ -114,14 +114,14 @@ fn max(field: &'static str, count: i32) -> Result<usize> {
 /// An id of ours, or why it is none: it names nothing that exists.
 fn lookup<Id: FromStr<Err = Error>>(kind: &'static str, text: &str) -> Result<Id> {
     text.parse().map_err(|error| match error {
-        Error::Invalid { reason, .. } => Error::NotFound { kind, id: cut(&reason) },
+        Error::Invalid { reason, .. } => Error::NotFound { kind, id: format!("{}; such a {kind}", cut(&reason)) },
         other => other,
     })
 }
 
 /// Untrusted text in a message, not longer than is of use.
 fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(2 * LONGEST_STRING)].to_owned()
+    crate::rpc::cut(text, 2 * LONGEST_STRING).to_owned()
 }
 
 fn volume(text: &str) -> Result<VolumeId> {
