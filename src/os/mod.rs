@@ -18,6 +18,7 @@ mod faults;
 pub mod freeze;
 pub mod fs;
 pub mod loopdev;
+pub mod memfd;
 pub mod mount;
 pub mod mountinfo;
 pub mod path;
