@@ -1,1 +1,7 @@
-fn main() {}
+//! The `longshore` program: see `longshore --help`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    longshore::cli::main()
+}
