@@ -1,47 +1,142 @@
 //! Block devices, on one open descriptor.
+#![allow(unsafe_code, reason = "BLKGETSIZE64, BLKROGET and BLKROSET have no safe wrapper")]
 
 use std::fs::File;
-use std::path::Path;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
 
-use super::Result;
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::{Error, Result};
+
+/// linux/fs.h
+mod ioctl {
+    // The request carries the size of a size_t, but what the kernel writes is always a u64.
+    nix::ioctl_read_bad!(size, nix::request_code_read!(0x12, 114, size_of::<libc::size_t>()), u64);
+    nix::ioctl_read_bad!(read_only, nix::request_code_none!(0x12, 94), libc::c_int);
+    nix::ioctl_write_ptr_bad!(set_read_only, nix::request_code_none!(0x12, 93), libc::c_int);
+}
 
 /// An open block device; probe, identity check and mkfs all go through this one descriptor.
 #[derive(Debug)]
 pub struct Device {
     file: File,
-    path: std::path::PathBuf,
+    path: PathBuf,
     number: (u32, u32),
 }
 
 impl Device {
-    /// Opens a block device (anything else is an error) read-only or read-write.
+    /// Opens a block device (anything else is an error) read-only or read-write. Links are followed
+    /// (`/dev/disk/by-id/...`); the path is for messages, what counts from then on is [`Device::number`].
+    ///
+    /// # Errors
+    /// `Io` of open(2); `Unexpected` where it is no block device, which is then not even opened: opening a FIFO would
+    /// hang and opening some character devices does things.
     pub fn open(path: &Path, writable: bool) -> Result<Device> {
-        unimplemented!()
+        let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| Error::io("open block device", path, errno))?;
+        let stat = rustix::fs::fstat(&place).map_err(|errno| Error::io("stat", path, errno))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != FileType::BlockDevice {
+            return Err(Error::Unexpected {
+                object: path.display().to_string(),
+                reason: format!("not a block device but {}", kind_name(kind)),
+            });
+        }
+        // Through the descriptor just looked at: the name may be another device's by now.
+        let file = File::options()
+            .read(true)
+            .write(writable)
+            .open(format!("/proc/self/fd/{}", place.as_raw_fd()))
+            .map_err(|error| Error::io("open block device", path, error))?;
+        let number = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        Ok(Device { file, path: path.to_owned(), number })
     }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
+
     /// Major and minor of the open device.
     pub fn number(&self) -> (u32, u32) {
         self.number
     }
+
     pub fn file(&self) -> &File {
         &self.file
     }
+
     /// Size in bytes (BLKGETSIZE64).
     pub fn size(&self) -> Result<u64> {
-        unimplemented!()
+        let mut size = 0;
+        // SAFETY: the descriptor is open, and the kernel writes one u64 where `size` is.
+        unsafe { ioctl::size(self.file.as_raw_fd(), &raw mut size) }.map_err(|errno| self.error("read size of", errno))?;
+        Ok(size)
     }
+
     /// Whether the kernel refuses writes (BLKROGET).
     pub fn read_only(&self) -> Result<bool> {
-        unimplemented!()
+        let mut read_only = 0;
+        // SAFETY: the descriptor is open, and the kernel writes one int where `read_only` is.
+        unsafe { ioctl::read_only(self.file.as_raw_fd(), &raw mut read_only) }
+            .map_err(|errno| self.error("read write protection of", errno))?;
+        Ok(read_only != 0)
     }
-    /// Makes the kernel refuse writes, or take them again (BLKROSET).
+
+    /// Makes the kernel refuse writes, or take them again (BLKROSET). Descriptors that are open already are refused too.
     pub fn set_read_only(&self, read_only: bool) -> Result<()> {
-        unimplemented!()
+        let read_only = libc::c_int::from(read_only);
+        // SAFETY: the descriptor is open, and the kernel reads one int where `read_only` is.
+        unsafe { ioctl::set_read_only(self.file.as_raw_fd(), &raw const read_only) }
+            .map_err(|errno| self.error("set write protection of", errno))?;
+        Ok(())
     }
+
     /// Writes what the page cache holds (fsync).
     pub fn flush(&self) -> Result<()> {
-        unimplemented!()
+        rustix::fs::fsync(self.file.as_fd()).map_err(|errno| self.error("flush", errno))
+    }
+
+    fn error(&self, action: &'static str, errno: impl Into<io::Error>) -> Error {
+        Error::io(action, &self.path, errno)
+    }
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a regular file",
+        FileType::Directory => "a folder",
+        FileType::CharacterDevice => "a character device",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        _ => "something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_block_device_is_refused_and_named() {
+        for (path, what) in [("/dev/null", "a character device"), ("/proc/self/stat", "a regular file"), ("/", "a folder")] {
+            match Device::open(Path::new(path), false) {
+                Err(Error::Unexpected { object, reason }) => {
+                    assert_eq!(object, path);
+                    assert!(reason.contains(what), "{path}: {reason}");
+                }
+                other => panic!("{path}: {other:?}"),
+            }
+        }
+        assert!(Device::open(Path::new("/dev/no-such-device"), false).unwrap_err().is_missing());
+    }
+
+    #[test]
+    fn a_fifo_does_not_hang_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(matches!(Device::open(&path, false), Err(Error::Unexpected { .. })));
     }
 }

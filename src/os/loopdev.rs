@@ -1,9 +1,92 @@
 //! Loop devices (loop(4)), found again by backing file, never by guessed name.
+#![allow(unsafe_code, reason = "LOOP_CONFIGURE, LOOP_GET_STATUS64 and their like have no safe wrapper")]
 
+use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use super::Result;
+use loopdev::{LoopControl, LoopDevice};
+use nix::errno::Errno;
+
+use super::block::Device;
+use super::{Error, Result, udev};
+
+const CONTROL: &str = "/dev/loop-control";
+const SYS_BLOCK: &str = "/sys/block";
+/// What every device presents, whatever its backing file lies on. A file system made on a device with blocks of 4096 bytes cannot
+/// be mounted on one of 512 and the other way round, so this must never depend on where the file is or on whether direct I/O works.
+const BLOCK_SIZE: u32 = 512;
+/// How long the node of a new device may take to appear.
+const NODE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long others who look at the device for a moment (udev's blkid) may hold up its unbinding.
+const DETACH_DEADLINE: Duration = Duration::from_secs(3);
+/// How often others may be faster.
+const ATTEMPTS: u32 = 256;
+
+/// linux/loop.h
+mod kernel {
+    pub(super) const READ_ONLY: u32 = 1;
+    pub(super) const AUTOCLEAR: u32 = 4;
+    pub(super) const DIRECT_IO: u32 = 16;
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub(super) struct Info {
+        pub device: u64,
+        pub inode: u64,
+        pub rdevice: u64,
+        pub offset: u64,
+        pub size_limit: u64,
+        pub number: u32,
+        pub encrypt_type: u32,
+        pub encrypt_key_size: u32,
+        pub flags: u32,
+        pub file_name: [u8; 64],
+        pub crypt_name: [u8; 64],
+        pub encrypt_key: [u8; 32],
+        pub init: [u64; 2],
+    }
+
+    impl Info {
+        pub(super) const EMPTY: Info = Info {
+            device: 0,
+            inode: 0,
+            rdevice: 0,
+            offset: 0,
+            size_limit: 0,
+            number: 0,
+            encrypt_type: 0,
+            encrypt_key_size: 0,
+            flags: 0,
+            file_name: [0; 64],
+            crypt_name: [0; 64],
+            encrypt_key: [0; 32],
+            init: [0; 2],
+        };
+    }
+
+    #[repr(C)]
+    pub(super) struct Config {
+        pub fd: u32,
+        pub block_size: u32,
+        pub info: Info,
+        pub reserved: [u64; 8],
+    }
+
+    const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
+
+    nix::ioctl_none_bad!(clear, 0x4C01);
+    nix::ioctl_write_ptr_bad!(set_status, 0x4C04, Info);
+    nix::ioctl_read_bad!(get_status, 0x4C05, Info);
+    nix::ioctl_none_bad!(set_capacity, 0x4C07);
+    nix::ioctl_write_ptr_bad!(configure, 0x4C0A, Config);
+    nix::ioctl_write_int_bad!(add, 0x4C80);
+    nix::ioctl_none_bad!(get_free, 0x4C82);
+}
 
 /// A loop device that has a backing file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,30 +100,570 @@ pub struct Loop {
     pub direct_io: bool,
 }
 
-/// Binds a free loop device to `backing` in one call (LOOP_CONFIGURE), with direct I/O where the file system allows it, block size
-/// as the backing file system wants it. `label` (at most 63 bytes kept) is what `losetup -l` shows. Waits for the
+/// Binds a free loop device to `backing` in one call (LOOP_CONFIGURE), with direct I/O where the file system allows it for
+/// blocks of 512 bytes, which every device has. `label` (at most 63 bytes kept) is what `losetup -l` shows. Waits for the
 /// device node. Another process taking the same free number is no error: the next one is tried.
+///
+/// `backing` may be open in any mode: it is opened anew, so that neither its mode nor its flags (O_APPEND) get into the device.
 pub fn attach(backing: &File, label: &str, read_only: bool) -> Result<Loop> {
-    unimplemented!()
+    let (backing, identity) = reopen(backing, label, read_only)?;
+    let control = LoopControl::open().map_err(|error| Error::io("open", CONTROL, error))?;
+    let mut last = Errno::EBUSY;
+    for attempt in 1..=ATTEMPTS {
+        let Some(device) = open_free(&control, attempt)? else { continue };
+        match configure(&device, &backing, label, read_only) {
+            Ok(()) => return check_attached(&device, identity, label, read_only),
+            // Someone else was faster, or has just removed the device.
+            Err(errno @ (Errno::EBUSY | Errno::ENXIO | Errno::ENODEV)) => last = errno,
+            Err(errno) => return Err(Error::io("attach loop device to", label, errno)),
+        }
+    }
+    Err(Error::io("find a free loop device for", label, last))
+}
+
+/// The backing file for the device's own use, and its identity.
+fn reopen(backing: &File, label: &str, read_only: bool) -> Result<(File, (u64, u64))> {
+    let fail = |error| Error::io("open backing file", label, error);
+    let file =
+        File::options().read(true).write(!read_only).open(format!("/proc/self/fd/{}", backing.as_raw_fd())).map_err(fail)?;
+    let metadata = file.metadata().map_err(fail)?;
+    if !metadata.is_file() {
+        return Err(Error::Unexpected { object: label.to_owned(), reason: "the backing file is not a regular file".to_owned() });
+    }
+    Ok((file, (metadata.dev(), metadata.ino())))
+}
+
+/// A device that was free a moment ago. `None`: it has gone since, try again.
+fn open_free(control: &LoopControl, attempt: u32) -> Result<Option<LoopDevice>> {
+    // A device that has no backing file but is held by someone is offered as free again and again; after a few refusals a
+    // new one is made now and then.
+    if attempt.is_multiple_of(16) {
+        // SAFETY: the descriptor is open, -1 asks for any new number, no memory is passed.
+        unsafe { kernel::add(control.as_raw_fd(), -1) }.map_err(|errno| Error::io("add loop device", CONTROL, errno))?;
+    }
+    match control.next_free() {
+        Ok(device) => Ok(Some(device)),
+        // The device was made, its node was not yet, unless the device is gone again.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+            // SAFETY: the descriptor is open, no memory is passed.
+            let number = unsafe { kernel::get_free(control.as_raw_fd()) }
+                .map_err(|errno| Error::io("find free loop device", CONTROL, errno))?;
+            udev::wait_for_node(Path::new(&format!("/dev/loop{number}")), NODE_DEADLINE)?;
+            Ok(None)
+        }
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::EBUSY)) => Ok(None),
+        Err(error) => Err(Error::io("find free loop device", CONTROL, error)),
+    }
+}
+
+fn configure(device: &LoopDevice, backing: &File, label: &str, read_only: bool) -> Result<(), Errno> {
+    let mut info = kernel::Info::EMPTY;
+    // The last byte stays NUL.
+    for (to, from) in info.file_name.iter_mut().take(63).zip(label.bytes()) {
+        *to = from;
+    }
+    let fd = u32::try_from(backing.as_raw_fd()).map_err(|_| Errno::EBADF)?;
+    let flags = if read_only { kernel::READ_ONLY } else { 0 };
+    // Where direct I/O cannot be, most kernels quietly do without; some file systems may have it refused.
+    let mut answer = Err(Errno::EINVAL);
+    for direct_io in [kernel::DIRECT_IO, 0] {
+        info.flags = flags | direct_io;
+        let config = kernel::Config { fd, block_size: BLOCK_SIZE, info, reserved: [0; 8] };
+        // SAFETY: both descriptors are open, and `config` is laid out as the kernel's struct loop_config.
+        answer = unsafe { kernel::configure(device.as_raw_fd(), &raw const config) }.map(drop);
+        if answer != Err(Errno::EINVAL) {
+            break;
+        }
+    }
+    answer
+}
+
+/// What the kernel made of it; undone where that is not what was asked for.
+fn check_attached(device: &LoopDevice, identity: (u64, u64), label: &str, read_only: bool) -> Result<Loop> {
+    let path = device.path().ok_or_else(|| Error::io("name of loop device for", label, io::ErrorKind::NotFound))?;
+    let fd = device.as_raw_fd();
+    match info(fd).map_err(|errno| Error::io("read status of", &path, errno)).and_then(|info| described(&path, &info)) {
+        Ok(found) if found.backing == identity && found.read_only == read_only => Ok(found),
+        found => {
+            let reason = format!("attached to {label}, but shows {found:?}; detached again");
+            device.detach().map_err(|error| Error::io("detach", &path, error))?;
+            Err(Error::Unexpected { object: path.display().to_string(), reason })
+        }
+    }
 }
 
 /// Looks at one device: `None` where it has no backing file.
+///
+/// # Errors
+/// `Io`, with ENOENT where there is no such device; `Unexpected` where it is no block device.
 pub fn status(path: &Path) -> Result<Option<Loop>> {
-    unimplemented!()
+    let device = match Device::open(path, false) {
+        // Being unbound, or without a device behind the node.
+        Err(error) if matches!(error.errno(), Some(libc::ENXIO | libc::ENODEV)) => return Ok(None),
+        device => device?,
+    };
+    match info(device.file().as_raw_fd()) {
+        Ok(info) => described(path, &info).map(Some),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(Error::io("read status of", path, errno)),
+    }
+}
+
+fn info(fd: i32) -> Result<kernel::Info, Errno> {
+    let mut info = kernel::Info::EMPTY;
+    // SAFETY: `info` is laid out as the kernel's struct loop_info64, which it fills.
+    unsafe { kernel::get_status(fd, &raw mut info) }?;
+    Ok(info)
+}
+
+fn described(path: &Path, info: &kernel::Info) -> Result<Loop> {
+    let metadata = path.metadata().map_err(|error| Error::io("stat", path, error))?;
+    Ok(Loop {
+        path: path.to_owned(),
+        number: (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev())),
+        backing: backing(info),
+        read_only: info.flags & kernel::READ_ONLY != 0,
+        direct_io: info.flags & kernel::DIRECT_IO != 0,
+    })
+}
+
+/// In the terms of stat(2). The kernel gives the device number in an encoding of its own (huge_encode_dev), which differs
+/// from that of the C library for majors beyond 4095.
+fn backing(info: &kernel::Info) -> (u64, u64) {
+    let major = u32::try_from((info.device >> 8) & 0xfff).unwrap_or_default();
+    let minor = u32::try_from((info.device & 0xff) | ((info.device >> 12) & 0xf_ff00)).unwrap_or_default();
+    (rustix::fs::makedev(major, minor), info.inode)
 }
 
 /// The devices bound to the file with this device and inode, by a walk over /sys/block.
 pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
-    unimplemented!()
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
+        let name = entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name();
+        if !is_bound(&name)? {
+            continue;
+        }
+        match status(&Path::new("/dev").join(&name)) {
+            Ok(Some(device)) if device.backing == backing => found.push(device),
+            Ok(_) => {}
+            // Removed since the walk began. One that is still bound but has no node is an error: it might be ours.
+            Err(error) if error.is_missing() && !is_bound(&name)? => {}
+            Err(error) => return Err(error),
+        }
+    }
+    found.sort_by_key(|device| device.number);
+    Ok(found)
+}
+
+/// Whether this block device is a loop device with a backing file: only then sysfs has its folder `loop`.
+fn is_bound(name: &OsStr) -> Result<bool> {
+    let path = Path::new(SYS_BLOCK).join(name).join("loop");
+    match path.try_exists() {
+        Ok(bound) => Ok(bound),
+        Err(error) => Err(Error::io("look for", path, error)),
+    }
 }
 
 /// Unbinds, if it is still bound to `backing`; seen to be unbound on return. EBUSY (still in use, so that the kernel would
-/// only unbind later) is an error.
+/// only unbind later) is an error, and the device is then as it was before.
 pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
-    unimplemented!()
+    // O_EXCL is refused where someone holds the device for himself (a mounted file system, device-mapper), and keeps
+    // such users off from here on. Read-only, since udev looks at a device whenever a writer has closed it.
+    let device = match File::options().read(true).custom_flags(libc::O_EXCL).open(path) {
+        Ok(device) => device,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => return Ok(()),
+            // Held, but is it by us? Someone else's file may be bound here by now.
+            Some(libc::EBUSY) if is_unbound_from(path, backing)? => return Ok(()),
+            _ => return Err(Error::io("detach", path, error)),
+        },
+    };
+    match info(device.as_raw_fd()) {
+        Ok(info) if self::backing(&info) == backing => {}
+        Ok(_) | Err(Errno::ENXIO) => return Ok(()),
+        Err(errno) => return Err(Error::io("read status of", path, errno)),
+    }
+    // SAFETY: the descriptor is open, no memory is passed.
+    match unsafe { kernel::clear(device.as_raw_fd()) } {
+        Ok(_) => {}
+        Err(Errno::ENXIO) => return Ok(()),
+        Err(errno) => return Err(Error::io("detach", path, errno)),
+    }
+    // The kernel unbinds when the last who has it open closes it; from Linux 6.10 on that is true of ourselves.
+    drop(device);
+    let until = Instant::now().checked_add(DETACH_DEADLINE);
+    if udev::wait_until(until, || is_unbound_from(path, backing))? {
+        return Ok(());
+    }
+    keep_bound(path, backing)?;
+    if is_unbound_from(path, backing)? { Ok(()) } else { Err(Error::io("detach", path, Errno::EBUSY)) }
+}
+
+/// Whether `backing` is not what the device is bound to, and no unbinding is under way either: then the device cannot be
+/// opened any more (ENXIO), but sysfs still shows the binding.
+fn is_unbound_from(path: &Path, backing: (u64, u64)) -> Result<bool> {
+    let shown = path.file_name().map(is_bound).transpose()?.unwrap_or_default();
+    match status(path) {
+        Ok(Some(found)) => Ok(found.backing != backing),
+        Ok(None) => Ok(!shown),
+        Err(error) if error.is_missing() => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes back a LOOP_CLR_FD that has not come to effect: else the device would vanish under whoever is told that it could
+/// not be detached, as soon as its present user is done.
+fn keep_bound(path: &Path, backing: (u64, u64)) -> Result<()> {
+    let device = match File::open(path) {
+        Ok(device) => device,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => return Ok(()),
+        Err(error) => return Err(Error::io("open", path, error)),
+    };
+    let fail = |errno| Error::io("keep attached", path, errno);
+    let mut info = match info(device.as_raw_fd()) {
+        Ok(info) if self::backing(&info) == backing => info,
+        Ok(_) | Err(Errno::ENXIO) => return Ok(()),
+        Err(errno) => return Err(fail(errno)),
+    };
+    info.flags &= !kernel::AUTOCLEAR;
+    // SAFETY: `info` is laid out as the kernel's struct loop_info64, which it reads.
+    unsafe { kernel::set_status(device.as_raw_fd(), &raw const info) }.map(drop).map_err(fail)
 }
 
 /// Takes over the backing file's new size (LOOP_SET_CAPACITY); answers the device's size in bytes.
 pub fn refresh(path: &Path) -> Result<u64> {
-    unimplemented!()
+    // Read-only: kernels can be set to refuse writers while a file system is mounted.
+    let device = Device::open(path, false)?;
+    // SAFETY: the descriptor is open, no memory is passed.
+    unsafe { kernel::set_capacity(device.file().as_raw_fd()) }
+        .map_err(|errno| Error::io("take over the new size of", path, errno))?;
+    device.size()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::os::mount::testing::in_own_namespace;
+    use crate::os::mount::{self, Attributes};
+    use crate::os::path::Root;
+    use crate::os::process::{self, Run, Tool};
+
+    /// A file of a MiB, detached from whatever it is bound to when it goes out of scope.
+    struct Backing {
+        folder: tempfile::TempDir,
+        file: File,
+        identity: (u64, u64),
+    }
+
+    impl Drop for Backing {
+        fn drop(&mut self) {
+            clean_up(self.identity);
+        }
+    }
+
+    /// Detaches all that is bound to a file. What a failed test left mounted goes with its namespace, in a moment.
+    fn clean_up(backing: (u64, u64)) {
+        let until = Instant::now().checked_add(Duration::from_secs(10));
+        let gone = udev::wait_until(until, || {
+            let devices = find(backing)?;
+            Ok(devices.iter().all(|device| detach(&device.path, backing).is_ok()))
+        });
+        if !matches!(gone, Ok(true)) {
+            eprintln!("a loop device is left over: {gone:?}");
+        }
+    }
+
+    /// Detached when it goes out of scope.
+    struct Guard(Loop);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            clean_up(self.0.backing);
+        }
+    }
+
+    /// `None` where there are no loop devices for us.
+    fn backing() -> Option<Backing> {
+        if let Err(error) = LoopControl::open() {
+            eprintln!("SKIPPED: loop devices: {CONTROL}: {error}");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("image")).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let metadata = file.metadata().unwrap();
+        Some(Backing { folder, file, identity: (metadata.dev(), metadata.ino()) })
+    }
+
+    fn sys(device: &Loop, attribute: &str) -> String {
+        let path = Path::new(SYS_BLOCK).join(device.path.file_name().unwrap()).join(attribute);
+        std::fs::read_to_string(path).unwrap().trim_end().to_owned()
+    }
+
+    #[test]
+    fn a_device_is_attached_found_and_detached() {
+        let Some(mut backing) = backing() else { return };
+        assert!(find(backing.identity).unwrap().is_empty());
+        let device = attach(&backing.file, "label", false).unwrap();
+        assert_eq!(device.backing, backing.identity);
+        assert!(!device.read_only);
+        assert_eq!(sys(&device, "loop/backing_file"), backing.folder.path().join("image").display().to_string());
+        assert_eq!(sys(&device, "dev"), format!("{}:{}", device.number.0, device.number.1));
+        assert_eq!(sys(&device, "queue/logical_block_size"), "512");
+        assert_eq!(sys(&device, "loop/autoclear"), "0");
+        assert_eq!(sys(&device, "loop/dio") == "1", device.direct_io);
+        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
+        assert_eq!(status(&device.path).unwrap().as_ref(), Some(&device));
+
+        let open = Device::open(&device.path, true).unwrap();
+        assert_eq!((open.number(), open.size().unwrap(), open.read_only().unwrap()), (device.number, 1 << 20, false));
+        open.file().write_all(b"through").unwrap();
+        open.flush().unwrap();
+        drop(open);
+        let mut content = [0; 7];
+        backing.file.rewind().unwrap();
+        backing.file.read_exact(&mut content).unwrap();
+        assert_eq!(&content, b"through");
+
+        // A renamed file is the same file.
+        std::fs::rename(backing.folder.path().join("image"), backing.folder.path().join("renamed")).unwrap();
+        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
+
+        // Not by a wrong identity.
+        detach(&device.path, (backing.identity.0, backing.identity.1 + 1)).unwrap();
+        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
+        for _ in 0..2 {
+            detach(&device.path, backing.identity).unwrap();
+            assert!(find(backing.identity).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn the_mode_and_flags_of_the_given_descriptor_do_not_matter() {
+        let Some(backing) = backing() else { return };
+        let path = backing.folder.path().join("image");
+        for file in [File::open(&path).unwrap(), File::options().append(true).open(&path).unwrap()] {
+            let device = attach(&file, "label", false).unwrap();
+            assert!(!device.read_only);
+            let mut open = File::options().write(true).open(&device.path).unwrap();
+            open.write_all(&[7; 4096]).unwrap();
+            open.sync_all().unwrap();
+            drop(open);
+            assert_eq!(std::fs::read(&path).unwrap()[..4096], [7; 4096]);
+            assert_eq!(path.metadata().unwrap().len(), 1 << 20);
+            detach(&device.path, device.backing).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_read_only_device_takes_no_writes() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", true).unwrap();
+        assert!(device.read_only);
+        assert!(Device::open(&device.path, false).unwrap().read_only().unwrap());
+        let written = File::options().write(true).open(&device.path).and_then(|mut file| {
+            file.write_all(&[1; 512])?;
+            file.sync_all()
+        });
+        assert!(written.is_err());
+    }
+
+    #[test]
+    fn write_protection_can_be_set_and_taken_off() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", false).unwrap();
+        let open = Device::open(&device.path, false).unwrap();
+        open.set_read_only(true).unwrap();
+        assert!(open.read_only().unwrap());
+        assert_eq!(sys(&device, "ro"), "1");
+        open.set_read_only(false).unwrap();
+        assert_eq!(sys(&device, "ro"), "0");
+    }
+
+    #[test]
+    fn a_long_label_is_cut() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, &"l".repeat(100), false).unwrap();
+        let open = File::open(&device.path).unwrap();
+        let name = info(open.as_raw_fd()).unwrap().file_name;
+        assert_eq!((&name[..63], name[63]), (&[b'l'; 63][..], 0));
+    }
+
+    #[test]
+    fn a_grown_file_is_taken_over() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", false).unwrap();
+        backing.file.set_len(3 << 20).unwrap();
+        assert_eq!(Device::open(&device.path, false).unwrap().size().unwrap(), 1 << 20);
+        assert_eq!(refresh(&device.path).unwrap(), 3 << 20);
+        assert_eq!(sys(&device, "size"), (3 << 11).to_string());
+    }
+
+    #[test]
+    fn a_device_that_is_open_is_busy_and_stays_as_it_was() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", false).unwrap();
+        for flags in [0, libc::O_EXCL] {
+            let user = File::options().read(true).custom_flags(flags).open(&device.path).unwrap();
+            assert_eq!(detach(&device.path, device.backing).unwrap_err().errno(), Some(libc::EBUSY));
+            assert_eq!(sys(&device, "loop/autoclear"), "0");
+            drop(user);
+            assert_eq!(find(device.backing).unwrap(), std::slice::from_ref(&device));
+        }
+        detach(&device.path, device.backing).unwrap();
+    }
+
+    #[test]
+    fn who_looks_for_a_moment_is_waited_for() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", false).unwrap();
+        let looker = File::open(&device.path).unwrap();
+        std::thread::scope(|scope| {
+            let detaching = scope.spawn(|| detach(&device.path, device.backing));
+            // Until it has been told to go, which only we hold up.
+            while is_bound(device.path.file_name().unwrap()).unwrap() && sys(&device, "loop/autoclear") == "0" {
+                assert!(!detaching.is_finished());
+                std::thread::yield_now();
+            }
+            drop(looker);
+            detaching.join().unwrap().unwrap();
+        });
+        assert!(find(backing.identity).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_mounted_device_is_busy_and_can_be_grown() {
+        let Some(backing) = backing() else { return };
+        backing.file.set_len(16 << 20).unwrap();
+        let device = attach(&backing.file, "label", false).unwrap();
+        let mkfs = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
+        let arguments = vec!["-q".to_owned(), device.path.display().to_string()];
+        let run = Run { tool: mkfs, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: Duration::from_secs(60) };
+        if let Err(error @ Error::ToolMissing { .. }) = process::run_ok(run, "test image", &[0]) {
+            eprintln!("SKIPPED: a mounted loop device: {error}");
+            return;
+        }
+        in_own_namespace(|| {
+            let root = Root::open(backing.folder.path()).unwrap();
+            let path = root.path().join("mounted");
+            let target = root.make_dir(&path, 0o700).unwrap();
+            let fs = mount::new_filesystem("ext4", &device.path, &[], &Attributes::default()).unwrap();
+            mount::attach(fs, target.as_fd(), &path).unwrap();
+            let begun = Instant::now();
+            assert_eq!(detach(&device.path, device.backing).unwrap_err().errno(), Some(libc::EBUSY));
+            assert!(begun.elapsed() < DETACH_DEADLINE, "told at once");
+            assert_eq!(sys(&device, "loop/autoclear"), "0");
+            backing.file.set_len(20 << 20).unwrap();
+            assert_eq!(refresh(&device.path).unwrap(), 20 << 20);
+            mount::unmount(&path).unwrap();
+            root.remove(&path).unwrap();
+        });
+        detach(&device.path, device.backing).unwrap();
+    }
+
+    /// A loop device of 4096-byte blocks over `backing`: what a disk of that kind is.
+    fn with_large_blocks(backing: &Backing) -> Loop {
+        let control = LoopControl::open().unwrap();
+        let config = kernel::Config {
+            fd: backing.file.as_raw_fd().cast_unsigned(),
+            block_size: 4096,
+            info: kernel::Info::EMPTY,
+            reserved: [0; 8],
+        };
+        loop {
+            let device = control.next_free().unwrap();
+            // SAFETY: both descriptors are open, and `config` is laid out as the kernel's struct loop_config.
+            match unsafe { kernel::configure(device.as_raw_fd(), &raw const config) } {
+                Ok(_) => return status(&device.path().unwrap()).unwrap().unwrap(),
+                Err(errno) => assert_eq!(errno, Errno::EBUSY),
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_512_bytes_and_files_recognised_on_every_file_system() {
+        let Some(disk) = backing() else { return };
+        disk.file.set_len(400 << 20).unwrap();
+        let large = with_large_blocks(&disk);
+        for (fstype, package, device) in [
+            ("tmpfs", None, Path::new("none")),
+            ("ext4", Some(Tool { name: "mkfs.ext4", package: "e2fsprogs" }), &large.path),
+            ("xfs", Some(Tool { name: "mkfs.xfs", package: "xfsprogs" }), &large.path),
+            ("btrfs", Some(Tool { name: "mkfs.btrfs", package: "btrfs-progs" }), &large.path),
+        ] {
+            if let Some(tool) = package {
+                let force = if fstype == "ext4" { "-F" } else { "-f" };
+                let arguments = vec!["-q".to_owned(), force.to_owned(), device.display().to_string()];
+                let run = Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: Duration::from_secs(60) };
+                if let Err(error @ Error::ToolMissing { .. }) = process::run_ok(run, "test image", &[0]).map(drop) {
+                    eprintln!("SKIPPED: loop devices over {fstype}: {error}");
+                    continue;
+                }
+            }
+            in_own_namespace(|| {
+                let root = Root::open(disk.folder.path()).unwrap();
+                let path = root.path().join(fstype);
+                let target = root.make_dir(&path, 0o700).unwrap();
+                let fs = mount::new_filesystem(fstype, device, &[], &Attributes::default()).unwrap();
+                mount::attach(fs, target.as_fd(), &path).unwrap();
+                let file = File::options().read(true).write(true).create_new(true).open(path.join("image")).unwrap();
+                file.set_len(1 << 20).unwrap();
+                let metadata = file.metadata().unwrap();
+                let attached = attach(&file, fstype, false).unwrap();
+                let _guard = Guard(attached.clone());
+                assert_eq!(attached.backing, (metadata.dev(), metadata.ino()), "{fstype}");
+                assert_eq!(sys(&attached, "queue/logical_block_size"), "512", "{fstype}");
+                assert_eq!(find(attached.backing).unwrap(), std::slice::from_ref(&attached), "{fstype}");
+                // Blocks of 512 bytes cannot go directly to a disk of larger ones. (btrfs says they can, and goes through its cache.)
+                assert!(!matches!(fstype, "ext4" | "xfs") || !attached.direct_io, "{fstype}");
+                let open = Device::open(&attached.path, true).unwrap();
+                open.file().write_all_at(&[7; 512], 1536).unwrap();
+                open.flush().unwrap();
+                drop(open);
+                let mut content = [0; 1536];
+                file.read_exact_at(&mut content, 1024).unwrap();
+                assert!(content[..512] == [0; 512] && content[512..1024] == [7; 512] && content[1024..] == [0; 512], "{fstype}");
+                detach(&attached.path, attached.backing).unwrap();
+                drop(file);
+                mount::unmount(&path).unwrap();
+            });
+        }
+        detach(&large.path, large.backing).unwrap();
+    }
+
+    #[test]
+    fn many_at_once_get_one_each() {
+        let Some(backing) = backing() else { return };
+        let devices: Vec<Loop> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| attach(&backing.file, "label", true).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut paths: Vec<_> = devices.iter().map(|device| &device.path).collect();
+        paths.sort();
+        paths.dedup();
+        assert_eq!(paths.len(), 8);
+        assert_eq!(find(backing.identity).unwrap().len(), 8);
+        std::thread::scope(|scope| {
+            for device in &devices {
+                scope.spawn(|| detach(&device.path, device.backing).unwrap());
+            }
+        });
+        assert!(find(backing.identity).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_file_cannot_back_a_device() {
+        let folder = File::open("/").unwrap();
+        assert!(matches!(attach(&folder, "/", true), Err(Error::Unexpected { .. })));
+    }
+
+    #[test]
+    fn a_missing_device_is_detached_already() {
+        detach(Path::new("/dev/loop9999999"), (1, 2)).unwrap();
+        assert!(status(Path::new("/dev/loop9999999")).unwrap_err().is_missing());
+    }
 }

@@ -1,9 +1,20 @@
 //! Mounts, by the new mount API: fsopen(2), fsmount(2), open_tree(2), mount_setattr(2), move_mount(2). Linux 5.12.
+#![allow(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::Result;
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+};
+
+use super::{Error, Result};
+
+/// What fsconfig(2) takes for one value.
+const VALUE_LIMIT: usize = 255;
 
 /// Options that belong to a mount rather than to its file system (mount_setattr(2)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,33 +30,492 @@ pub struct Attributes {
     pub nosymfollow: bool,
 }
 
+impl Attributes {
+    /// Takes over an option of a mount; says whether it was one.
+    fn take(&mut self, option: &str) -> bool {
+        match option {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "nosuid" => self.nosuid = true,
+            "suid" => self.nosuid = false,
+            "nodev" => self.nodev = true,
+            "dev" => self.nodev = false,
+            "noexec" => self.noexec = true,
+            "exec" => self.noexec = false,
+            "nodiratime" => self.nodiratime = true,
+            "diratime" => self.nodiratime = false,
+            "nosymfollow" => self.nosymfollow = true,
+            "symfollow" => self.nosymfollow = false,
+            "noatime" => (self.noatime, self.strictatime) = (true, false),
+            "strictatime" => (self.noatime, self.strictatime) = (false, true),
+            "atime" | "relatime" | "norelatime" | "nostrictatime" => (self.noatime, self.strictatime) = (false, false),
+            "defaults" => {}
+            _ => return false,
+        }
+        true
+    }
+
+    fn flags(&self) -> MountAttrFlags {
+        [
+            (self.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
+            (self.nosuid, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (self.nodev, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (self.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+            (self.noatime, MountAttrFlags::MOUNT_ATTR_NOATIME),
+            (self.strictatime && !self.noatime, MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+            (self.nodiratime, MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+            (self.nosymfollow, MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
+        ]
+        .into_iter()
+        .filter_map(|(wanted, flag)| wanted.then_some(flag))
+        .collect()
+    }
+}
+
 /// Parts mount options into those of the mount and those of the file system. `rw`, `defaults`, `relatime`, `suid`, `dev`,
-/// `exec`, `atime` are the default and vanish.
+/// `exec`, `atime` are the default and vanish; of two that contradict each other the later counts, as with mount(8). One
+/// string may hold several, with commas between them; a value with commas stands in double quotes
+/// (`context="system_u:object_r:container_file_t:s0:c1,c2"`), which are taken off.
 ///
 /// # Errors
 /// `Unexpected`, naming an option that makes no sense here (`bind`, `remount`, `move`, `loop`, `shared`, `x-...` and the like).
 pub fn split_options(options: &[String]) -> Result<(Attributes, Vec<String>)> {
-    unimplemented!()
+    let mut attributes = Attributes::default();
+    let mut of_filesystem = Vec::new();
+    for options in options {
+        for option in split_commas(options)? {
+            if option.is_empty() || attributes.take(&option) {
+                continue;
+            }
+            if let Some(reason) = senseless(&option) {
+                return Err(refuse(&option, reason));
+            }
+            of_filesystem.push(option);
+        }
+    }
+    Ok((attributes, of_filesystem))
+}
+
+fn refuse(option: &str, reason: &str) -> Error {
+    Error::Unexpected { object: format!("mount option {option}"), reason: reason.to_owned() }
+}
+
+/// Splits at the commas that are not within double quotes, and takes the quotes off.
+fn split_commas(options: &str) -> Result<Vec<String>> {
+    let mut parts = vec![String::new()];
+    let mut quoted = false;
+    for character in options.chars() {
+        match (character, parts.last_mut()) {
+            ('"', _) => quoted = !quoted,
+            (',', _) if !quoted => parts.push(String::new()),
+            (_, Some(part)) => part.push(character),
+            (_, None) => {}
+        }
+    }
+    if quoted { Err(refuse(options, "has a double quote that is not closed")) } else { Ok(parts) }
+}
+
+/// Why an option cannot be one of a volume's file system, if so.
+fn senseless(option: &str) -> Option<&'static str> {
+    if option.contains('\0') {
+        return Some("holds a NUL byte");
+    }
+    let key = option.split_once('=').map_or(option, |(key, _)| key);
+    match key {
+        "" => Some("has no name"),
+        "bind" | "rbind" | "remount" | "move" | "rmove" | "beneath" => {
+            Some("says how to mount, which is the driver's to decide; leave it out")
+        }
+        "shared" | "rshared" | "private" | "rprivate" | "slave" | "rslave" | "unbindable" | "runbindable" => {
+            Some("is about mount propagation, which is the pod's to decide (mountPropagation); leave it out")
+        }
+        "loop" | "offset" | "sizelimit" | "encryption" | "source" => {
+            Some("says what to mount, which is the driver's to decide; leave it out")
+        }
+        "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "group" | "nofail" | "_netdev" | "comment" | "helper"
+        | "uhelper"
+            // `user=name` and `group=name` are options of some network file systems.
+            if key == option || !matches!(key, "user" | "group") =>
+        {
+            Some("is for /etc/fstab and mount(8), the kernel does not know it; leave it out")
+        }
+        _ if key.starts_with("x-") || key.starts_with("X-") => {
+            Some("is for /etc/fstab and mount(8), the kernel does not know it; leave it out")
+        }
+        _ => None,
+    }
 }
 
 /// Makes a detached mount of a file system: nobody sees it until [`attach`]. What the file system says of a refused
-/// option (it is read from the context) is in the error.
+/// option (it is read from the context) is in the error. With `attributes.read_only` the file system itself is read-only
+/// too, as by `mount -o ro`: else one on a write-protected device would be refused.
+///
+/// If the same device is mounted already, it is the same file system, and most kinds then ignore `options`.
+///
+/// # Errors
+/// `Io`: EINVAL for an option, ENODEV for a kind of file system that the kernel lacks, EBUSY where the device is mounted in
+/// another mode or held by something else.
 pub fn new_filesystem(fstype: &str, source: &Path, options: &[String], attributes: &Attributes) -> Result<OwnedFd> {
-    unimplemented!()
+    let object = format!("{} as {fstype}", source.display());
+    let context = fsopen(fstype, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| Error::io("mount", &object, errno))?;
+    let refused = |doing: &str, errno| Error::io("mount", format!("{object}{doing}{}", said(&context)), errno);
+
+    fsconfig_set_string(&context, "source", source).map_err(|errno| refused("", errno))?;
+    if attributes.read_only {
+        fsconfig_set_flag(&context, "ro").map_err(|errno| refused(" with the option ro", errno))?;
+    }
+    for option in options {
+        let set = match option.split_once('=') {
+            Some((_, value)) if value.len() > VALUE_LIMIT => {
+                return Err(refuse(option, &format!("has a value of {} bytes; at most {VALUE_LIMIT} can be", value.len())));
+            }
+            Some((key, value)) => fsconfig_set_string(&context, key, value),
+            None => fsconfig_set_flag(&context, option.as_str()),
+        };
+        set.map_err(|errno| refused(&format!(" with the option {option}"), errno))?;
+    }
+    fsconfig_create(&context).map_err(|errno| refused("", errno))?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes.flags()).map_err(|errno| refused("", errno))
+}
+
+/// What the file system has said so far, in parentheses. Each read(2) of a context gives one message; without any it is
+/// ENODATA.
+fn said(context: &OwnedFd) -> String {
+    let mut messages: Vec<String> = Vec::new();
+    let mut buffer = [0; 1024];
+    // The kernel keeps 8 at most; the limit is against a kernel that is not what we think.
+    while messages.len() < 32 {
+        let Ok(length) = rustix::io::read(context, &mut buffer) else { break };
+        let line = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default());
+        // The first letter is the level: e, w or i.
+        let message = line.split_once(' ').filter(|(level, _)| level.len() == 1).map_or(&*line, |(_, message)| message);
+        messages.push(message.trim_end().to_owned());
+    }
+    if messages.is_empty() { String::new() } else { format!(" ({})", messages.join("; ")) }
 }
 
 /// Makes a detached copy of the mount at `from` (an O_PATH descriptor of a folder, file or device node), with
-/// `attributes` set before anyone can see it. Not recursive.
+/// `attributes` set before anyone can see it. Not recursive. What the original mount forbids (`ro`, `noexec`, ...) the copy
+/// forbids too: attributes are added, never taken away.
 pub fn clone_mount(from: BorrowedFd<'_>, attributes: &Attributes) -> Result<OwnedFd> {
-    unimplemented!()
+    let object = || format!("/proc/self/fd/{}", from.as_raw_fd());
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let mount = open_tree(from, "", flags).map_err(|errno| Error::io("clone mount", object(), errno))?;
+    set_attributes(&mount, attributes).map_err(|error| Error::io("set mount attributes", object(), error))?;
+    Ok(mount)
 }
 
-/// Moves a detached mount onto `target` (O_PATH).
+fn set_attributes(mount: &OwnedFd, attributes: &Attributes) -> io::Result<()> {
+    let set = u64::from(attributes.flags().bits());
+    if set == 0 {
+        return Ok(());
+    }
+    // The three kinds of atime are a number in one field, so that setting one needs the field cleared.
+    let clear = if attributes.noatime || attributes.strictatime { libc::MOUNT_ATTR__ATIME } else { 0 };
+    let attr = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
+    // SAFETY: the path is a C string, and the kernel reads as many bytes of `attr` as we say, which is its size.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Moves a detached mount onto `target` (O_PATH); on top, where something is mounted there already.
+///
+/// # Errors
+/// `Io`: EINVAL where one is a folder and the other is not.
 pub fn attach(mount: OwnedFd, target: BorrowedFd<'_>, target_path: &Path) -> Result<()> {
-    unimplemented!()
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&mount, "", target, "", flags).map_err(|errno| Error::io("mount onto", target_path, errno))
 }
 
 /// Unmounts what is on top at `path`, never following a link (UMOUNT_NOFOLLOW). EBUSY is an error, EINVAL (no mount) too.
 pub fn unmount(path: &Path) -> Result<()> {
-    unimplemented!()
+    rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|errno: Errno| Error::io("unmount", path, errno))
+}
+
+/// For tests that mount.
+#[cfg(test)]
+pub(crate) mod testing {
+    use rustix::mount::{MountPropagationFlags, mount_change};
+
+    /// Runs `test` in a thread with a mount namespace of its own, from which nothing comes out. What it leaves mounted goes
+    /// when the thread ends, soon after this returns.
+    pub(crate) fn in_own_namespace<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: mounts need root");
+            return None;
+        }
+        let inside = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            test()
+        };
+        match std::thread::scope(|scope| scope.spawn(inside).join()) {
+            Ok(value) => Some(value),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use rustix::fs::{Mode, OFlags, openat};
+
+    use super::testing::in_own_namespace;
+    use super::*;
+    use crate::os::mountinfo::{Mount, MountTable};
+    use crate::os::path::Root;
+
+    fn split(options: &[&str]) -> Result<(Attributes, Vec<String>)> {
+        split_options(&options.iter().map(|&option| option.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn options_are_parted() {
+        let (attributes, rest) =
+            split(&["ro", "noatime,nodev", "discard", "data=ordered", "user=me", "sync", "errors=remount-ro"]).unwrap();
+        assert_eq!(attributes, Attributes { read_only: true, noatime: true, nodev: true, ..Attributes::default() });
+        assert_eq!(rest, ["discard", "data=ordered", "user=me", "sync", "errors=remount-ro"]);
+    }
+
+    #[test]
+    fn defaults_vanish_and_the_later_counts() {
+        let defaults = split(&["rw", "defaults", "relatime", "suid", "dev", "exec", "atime", "", "diratime,symfollow"]).unwrap();
+        assert_eq!(defaults, (Attributes::default(), Vec::new()));
+        assert_eq!(
+            split(&["ro,nosuid", "rw", "noexec"]).unwrap().0,
+            Attributes { nosuid: true, noexec: true, ..Attributes::default() }
+        );
+        assert_eq!(split(&["noatime", "strictatime"]).unwrap().0, Attributes { strictatime: true, ..Attributes::default() });
+        assert_eq!(split(&["strictatime", "relatime"]).unwrap().0, Attributes::default());
+    }
+
+    #[test]
+    fn quotes_keep_commas_together() {
+        assert_eq!(split(&[r#"context="a:b:c1,c2",discard"#]).unwrap().1, ["context=a:b:c1,c2", "discard"]);
+        assert!(split(&[r#"context="a:b"#]).unwrap_err().to_string().contains("not closed"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for bad in [
+            "bind",
+            "rbind",
+            "remount",
+            "move",
+            "loop",
+            "loop=/dev/loop0",
+            "offset=512",
+            "source=/dev/sda",
+            "shared",
+            "rslave",
+            "unbindable",
+            "x-systemd.automount",
+            "X-mount.mkdir=0700",
+            "_netdev",
+            "nofail",
+            "user",
+            "comment=x",
+            "=x",
+            "a\0b",
+        ] {
+            let error = split(&["noatime", bad]).unwrap_err();
+            assert!(matches!(error, Error::Unexpected { .. }), "{bad}: {error}");
+            assert!(error.to_string().starts_with(&format!("mount option {bad}: ")), "{error}");
+        }
+    }
+
+    /// A folder that may be mounted on, below which paths are resolved.
+    fn ground() -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        (folder, root)
+    }
+
+    fn tmpfs(source: &str, attributes: &Attributes) -> OwnedFd {
+        new_filesystem("tmpfs", Path::new(source), &["size=1M".to_owned()], attributes).unwrap()
+    }
+
+    fn at(path: &Path) -> Vec<Mount> {
+        MountTable::read().unwrap().at(path).into_iter().cloned().collect()
+    }
+
+    fn create(folder: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
+        openat(folder, name, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)
+    }
+
+    #[test]
+    fn a_refused_option_is_told_in_the_file_systems_words() {
+        in_own_namespace(|| {
+            let mount = |options: &[&str]| {
+                let options: Vec<_> = options.iter().map(|&option| option.to_owned()).collect();
+                new_filesystem("tmpfs", Path::new("none"), &options, &Attributes::default()).unwrap_err()
+            };
+            for option in ["foo=bar", "foo"] {
+                let error = mount(&["size=1M", option]);
+                assert_eq!(error.errno(), Some(libc::EINVAL));
+                let text = error.to_string();
+                assert!(text.starts_with(&format!("mount none as tmpfs with the option {option} (")), "{text}");
+                assert!(text.contains("Unknown parameter 'foo'"), "{text}");
+            }
+            assert!(mount(&["size=much"]).to_string().contains("Bad value for 'size'"), "{}", mount(&["size=much"]));
+            assert!(mount(&[&format!("mpol={}", "x".repeat(256))]).to_string().contains("at most 255"));
+        });
+    }
+
+    #[test]
+    fn an_unknown_file_system_is_enodev_and_a_missing_device_enoent() {
+        in_own_namespace(|| {
+            let mount = |fstype, source| new_filesystem(fstype, Path::new(source), &[], &Attributes::default()).unwrap_err();
+            assert_eq!(mount("nosuchfs", "none").errno(), Some(libc::ENODEV));
+            assert_eq!(mount("ext4", "/dev/no-such-device").errno(), Some(libc::ENOENT));
+        });
+    }
+
+    #[test]
+    fn mounts_come_late_and_stack() {
+        in_own_namespace(|| {
+            let (_folder, root) = ground();
+            let path = root.path().join("a b");
+            let target = root.make_dir(&path, 0o700).unwrap();
+            // The second is made first: the ids say nothing of who is on top.
+            let second = tmpfs("second", &Attributes::default());
+            let first = tmpfs("first", &Attributes::default());
+            assert!(at(&path).is_empty());
+            attach(first, target.as_fd(), &path).unwrap();
+            attach(second, target.as_fd(), &path).unwrap();
+            let sources = || at(&path).iter().map(|mount| mount.source.display().to_string()).collect::<Vec<_>>();
+            assert_eq!(sources(), ["first", "second"]);
+            assert_eq!(root.remove(&path).unwrap_err().errno(), Some(libc::EBUSY));
+            unmount(&path).unwrap();
+            assert_eq!(sources(), ["first"]);
+            unmount(&path).unwrap();
+            assert!(at(&path).is_empty());
+            assert_eq!(unmount(&path).unwrap_err().errno(), Some(libc::EINVAL));
+            root.remove(&path).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_read_only_clone_is_never_writable() {
+        in_own_namespace(|| {
+            let (_folder, root) = ground();
+            let (stage, target) = (root.path().join("stage"), root.path().join("target"));
+            let stage_fd = root.make_dir(&stage, 0o700).unwrap();
+            attach(tmpfs("x", &Attributes::default()), stage_fd.as_fd(), &stage).unwrap();
+            // Opened again: the first descriptor is of the folder below the mount.
+            let staged = root.open_path(&stage).unwrap().unwrap();
+
+            let clone = clone_mount(staged.as_fd(), &Attributes { read_only: true, ..Attributes::default() }).unwrap();
+            assert_eq!(create(&clone, "f").unwrap_err(), Errno::ROFS, "not even before it is attached");
+            let target_fd = root.make_dir(&target, 0o700).unwrap();
+            attach(clone, target_fd.as_fd(), &target).unwrap();
+            assert_eq!(std::fs::write(target.join("f"), "").unwrap_err().raw_os_error(), Some(libc::EROFS));
+            std::fs::write(stage.join("f"), "written").unwrap();
+            assert_eq!(std::fs::read(target.join("f")).unwrap(), b"written");
+            let (stage_mount, target_mount) = (&at(&stage)[0], &at(&target)[0]);
+            assert!(target_mount.is_read_only() && !stage_mount.is_read_only());
+            assert_eq!(stage_mount.device, target_mount.device);
+
+            // And a clone of the read-only one does not win back what was taken.
+            let target_fd = root.open_path(&target).unwrap().unwrap();
+            let again = clone_mount(target_fd.as_fd(), &Attributes { noatime: true, ..Attributes::default() }).unwrap();
+            assert_eq!(create(&again, "g").unwrap_err(), Errno::ROFS);
+        });
+    }
+
+    #[test]
+    fn attributes_are_those_the_kernel_shows() {
+        in_own_namespace(|| {
+            let (_folder, root) = ground();
+            let all = Attributes {
+                read_only: true,
+                nosuid: true,
+                nodev: true,
+                noexec: true,
+                nodiratime: true,
+                nosymfollow: true,
+                ..Attributes::default()
+            };
+            let noatime = Attributes { noatime: true, ..Attributes::default() };
+            let strict = Attributes { strictatime: true, ..Attributes::default() };
+            let cases: [(&str, &Attributes, &[&str]); 4] = [
+                ("all", &all, &["ro", "nosuid", "nodev", "noexec", "nodiratime", "relatime", "nosymfollow"]),
+                ("noatime", &noatime, &["rw", "noatime"]),
+                ("strict", &strict, &["rw"]),
+                ("none", &Attributes::default(), &["rw", "relatime"]),
+            ];
+            for (name, attributes, shown) in cases {
+                let path = root.path().join(name);
+                let fd = root.make_dir(&path, 0o700).unwrap();
+                let plain = root.path().join(format!("{name} plain"));
+                let plain_fd = root.make_dir(&plain, 0o700).unwrap();
+                attach(tmpfs("x", attributes), fd.as_fd(), &path).unwrap();
+                attach(tmpfs("x", &Attributes::default()), plain_fd.as_fd(), &plain).unwrap();
+                let plain_fd = root.open_path(&plain).unwrap().unwrap();
+                let clone = root.path().join(format!("{name} clone"));
+                let clone_fd = root.make_dir(&clone, 0o700).unwrap();
+                attach(clone_mount(plain_fd.as_fd(), attributes).unwrap(), clone_fd.as_fd(), &clone).unwrap();
+                for path in [&path, &clone] {
+                    let mut options = at(path)[0].options.clone();
+                    let mut shown = shown.to_vec();
+                    options.sort();
+                    shown.sort();
+                    assert_eq!(options, shown, "{}", path.display());
+                }
+                assert_eq!(at(&path)[0].super_options.contains(&"ro".to_owned()), attributes.read_only);
+            }
+        });
+    }
+
+    #[test]
+    fn files_and_device_nodes_can_be_cloned_onto_files_only() {
+        in_own_namespace(|| {
+            let (_folder, root) = ground();
+            let path = root.path().join("device");
+            let target = root.make_file(&path, 0o600).unwrap();
+            let null = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            attach(clone_mount(null.as_fd(), &Attributes::default()).unwrap(), target.as_fd(), &path).unwrap();
+            assert_eq!(path.metadata().unwrap().rdev(), Path::new("/dev/null").metadata().unwrap().rdev());
+            assert_eq!(at(&path)[0].root, Path::new("/null"));
+            // A repeated call finds the device there.
+            root.make_file(&path, 0o600).unwrap();
+            unmount(&path).unwrap();
+            assert!(path.metadata().unwrap().is_file());
+
+            let folder = root.path().join("folder");
+            let folder_fd = root.make_dir(&folder, 0o700).unwrap();
+            let clone = clone_mount(null.as_fd(), &Attributes::default()).unwrap();
+            assert_eq!(attach(clone, folder_fd.as_fd(), &folder).unwrap_err().errno(), Some(libc::EINVAL));
+            assert!(at(&folder).is_empty());
+        });
+    }
+
+    #[test]
+    fn unmount_follows_no_link_and_says_busy() {
+        in_own_namespace(|| {
+            let (_folder, root) = ground();
+            let (path, link) = (root.path().join("a"), root.path().join("link"));
+            let target = root.make_dir(&path, 0o700).unwrap();
+            attach(tmpfs("x", &Attributes::default()), target.as_fd(), &path).unwrap();
+            symlink(&path, &link).unwrap();
+            assert_eq!(unmount(&link).unwrap_err().errno(), Some(libc::EINVAL));
+            assert_eq!(at(&path).len(), 1);
+            let open = std::fs::File::create(path.join("f")).unwrap();
+            assert_eq!(unmount(&path).unwrap_err().errno(), Some(libc::EBUSY));
+            drop(open);
+            unmount(&path).unwrap();
+        });
+    }
 }

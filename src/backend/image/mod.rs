@@ -1,1 +1,206 @@
-//! stub
+//! Volumes as image files on a local disk, shown to the node over loop devices.
+//!
+//! A *pool* is a folder; a backend has one or more. What lies in a pool, and who may change it, is in [`pool`]; the
+//! small files beside the data are in [`meta`]; how something is made whole before it appears, and how it goes, is in
+//! [`draft`].
+//!
+//! Invariants:
+//! - The disk is the truth: a volume exists iff its folder does. The [`ledger`] in memory orders lists and sums promises.
+//! - "Not there" is only said when every pool could be looked into; a pool that is away makes it an error.
+//! - Damaged files are told and left as they are: their volume can't be used, deleted or replaced, all others can.
+//! - One process provisions from a pool at a time; any number may read and connect.
+//! - Nothing is removed but files of known names in folders that we made; nothing is opened through a link.
+//!
+//! What is not here: mounts, file systems and locks per volume, which are `ops`'s.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::volume::{AccessMode, BackendName, Error, Result, Topology, Volume};
+
+use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Modify, Provision, ReportHealth, Snapshots};
+
+mod capacity;
+mod changed;
+mod config;
+mod connect;
+mod draft;
+mod expand;
+mod files;
+mod group;
+mod health;
+mod inspect;
+mod ledger;
+mod meta;
+mod modify;
+mod pool;
+mod provision;
+mod snapshot;
+#[cfg(test)]
+mod testing;
+
+pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
+
+use inspect::{About, Examined};
+use ledger::Ledger;
+use pool::{Pool, Ready};
+
+/// The segment that binds an image to the node whose disk it is on.
+pub const NODE_SEGMENT: &str = "topology.longshore.dev/node";
+
+/// A backend of image files.
+#[derive(Debug)]
+pub struct ImageBackend {
+    name: BackendName,
+    topology: Option<Topology>,
+    role: Role,
+    pools: Vec<Pool>,
+}
+
+impl ImageBackend {
+    /// Opens the pools. One that is away or read-only is no error yet: what needs it answers `BackendDown`, and it is
+    /// tried again.
+    ///
+    /// # Errors
+    /// What waiting will not mend: `Invalid` for a configuration or folder that cannot be; `InUse` for a pool from which
+    /// another process provisions; `Unproven` for a damaged `longshore-pool.json`.
+    pub fn open(config: ImageConfig, role: Role) -> Result<ImageBackend> {
+        config.validate()?;
+        let ImageConfig { name, pools, node } = config;
+        let pools = pools.into_iter().map(|pool| Pool::open(pool, name.clone(), role)).collect::<Result<Vec<_>>>()?;
+        let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
+        let backend = ImageBackend { name, topology, role, pools };
+        if role.provision {
+            backend.remove_stray_groups();
+        }
+        Ok(backend)
+    }
+
+    /// Where a volume or snapshot lies, and what is seen of it. Looks into all pools.
+    ///
+    /// # Errors
+    /// `BackendDown` where it was not found, but a pool could not be looked into.
+    fn locate<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
+        self.search(|ready| inspect::find(ready, local))
+            .map(|found| found.map(|(pool, ready, seen)| Located { pool, ready, seen }))
+    }
+
+    /// The first pool in which `look` finds something.
+    fn search<T>(&self, look: impl Fn(&Ready) -> Result<Option<T>>) -> Result<Option<(&Pool, Arc<Ready>, T)>> {
+        let mut away = None;
+        for pool in &self.pools {
+            match pool.ready().and_then(|ready| Ok(look(&ready)?.map(|found| (pool, ready, found)))) {
+                Ok(Some(found)) => return Ok(Some(found)),
+                Ok(None) => {}
+                Err(error) => away = Some(error),
+            }
+        }
+        away.map_or(Ok(None), Err)
+    }
+
+    /// All pools, for reading.
+    fn all_ready(&self) -> Result<Vec<Arc<Ready>>> {
+        self.pools.iter().map(Pool::ready).collect()
+    }
+
+    /// Up to `max` things after `after`, over all pools, in the order of their ids. `ids` gives those of one pool;
+    /// `read` looks at one, and leaves it out by `None`.
+    fn page<T>(
+        &self,
+        after: Option<&str>,
+        max: usize,
+        ids: impl Fn(&Ready, Option<&str>, usize) -> Result<Vec<Box<str>>>,
+        read: impl Fn(&Ready, &str) -> Result<Option<T>>,
+    ) -> Result<Vec<T>> {
+        let pools = self.all_ready()?;
+        let mut after: Option<Box<str>> = after.map(Into::into);
+        let mut page = Vec::new();
+        while page.len() < max {
+            let wanted = max - page.len();
+            let mut batch = Vec::new();
+            for ready in &pools {
+                batch.extend(ids(ready, after.as_deref(), wanted)?.into_iter().map(|id| (id, ready)));
+            }
+            batch.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+            batch.truncate(wanted);
+            let Some((last, _)) = batch.last() else { break };
+            after = Some(last.clone());
+            for (id, ready) in &batch {
+                page.extend(read(ready, id)?);
+            }
+        }
+        Ok(page)
+    }
+
+    fn volume(&self, meta: meta::VolumeMeta) -> Volume {
+        meta.into_volume(self.topology.clone())
+    }
+}
+
+/// A volume or snapshot, and the pool that it lies in.
+struct Located<'a, M> {
+    pool: &'a Pool,
+    ready: Arc<Ready>,
+    seen: Examined<M>,
+}
+
+impl Backend for ImageBackend {
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "image"
+    }
+
+    fn probe(&self) -> Result<()> {
+        let check = |pool: &Pool| {
+            let ready = if self.role.provision { pool.writable()? } else { pool.ready()? };
+            let read_only = ready.room()?.read_only && self.role.provision;
+            if read_only { Err(ready.down("its file system is read-only; remount it writable")) } else { Ok(()) }
+        };
+        let failed: Vec<Error> = self.pools.iter().filter_map(|pool| check(pool).err()).collect();
+        let reasons = failed.into_iter().map(|error| match error {
+            Error::BackendDown { reason, .. } => reason,
+            other => other.to_string(),
+        });
+        let reasons: Vec<String> = reasons.collect();
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        Err(Error::BackendDown { backend: self.name.to_string(), reason: reasons.join("; ") })
+    }
+
+    fn access_modes(&self) -> &[AccessMode] {
+        &AccessMode::SINGLE_NODE
+    }
+
+    fn topology(&self) -> Option<Topology> {
+        self.topology.clone()
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        self.role.provision.then_some(self)
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        self.role.provision.then_some(self)
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        self.role.provision.then_some(self)
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.role.provision.then_some(self)
+    }
+    fn groups(&self) -> Option<&dyn Groups> {
+        self.role.provision.then_some(self)
+    }
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        self.role.provision.then_some(self)
+    }
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
+    }
+    fn connect(&self) -> &dyn Connect {
+        self
+    }
+}

@@ -1,0 +1,228 @@
+//! Something in the making: a folder in `tmp`, renamed into place when it is whole and synced, removed when not.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::backend::Quiesce;
+use crate::os::copy::{self, Method};
+use crate::os::durable;
+use crate::os::step::step;
+use crate::volume::{Bytes, Error, Result, VolumeId};
+
+use super::files::{self, IMAGE, META};
+use super::meta;
+use super::pool::{Kind, Ready, TMP, TRASH};
+
+/// A half-made volume or snapshot. One that is neither placed nor discarded is swept when the pool is next opened.
+#[derive(Debug)]
+pub(super) struct Draft<'a> {
+    pool: &'a Ready,
+    kind: Kind,
+    local: String,
+    folder: PathBuf,
+    image: File,
+}
+
+impl<'a> Draft<'a> {
+    /// An empty image in a folder of its own. What a failed call left of the same thing is removed first.
+    pub fn begin(pool: &'a Ready, kind: Kind, local: &str) -> Result<Self> {
+        let folder = pool.path.join(TMP).join(kind.passing_name(local));
+        let shown = folder.display();
+        let made = step("make folder", &shown, || match files::make_folder(&folder) {
+            Err(error) if error.errno() == Some(libc::EEXIST) => {
+                files::remove_folder(&folder)?;
+                files::make_folder(&folder)
+            }
+            done => done,
+        });
+        // mkdir is all or nothing, unless the step was stopped behind it: look.
+        made.map_err(|error| remove(&folder, pool.failure(error)))?;
+        let image = step("create image", &shown, || files::make_file(&folder.join(IMAGE)));
+        match image {
+            Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), folder, image }),
+            Err(error) => Err(remove(&folder, pool.failure(error))),
+        }
+    }
+
+    pub fn pool(&self) -> &'a Ready {
+        self.pool
+    }
+
+    /// The empty image's path, for people.
+    fn image_path(&self) -> PathBuf {
+        self.folder.join(IMAGE)
+    }
+
+    /// Fills the image from another; see [`copy::clone_or_copy`].
+    pub fn copy_from(&self, from: &File) -> Result<Method> {
+        let path = self.image_path();
+        step("copy image", &path.display(), || copy::clone_or_copy(from, &self.image)).map_err(|error| self.pool.failure(error))
+    }
+
+    /// Makes the image `capacity` long, and allocates all of it if asked to.
+    pub fn size(&self, capacity: Bytes, preallocate: bool) -> Result<()> {
+        let path = self.image_path();
+        let sized = step("set length", &path.display(), || files::set_length(&self.image, &path, capacity.0)).and_then(|()| {
+            if preallocate {
+                step("allocate", &path.display(), || files::allocate(&self.image, &path, capacity.0))
+            } else {
+                Ok(())
+            }
+        });
+        sized.map_err(|error| self.pool.failure(error))
+    }
+
+    /// The bytes of disk that the image has.
+    pub fn allocated(&self) -> Result<u64> {
+        let seen = files::look_at(&self.image, &self.image_path()).map_err(|error| self.pool.failure(error))?;
+        Ok(seen.allocated)
+    }
+
+    /// How long the image is.
+    pub fn length(&self) -> Result<Bytes> {
+        let seen = files::look_at(&self.image, &self.image_path()).map_err(|error| self.pool.failure(error))?;
+        Ok(Bytes(seen.length))
+    }
+
+    /// Writes the metadata and syncs all of it. The metadata goes first: its fsync makes a journaling file system commit
+    /// everything, and the other two find nothing left to do.
+    pub fn finish<M: Serialize>(&self, record: &M) -> Result<()> {
+        let path = self.folder.join(META);
+        let text = meta::encode(record, &path)?;
+        let finished = step("write metadata", &path.display(), || {
+            let file = files::write_new(&path, &text)?;
+            files::sync(&file, &path)
+        })
+        .and_then(|()| {
+            step("sync", &self.folder.display(), || {
+                files::sync(&self.image, &self.image_path())?;
+                durable::sync_dir(&self.folder)
+            })
+        });
+        finished.map_err(|error| self.pool.failure(error))
+    }
+
+    /// Renames it into place, durably. Nothing may be there.
+    ///
+    /// # Errors
+    /// Then it is gone again, but not final if the rename may have become durable.
+    pub fn place(self) -> Result<()> {
+        let to = self.pool.place(self.kind, &self.local);
+        if let Err(error) = step("rename into place", &to.display(), || files::rename_new(&self.folder, &to)) {
+            let failure = if error.errno() == Some(libc::EEXIST) {
+                Error::Conflict {
+                    object: to.display().to_string(),
+                    existing: "data that is not ours to replace".to_owned(),
+                    wanted: "a new one".to_owned(),
+                }
+            } else {
+                self.pool.failure(error)
+            };
+            return Err(self.discard(failure));
+        }
+        let parent = self.pool.path.join(self.kind.folder());
+        step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| {
+            let failure = self.pool.failure(error);
+            let left = format!("{} may come back after a crash", to.display());
+            let undone = step("undo the rename", &to.display(), || files::rename_new(&to, &self.folder));
+            match undone {
+                Ok(()) => self.discard(failure).but_left(left),
+                Err(_) => failure.but_left(to.display().to_string()),
+            }
+        })
+    }
+
+    /// Removes it; answers `failure`, final only if the removal was seen to work.
+    pub fn discard(self, failure: Error) -> Error {
+        remove(&self.folder, failure)
+    }
+}
+
+fn remove(folder: &Path, failure: Error) -> Error {
+    match step("roll back", &folder.display(), || files::remove_folder(folder)) {
+        Ok(()) => failure.nothing_left(),
+        Err(error) => failure.but_left(error.to_string()),
+    }
+}
+
+/// One volume to copy.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    pub source: &'a VolumeId,
+    pub image: &'a File,
+    pub into: &'a Draft<'a>,
+    /// Whether both lie in one pool that shares extents.
+    pub shares: bool,
+}
+
+/// Copies volumes as they are at one instant; answers when that was.
+///
+/// # Errors
+/// Also where the hold broke before all was copied: then the copies are worth nothing.
+pub(super) fn copy_at_one_instant(quiesce: &dyn Quiesce, jobs: &[Job<'_>]) -> Result<SystemTime> {
+    let sources: Vec<VolumeId> = jobs.iter().map(|job| job.source.clone()).collect();
+    for job in jobs.iter().filter(|job| !job.shares) {
+        let length = job.image.metadata().map_or(0, |meta| meta.len());
+        tracing::warn!(
+            volume = %job.source, length = %Bytes(length), pool = job.into.pool().name,
+            "no reflinks here: the volume is held still until all its data is copied; use xfs or btrfs for an instant"
+        );
+    }
+    let held = quiesce.hold(&sources)?;
+    let instant = SystemTime::now();
+    // The guard thaws when it is dropped, also on the way out with an error.
+    for job in jobs {
+        job.into.copy_from(job.image)?;
+    }
+    held.release()?;
+    Ok(instant)
+}
+
+/// Deletes what is in place: one durable rename into the trash, then its files are unlinked.
+pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
+    let from = pool.place(kind, local);
+    let trash = pool.path.join(TRASH);
+    let to = trash.join(kind.passing_name(local));
+    step("move to trash", &from.display(), || match files::rename_new(&from, &to) {
+        // What an earlier call of the same name could not unlink.
+        Err(error) if error.errno() == Some(libc::EEXIST) => {
+            files::remove_folder(&to)?;
+            files::rename_new(&from, &to)
+        }
+        done => done,
+    })
+    .map_err(|error| pool.failure(error))?;
+    sync_both(pool, kind, &trash)?;
+    match kind {
+        Kind::Volume => pool.ledger.remove_volume(local),
+        Kind::Snapshot => pool.ledger.remove_snapshot(local),
+    }
+    step("empty trash", &to.display(), || files::remove_folder(&to)).map_err(|error| pool.failure(error))
+}
+
+/// Makes a rename out of `kind`'s folder into `to` durable.
+pub(super) fn sync_both(pool: &Ready, kind: Kind, to: &Path) -> Result<()> {
+    let from = pool.path.join(kind.folder());
+    step("sync folders", &from.display(), || {
+        durable::sync_dir(&from)?;
+        durable::sync_dir(to)
+    })
+    .map_err(|error| pool.failure(error))
+}
+
+/// Removes what a failed call left of something that is not in place, and makes sure that it stays away.
+pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
+    for parent in [TMP, TRASH] {
+        let relative = Path::new(parent).join(kind.passing_name(local));
+        if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_none() {
+            continue;
+        }
+        let folder = pool.path.join(relative);
+        sync_both(pool, kind, &pool.path.join(parent))?;
+        step("remove leftover", &folder.display(), || files::remove_folder(&folder)).map_err(|error| pool.failure(error))?;
+    }
+    Ok(())
+}

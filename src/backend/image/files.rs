@@ -1,0 +1,207 @@
+//! What a pool does with its own files. Names are resolved below the pool's open folder, never through a link; a
+//! folder is only ever emptied of the files that we put there.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+
+use crate::os::{self, Error};
+
+/// The data of a volume or snapshot.
+pub(super) const IMAGE: &str = "image";
+/// What is to be known of it.
+pub(super) const META: &str = "meta.json";
+/// All that a folder of ours can hold; the last is what a cut-off [`os::durable::write`] leaves.
+const KNOWN: [&str; 3] = [IMAGE, META, ".meta.json.tmp"];
+
+/// What the kernel says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// Device and inode: the identity.
+    pub inode: (u64, u64),
+    pub length: u64,
+    /// Bytes of disk that it has.
+    pub allocated: u64,
+    pub regular: bool,
+    pub folder: bool,
+}
+
+#[allow(clippy::useless_conversion, reason = "the fields' types differ between architectures")]
+fn seen(stat: &rustix::fs::Stat) -> Seen {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    Seen {
+        inode: (stat.st_dev.into(), stat.st_ino.into()),
+        length: u64::try_from(stat.st_size).unwrap_or(0),
+        allocated: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        regular: kind == FileType::RegularFile,
+        folder: kind == FileType::Directory,
+    }
+}
+
+/// Looks at `relative` without following a link at its end; `None` where there is nothing.
+pub(super) fn look(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<Seen>> {
+    match rustix::fs::statat(root, relative, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(seen(&stat))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(Error::io("look at", relative, error)),
+    }
+}
+
+/// Looks at an open file.
+pub(super) fn look_at(file: &File, path: &Path) -> os::Result<Seen> {
+    rustix::fs::fstat(file).map(|stat| seen(&stat)).map_err(|error| Error::io("look at", path, error))
+}
+
+/// Looks at what the operator's path leads to, through links.
+pub(super) fn look_through(path: &Path) -> os::Result<Seen> {
+    rustix::fs::stat(path).map(|stat| seen(&stat)).map_err(|error| Error::io("look at", path, error))
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+/// Opens the regular file `relative`, through no link at any component; `None` where there is nothing.
+pub(super) fn open(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os::Result<Option<File>> {
+    let mode = match access {
+        Access::Read => OFlags::RDONLY,
+        Access::Write => OFlags::RDWR,
+    };
+    // Non-blocking, so that a pipe somebody put there can't hold us; it means nothing for regular files.
+    let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let below = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let file = match rustix::fs::openat2(root, relative, flags, Mode::empty(), below) {
+        Ok(descriptor) => File::from(descriptor),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(Error::io("open", relative, error)),
+    };
+    if !look_at(&file, relative)?.regular {
+        return Err(Error::Unexpected { object: relative.display().to_string(), reason: "it is no regular file".to_owned() });
+    }
+    Ok(Some(file))
+}
+
+/// The whole of a small file; `None` where there is none.
+pub(super) fn read(root: BorrowedFd<'_>, relative: &Path, limit: u64) -> os::Result<Option<Vec<u8>>> {
+    let Some(file) = open(root, relative, Access::Read)? else { return Ok(None) };
+    let mut text = Vec::new();
+    file.take(limit + 1).read_to_end(&mut text).map_err(|error| Error::io("read", relative, error))?;
+    if text.len() as u64 > limit {
+        return Err(Error::Unexpected {
+            object: relative.display().to_string(),
+            reason: format!("it is longer than {limit} bytes"),
+        });
+    }
+    Ok(Some(text))
+}
+
+/// Makes a folder that only we may enter.
+pub(super) fn make_folder(path: &Path) -> os::Result<()> {
+    rustix::fs::mkdir(path, Mode::RWXU).map_err(|error| Error::io("make folder", path, error))
+}
+
+/// Makes a file that is not there yet.
+pub(super) fn make_file(path: &Path) -> os::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|error| Error::io("create", path, error))
+}
+
+/// Makes a file with this content; not synced.
+pub(super) fn write_new(path: &Path, content: &[u8]) -> os::Result<File> {
+    let mut file = make_file(path)?;
+    file.write_all(content).map_err(|error| Error::io("write", path, error))?;
+    Ok(file)
+}
+
+pub(super) fn sync(file: &File, path: &Path) -> os::Result<()> {
+    file.sync_all().map_err(|error| Error::io("sync", path, error))
+}
+
+/// Sets the length. What is added is a hole.
+pub(super) fn set_length(file: &File, path: &Path, length: u64) -> os::Result<()> {
+    file.set_len(length).map_err(|error| Error::io("set the length of", path, error))
+}
+
+/// Gives disk to the holes of the first `length` bytes, also past the file's end, whose length stays. Reads as zeroes still.
+pub(super) fn allocate(file: &File, path: &Path, length: u64) -> os::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, length) {
+            Err(Errno::INTR) => {}
+            done => return done.map_err(|error| Error::io("allocate", path, error)),
+        }
+    }
+}
+
+/// Renames what may not replace anything.
+pub(super) fn rename_new(from: &Path, to: &Path) -> os::Result<()> {
+    rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|error| Error::io("rename", from, error))
+}
+
+/// Removes a folder of ours with the files that we know, one by one. Missing is fine; a file that is not ours makes it
+/// stay, with an error.
+pub(super) fn remove_folder(path: &Path) -> os::Result<()> {
+    match look(CWD, path)? {
+        None => return Ok(()),
+        Some(seen) if seen.folder => {}
+        Some(_) => return Err(Error::Unexpected { object: path.display().to_string(), reason: "it is no folder".to_owned() }),
+    }
+    for name in KNOWN {
+        remove_file(&path.join(name))?;
+    }
+    match rustix::fs::rmdir(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(Error::io("remove folder", path, error)),
+    }
+}
+
+/// Unlinks a file. Missing is fine.
+pub(super) fn remove_file(path: &Path) -> os::Result<()> {
+    match rustix::fs::unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(Error::io("remove", path, error)),
+    }
+}
+
+/// The names in a folder; those that are not UTF-8 are none of ours and left out.
+pub(super) fn names(folder: &Path) -> os::Result<Vec<String>> {
+    let failed = |error: io::Error| Error::io("list", folder, error);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        if let Ok(name) = entry.map_err(failed)?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// How much room the file system of a pool has, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub total: u64,
+    /// For unprivileged users: what root keeps for itself does not count.
+    pub free: u64,
+    pub read_only: bool,
+}
+
+/// statvfs(3) of the pool's open folder.
+pub(super) fn room(root: BorrowedFd<'_>, path: &Path) -> os::Result<Room> {
+    let figures = rustix::fs::fstatvfs(root).map_err(|error| Error::io("statvfs", path, error))?;
+    Ok(Room {
+        total: figures.f_blocks.saturating_mul(figures.f_frsize),
+        free: figures.f_bavail.saturating_mul(figures.f_frsize),
+        read_only: figures.f_flag.contains(StatVfsMountFlags::RDONLY),
+    })
+}

@@ -1,0 +1,227 @@
+//! Snapshots of several volumes at one instant, all or none.
+//!
+//! The members are made in `tmp`, copied under one hold, and renamed into place; then the group's record is written.
+//! That is the commit point: members without a record do not exist for the CO, and are removed when their group is made
+//! or deleted again, or the pools are next opened.
+
+use std::sync::Arc;
+
+use crate::backend::{Groups, Quiesce, SnapshotSpec};
+use crate::os::durable;
+use crate::os::step::step;
+use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result};
+
+use super::draft::{self, Draft};
+use super::inspect::{self, group_file};
+use super::ledger::Reservation;
+use super::meta::{self, FORMAT, GroupRecord, SnapshotMeta, from_nanos, to_nanos};
+use super::pool::{GROUPS, Kind, Ready};
+use super::snapshot::{self, Begun};
+use super::{ImageBackend, Pool};
+
+impl Groups for ImageBackend {
+    fn check_group(&self, raw: &RawParameters) -> Result<()> {
+        snapshot::no_parameters(raw)
+    }
+
+    fn find_group(&self, id: &GroupId) -> Result<Option<Group>> {
+        let Some((_, _, record)) = self.record(id)? else { return Ok(None) };
+        let mut snapshots = Vec::with_capacity(record.members.len());
+        for member in &record.members {
+            let (_, meta) = self.visible_snapshot(member)?.ok_or_else(|| Error::Unproven {
+                device: format!("group snapshot {id}"),
+                reason: format!("its member {member} is gone; delete the group"),
+            })?;
+            snapshots.push(meta.into_snapshot());
+        }
+        Ok(Some(Group { id: record.id, name: record.name, created: from_nanos(record.created), snapshots }))
+    }
+
+    fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
+        let Some(first) = members.first() else { return Err(Error::invalid("source_volume_ids", "at least one is needed")) };
+        for stray in self.stray_members(id)? {
+            draft::throw_away(&stray.0, Kind::Snapshot, &stray.1)?;
+        }
+        members.iter().try_for_each(|member| self.remove_stray(&member.id))?;
+        let begun = members.iter().map(|member| self.begin(member)).collect::<Result<Vec<_>>>()?;
+        let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
+        let home = pools.first().ok_or_else(|| Error::snapshot_not_found(&first.id))?;
+        let (created, metas) = take(id, members, begun, &pools, quiesce)?;
+        let record = GroupRecord {
+            format: FORMAT,
+            id: id.clone(),
+            name: name.to_owned(),
+            created,
+            members: members.iter().map(|member| member.id.clone()).collect(),
+        };
+        commit(home, &record).map_err(|error| undo(home, &record, &pools, error))?;
+        Ok(Group {
+            id: record.id,
+            name: record.name,
+            created: from_nanos(created),
+            snapshots: metas.into_iter().map(SnapshotMeta::into_snapshot).collect(),
+        })
+    }
+
+    fn delete_group(&self, id: &GroupId) -> Result<Outcome<()>> {
+        let recorded = self.record(id)?;
+        let known = recorded.is_some();
+        if let Some((pool, _, _)) = recorded {
+            // The commit point of the deletion, too: from here on the members do not exist for the CO.
+            let ready = pool.writable()?;
+            let folder = ready.path.join(GROUPS);
+            let file = group_file(id.local());
+            step("remove group record", &folder.join(&file).display(), || durable::remove(&folder, &file))
+                .map_err(|error| ready.failure(error))?;
+        }
+        let members = self.stray_members(id)?;
+        let changed = known || !members.is_empty();
+        for (ready, local) in members {
+            draft::throw_away(&ready, Kind::Snapshot, &local)?;
+        }
+        Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+    }
+}
+
+impl ImageBackend {
+    pub(super) fn group_exists(&self, id: &GroupId) -> Result<bool> {
+        let found = self.search(|ready| Ok(inspect::has_group(ready, id.local())?.then_some(())))?;
+        Ok(found.is_some())
+    }
+
+    fn record(&self, id: &GroupId) -> Result<Option<(&Pool, Arc<Ready>, GroupRecord)>> {
+        self.search(|ready| inspect::group_record(ready, id.local()))
+    }
+
+    /// The members of a group in all pools, of which it is known that the record is gone.
+    fn stray_members(&self, id: &GroupId) -> Result<Vec<(Arc<Ready>, Box<str>)>> {
+        let mut members = Vec::new();
+        for pool in &self.pools {
+            let ready = pool.ready()?;
+            let locals = ready.ledger.members(id.local());
+            if !locals.is_empty() {
+                let ready = pool.writable()?;
+                members.extend(locals.into_iter().map(|local| (Arc::clone(&ready), local)));
+            }
+        }
+        Ok(members)
+    }
+
+    /// Removes what is left of groups that were never completed or half deleted. Needs all pools: a record may lie in
+    /// another pool than the member.
+    pub(super) fn remove_stray_groups(&self) {
+        let Ok(pools) = self.pools.iter().map(Pool::writable).collect::<Result<Vec<_>>>() else { return };
+        for ready in &pools {
+            for (group, local) in ready.ledger.grouped() {
+                let recorded = pools.iter().any(|pool| inspect::has_group(pool, &group).unwrap_or(true));
+                if recorded {
+                    continue;
+                }
+                match draft::throw_away(ready, Kind::Snapshot, &local) {
+                    Ok(()) => tracing::info!(%group, snapshot = %local, "removed a member of a group that was never completed"),
+                    Err(error) => tracing::warn!(%group, snapshot = %local, %error, "a member of an incomplete group stays"),
+                }
+            }
+        }
+    }
+}
+
+/// Makes all members and puts them in place; none is left on failure.
+fn take(
+    id: &GroupId,
+    members: &[SnapshotSpec],
+    begun: Vec<Begun>,
+    pools: &[Arc<Ready>],
+    quiesce: &dyn Quiesce,
+) -> Result<(u64, Vec<SnapshotMeta>)> {
+    let mut drafts = Vec::with_capacity(members.len());
+    for (member, pool) in members.iter().zip(pools) {
+        match Draft::begin(pool, Kind::Snapshot, member.id.local()) {
+            Ok(draft) => drafts.push(draft),
+            Err(error) => return Err(discard(drafts, error)),
+        }
+    }
+    let jobs: Vec<_> = begun.iter().zip(members).zip(&drafts).map(|((begun, member), draft)| begun.job(member, draft)).collect();
+    let instant = draft::copy_at_one_instant(quiesce, &jobs);
+    drop(jobs);
+    let created = match instant {
+        Ok(instant) => to_nanos(instant),
+        Err(error) => return Err(discard(drafts, error)),
+    };
+    let mut complete: Vec<(SnapshotMeta, Reservation)> = Vec::with_capacity(members.len());
+    for ((begun, member), draft) in begun.into_iter().zip(members).zip(&drafts) {
+        match begun.complete(member, Some(id), created, draft) {
+            Ok(done) => complete.push(done),
+            Err(error) => return Err(discard(drafts, error)),
+        }
+    }
+    place_all(drafts, complete, pools).map(|metas| (created, metas))
+}
+
+fn place_all(
+    drafts: Vec<Draft<'_>>,
+    complete: Vec<(SnapshotMeta, Reservation)>,
+    pools: &[Arc<Ready>],
+) -> Result<Vec<SnapshotMeta>> {
+    let mut metas: Vec<SnapshotMeta> = Vec::with_capacity(complete.len());
+    let mut drafts = drafts.into_iter();
+    for ((meta, reservation), pool) in complete.into_iter().zip(pools) {
+        let Some(draft) = drafts.next() else { break };
+        if let Err(error) = snapshot::place(draft, pool, reservation, &meta) {
+            let error = discard(drafts.collect(), error);
+            let placed = metas.iter().zip(pools).map(|(meta, pool)| (&**pool, meta.id.local()));
+            return Err(take_back(placed, error));
+        }
+        metas.push(meta);
+    }
+    Ok(metas)
+}
+
+/// Makes the group exist.
+fn commit(home: &Ready, record: &GroupRecord) -> Result<()> {
+    let folder = home.path.join(GROUPS);
+    let file = group_file(record.id.local());
+    let text = meta::encode(record, &folder.join(&file))?;
+    step("write group record", &folder.join(&file).display(), || durable::write(&folder, &file, &text))
+        .map_err(|error| home.failure(error))
+}
+
+/// Undoes a commit that failed, and what went before it.
+fn undo(home: &Ready, record: &GroupRecord, pools: &[Arc<Ready>], failure: Error) -> Error {
+    let folder = home.path.join(GROUPS);
+    let file = group_file(record.id.local());
+    if let Err(error) = step("roll back", &folder.join(&file).display(), || durable::remove(&folder, &file)) {
+        return failure.but_left(error.to_string());
+    }
+    take_back(record.members.iter().zip(pools).map(|(member, pool)| (&**pool, member.local())), failure)
+}
+
+/// Removes members that are in place already; final only if all are seen to be gone.
+fn take_back<'a>(members: impl Iterator<Item = (&'a Ready, &'a str)>, failure: Error) -> Error {
+    let left: Vec<String> = members
+        .filter_map(|(pool, local)| draft::throw_away(pool, Kind::Snapshot, local).err().map(|error| format!("{local}: {error}")))
+        .collect();
+    if left.is_empty() { failure.nothing_left() } else { failure.but_left(left.join("; ")) }
+}
+
+/// Discards drafts; final only if all are seen to be gone.
+fn discard(drafts: Vec<Draft<'_>>, failure: Error) -> Error {
+    let mut failure = failure;
+    let mut left = None;
+    for draft in drafts {
+        failure = draft.discard(failure);
+        left = left.or_else(|| still_there(&failure));
+    }
+    match left {
+        Some(what) => failure.but_left(what),
+        None => failure,
+    }
+}
+
+/// What an error says of leftovers.
+fn still_there(error: &Error) -> Option<String> {
+    match error {
+        Error::Failed { left: crate::volume::Left::Something(what), .. } => Some(what.clone()),
+        _ => None,
+    }
+}

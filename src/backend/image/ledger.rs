@@ -1,0 +1,287 @@
+//! What of a pool is promised, and to whom: the index of a pool in memory.
+//!
+//! The disk is the truth about what exists; the ledger gives order to lists and sums to capacity. Its mutex is only
+//! ever held for arithmetic and map operations, never for I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Records of some hundred bytes per volume or snapshot; everything else is read from the disk when asked for.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Local ids and capacities.
+    volumes: BTreeMap<Box<str>, u64>,
+    snapshots: BTreeMap<Box<str>, Taken>,
+    /// (local id of the volume, of the snapshot)
+    by_source: BTreeSet<(Box<str>, Box<str>)>,
+    /// (local id of the group, of the snapshot)
+    by_group: BTreeSet<(Box<str>, Box<str>)>,
+    promised: u64,
+    /// Of calls that run.
+    reserved: u64,
+    /// Allocated by what was deleted but kept: retained and archived.
+    kept: u64,
+}
+
+#[derive(Debug)]
+struct Taken {
+    source: Box<str>,
+    group: Option<Box<str>>,
+    promised: u64,
+}
+
+/// Bytes set aside for a call that runs; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    ledger: Arc<Ledger>,
+    bytes: u64,
+}
+
+/// A snapshot as the ledger keeps it. Ids are the local parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry<'a> {
+    pub id: &'a str,
+    pub source: &'a str,
+    pub group: Option<&'a str>,
+    pub promised: u64,
+}
+
+impl Inner {
+    fn left(&self, limit: u64) -> u64 {
+        limit.saturating_sub(self.promised).saturating_sub(self.reserved).saturating_sub(self.kept)
+    }
+
+    fn put_volume(&mut self, id: &str, capacity: u64) {
+        let before = self.volumes.insert(id.into(), capacity).unwrap_or(0);
+        self.promised = self.promised.saturating_sub(before).saturating_add(capacity);
+    }
+
+    fn put_snapshot(&mut self, entry: Entry<'_>) {
+        self.remove_snapshot(entry.id);
+        self.by_source.insert((entry.source.into(), entry.id.into()));
+        if let Some(group) = entry.group {
+            self.by_group.insert((group.into(), entry.id.into()));
+        }
+        let taken = Taken { source: entry.source.into(), group: entry.group.map(Into::into), promised: entry.promised };
+        self.snapshots.insert(entry.id.into(), taken);
+        self.promised = self.promised.saturating_add(entry.promised);
+    }
+
+    fn remove_snapshot(&mut self, id: &str) {
+        let Some(taken) = self.snapshots.remove(id) else { return };
+        self.promised = self.promised.saturating_sub(taken.promised);
+        self.by_source.remove(&(taken.source, id.into()));
+        if let Some(group) = taken.group {
+            self.by_group.remove(&(group, id.into()));
+        }
+    }
+}
+
+impl Ledger {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What can still be promised of `limit` bytes.
+    pub fn left(&self, limit: u64) -> u64 {
+        self.inner().left(limit)
+    }
+
+    /// What is promised and kept, without what is only reserved.
+    pub fn promised(&self) -> u64 {
+        let inner = self.inner();
+        inner.promised.saturating_add(inner.kept)
+    }
+
+    /// Sets `bytes` aside.
+    ///
+    /// # Errors
+    /// What is left, if that is less.
+    pub fn reserve(self: &Arc<Self>, bytes: u64, limit: u64) -> Result<Reservation, u64> {
+        let mut inner = self.inner();
+        let left = inner.left(limit);
+        if bytes > left {
+            return Err(left);
+        }
+        inner.reserved += bytes;
+        drop(inner);
+        Ok(Reservation { ledger: Arc::clone(self), bytes })
+    }
+
+    pub fn set_kept(&self, bytes: u64) {
+        self.inner().kept = bytes;
+    }
+
+    pub fn put_volume(&self, id: &str, capacity: u64) {
+        self.inner().put_volume(id, capacity);
+    }
+
+    pub fn remove_volume(&self, id: &str) {
+        let mut inner = self.inner();
+        if let Some(capacity) = inner.volumes.remove(id) {
+            inner.promised = inner.promised.saturating_sub(capacity);
+        }
+    }
+
+    pub fn put_snapshot(&self, entry: Entry<'_>) {
+        self.inner().put_snapshot(entry);
+    }
+
+    pub fn remove_snapshot(&self, id: &str) {
+        self.inner().remove_snapshot(id);
+    }
+
+    /// Up to `max` volumes after `after`, in order.
+    pub fn volumes(&self, after: Option<&str>, max: usize) -> Vec<Box<str>> {
+        self.inner().volumes.range::<str, _>(behind(after)).take(max).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The capacity that the ledger counts for a volume.
+    pub fn volume(&self, id: &str) -> Option<u64> {
+        self.inner().volumes.get(id).copied()
+    }
+
+    /// Up to `max` snapshots after `after`, in order; of one volume if `source` is given.
+    pub fn snapshots(&self, source: Option<&str>, after: Option<&str>, max: usize) -> Vec<Box<str>> {
+        let inner = self.inner();
+        match source {
+            None => inner.snapshots.range::<str, _>(behind(after)).take(max).map(|(id, _)| id.clone()).collect(),
+            Some(source) => pairs(&inner.by_source, source, after).take(max).cloned().collect(),
+        }
+    }
+
+    /// All snapshots of a group, whether its record is there or not.
+    pub fn members(&self, group: &str) -> Vec<Box<str>> {
+        pairs(&self.inner().by_group, group, None).cloned().collect()
+    }
+
+    /// All members of groups, as (group, snapshot).
+    pub fn grouped(&self) -> Vec<(Box<str>, Box<str>)> {
+        self.inner().by_group.iter().cloned().collect()
+    }
+}
+
+fn behind(after: Option<&str>) -> (Bound<&str>, Bound<&str>) {
+    (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
+}
+
+/// The second halves of the pairs that begin with `first`, after `after`.
+fn pairs<'a>(set: &'a BTreeSet<(Box<str>, Box<str>)>, first: &'a str, after: Option<&str>) -> impl Iterator<Item = &'a Box<str>> {
+    let start = match after {
+        Some(after) => Bound::Excluded((first.into(), after.into())),
+        None => Bound::Included((first.into(), Box::default())),
+    };
+    set.range((start, Bound::Unbounded)).take_while(move |(key, _)| &**key == first).map(|(_, id)| id)
+}
+
+impl Reservation {
+    /// Sets aside what is missing to `bytes`; never gives back.
+    ///
+    /// # Errors
+    /// What is left, if that is less; the reservation stays as it is.
+    pub fn grow(&mut self, bytes: u64, limit: u64) -> Result<(), u64> {
+        let mut inner = self.ledger.inner();
+        let missing = bytes.saturating_sub(self.bytes);
+        let left = inner.left(limit);
+        if missing > left {
+            return Err(left);
+        }
+        inner.reserved += missing;
+        self.bytes += missing;
+        Ok(())
+    }
+
+    /// Turns what is reserved into a volume's promise.
+    pub fn keep_volume(mut self, id: &str, capacity: u64) {
+        let ledger = Arc::clone(&self.ledger);
+        let mut inner = ledger.inner();
+        self.give_back(&mut inner);
+        inner.put_volume(id, capacity);
+    }
+
+    /// Turns what is reserved into a snapshot's promise.
+    pub fn keep_snapshot(mut self, entry: Entry<'_>) {
+        let ledger = Arc::clone(&self.ledger);
+        let mut inner = ledger.inner();
+        self.give_back(&mut inner);
+        inner.put_snapshot(entry);
+    }
+
+    fn give_back(&mut self, inner: &mut Inner) {
+        inner.reserved = inner.reserved.saturating_sub(self.bytes);
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let ledger = Arc::clone(&self.ledger);
+        self.give_back(&mut ledger.inner());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_comes_back_and_what_is_kept_does_not() {
+        let ledger = Arc::new(Ledger::default());
+        drop(ledger.reserve(60, 100).expect("fits"));
+        let mut held = ledger.reserve(60, 100).expect("fits again");
+        assert_eq!(ledger.reserve(41, 100).expect_err("too much"), 40);
+        assert_eq!(held.grow(101, 100).expect_err("too much"), 40);
+        held.grow(70, 100).expect("fits");
+        held.keep_volume("a", 50);
+        assert_eq!(ledger.left(100), 50);
+        ledger.put_volume("a", 80);
+        assert_eq!(ledger.left(100), 20);
+        ledger.set_kept(30);
+        assert_eq!(ledger.left(100), 0);
+        ledger.remove_volume("a");
+        ledger.remove_volume("a");
+        assert_eq!(ledger.left(100), 70);
+    }
+
+    #[test]
+    fn snapshots_are_found_by_order_by_source_and_by_group() {
+        let ledger = Ledger::default();
+        let names = |found: Vec<Box<str>>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
+        for (id, source, group) in [("s3", "a", Some("g")), ("s1", "a", None), ("s2", "ab", Some("g")), ("s4", "a", Some("gg"))] {
+            ledger.put_snapshot(Entry { id, source, group, promised: 10 });
+        }
+        assert_eq!(names(ledger.snapshots(None, None, 2)), ["s1", "s2"]);
+        assert_eq!(names(ledger.snapshots(None, Some("s2"), 9)), ["s3", "s4"]);
+        assert_eq!(names(ledger.snapshots(Some("a"), None, 9)), ["s1", "s3", "s4"]);
+        assert_eq!(names(ledger.snapshots(Some("a"), Some("s1"), 1)), ["s3"]);
+        assert_eq!(names(ledger.members("g")), ["s2", "s3"]);
+        ledger.remove_snapshot("s3");
+        assert_eq!(names(ledger.members("g")), ["s2"]);
+        assert_eq!(names(ledger.snapshots(Some("a"), None, 9)), ["s1", "s4"]);
+        assert_eq!(ledger.promised(), 30);
+    }
+
+    #[test]
+    fn concurrent_reservations_never_overshoot() {
+        let ledger = Arc::new(Ledger::default());
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let ledger = &ledger;
+                scope.spawn(move || {
+                    for number in 0..100 {
+                        if let Ok(held) = ledger.reserve(7, 1000) {
+                            held.keep_volume(&format!("{thread}-{number}"), 7);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(ledger.promised(), 1000 / 7 * 7);
+    }
+}

@@ -1,0 +1,230 @@
+//! Volumes come and go.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
+use crate::os::step::step;
+use crate::os::{copy, loopdev};
+use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, RawParameters, Result, Volume, VolumeId};
+
+use super::draft::{self, Draft, Job};
+use super::files::{self, Access, IMAGE, META, Seen};
+use super::meta::{self, FORMAT, VolumeMeta, to_nanos};
+use super::pool::{ARCHIVE, Kind, RETAINED, Ready};
+use super::{ImageBackend, ImageParameters, Ledger, Located, capacity};
+
+/// What a new volume is copied from.
+struct Origin {
+    pool: Arc<Ready>,
+    image: File,
+    length: Bytes,
+    /// A volume may be in use, a snapshot never changes.
+    volume: Option<VolumeId>,
+}
+
+impl Provision for ImageBackend {
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        let parameters: ImageParameters = raw.parse()?;
+        self.check_parameters(&parameters)?;
+        serde_json::to_value(&parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
+    }
+
+    fn unit(&self) -> u64 {
+        capacity::UNIT
+    }
+
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
+        let Some(found) = self.locate::<VolumeMeta>(id.local())? else { return Ok(None) };
+        let (meta, _) = found.seen.whole()?;
+        Ok(Some(self.volume(meta)))
+    }
+
+    fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
+        let parameters = ImageParameters::from_json(&spec.parameters["backend"])?;
+        let origin = spec.source.as_ref().map(|source| self.open_origin(source)).transpose()?;
+        if let Some(longer) = origin.as_ref().filter(|origin| origin.length > spec.capacity) {
+            let reason = format!("the source is {} long, more than {}; ask for at least as much", longer.length, spec.capacity);
+            return Err(Error::OutOfRange { field: "capacity_range", reason });
+        }
+        let pool = self.choose(&parameters, spec.capacity, origin.as_ref().map(|origin| &origin.pool))?;
+        let reservation = capacity::reserve(&pool, spec.capacity)?;
+        if parameters.preallocate {
+            capacity::check_free(&pool, spec.capacity)?;
+        }
+        let local = spec.id.local();
+        let draft = Draft::begin(&pool, Kind::Volume, local)?;
+        let meta = match fill(&draft, spec, &parameters, origin.as_ref(), quiesce) {
+            Ok(meta) => meta,
+            Err(error) => return Err(draft.discard(error)),
+        };
+        let placed = draft.place();
+        if placed.is_ok() || pool.has(Kind::Volume, local).unwrap_or(true) {
+            reservation.keep_volume(local, spec.capacity.0);
+        }
+        placed.map(|()| self.volume(meta))
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        let local = id.local();
+        let Some(Located { pool, seen, .. }) = self.locate::<VolumeMeta>(local)? else {
+            for ready in self.all_ready()?.iter().filter(|ready| ready.is_writable()) {
+                draft::clear_leftovers(ready, Kind::Volume, local)?;
+                ready.ledger.remove_volume(local);
+            }
+            return Ok(Outcome::Unchanged(()));
+        };
+        let ready = pool.writable()?;
+        let (meta, image) = seen.whole()?;
+        check_unused(id, &image)?;
+        match meta.on_delete {
+            OnDelete::Delete => draft::throw_away(&ready, Kind::Volume, local)?,
+            OnDelete::Retain => keep(&ready, local, RETAINED)?,
+            OnDelete::Archive => keep(&ready, local, ARCHIVE)?,
+            OnDelete::Scrub => {
+                // In place: were it in the trash, a kill would let it be unlinked unscrubbed.
+                scrub(&ready, local)?;
+                draft::throw_away(&ready, Kind::Volume, local)?;
+            }
+        }
+        Ok(Outcome::Changed(()))
+    }
+
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        let ids = |ready: &Ready, after: Option<&str>, max| Ok(ready.ledger.volumes(after, max));
+        self.page(after.map(VolumeId::local), max, ids, |ready, local| self.listed(ready, local))
+    }
+
+    fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        self.answer_capacity(query)
+    }
+}
+
+impl ImageBackend {
+    fn open_origin(&self, source: &ContentSource) -> Result<Origin> {
+        let (pool, kind, local, volume) = match source {
+            ContentSource::Snapshot(id) => {
+                let (ready, meta) = self.visible_snapshot(id)?.ok_or_else(|| Error::snapshot_not_found(id))?;
+                (ready, Kind::Snapshot, meta.id.local().to_owned(), None)
+            }
+            ContentSource::Volume(id) => {
+                let found = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+                found.seen.whole()?;
+                (found.ready, Kind::Volume, id.local().to_owned(), Some(id.clone()))
+            }
+        };
+        let image = pool.open_image(kind, &local, Access::Read)?;
+        let seen = files::look_at(&image, &pool.place(kind, &local)).map_err(|error| pool.failure(error))?;
+        Ok(Origin { pool, image, length: Bytes(seen.length), volume })
+    }
+
+    /// A volume for a list, from its metadata alone. One whose metadata is damaged is listed with what is known of it: its absence
+    /// would say that it does not exist.
+    fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
+        let path = ready.place(Kind::Volume, local).join(META);
+        if let Ok(Some(text)) = ready.read_meta(Kind::Volume, local) {
+            if let Ok(meta) = meta::decode::<VolumeMeta>(&path, &text) {
+                return Ok(Some(self.volume(meta)));
+            }
+        }
+        if !ready.has(Kind::Volume, local)? {
+            return Ok(None);
+        }
+        Ok(Some(Volume {
+            id: VolumeId::from_parts(&self.name, local)?,
+            name: String::new(),
+            capacity: Bytes(ready.ledger.volume(local).unwrap_or(0)),
+            source: None,
+            parameters: serde_json::Value::Null,
+            topology: self.topology.clone(),
+        }))
+    }
+}
+
+/// Gives a draft its content, size and metadata, all synced.
+fn fill(
+    draft: &Draft<'_>,
+    spec: &VolumeSpec,
+    parameters: &ImageParameters,
+    origin: Option<&Origin>,
+    quiesce: &dyn Quiesce,
+) -> Result<VolumeMeta> {
+    match origin {
+        Some(Origin { volume: Some(source), image, pool, .. }) => {
+            let shares = pool.path == draft.pool().path && pool.shares_extents();
+            draft::copy_at_one_instant(quiesce, &[Job { source, image, into: draft, shares }])?;
+            // It may have grown since it was looked at; what it has is not cut off.
+            let copied = draft.length()?;
+            if copied > spec.capacity {
+                let reason = format!("the source has grown to {copied} meanwhile; ask for as much");
+                return Err(Error::OutOfRange { field: "capacity_range", reason });
+            }
+        }
+        Some(Origin { volume: None, image, .. }) => {
+            draft.copy_from(image)?;
+        }
+        None => {}
+    }
+    draft.size(spec.capacity, parameters.preallocate)?;
+    let meta = VolumeMeta {
+        format: FORMAT,
+        id: spec.id.clone(),
+        name: spec.name.clone(),
+        capacity: spec.capacity,
+        source: spec.source.clone(),
+        parameters: spec.parameters.clone(),
+        on_delete: parameters.on_delete,
+        preallocate: parameters.preallocate,
+        created: to_nanos(SystemTime::now()),
+    };
+    draft.finish(&meta)?;
+    Ok(meta)
+}
+
+/// A loop device on the image means that someone uses it, whatever the CO believes.
+fn check_unused(id: &VolumeId, image: &Seen) -> Result<()> {
+    let devices = loopdev::find(image.inode)?;
+    let Some(device) = devices.first() else { return Ok(()) };
+    let path = device.path.display();
+    Err(Error::InUse {
+        object: format!("volume {id}"),
+        by: format!("{path} shows it on this node; unstage it first, or see with `losetup {path}` who uses it"),
+    })
+}
+
+fn scrub(ready: &Ready, local: &str) -> Result<()> {
+    let image = ready.open_image(Kind::Volume, local, Access::Write)?;
+    let path = ready.place(Kind::Volume, local).join(IMAGE);
+    step("scrub", &path.display(), || copy::scrub(&image)).map_err(|error| ready.failure(error))
+}
+
+/// Moves a deleted volume's folder to where the operator finds it.
+fn keep(ready: &Ready, local: &str, folder: &'static str) -> Result<()> {
+    let from = ready.place(Kind::Volume, local);
+    let parent = ready.path.join(folder);
+    step("move aside", &from.display(), || {
+        let seconds = to_nanos(SystemTime::now()) / 1_000_000_000;
+        let mut to = parent.join(format!("{local}.{seconds}"));
+        let mut attempt = 1;
+        loop {
+            match files::rename_new(&from, &to) {
+                Err(error) if error.errno() == Some(libc::EEXIST) && attempt < 1000 => {
+                    attempt += 1;
+                    to = parent.join(format!("{local}.{seconds}-{attempt}"));
+                }
+                Ok(()) => return Ok(to),
+                Err(error) => return Err(error),
+            }
+        }
+    })
+    .map(|to: PathBuf| tracing::info!(volume = local, folder = %to.display(), "deleted; its data was kept"))
+    .map_err(|error| ready.failure(error))?;
+    draft::sync_both(ready, Kind::Volume, &parent)?;
+    // Counted as kept before it is no longer counted as promised: never less than there is.
+    let ledger: &Ledger = &ready.ledger;
+    ledger.set_kept(super::inspect::kept(ready));
+    ledger.remove_volume(local);
+    Ok(())
+}
