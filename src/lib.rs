@@ -34,6 +34,8 @@ pub mod cli;
 pub mod config;
 pub mod ops;
 pub mod os;
+pub mod rpc;
+pub mod server;
 pub mod volume;
 
 /// The CSI protocol, generated from proto/csi.proto.

@@ -1,0 +1,139 @@
+//! What we say that we can: derived from what the configured backends offer and from nothing else.
+
+use super::method::Rpc;
+use crate::backend::registry::{Offers, Registry};
+use crate::csi;
+use crate::csi::controller_service_capability::rpc::Type as ControllerRpc;
+use crate::csi::group_controller_service_capability::rpc::Type as GroupRpc;
+use crate::csi::node_service_capability::rpc::Type as NodeRpc;
+use crate::csi::plugin_capability::service::Type as Service;
+use crate::volume::AccessMode;
+
+/// What this process can do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capabilities {
+    offers: Offers,
+    /// A backend tells one workload on a node from several.
+    counts_writers: bool,
+    /// A node in this process knows what is in use on it.
+    node_here: bool,
+}
+
+impl Capabilities {
+    pub(super) fn of(registry: &Registry, node_here: bool) -> Self {
+        let counts_writers =
+            registry.iter().any(|backend| backend.access_modes().contains(&AccessMode::SingleNodeMultiWriter));
+        Capabilities { offers: registry.offers(), counts_writers, node_here }
+    }
+
+    /// Whether the RPC is served. One that is not answers UNIMPLEMENTED, as its missing capability says.
+    pub(super) fn serves(&self, rpc: Rpc) -> bool {
+        let offers = &self.offers;
+        match rpc {
+            Rpc::CreateVolume
+            | Rpc::DeleteVolume
+            | Rpc::ListVolumes
+            | Rpc::ControllerGetVolume
+            | Rpc::GetCapacity => offers.provision,
+            Rpc::ControllerPublishVolume | Rpc::ControllerUnpublishVolume => offers.attach,
+            Rpc::CreateSnapshot | Rpc::DeleteSnapshot | Rpc::ListSnapshots | Rpc::GetSnapshot => offers.snapshots,
+            Rpc::ControllerExpandVolume | Rpc::NodeExpandVolume => offers.expand,
+            Rpc::ControllerModifyVolume => offers.modify,
+            Rpc::ControllerGetVolumeHealth | Rpc::ControllerListVolumeHealth => offers.health,
+            Rpc::CreateVolumeGroupSnapshot | Rpc::DeleteVolumeGroupSnapshot | Rpc::GetVolumeGroupSnapshot => offers.groups,
+            Rpc::GetMetadataAllocated | Rpc::GetMetadataDelta => offers.changed_blocks,
+            Rpc::GetPluginInfo
+            | Rpc::GetPluginCapabilities
+            | Rpc::Probe
+            | Rpc::ValidateVolumeCapabilities
+            | Rpc::ControllerGetCapabilities
+            | Rpc::GroupControllerGetCapabilities
+            | Rpc::NodeStageVolume
+            | Rpc::NodeUnstageVolume
+            | Rpc::NodePublishVolume
+            | Rpc::NodeUnpublishVolume
+            | Rpc::NodeGetVolumeStats
+            | Rpc::NodeGetVolumeHealth
+            | Rpc::NodeGetStorageHealth
+            | Rpc::NodeGetCapabilities
+            | Rpc::NodeGetInfo => true,
+        }
+    }
+
+    /// Of the plugin "as a whole": the same from every instance, whichever services it has (CSI spec,
+    /// GetPluginCapabilities). So it does not depend on the mode of this process.
+    ///
+    /// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS (alpha) is left out: a snapshot always lies where its volume lies, so there is
+    /// no place to choose for it, and a volume made from it says by its own topology where it can be used.
+    pub(super) fn plugin(&self) -> Vec<csi::PluginCapability> {
+        let service = |service: Service| csi::PluginCapability {
+            r#type: Some(csi::plugin_capability::Type::Service(csi::plugin_capability::Service { r#type: service.into() })),
+        };
+        let online = csi::plugin_capability::VolumeExpansion {
+            r#type: csi::plugin_capability::volume_expansion::Type::Online.into(),
+        };
+        let online = csi::PluginCapability { r#type: Some(csi::plugin_capability::Type::VolumeExpansion(online)) };
+        let offers = &self.offers;
+        let mut all = vec![service(Service::ControllerService)];
+        all.extend(offers.topology.then(|| service(Service::VolumeAccessibilityConstraints)));
+        all.extend(offers.groups.then(|| service(Service::GroupControllerService)));
+        all.extend(offers.changed_blocks.then(|| service(Service::SnapshotMetadataService)));
+        all.extend(offers.expand.then_some(online));
+        all
+    }
+
+    pub(super) fn controller(&self) -> Vec<csi::ControllerServiceCapability> {
+        let offers = &self.offers;
+        let table = [
+            (ControllerRpc::CreateDeleteVolume, offers.provision),
+            (ControllerRpc::PublishUnpublishVolume, offers.attach),
+            (ControllerRpc::PublishReadonly, offers.attach),
+            (ControllerRpc::ListVolumes, offers.provision),
+            (ControllerRpc::ListVolumesPublishedNodes, offers.provision && (offers.attach || self.node_here)),
+            (ControllerRpc::GetCapacity, offers.provision),
+            (ControllerRpc::GetVolume, offers.provision),
+            // To provision is also to provision from another volume: see `Provision::create`.
+            (ControllerRpc::CloneVolume, offers.provision),
+            (ControllerRpc::CreateDeleteSnapshot, offers.snapshots),
+            (ControllerRpc::ListSnapshots, offers.snapshots),
+            (ControllerRpc::GetSnapshot, offers.snapshots),
+            (ControllerRpc::ExpandVolume, offers.expand),
+            (ControllerRpc::ModifyVolume, offers.modify),
+            (ControllerRpc::GetVolumeHealth, offers.health),
+            (ControllerRpc::ListVolumeHealth, offers.health),
+            (ControllerRpc::SingleNodeMultiWriter, self.counts_writers),
+        ];
+        let capability = |rpc: ControllerRpc| csi::ControllerServiceCapability {
+            r#type: Some(csi::controller_service_capability::Type::Rpc(csi::controller_service_capability::Rpc {
+                r#type: rpc.into(),
+            })),
+        };
+        table.into_iter().filter(|(_, offered)| *offered).map(|(rpc, _)| capability(rpc)).collect()
+    }
+
+    pub(super) fn group_controller(&self) -> Vec<csi::GroupControllerServiceCapability> {
+        let capability = csi::GroupControllerServiceCapability {
+            r#type: Some(csi::group_controller_service_capability::Type::Rpc(csi::group_controller_service_capability::Rpc {
+                r#type: GroupRpc::CreateDeleteGetVolumeGroupSnapshot.into(),
+            })),
+        };
+        self.offers.groups.then_some(capability).into_iter().collect()
+    }
+
+    /// Staging, statistics, groups and health are the node's own, whatever the backend.
+    pub(super) fn node(&self) -> Vec<csi::NodeServiceCapability> {
+        let table = [
+            (NodeRpc::StageUnstageVolume, true),
+            (NodeRpc::GetVolumeStats, true),
+            (NodeRpc::ExpandVolume, self.offers.expand),
+            (NodeRpc::SingleNodeMultiWriter, self.counts_writers),
+            (NodeRpc::VolumeMountGroup, true),
+            (NodeRpc::GetVolumeHealth, true),
+            (NodeRpc::GetStorageHealth, true),
+        ];
+        let capability = |rpc: NodeRpc| csi::NodeServiceCapability {
+            r#type: Some(csi::node_service_capability::Type::Rpc(csi::node_service_capability::Rpc { r#type: rpc.into() })),
+        };
+        table.into_iter().filter(|(_, offered)| *offered).map(|(rpc, _)| capability(rpc)).collect()
+    }
+}

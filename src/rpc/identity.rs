@@ -1,0 +1,49 @@
+//! Identity: who we are, what we can, whether we are well.
+
+use tonic::{Request, Response, Status};
+
+use super::method::Rpc;
+use super::observe::Report;
+use super::Services;
+use crate::csi;
+
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub(super) services: Services,
+}
+
+#[tonic::async_trait]
+impl csi::identity_server::Identity for Identity {
+    async fn get_plugin_info(
+        &self,
+        _request: Request<csi::GetPluginInfoRequest>,
+    ) -> Result<Response<csi::GetPluginInfoResponse>, Status> {
+        let parts = &self.services.inner.parts;
+        let answer = csi::GetPluginInfoResponse {
+            name: parts.name.clone(),
+            vendor_version: parts.version.clone(),
+            manifest: Default::default(),
+        };
+        self.services.answer(Rpc::GetPluginInfo, answer)
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _request: Request<csi::GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<csi::GetPluginCapabilitiesResponse>, Status> {
+        let capabilities = self.services.capabilities().plugin();
+        self.services.answer(Rpc::GetPluginCapabilities, csi::GetPluginCapabilitiesResponse { capabilities })
+    }
+
+    /// Starting or stopping is `ready: false`; a backend that cannot be reached is an error, since that may need someone
+    /// (CSI spec, ProbeResponse.ready).
+    async fn probe(&self, _request: Request<csi::ProbeRequest>) -> Result<Response<csi::ProbeResponse>, Status> {
+        let readiness = self.services.readiness();
+        if readiness.is_ready() {
+            if let Err(error) = readiness.backends().await {
+                return Err(tracing::error_span!("rpc", rpc = Rpc::Probe.name()).in_scope(|| Report::new(Rpc::Probe).failed(&error)));
+            }
+        }
+        self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(readiness.is_ready()) })
+    }
+}

@@ -1,0 +1,79 @@
+//! The RPCs of CSI 1.13, and what the protocol says of each as a whole.
+
+use tonic::Code;
+
+macro_rules! rpcs {
+    ($($name:ident),+ $(,)?) => {
+        /// One RPC of CSI.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Rpc { $($name),+ }
+
+        impl Rpc {
+            pub const ALL: &[Rpc] = &[$(Rpc::$name),+];
+
+            /// As the protocol writes it.
+            pub const fn name(self) -> &'static str {
+                match self { $(Rpc::$name => stringify!($name)),+ }
+            }
+        }
+    };
+}
+
+rpcs! {
+    GetPluginInfo, GetPluginCapabilities, Probe,
+    CreateVolume, DeleteVolume, ControllerPublishVolume, ControllerUnpublishVolume, ValidateVolumeCapabilities, ListVolumes,
+    ControllerListVolumeHealth, ControllerGetVolumeHealth, GetCapacity, ControllerGetCapabilities, CreateSnapshot,
+    DeleteSnapshot, ListSnapshots, GetSnapshot, ControllerExpandVolume, ControllerGetVolume, ControllerModifyVolume,
+    GroupControllerGetCapabilities, CreateVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot,
+    GetMetadataAllocated, GetMetadataDelta,
+    NodeStageVolume, NodeUnstageVolume, NodePublishVolume, NodeUnpublishVolume, NodeGetVolumeStats, NodeGetVolumeHealth,
+    NodeGetStorageHealth, NodeExpandVolume, NodeGetCapabilities, NodeGetInfo,
+}
+
+impl Rpc {
+    /// Whether it changes anything. What only looks is logged where someone looks closely.
+    pub const fn mutates(self) -> bool {
+        matches!(
+            self,
+            Rpc::CreateVolume
+                | Rpc::DeleteVolume
+                | Rpc::ControllerPublishVolume
+                | Rpc::ControllerUnpublishVolume
+                | Rpc::CreateSnapshot
+                | Rpc::DeleteSnapshot
+                | Rpc::ControllerExpandVolume
+                | Rpc::ControllerModifyVolume
+                | Rpc::CreateVolumeGroupSnapshot
+                | Rpc::DeleteVolumeGroupSnapshot
+                | Rpc::NodeStageVolume
+                | Rpc::NodeUnstageVolume
+                | Rpc::NodePublishVolume
+                | Rpc::NodeUnpublishVolume
+                | Rpc::NodeExpandVolume
+        )
+    }
+
+    /// How the RPC says that this volume, or this combination, cannot be had, where the driver as a whole knows the
+    /// RPC: each has its own row in the specification's error tables, or the general one (CSI spec, "Error Scheme").
+    pub(super) const fn unsupported(self) -> Code {
+        match self {
+            // "Source incompatible or not supported", "Exceeds capabilities", "Parameters not supported", and the
+            // general "unsupported field in the request".
+            Rpc::CreateVolume
+            | Rpc::ValidateVolumeCapabilities
+            | Rpc::GetCapacity
+            | Rpc::ControllerPublishVolume
+            | Rpc::ControllerExpandVolume
+            | Rpc::ControllerModifyVolume
+            | Rpc::CreateSnapshot
+            | Rpc::NodeExpandVolume => Code::InvalidArgument,
+            // "Exceeds capabilities", "Cannot snapshot multiple volumes together", "Changed block tracking is not enabled".
+            Rpc::NodeStageVolume
+            | Rpc::NodePublishVolume
+            | Rpc::CreateVolumeGroupSnapshot
+            | Rpc::GetMetadataAllocated
+            | Rpc::GetMetadataDelta => Code::FailedPrecondition,
+            _ => Code::Unimplemented,
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The gRPC face: one file per CSI service. Each handler decodes, runs an operation, encodes.
+//!
+//! What lives here:
+//! - `decode/`: requests become types that need no further check. All INVALID_ARGUMENTs of missing or malformed fields are born
+//!   there, each naming its field;
+//! - `encode`: what the operations answer becomes messages;
+//! - [`status`]: the one place that chooses a code, by an exhaustive match over [`Error`];
+//! - `capabilities`: what is advertised, derived from what the backends offer;
+//! - `observe`: a span and one line per call; `redact`: how messages may be printed;
+//! - [`readiness`]: what Probe answers.
+//!
+//! Invariants: nothing here does I/O or decides policy, and nothing above or below knows tonic's `Status`. Every
+//! operation runs in a task that outlives its caller ([`crate::ops::task`]).
+
+use std::fmt;
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+use tracing::Instrument;
+
+use crate::backend::registry::Registry;
+use crate::csi;
+use crate::ops::lock::Locks;
+use crate::ops::task::Tasks;
+use crate::ops::{Controller, Node};
+use crate::volume::{Error, Outcome, Result};
+
+mod capabilities;
+mod controller;
+mod decode;
+mod encode;
+mod group_controller;
+mod identity;
+mod method;
+mod node;
+mod observe;
+pub mod readiness;
+mod redact;
+mod snapshot_metadata;
+pub mod status;
+
+pub use method::Rpc;
+
+use capabilities::Capabilities;
+use observe::{Effect, Observed, Report};
+use readiness::Readiness;
+
+/// What the services need. The mode of the process is which of `controller` and `node` are there.
+#[derive(Clone)]
+pub struct Parts {
+    /// The driver's name, as the CO knows it: `csi.longshore.dev`.
+    pub name: String,
+    pub version: String,
+    pub registry: Registry,
+    /// With it: Controller, GroupController and SnapshotMetadata are served.
+    pub controller: Option<Arc<Controller>>,
+    /// With it: Node is served.
+    pub node: Option<Arc<Node>>,
+    pub tasks: Tasks,
+    pub locks: Locks,
+}
+
+/// All services of one process, sharing what they need. Cheap to clone.
+#[derive(Clone)]
+pub struct Services {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    parts: Parts,
+    capabilities: Capabilities,
+    readiness: Readiness,
+}
+
+impl fmt::Debug for Services {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Services")
+            .field("name", &self.inner.parts.name)
+            .field("version", &self.inner.parts.version)
+            .field("controller", &self.inner.parts.controller.is_some())
+            .field("node", &self.inner.parts.node.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Services {
+    /// Probe answers "not ready" until [`Readiness::set_ready`].
+    pub fn new(parts: Parts) -> Self {
+        let capabilities = Capabilities::of(&parts.registry, parts.node.is_some());
+        let readiness = Readiness::new(parts.registry.clone());
+        Services { inner: Arc::new(Inner { parts, capabilities, readiness }) }
+    }
+
+    pub fn readiness(&self) -> &Readiness {
+        &self.inner.readiness
+    }
+
+    /// What runs the operations, to wait for it at the end.
+    pub fn tasks(&self) -> &Tasks {
+        &self.inner.parts.tasks
+    }
+
+    /// What is at work, to be told at the end.
+    pub fn locks(&self) -> &Locks {
+        &self.inner.parts.locks
+    }
+
+    pub fn identity(&self) -> csi::identity_server::IdentityServer<identity::Identity> {
+        csi::identity_server::IdentityServer::new(identity::Identity { services: self.clone() })
+    }
+
+    pub fn controller(&self) -> Option<csi::controller_server::ControllerServer<controller::ControllerService>> {
+        let controller = self.inner.parts.controller.clone()?;
+        let service = controller::ControllerService { services: self.clone(), controller };
+        Some(csi::controller_server::ControllerServer::new(service))
+    }
+
+    pub fn group_controller(
+        &self,
+    ) -> Option<csi::group_controller_server::GroupControllerServer<group_controller::GroupControllerService>> {
+        let controller = self.inner.parts.controller.clone()?;
+        let service = group_controller::GroupControllerService { services: self.clone(), controller };
+        Some(csi::group_controller_server::GroupControllerServer::new(service))
+    }
+
+    pub fn snapshot_metadata(
+        &self,
+    ) -> Option<csi::snapshot_metadata_server::SnapshotMetadataServer<snapshot_metadata::SnapshotMetadataService>> {
+        let controller = self.inner.parts.controller.clone()?;
+        let service = snapshot_metadata::SnapshotMetadataService { services: self.clone(), controller };
+        Some(csi::snapshot_metadata_server::SnapshotMetadataServer::new(service))
+    }
+
+    pub fn node(&self) -> Option<csi::node_server::NodeServer<node::NodeService>> {
+        let node = self.inner.parts.node.clone()?;
+        Some(csi::node_server::NodeServer::new(node::NodeService { services: self.clone(), node }))
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.inner.capabilities
+    }
+
+    /// Runs an operation that changes something.
+    async fn mutate<Q, R, T>(
+        &self,
+        rpc: Rpc,
+        request: Request<Q>,
+        work: impl FnOnce(R) -> Result<Outcome<T>> + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        Q: Observed + fmt::Debug,
+        R: TryFrom<Q, Error = Error> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.run(rpc, request, Effect::of, work).await.map(Outcome::into_inner)
+    }
+
+    /// Runs an operation that only looks.
+    async fn read<Q, R, T>(
+        &self,
+        rpc: Rpc,
+        request: Request<Q>,
+        work: impl FnOnce(R) -> Result<T> + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        Q: Observed + fmt::Debug,
+        R: TryFrom<Q, Error = Error> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.run(rpc, request, |_| Effect::Read, work).await
+    }
+
+    /// Decodes, runs and reports. The report goes with the work, to be made when that ends.
+    async fn run<Q, R, T>(
+        &self,
+        rpc: Rpc,
+        request: Request<Q>,
+        effect: impl FnOnce(&T) -> Effect + Send + 'static,
+        work: impl FnOnce(R) -> Result<T> + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        Q: Observed + fmt::Debug,
+        R: TryFrom<Q, Error = Error> + Send + 'static,
+        T: Send + 'static,
+    {
+        let request = request.into_inner();
+        let span = request.subject().span(rpc);
+        let call = async {
+            let (report, request) = self.admit(rpc, request)?;
+            let _waiting = report.caller();
+            let run = move || {
+                let result = work(request);
+                match &result {
+                    Ok(done) => report.ok(effect(done)),
+                    Err(error) => {
+                        report.failed(error);
+                    }
+                }
+                result
+            };
+            self.tasks().run(run).await.map_err(|error| status::status(rpc, &error))
+        };
+        call.instrument(span).await
+    }
+
+    /// Turns away what is not offered and what cannot be decoded; both are reported here.
+    fn admit<Q, R>(&self, rpc: Rpc, request: Q) -> Result<(Report, R), Status>
+    where
+        Q: fmt::Debug,
+        R: TryFrom<Q, Error = Error>,
+    {
+        tracing::trace!(?request, "called");
+        let report = Report::new(rpc);
+        if !self.capabilities().serves(rpc) {
+            return Err(report.refused(status::not_offered(rpc)));
+        }
+        match R::try_from(request) {
+            Ok(request) => Ok((report, request)),
+            Err(error) => Err(report.failed(&error)),
+        }
+    }
+
+    /// Answers what needs neither a request nor a task.
+    fn answer<T>(&self, rpc: Rpc, answer: T) -> Result<Response<T>, Status> {
+        tracing::debug!(rpc = rpc.name(), "answered");
+        Ok(Response::new(answer))
+    }
+}

@@ -1,0 +1,349 @@
+//! The socket: made safely, served until told to stop, drained, and removed.
+//!
+//! Only who owns the process may talk to it: the socket's file is never anything but 0600, from the instant it exists. A
+//! file that a dead process left is replaced; one that a living process listens on is not.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::rpc::Services;
+
+/// The kernel's limit: `sun_path` of sockaddr_un has 108 bytes, the last of them NUL.
+const LONGEST_PATH: usize = 107;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// For how long a process that may still listen is given to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why the socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("endpoint {text:?}: {reason}; write unix:///run/longshore/csi.sock")]
+    Endpoint { text: String, reason: &'static str },
+
+    #[error("{}: a living process listens there; stop it, or use another --endpoint", path.display())]
+    Taken { path: PathBuf },
+
+    #[error("{}: it is no socket; it is left as it is. Move it away, or use another --endpoint", path.display())]
+    NoSocket { path: PathBuf },
+
+    #[error("{action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+
+    #[error("the server ended: {source}")]
+    Serve {
+        #[source]
+        source: tonic::transport::Error,
+    },
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Where the driver listens: an absolute path. Reads `unix:///path`, `unix:path` and `/path`; prints `unix:///path`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    path: PathBuf,
+}
+
+impl Endpoint {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let refuse = |reason| Err(Error::Endpoint { text: text.to_owned(), reason });
+        let path = match text.strip_prefix("unix:") {
+            // `unix://` names an authority, which must be empty.
+            Some(rest) => match rest.strip_prefix("//") {
+                Some(path) if !path.starts_with('/') => return refuse("the path must be absolute"),
+                Some(path) => path,
+                None => rest,
+            },
+            None if text.starts_with('/') => text,
+            None => return refuse("only Unix sockets are served"),
+        };
+        if path.is_empty() || path.ends_with('/') {
+            return refuse("it has no file name");
+        }
+        if path.contains('\0') {
+            return refuse("it holds a NUL character");
+        }
+        let Ok(path) = std::path::absolute(path) else { return refuse("the current folder is not known") };
+        if path.as_os_str().len() > LONGEST_PATH {
+            return refuse("a socket's path has at most 107 bytes");
+        }
+        Ok(Endpoint { path })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.path.display())
+    }
+}
+
+/// Serves until `shutdown` comes; then takes no more connections, says "not ready", and gives what runs at most `grace` to
+/// come to its end.
+///
+/// Ready as soon as the socket listens: nothing slow is done here.
+///
+/// # Errors
+/// Where the socket cannot be made, or the server breaks.
+pub async fn serve(
+    endpoint: &Endpoint,
+    services: Services,
+    shutdown: impl Future<Output = ()>,
+    grace: Duration,
+) -> Result<()> {
+    let socket = Socket::bind(endpoint.path()).await?;
+    services.readiness().set_ready(true);
+    tracing::info!(%endpoint, "listening");
+    let (listener, file) = socket.split();
+    let result = run(listener, &services, shutdown, grace).await;
+    file.remove();
+    result
+}
+
+async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<Output = ()>, grace: Duration) -> Result<()> {
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = Server::builder()
+        .add_service(services.identity())
+        .add_optional_service(services.controller())
+        .add_optional_service(services.group_controller())
+        .add_optional_service(services.snapshot_metadata())
+        .add_optional_service(services.node())
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            // An error says that the other end was dropped, which is a reason to stop too.
+            stopped.await.unwrap_or_default();
+        });
+    tokio::pin!(serving, shutdown);
+    tokio::select! {
+        ended = &mut serving => return ended.map_err(|source| Error::Serve { source }),
+        () = &mut shutdown => {}
+    }
+    services.readiness().set_ready(false);
+    tracing::info!(grace = %humantime::format_duration(grace), "stopping: no new connections; what runs is finished");
+    let deadline = Instant::now() + grace;
+    drop(stop);
+    // A client that keeps its connection open does not keep us: what counts is the work.
+    let closed = tokio::time::timeout_at(deadline, &mut serving).await;
+    let drained = services.tasks().drained(deadline.saturating_duration_since(Instant::now())).await;
+    tell_the_end(services, drained);
+    match closed {
+        Ok(ended) => ended.map_err(|source| Error::Serve { source }),
+        Err(_) => Ok(()),
+    }
+}
+
+fn tell_the_end(services: &Services, drained: bool) {
+    if drained {
+        tracing::info!("stopped: nothing runs any more");
+        return;
+    }
+    let still: Vec<String> = services
+        .locks()
+        .running()
+        .iter()
+        .map(|running| {
+            let since = humantime::format_duration(Duration::from_secs(running.since.as_secs()));
+            format!("{} of {}, at {:?}, since {since}", running.operation, running.object, running.step)
+        })
+        .collect();
+    tracing::warn!(still = still.join("; "), "stopped with work unfinished; the next start takes it up");
+}
+
+/// A listening socket with its file.
+struct Socket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// The file of a socket that we made: known by its device and inode, since the name may come to mean another.
+struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Socket {
+    async fn bind(path: &Path) -> Result<Self> {
+        let folder = folder_of(path);
+        make_folder(folder)?;
+        // Held until the socket listens: of two processes that start at once, the second sees the first one's.
+        let _turn = lock(folder)?;
+        remove_dead(path).await?;
+        let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
+        let socket = UnixSocket::new_stream().map_err(io("make a socket for"))?;
+        // The file gets the mode of the socket's own inode (less the umask): it is never open to others, not for an instant.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|errno| io("set the mode of")(errno.into()))?;
+        socket.bind(path).map_err(io("bind"))?;
+        let made = fs::symlink_metadata(path).map_err(io("look at"))?;
+        let file = SocketFile { path: path.to_owned(), identity: (made.dev(), made.ino()) };
+        match socket.listen(BACKLOG) {
+            Ok(listener) => Ok(Socket { listener, file }),
+            Err(source) => {
+                file.remove_locked();
+                Err(io("listen on")(source))
+            }
+        }
+    }
+
+    fn split(self) -> (UnixListener, SocketFile) {
+        (self.listener, self.file)
+    }
+}
+
+impl SocketFile {
+    /// Removes it, if it is still ours.
+    fn remove(&self) {
+        match lock(folder_of(&self.path)) {
+            Ok(_turn) => self.remove_locked(),
+            Err(error) => tracing::warn!(%error, "the socket's file stays"),
+        }
+    }
+
+    fn remove_locked(&self) {
+        let ours = |found: &fs::Metadata| (found.dev(), found.ino()) == self.identity;
+        let removed = match fs::symlink_metadata(&self.path) {
+            Ok(found) if ours(&found) => fs::remove_file(&self.path),
+            // Another process has put its own there, or someone has removed it.
+            Ok(_) => return,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed.or_else(missing_is_fine) {
+            tracing::warn!(path = %self.path.display(), %error, "the socket's file stays");
+        }
+    }
+}
+
+fn missing_is_fine(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// An endpoint is absolute and has a file name, so it has a folder.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+fn make_folder(folder: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(folder);
+    made.map_err(|source| Error::Io { action: "make folder", path: folder.to_owned(), source })
+}
+
+/// A lock of the folder itself, since the specification allows no further file beside the socket.
+fn lock(folder: &Path) -> Result<fs::File> {
+    let io = |action| move |source| Error::Io { action, path: folder.to_owned(), source };
+    let opened = fs::File::open(folder).map_err(io("open folder"))?;
+    rustix::fs::flock(&opened, FlockOperation::LockExclusive).map_err(|errno| io("lock folder")(errno.into()))?;
+    Ok(opened)
+}
+
+/// Removes a socket's file on which nobody listens any more.
+async fn remove_dead(path: &Path) -> Result<()> {
+    let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(io("look at")(error)),
+        Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket { path: path.to_owned() }),
+        Ok(_) => {}
+    }
+    match tokio::time::timeout(PATIENCE, UnixStream::connect(path)).await {
+        // The one answer that says that nobody listens. A full backlog or a missing right says that someone may.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).or_else(missing_is_fine).map_err(io("remove"))
+        }
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => Err(Error::Taken { path: path.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_as_people_write_them() {
+        let path = |text: &str| text.parse::<Endpoint>().map(|endpoint| endpoint.path);
+        assert_eq!(path("unix:///run/x/csi.sock").expect("valid"), Path::new("/run/x/csi.sock"));
+        assert_eq!(path("/run/x/csi.sock").expect("valid"), Path::new("/run/x/csi.sock"));
+        assert_eq!(path("unix:/run/csi.sock").expect("valid"), Path::new("/run/csi.sock"));
+        let here = std::env::current_dir().expect("a folder");
+        assert_eq!(path("unix:csi.sock").expect("valid"), here.join("csi.sock"));
+        assert_eq!("/run/csi.sock".parse::<Endpoint>().expect("valid").to_string(), "unix:///run/csi.sock");
+        for bad in ["", "unix:", "unix://", "unix://host/csi.sock", "tcp://1.2.3.4:5", "csi.sock", "/run/", "/a\0b"] {
+            assert!(path(bad).is_err(), "{bad:?}");
+        }
+        assert!(path(&format!("/{}", "a".repeat(LONGEST_PATH))).is_err());
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_private_and_its_folder_is_made() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("sub/csi.sock");
+        let socket = Socket::bind(&path).await.expect("bound");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let names: Vec<_> = fs::read_dir(folder.path().join("sub")).expect("a folder").collect();
+        assert_eq!(names.len(), 1, "nothing beside the socket");
+        socket.file.remove();
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_dead_socket_is_replaced_and_a_living_one_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("csi.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
+        let socket = Socket::bind(&path).await.expect("the dead one is replaced");
+        assert!(matches!(Socket::bind(&path).await, Err(Error::Taken { .. })));
+        UnixStream::connect(&path).await.expect("the living one still listens");
+        drop(socket);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&path, "data").expect("written");
+        std::os::unix::fs::symlink(&path, &link).expect("linked");
+        for path in [&path, &link] {
+            assert!(matches!(Socket::bind(path).await, Err(Error::NoSocket { .. })), "{}", path.display());
+        }
+        assert_eq!(fs::read_to_string(&path).expect("still there"), "data");
+    }
+
+    #[tokio::test]
+    async fn another_process_s_socket_is_not_removed_at_the_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("csi.sock");
+        let socket = Socket::bind(&path).await.expect("bound");
+        fs::rename(&path, folder.path().join("old")).expect("moved away");
+        let _other = std::os::unix::net::UnixListener::bind(&path).expect("bound by another");
+        socket.file.remove();
+        assert!(path.exists());
+    }
+}
