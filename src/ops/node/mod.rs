@@ -2,14 +2,41 @@
 //!
 //! Each is: look at the journal and the kernel -> a pure plan -> run its steps, undoing one's own in reverse if one
 //! fails. Already right means an empty plan.
+//!
+//! - The journal says what we meant to do, mountinfo and the backend what is so. Where they differ, the latter win.
+//! - A mount that is not the volume's is never unmounted, a device that is not proven blank never formatted.
+//! - Locks: stage, unstage and expand hold the volume alone; publish and unpublish share it and hold the target, except
+//!   where one target decides about another (raw block, SINGLE_NODE_SINGLE_WRITER).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::backend::registry::Registry;
-use crate::backend::{Held, Quiesce};
+use crate::backend::{Backend, Held, Quiesce, Source};
 use crate::ops::lock::Locks;
-use crate::volume::{Bytes, Capability, Health, NodeId, Outcome, Result, Secrets, Topology, VolumeId};
+use crate::os;
+use crate::os::path::Root;
+use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, Secrets, Topology, VolumeId};
+
+use journal::{Journal, Phase, StageEntry};
+
+mod execute;
+mod expand;
+mod group;
+mod health;
+mod inline;
+mod journal;
+mod observe;
+mod plan;
+mod publish;
+mod quiesce;
+mod recover;
+mod stage;
+mod stats;
+mod unpublish;
+mod unstage;
 
 /// How a node is set up.
 #[derive(Clone, Debug)]
@@ -89,6 +116,13 @@ pub struct Node {
     settings: NodeSettings,
     registry: Registry,
     locks: Locks,
+    /// Shared with what holds file systems still.
+    journal: Arc<Journal>,
+    kubelet: Root,
+    state: Root,
+    boot: String,
+    /// Numbers the records of what is frozen.
+    freezes: AtomicU64,
 }
 
 impl Node {
@@ -98,73 +132,175 @@ impl Node {
     /// # Errors
     /// Where the journal or the kubelet's folder cannot be used.
     pub fn open(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
-        Ok(Node { settings, registry, locks })
+        let kubelet = Root::open(&settings.kubelet_dir).map_err(|error| {
+            let path = settings.kubelet_dir.display();
+            Error::invalid("kubelet_dir", format!("{path} cannot be used ({error}); make it, or name the kubelet's folder"))
+        })?;
+        let journal = Arc::new(Journal::open(&settings.state_dir)?);
+        let state = Root::open(&settings.state_dir)?;
+        let boot = observe::boot()?;
+        let node = Node { settings, registry, locks, journal, kubelet, state, boot, freezes: AtomicU64::new(0) };
+        recover::recover(&node);
+        Ok(node)
     }
 
-    /// Of this node.
+/// Of this node.
     pub fn id(&self) -> &NodeId {
         &self.settings.node_id
     }
 
-    pub fn stage(&self, _request: &StageRequest) -> Result<Outcome<()>> {
-        unimplemented!()
+    /// Makes the volume ready on this node: connected, formatted if it is proven blank, checked, grown, mounted at the
+    /// staging path; a raw block volume is connected only.
+    ///
+    /// # Errors
+    /// `Conflict` where it is staged otherwise; `InUse` where the staging path is taken; `Unproven` where the device
+    /// holds something that was not to be expected.
+    pub fn stage(&self, request: &StageRequest) -> Result<Outcome<()>> {
+        stage::stage(self, request)
     }
 
     /// # Errors
     /// `InUse` while it is still published.
-    pub fn unstage(&self, _id: &VolumeId, _staging: &std::path::Path) -> Result<Outcome<()>> {
-        unimplemented!()
+    pub fn unstage(&self, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
+        unstage::unstage(self, id, staging)
     }
 
-    pub fn publish(&self, _request: &PublishRequest) -> Result<Outcome<()>> {
-        unimplemented!()
+    /// Shows a staged volume at the target; an ephemeral inline volume is made and staged before.
+    ///
+    /// # Errors
+    /// `NotStaged`; `Conflict` where something else is at the target; `InUse` where another target forbids it.
+    pub fn publish(&self, request: &PublishRequest) -> Result<Outcome<()>> {
+        match inline::handle_of(request) {
+            Some(handle) => inline::publish(self, request, &handle),
+            None => publish::publish(self, request),
+        }
     }
 
-    pub fn unpublish(&self, _handle: &Handle, _target: &std::path::Path) -> Result<Outcome<()>> {
-        unimplemented!()
+    /// Takes it from the target; an ephemeral inline volume is then deleted.
+    ///
+    /// # Errors
+    /// `InUse` where something else is mounted there.
+    pub fn unpublish(&self, handle: &Handle, target: &Path) -> Result<Outcome<()>> {
+        match (inline::find(self, handle)?, handle) {
+            (Some(id), _) => inline::unpublish(self, &id, target),
+            (None, Handle::Id(id)) => unpublish::unpublish(self, id, target),
+            (None, Handle::Inline(name)) => unpublish::unpublish_unknown(self, name, target),
+        }
     }
 
     /// # Errors
     /// `NotFound` where the volume is not at `path`.
-    pub fn stats(&self, _handle: &Handle, _path: &std::path::Path) -> Result<Stats> {
-        unimplemented!()
+    pub fn stats(&self, handle: &Handle, path: &Path) -> Result<Stats> {
+        stats::stats(self, handle, path)
     }
 
-    pub fn health(
-        &self,
-        _handle: &Handle,
-        _publish_path: Option<&std::path::Path>,
-        _staging: Option<&std::path::Path>,
-    ) -> Result<Health> {
-        unimplemented!()
+    /// What is wrong with the volume as this node sees it.
+    ///
+    /// # Errors
+    /// `NotFound` where neither the journal nor the backend knows it.
+    pub fn health(&self, handle: &Handle, publish_path: Option<&Path>, staging: Option<&Path>) -> Result<Health> {
+        health::health(self, handle, publish_path, staging)
     }
 
+    /// What is wrong with the storage behind all volumes.
     pub fn storage_health(&self) -> Result<Health> {
-        unimplemented!()
+        health::storage_health(self)
     }
 
     /// The size of the device afterwards.
-    pub fn expand(&self, _request: &ExpandRequest) -> Result<Bytes> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// `NotFound` where the volume is not at the path; `OutOfRange` where the device is smaller than required.
+    pub fn expand(&self, request: &ExpandRequest) -> Result<Bytes> {
+        expand::expand(self, request)
     }
 
     pub fn info(&self) -> Result<NodeInfo> {
-        unimplemented!()
+        stats::info(self)
     }
 
     /// Volumes that are staged on this node now, of those asked about.
-    pub fn staged(&self, _ids: &[VolumeId]) -> Result<Vec<VolumeId>> {
-        unimplemented!()
+    pub fn staged(&self, ids: &[VolumeId]) -> Result<Vec<VolumeId>> {
+        let mut staged = Vec::new();
+        for id in ids {
+            if self.journal.stage(id)?.is_some_and(|entry| entry.phase == Phase::Staged && self.same_boot(&entry)) {
+                staged.push(id.clone());
+            }
+        }
+        Ok(staged)
     }
 
     /// Whether the volume is staged or published here, in words; `None` if not. DeleteVolume asks.
-    pub fn in_use(&self, _id: &VolumeId) -> Result<Option<String>> {
-        unimplemented!()
+    pub fn in_use(&self, id: &VolumeId) -> Result<Option<String>> {
+        if !self.journal.knows(id)? {
+            return Ok(None);
+        }
+        let node = &self.settings.node_id;
+        if let Some(entry) = self.journal.stage(id)? {
+            let staging = entry.staging.display();
+            // Its mkfs must be seen to an end before another volume can have this identity.
+            if self.same_boot(&entry) || entry.formatting.is_some() {
+                return Ok(Some(format!("it is staged on node {node} at {staging}; unstage it first")));
+            }
+        }
+        if let Some(target) = self.journal.targets(id)?.iter().find(|target| target.boot == self.boot) {
+            return Ok(Some(format!("it is published on node {node} at {}; unpublish it first", target.target.display())));
+        }
+        // An entry of an earlier boot, or a damaged one, does not tell; the backend does.
+        let connected = match self.registry.get(id.backend()) {
+            Some(backend) => backend.connect().connected(id, None)?,
+            None => None,
+        };
+        Ok(connected.map(|source| format!("it is connected on node {node} as {}; unstage it first", source_name(&source))))
+    }
+
+    /// The volume's backend.
+    fn backend(&self, id: &VolumeId) -> Result<&Arc<dyn Backend>> {
+        self.registry.get(id.backend()).ok_or_else(|| Error::volume_not_found(id))
+    }
+
+    /// A path of the CO's, below the kubelet's folder, as mountinfo will show it.
+    fn place(&self, path: &Path) -> Result<PathBuf> {
+        Ok(self.kubelet.path().join(self.kubelet.relative(path)?))
+    }
+
+    /// The folder below which the entry's staging path lies.
+    fn root_of(&self, entry: &StageEntry) -> &Root {
+        if entry.inline { &self.state } else { &self.kubelet }
+    }
+
+    fn same_boot(&self, entry: &StageEntry) -> bool {
+        entry.boot == self.boot
+    }
+
+    /// What the volume is now, and all that it is or was in this boot: only mounts of these are its own.
+    fn sources(&self, id: &VolumeId, entry: Option<&StageEntry>) -> Result<(Option<Source>, Vec<Source>)> {
+        let journaled = entry.filter(|entry| self.same_boot(entry)).and_then(|entry| entry.source.clone());
+        let connected = match self.registry.get(id.backend()) {
+            Some(backend) => backend.connect().connected(id, journaled.as_ref())?,
+            None => None,
+        };
+        let mut all: Vec<Source> = connected.clone().into_iter().collect();
+        all.extend(journaled.filter(|journaled| connected.as_ref() != Some(journaled)));
+        Ok((connected, all))
     }
 }
 
 impl Quiesce for Node {
-    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
-        unimplemented!()
+    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+        quiesce::hold(self, volumes)
     }
+}
+
+/// As an operator knows it.
+fn source_name(source: &Source) -> String {
+    match source {
+        Source::Device(device) => device.path.display().to_string(),
+        Source::Filesystem { source, .. } => source.clone(),
+    }
+}
+
+/// A failed check of what the kernel shows.
+fn unexpected(object: &Path, reason: impl Into<String>) -> Error {
+    os::Error::Unexpected { object: object.display().to_string(), reason: reason.into() }.into()
 }

@@ -1,0 +1,456 @@
+//! The steps of a stage, and their undoing.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::backend::{BlockDevice, ConnectRequest, Source};
+use crate::os::block::Device;
+use crate::os::fs::Contents;
+use crate::os::mount::{self, Attributes};
+use crate::os::mountinfo::MountTable;
+use crate::os::step::step;
+use crate::os::{self, fs};
+use crate::volume::{Error, FsType, Result};
+
+use super::journal::{Access, Phase, StageEntry, VERSION};
+use super::observe::{self, At};
+use super::plan::{self, Found, Prepare, Start, WantedAccess};
+use super::stage::Order;
+use super::{Node, group, unexpected};
+
+/// More mounts than this on top of each other are not ours.
+const HIGHEST_STACK: usize = 64;
+
+/// What was done and must be undone if a later step fails. Pushed before the side effect, since it may fail half-way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undo {
+    Journal,
+    Connection,
+    Folder,
+    Mount,
+}
+
+/// One stage that runs.
+pub(super) struct Job<'a> {
+    node: &'a Node,
+    order: &'a Order<'a>,
+    /// What an earlier stage left in the journal.
+    earlier: Option<StageEntry>,
+    /// As it is, or will be, in the journal.
+    entry: StageEntry,
+    device: Option<Device>,
+    done: Vec<Undo>,
+}
+
+impl<'a> Job<'a> {
+    pub fn new(node: &'a Node, order: &'a Order<'a>, earlier: Option<StageEntry>) -> Job<'a> {
+        let wanted = &order.wanted;
+        // A mkfs that was cut off is remembered until it was done, with the device that it was for.
+        let cut_off = earlier.as_ref().filter(|entry| entry.formatting.is_some());
+        let entry = StageEntry {
+            version: VERSION,
+            id: wanted.id.clone(),
+            phase: Phase::Staging,
+            source: cut_off.and_then(|entry| entry.source.clone()),
+            access: match &wanted.access {
+                WantedAccess::Block => Access::Block,
+                WantedAccess::Filesystem { mount_flags, .. } => {
+                    Access::Filesystem { fstype: None, mount_flags: mount_flags.clone() }
+                }
+            },
+            mode: wanted.mode,
+            staging: wanted.staging.clone(),
+            read_only: wanted.read_only,
+            formatting: cut_off.and_then(|entry| entry.formatting),
+            inline: wanted.inline,
+            boot: node.boot.clone(),
+            parameters: order.parameters.to_json(),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        };
+        Job { node, order, earlier, entry, device: None, done: Vec::new() }
+    }
+
+    /// Runs the first round's steps, and all that follows from what they find.
+    pub fn run(&mut self, steps: &[Start]) -> Result<()> {
+        let adopt = steps.contains(&Start::Adopt);
+        for start in steps {
+            match start {
+                Start::ClearMounts => self.clear_mounts()?,
+                Start::Disconnect => {
+                    let hint = self.earlier.as_ref().and_then(|entry| entry.source.as_ref());
+                    self.order.backend.connect().disconnect(&self.entry.id, hint)?;
+                }
+                Start::Begin => {
+                    self.done.push(Undo::Journal);
+                    self.node.journal.write_stage(&self.entry)?;
+                }
+                Start::Connect => self.connect()?,
+                Start::Adopt => {}
+            }
+        }
+        let source = self.entry.source.clone().ok_or_else(|| unexpected(&self.entry.staging, "nothing was connected"))?;
+        match (&self.order.wanted.access, &source) {
+            (WantedAccess::Block, Source::Device(device)) => drop(self.open(device)?),
+            (WantedAccess::Block, Source::Filesystem { .. }) => {
+                return Err(Error::Unsupported {
+                    what: format!("raw block access to volume {}", self.entry.id),
+                    reason: "its backend has file systems only".to_owned(),
+                });
+            }
+            (WantedAccess::Filesystem { .. }, _) if adopt => self.adopt()?,
+            (WantedAccess::Filesystem { .. }, Source::Filesystem { fstype, source, options }) => {
+                self.mount(fstype, Path::new(source), options)?;
+            }
+            (WantedAccess::Filesystem { fstype, .. }, Source::Device(device)) => self.filesystem(*fstype, device)?,
+        }
+        self.device = None;
+        if let (Some(gid), Access::Filesystem { .. }) = (self.order.group, &self.entry.access) {
+            apply_group(self.order.root, &self.entry.staging, gid, self.entry.read_only)?;
+        }
+        self.entry.phase = Phase::Staged;
+        self.node.journal.write_stage(&self.entry)
+    }
+
+    /// Ends a mkfs that was cut off, without mounting: afterwards the device holds a whole file system.
+    pub fn finish_mkfs(&mut self) -> Result<()> {
+        self.connect()?;
+        let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
+        self.device = Some(self.open(&device)?);
+        let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(&device)?)?;
+        for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_))) {
+            self.prepare(prepare, &device)?;
+        }
+        self.device = None;
+        Ok(())
+    }
+
+    fn clear_mounts(&self) -> Result<()> {
+        let Some(earlier) = &self.earlier else { return Ok(()) };
+        let (_, sources) = self.node.sources(&earlier.id, Some(earlier))?;
+        unmount_all(&earlier.staging, &sources)?;
+        Ok(())
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        let request = ConnectRequest {
+            id: &self.entry.id,
+            parameters: &self.order.parameters.backend,
+            publish_context: self.order.publish_context,
+            secrets: self.order.secrets,
+            read_only: self.entry.read_only,
+        };
+        self.done.push(Undo::Connection);
+        let source = self.order.backend.connect().connect(&request)?.into_inner();
+        // Another device than the one whose mkfs was cut off: what is on it is not ours.
+        let same = match (&self.entry.source, &source) {
+            (Some(Source::Device(then)), Source::Device(now)) => then.identity == now.identity,
+            _ => false,
+        };
+        if !same {
+            self.entry.formatting = None;
+        }
+        self.entry.source = Some(source);
+        Ok(())
+    }
+
+    /// Opens the device, once for all that follows, and sees that it is the one that was connected.
+    fn open(&self, device: &BlockDevice) -> Result<Device> {
+        let opened = Device::open(&device.path, !self.entry.read_only).or_else(|error| match error.errno() {
+            // Protected by us for a read-only target, at the time of a kill; it is looked at below.
+            Some(libc::EACCES | libc::EROFS | libc::EPERM) => Device::open(&device.path, false),
+            _ => Err(error),
+        })?;
+        if opened.number() != device.number {
+            let ((major, minor), (now_major, now_minor)) = (device.number, opened.number());
+            let reason = format!("volume {} is device {major}:{minor}, but this is {now_major}:{now_minor}", self.entry.id);
+            return Err(unexpected(&device.path, reason));
+        }
+        if self.entry.read_only || !opened.read_only()? {
+            return Ok(opened);
+        }
+        step("allow writes", &device.path.display(), || opened.set_read_only(false))?;
+        if opened.read_only()? {
+            return Err(Error::Conflict {
+                object: format!("device {} of volume {}", device.path.display(), self.entry.id),
+                existing: plan::access_word(true).to_owned(),
+                wanted: plan::access_word(false).to_owned(),
+            });
+        }
+        Ok(Device::open(&device.path, true)?)
+    }
+
+    fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
+        self.device = Some(self.open(device)?);
+        let found = self.look(device)?;
+        let check = self.order.parameters.node.fsck;
+        for prepare in plan::prepare(fstype, self.entry.read_only, check, &found)? {
+            self.prepare(prepare, device)?;
+        }
+        Ok(())
+    }
+
+    fn look(&self, device: &BlockDevice) -> Result<Found> {
+        let source = Source::Device(device.clone());
+        let open = self.opened(device)?;
+        let vouched = self.entry.formatting.is_none() && self.order.backend.connect().proven_empty(&self.entry.id, &source)?;
+        let contents = if vouched { Contents::Blank } else { step("probe", &device.path.display(), || fs::probe(open))? };
+        let fs_size = match &contents {
+            Contents::Filesystem(fstype) if self.entry.formatting.is_none() => Some(fs::size_on_device(open, *fstype)?),
+            _ => None,
+        };
+        Ok(Found {
+            device: device.path.display().to_string(),
+            contents,
+            interrupted: self.entry.formatting,
+            fs_size,
+            device_size: open.size()?,
+            device_read_only: open.read_only()?,
+            mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)),
+        })
+    }
+
+    fn opened(&self, device: &BlockDevice) -> Result<&Device> {
+        self.device.as_ref().ok_or_else(|| unexpected(&device.path, "it is not open"))
+    }
+
+    fn prepare(&mut self, prepare: Prepare, device: &BlockDevice) -> Result<()> {
+        let name = device.path.display().to_string();
+        match prepare {
+            Prepare::RecordMkfs(fstype) => {
+                self.entry.formatting = Some(fstype);
+                self.node.journal.write_stage(&self.entry)
+            }
+            Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?))?),
+            Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
+            Prepare::Check(fstype) => {
+                let checked = step("check", &name, || fs::check(self.opened(device)?, fstype).map_err(Error::from))?;
+                if checked == fs::Checked::Mended {
+                    tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "the check before the mount mended errors");
+                }
+                Ok(())
+            }
+            Prepare::GrowUnmounted(fstype) => {
+                step("grow", &name, || fs::grow_unmounted(self.opened(device)?, fstype).map_err(Error::from))?;
+                Ok(())
+            }
+            Prepare::Mount(fstype) => self.mount(fstype.as_str(), &device.path, &[]),
+            Prepare::GrowMounted(fstype) => {
+                let staging = &self.entry.staging;
+                step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, staging).map_err(Error::from))
+            }
+        }
+    }
+
+    fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
+        let arguments = self.order.parameters.node.mkfs_arguments()?;
+        let open = self.opened(device)?;
+        let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments));
+        // It may have refused before it wrote anything: then there is nothing to remember.
+        let whole = made.is_ok() || matches!(fs::probe(open), Ok(Contents::Blank));
+        if whole {
+            self.entry.formatting = None;
+        }
+        Ok(made?)
+    }
+
+    fn mount(&mut self, fstype: &str, device: &Path, more: &[String]) -> Result<()> {
+        let (attributes, options) = self.options(fstype, more)?;
+        let staging = self.entry.staging.clone();
+        let root = self.order.root;
+        if root.open_path(&staging)?.is_none() {
+            self.done.push(Undo::Folder);
+            step("make folder", &staging.display(), || root.make_dir(&staging, 0o750))?;
+        }
+        let place = root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging folder vanished"))?;
+        self.done.push(Undo::Mount);
+        step("mount", &format_args!("{} on {}", device.display(), staging.display()), || {
+            let detached = mount::new_filesystem(fstype, device, &options, &attributes)?;
+            mount::attach(detached, place.as_fd(), &staging)
+        })
+        .map_err(|error| self.refused(error))?;
+        drop(place);
+        self.seen_mounted(fstype, attributes.read_only)?;
+        self.remember_fstype(fstype);
+        Ok(())
+    }
+
+    /// The kernel says EINVAL to an option that the file system does not know.
+    fn refused(&self, error: os::Error) -> Error {
+        let own = match &self.entry.access {
+            Access::Filesystem { mount_flags, .. } => split_flags(mount_flags).map(|(_, options)| options).unwrap_or_default(),
+            Access::Block => Vec::new(),
+        };
+        if error.errno() == Some(libc::EINVAL) && !own.is_empty() {
+            let reason = format!("the kernel refuses one of {:?}: {error}", own.join(","));
+            return Error::invalid("volume_capability.mount.mount_flags", reason);
+        }
+        error.into()
+    }
+
+    /// One mount, of this device, as it was asked for: else what follows would write somewhere else.
+    fn seen_mounted(&self, fstype: &str, read_only: bool) -> Result<()> {
+        let staging = &self.entry.staging;
+        let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
+        match observe::at(&MountTable::read()?, staging, &sources) {
+            At::Ours(mount) if mount.fstype != fstype => {
+                Err(unexpected(staging, format!("{} is mounted there instead of {fstype}", mount.fstype)))
+            }
+            At::Ours(mount) if mount.is_read_only() != read_only => {
+                Err(unexpected(staging, format!("it is mounted {}", plan::access_word(mount.is_read_only()))))
+            }
+            At::Ours(_) => Ok(()),
+            At::Nothing => Err(unexpected(staging, "the mount is not there after it was made")),
+            At::Stack(count) => Err(plan::stacked(staging, count)),
+            At::Foreign(mount) => Err(plan::taken(staging, &mount)),
+        }
+    }
+
+    fn adopt(&mut self) -> Result<()> {
+        let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
+        let table = MountTable::read()?;
+        let At::Ours(mount) = observe::at(&table, &self.entry.staging, &sources) else {
+            return Err(unexpected(&self.entry.staging, "the mount that was there is gone; repeat the call"));
+        };
+        tracing::warn!(volume = %self.entry.id, path = %self.entry.staging.display(), "a mount without a journal entry was taken over");
+        self.remember_fstype(&mount.fstype);
+        Ok(())
+    }
+
+    fn remember_fstype(&mut self, name: &str) {
+        if let Access::Filesystem { fstype, .. } = &mut self.entry.access {
+            *fstype = Some(name.to_owned());
+        }
+    }
+
+    /// Attributes of the mount, options of the file system.
+    fn options(&self, fstype: &str, more: &[String]) -> Result<(Attributes, Vec<String>)> {
+        let flags = match &self.entry.access {
+            Access::Filesystem { mount_flags, .. } => mount_flags.as_slice(),
+            Access::Block => &[],
+        };
+        let (mut attributes, mut options) = split_flags(&[more, flags].concat())?;
+        attributes.read_only |= self.entry.read_only;
+        let mut add = |option: &str| {
+            if !options.iter().any(|there| there == option) {
+                options.push(option.to_owned());
+            }
+        };
+        if fstype == FsType::Xfs.as_str() {
+            // A restored or cloned volume has the UUID of its source, which may be mounted here too.
+            add("nouuid");
+        }
+        if self.order.parameters.node.discard && self.device.is_some() {
+            add("discard");
+        }
+        let protected = self.device.as_ref().map(Device::read_only).transpose()?.unwrap_or(false);
+        if attributes.read_only && protected {
+            // Its log cannot be replayed where nothing can be written.
+            match fstype {
+                "ext4" => add("noload"),
+                "xfs" => add("norecovery"),
+                "btrfs" => add("rescue=nologreplay"),
+                _ => {}
+            }
+        }
+        Ok((attributes, options))
+    }
+
+    /// Undoes what was done, in reverse, going on after an error; says in the error what is left.
+    pub fn undo(mut self, error: Error) -> Error {
+        self.device = None;
+        // It may still become connected: what was begun stays in the journal, for the next stage or unstage.
+        if matches!(error, Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. }) {
+            return error;
+        }
+        let mut left = Vec::new();
+        while let Some(undo) = self.done.pop() {
+            // What the journal says must be true to the last: it goes only when nothing else is left.
+            if undo == Undo::Journal && !left.is_empty() {
+                continue;
+            }
+            if let Err(failure) = self.undo_one(undo) {
+                left.push(failure.to_string());
+            }
+        }
+        if let (Some(fstype), Some(source)) = (self.entry.formatting, &self.entry.source) {
+            left.push(format!("a mkfs of {fstype} was cut off on {}; the next stage makes it anew", super::source_name(source)));
+        }
+        if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
+    }
+
+    fn undo_one(&self, undo: Undo) -> Result<()> {
+        let (id, staging) = (&self.entry.id, &self.entry.staging);
+        match undo {
+            Undo::Mount => {
+                let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
+                unmount_all(staging, &sources).map(|_| ())
+            }
+            Undo::Folder => Ok(step("remove folder", &staging.display(), || self.order.root.remove(staging))?),
+            Undo::Connection => {
+                if let Some(source) = &self.entry.source {
+                    self.node.unused(id, source)?;
+                }
+                self.order.backend.connect().disconnect(id, self.entry.source.as_ref())?;
+                Ok(())
+            }
+            // An inline volume's entry goes with the volume.
+            Undo::Journal if self.entry.formatting.is_some() || self.entry.inline => Ok(()),
+            Undo::Journal => self.node.journal.remove_stage(id),
+        }
+    }
+}
+
+/// The CO's mount options, parted.
+///
+/// # Errors
+/// `Invalid` for an option that makes no sense here.
+pub(super) fn split_flags(flags: &[String]) -> Result<(Attributes, Vec<String>)> {
+    mount::split_options(flags).map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error.to_string()))
+}
+
+/// Gives the file system mounted at `path` to the group. Answers whether anything had to be done.
+pub(super) fn apply_group(root: &os::path::Root, path: &Path, gid: u32, read_only: bool) -> Result<bool> {
+    if read_only {
+        return Ok(false);
+    }
+    let place = root.open_path(path)?.ok_or_else(|| unexpected(path, "it vanished"))?;
+    Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || group::apply(place.as_fd(), path, gid))?)
+}
+
+/// Unmounts all that lies at `path`, which must all be of `sources`; seen to be none on return. Answers how many there were.
+///
+/// # Errors
+/// `InUse` for a mount of someone else, which stays; not final where the kernel says that it is busy.
+pub(super) fn unmount_all(path: &Path, sources: &[Source]) -> Result<usize> {
+    for count in 0..HIGHEST_STACK {
+        match observe::at(&MountTable::read()?, path, sources) {
+            At::Nothing => return Ok(count),
+            At::Foreign(mount) => return Err(plan::taken(path, &mount)),
+            At::Ours(_) | At::Stack(_) => {}
+        }
+        step("unmount", &path.display(), || mount::unmount(path)).map_err(|error| {
+            let busy = error.errno() == Some(libc::EBUSY);
+            let error = Error::from(error);
+            if busy {
+                let path = path.display();
+                error.but_left(format!("{path} is still mounted, a process uses it: `fuser -vm {path}` shows which"))
+            } else {
+                error
+            }
+        })?;
+    }
+    Err(plan::stacked(path, HIGHEST_STACK))
+}
+
+/// Zeroes at both ends, where signatures lie: a mkfs that is not forced refuses over one.
+fn wipe_ends(device: &Device) -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    const END: u64 = 1 << 20;
+    let size = device.size()?;
+    let zeroes = vec![0; usize::try_from(END.min(size)).unwrap_or(0)];
+    for offset in [0, size.saturating_sub(END)] {
+        device.file().write_all_at(&zeroes, offset).map_err(|error| os::Error::io("wipe", device.path(), error))?;
+    }
+    Ok(device.flush()?)
+}

@@ -1,0 +1,67 @@
+//! NodeExpandVolume.
+
+use crate::backend::Source;
+use crate::ops::lock::Key;
+use crate::os::block::Device;
+use crate::os::fs;
+use crate::os::mountinfo::MountTable;
+use crate::os::step::step;
+use crate::volume::{Bytes, Error, FsType, Result, VolumeId};
+
+use super::journal::{Access, Phase, StageEntry};
+use super::observe::{self, At};
+use super::{ExpandRequest, Handle, Node, source_name, stats, unexpected};
+
+pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
+    let id = &request.id;
+    let _guard = node.locks.exclusive(Key::Volume(id.clone()), "expand")?;
+    let entry = stats::place(node, &Handle::Id(id.clone()), &request.path)?.entry;
+    if entry.phase != Phase::Staged || !node.same_boot(&entry) {
+        return Err(not_staged(id, "its stage is not whole, or of before the last boot; stage it again"));
+    }
+    let block = entry.access == Access::Block;
+    if request.block.is_some_and(|asked| asked != block) {
+        let kind = |block: bool| if block { "raw block" } else { "a file system" }.to_owned();
+        return Err(Error::Conflict { object: format!("stage of volume {id}"), existing: kind(block), wanted: kind(!block) });
+    }
+    if entry.read_only {
+        let by = "it is staged read-only, so that its file system cannot grow; stage it for writing".to_owned();
+        return Err(Error::InUse { object: format!("volume {id}"), by });
+    }
+    let connect = node.backend(id)?.connect();
+    let source = connect
+        .connected(id, entry.source.as_ref())?
+        .ok_or_else(|| not_staged(id, "it is no longer connected; unstage it and stage it again"))?;
+    let size = step("refresh", &source_name(&source), || connect.refresh(id, &source))?;
+    if let Some(required) = request.required.filter(|required| size < *required) {
+        let reason = format!("device {} has {size}, less than {required}; expand the volume first", source_name(&source));
+        return Err(Error::OutOfRange { field: "capacity_range.required_bytes", reason });
+    }
+    if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(_)) = (&entry.access, &source) {
+        grow(&entry, fstype, &source)?;
+    }
+    Ok(size)
+}
+
+/// Grows the mounted file system, by its staging mount.
+fn grow(entry: &StageEntry, fstype: &str, source: &Source) -> Result<()> {
+    let Source::Device(device) = source else { return Ok(()) };
+    let fstype: FsType = fstype.parse()?;
+    match observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(source)) {
+        At::Ours(_) => {}
+        _ => return Err(not_staged(&entry.id, "its file system is not mounted at the staging path; stage it again")),
+    }
+    let open = Device::open(&device.path, false)?;
+    if open.number() != device.number {
+        return Err(unexpected(&device.path, format!("it is no longer the device of volume {}", entry.id)));
+    }
+    // Nothing is begun for a repeat.
+    if fs::size_on_device(&open, fstype)? >= open.size()? {
+        return Ok(());
+    }
+    Ok(step("grow", &device.path.display(), || fs::grow_mounted(&open, fstype, &entry.staging))?)
+}
+
+fn not_staged(id: &VolumeId, reason: &str) -> Error {
+    Error::NotStaged { volume: id.to_string(), reason: reason.to_owned() }
+}

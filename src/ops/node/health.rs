@@ -1,0 +1,172 @@
+//! NodeGetVolumeHealth and NodeGetStorageHealth.
+
+use std::path::{Path, PathBuf};
+
+use crate::backend::{BlockDevice, Source};
+use crate::os::block::Device;
+use crate::os::mountinfo::MountTable;
+use crate::volume::{Error, Health, HealthProblem, Result, Severity};
+
+use super::journal::{Access, Phase, StageEntry};
+use super::observe::{self, At};
+use super::{Handle, Node, source_name, stats};
+
+pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, staging: Option<&Path>) -> Result<Health> {
+    let missing = || Error::NotFound { kind: "volume", id: stats::name(handle) };
+    let id = stats::id_of(node, handle)?.ok_or_else(missing)?;
+    let entry = node.journal.stage(&id)?;
+    let mut health = match node.registry.get(id.backend()).and_then(|backend| backend.health()) {
+        Some(report) => match report.volume_health(&id) {
+            // What is staged here and gone there is the very thing to be told.
+            Err(Error::NotFound { .. }) if entry.is_some() => vec![HealthProblem {
+                severity: Severity::DataLoss,
+                reason: "VolumeMissing",
+                message: format!("volume {id} is staged on this node, but its backend no longer has it"),
+            }],
+            other => other?,
+        },
+        None if entry.is_none() => return Err(missing()),
+        None => Health::new(),
+    };
+    let Some(entry) = entry else {
+        return match publish_path.or(staging) {
+            Some(path) => Err(Error::NotFound { kind: "volume", id: format!("{id} at {}", path.display()) }),
+            None => Ok(health),
+        };
+    };
+    if entry.phase == Phase::Staged {
+        here(node, &entry, publish_path, &mut health)?;
+    }
+    Ok(health)
+}
+
+pub(super) fn storage_health(node: &Node) -> Result<Health> {
+    let mut health = Health::new();
+    for backend in node.registry.iter() {
+        if let Some(report) = backend.health() {
+            for problem in report.storage_health()? {
+                add(&mut health, problem);
+            }
+        } else if let Err(error) = backend.probe() {
+            let message = format!("backend {}: {error}", backend.name());
+            add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "BackendDown", message });
+        }
+    }
+    Ok(health)
+}
+
+/// What this node sees of a staged volume.
+fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &mut Health) -> Result<()> {
+    let (connected, _) = node.sources(&entry.id, Some(entry))?;
+    let Some(source) = connected.filter(is_there) else {
+        let device = entry.source.as_ref().map(source_name).unwrap_or_default();
+        let message = format!("volume {} is no longer connected as {device}; unstage it and stage it again", entry.id);
+        add(health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
+        return Ok(());
+    };
+    let table = MountTable::read()?;
+    for path in places(node, entry, publish_path)? {
+        at_place(&table, &path, entry, &source, health);
+    }
+    if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(device)) = (&entry.access, &source) {
+        if fstype == "ext4" {
+            recorded_errors(device, entry, health);
+        }
+    }
+    Ok(())
+}
+
+fn is_there(source: &Source) -> bool {
+    match source {
+        Source::Device(device) => Device::open(&device.path, false).is_ok_and(|open| open.number() == device.number),
+        Source::Filesystem { .. } => true,
+    }
+}
+
+/// Where it ought to be mounted.
+fn places(node: &Node, entry: &StageEntry, publish_path: Option<&Path>) -> Result<Vec<PathBuf>> {
+    let mut places = Vec::new();
+    if entry.access != Access::Block {
+        places.push(entry.staging.clone());
+    }
+    if let Some(path) = publish_path {
+        let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", entry.id, path.display()) };
+        let path = node.place(path).map_err(|_| missing())?;
+        if path != entry.staging {
+            node.journal.target(&entry.id, &path)?.ok_or_else(missing)?;
+            places.push(path);
+        }
+    }
+    Ok(places)
+}
+
+fn at_place(table: &MountTable, path: &Path, entry: &StageEntry, source: &Source, health: &mut Health) {
+    let id = &entry.id;
+    let place = path.display();
+    let (severity, reason, message) = match observe::at(table, path, std::slice::from_ref(source)) {
+        At::Ours(mount) => {
+            let gone_read_only = mount.super_options.iter().any(|option| option == "ro");
+            if entry.access == Access::Block || entry.read_only || !gone_read_only {
+                return;
+            }
+            let message = format!(
+                "volume {id} was mounted for writing, but its file system has become read-only, as after an I/O error; see \
+                 the kernel's log, then unstage it, so that the next stage checks it"
+            );
+            (Severity::Degraded, "ReadOnlyRemounted", message)
+        }
+        At::Nothing => (Severity::Inaccessible, "MountMissing", format!("volume {id} is no longer mounted at {place}")),
+        At::Stack(count) => {
+            let message = format!("{count} mounts of volume {id} lie on top of each other at {place}; unmount all but one");
+            (Severity::Degraded, "MountStacked", message)
+        }
+        At::Foreign(mount) => {
+            let message = format!("{} ({}) is mounted over volume {id} at {place}", mount.source.display(), mount.fstype);
+            (Severity::Inaccessible, "MountStacked", message)
+        }
+    };
+    add(health, HealthProblem { severity, reason, message });
+}
+
+/// ext4 counts the errors that it met, also those of earlier mounts.
+fn recorded_errors(device: &BlockDevice, entry: &StageEntry, health: &mut Health) {
+    let Some(name) = device.path.file_name() else { return };
+    let path = Path::new("/sys/fs/ext4").join(name).join("errors_count");
+    let count = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+    if count > 0 {
+        let message = format!(
+            "ext4 of volume {} on {} has recorded {count} errors; unstage it, so that the next stage checks it",
+            entry.id,
+            device.path.display()
+        );
+        add(health, HealthProblem { severity: Severity::Degraded, reason: "FilesystemErrors", message });
+    }
+}
+
+/// No two of one severity and reason: what a second one says goes to the first.
+fn add(health: &mut Health, problem: HealthProblem) {
+    let same = |there: &&mut HealthProblem| there.severity == problem.severity && there.reason == problem.reason;
+    match health.iter_mut().find(same) {
+        Some(there) => {
+            there.message.push_str("; ");
+            there.message.push_str(&problem.message);
+        }
+        None => health.push(problem),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_reason_is_said_once() {
+        let mut health = Health::new();
+        for message in ["a", "b"] {
+            let message = message.to_owned();
+            add(&mut health, HealthProblem { severity: Severity::Degraded, reason: "MountStacked", message });
+        }
+        add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "MountStacked", message: "c".to_owned() });
+        assert_eq!(health.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>(), ["a; b", "c"]);
+    }
+}

@@ -1,0 +1,221 @@
+//! Ephemeral inline volumes: made when they are published, deleted when they are unpublished.
+//!
+//! The journal entry is written before the volume is made and removed after it is deleted, so that a kill in between
+//! leaves nothing that nobody knows of. They are staged in a folder of ours, `<state folder>/inline/<volume id>`.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::backend::{Backend, Provision, VolumeSpec};
+use crate::ops::lock::Key;
+use crate::ops::parameters::{CONTEXT_KEY, Parameters};
+use crate::os;
+use crate::os::step::step;
+use crate::volume::{
+    AccessType, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, VolumeId,
+};
+
+use super::journal::{Access, Phase, StageEntry, VERSION};
+use super::plan::WantedAccess;
+use super::stage::{self, Order};
+use super::{Handle, Node, PublishRequest, publish, unpublish, unstage};
+
+/// The kubelet's word for it (volume_context).
+const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+const DEFAULT_SIZE: Bytes = Bytes::GIB;
+
+/// The kubelet's name of the volume, if the request is for an ephemeral one.
+pub(super) fn handle_of(request: &PublishRequest) -> Option<String> {
+    match &request.handle {
+        Handle::Inline(name) => Some(name.clone()),
+        Handle::Id(id) if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") => Some(id.to_string()),
+        Handle::Id(_) => None,
+    }
+}
+
+/// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.
+pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
+    let name = super::stats::name(handle);
+    for backend in node.registry.iter() {
+        let id = VolumeId::derive(backend.name(), &name);
+        if node.journal.stage(&id)?.is_some_and(|entry| entry.inline) {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
+}
+
+/// What the pod's attributes ask for.
+struct Recipe<'a> {
+    backend: &'a dyn Backend,
+    provision: &'a dyn Provision,
+    spec: VolumeSpec,
+    parameters: Parameters,
+    capability: Capability,
+}
+
+pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Result<Outcome<()>> {
+    let target = node.place(&request.target)?;
+    let recipe = recipe(node, request, name)?;
+    let id = recipe.spec.id.clone();
+    let _volume = node.locks.exclusive(Key::Volume(id.clone()), "publish")?;
+    let _target = node.locks.exclusive(Key::target(&target), "publish")?;
+    let known = node.journal.stage(&id)?;
+    if known.as_ref().is_some_and(|entry| !entry.inline) {
+        return Err(Error::Conflict {
+            object: format!("volume {id}"),
+            existing: "a persistent volume".to_owned(),
+            wanted: "an ephemeral volume".to_owned(),
+        });
+    }
+    let whole = known.as_ref().is_some_and(|entry| entry.phase == Phase::Staged);
+    match make(node, request, &recipe, known, target) {
+        Ok(outcome) => Ok(outcome),
+        // One that was published before stays; a first publish leaves nothing.
+        Err(error) if whole => Err(error),
+        Err(error) => Err(undo(node, &id, error)),
+    }
+}
+
+fn make(
+    node: &Node,
+    request: &PublishRequest,
+    recipe: &Recipe<'_>,
+    known: Option<StageEntry>,
+    target: PathBuf,
+) -> Result<Outcome<()>> {
+    let id = &recipe.spec.id;
+    let staging = folder(node, id)?;
+    let mut wanted = stage::wanted(id, staging, &recipe.capability)?;
+    wanted.inline = true;
+    if known.is_none() {
+        node.journal.write_stage(&begin(node, recipe, &wanted.access, &wanted.staging, wanted.read_only))?;
+    }
+    if recipe.provision.find(id)?.is_none() {
+        recipe.provision.create(&recipe.spec, node)?;
+    }
+    let order = Order {
+        backend: recipe.backend,
+        root: &node.state,
+        wanted,
+        group: stage::group_of(&recipe.capability),
+        parameters: recipe.parameters.clone(),
+        publish_context: &request.publish_context,
+        secrets: &request.secrets,
+    };
+    let staged = stage::run(node, &order)?;
+    let entry = node.journal.stage(id)?.ok_or_else(|| super::unexpected(&order.wanted.staging, "its journal entry vanished"))?;
+    let published = publish::run(node, &entry, target, &recipe.capability, request.read_only)?;
+    Ok(match (staged, published) {
+        (Outcome::Unchanged(()), Outcome::Unchanged(())) => Outcome::Unchanged(()),
+        _ => Outcome::Changed(()),
+    })
+}
+
+fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Recipe<'a>> {
+    let attributes = request.volume_context.iter().filter(|(key, _)| *key != CONTEXT_KEY);
+    let mut raw = RawParameters::new(attributes.map(|(key, value)| (key.clone(), value.clone())));
+    let backend = node.registry.choose(raw.take("backend").as_deref())?.as_ref();
+    let provision = backend.provision().ok_or_else(|| Error::Unsupported {
+        what: "an ephemeral inline volume".to_owned(),
+        reason: format!("backend {} makes no volumes; name another by the attribute `backend`", backend.name()),
+    })?;
+    let mut capability = request.capability.clone();
+    let asked = raw.take("fsType").map(|text| text.parse::<FsType>()).transpose()?;
+    match &mut capability.access {
+        AccessType::Filesystem { fstype, .. } => *fstype = fstype.or(asked),
+        AccessType::Block => {
+            let reason = "an ephemeral inline volume is a file system".to_owned();
+            return Err(Error::Unsupported { what: "raw block".to_owned(), reason });
+        }
+    }
+    backend.check_capability(&capability)?;
+    let size = raw.take("size").map(|text| text.parse::<Bytes>()).transpose()?.unwrap_or(DEFAULT_SIZE);
+    let least = capability.least_size();
+    if size < least {
+        let reason = format!("{size} is below the least possible size; ask for at least {least}");
+        return Err(Error::OutOfRange { field: "volume_context.size", reason });
+    }
+    let parameters = Parameters::for_backend(backend, raw)?;
+    let spec = VolumeSpec {
+        id: VolumeId::derive(backend.name(), name),
+        name: name.to_owned(),
+        capacity: size.round_up(provision.unit()),
+        source: None,
+        parameters: parameters.to_json(),
+        topology: TopologyRequirement::default(),
+    };
+    Ok(Recipe { backend, provision, spec, parameters, capability })
+}
+
+fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path, read_only: bool) -> StageEntry {
+    StageEntry {
+        version: VERSION,
+        id: recipe.spec.id.clone(),
+        phase: Phase::Staging,
+        source: None,
+        access: match access {
+            WantedAccess::Block => Access::Block,
+            WantedAccess::Filesystem { mount_flags, .. } => Access::Filesystem { fstype: None, mount_flags: mount_flags.clone() },
+        },
+        mode: recipe.capability.mode,
+        staging: staging.to_owned(),
+        read_only,
+        formatting: None,
+        inline: true,
+        boot: node.boot.clone(),
+        parameters: recipe.spec.parameters.clone(),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    }
+}
+
+/// Where it is staged. The parent folder is made here; the volume's own is the stage's.
+fn folder(node: &Node, id: &VolumeId) -> Result<PathBuf> {
+    let parent = node.state.path().join("inline");
+    node.state.make_dir(&parent, 0o700)?;
+    Ok(parent.join(id.to_string()))
+}
+
+fn undo(node: &Node, id: &VolumeId, error: Error) -> Error {
+    let attempt = || match node.journal.stage(id)? {
+        Some(entry) if entry.inline => {
+            unstage::finish(node, entry)?;
+            delete(node, id)
+        }
+        _ => Ok(()),
+    };
+    match attempt() {
+        Ok(()) => error.nothing_left(),
+        Err(left) => error.but_left(left.to_string()),
+    }
+}
+
+pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
+    let target = node.place(target)?;
+    let _volume = node.locks.exclusive(Key::Volume(id.clone()), "unpublish")?;
+    let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
+    let entry = node.journal.stage(id)?;
+    unpublish::run(node, id, entry.as_ref(), &target)?;
+    let Some(entry) = entry.filter(|entry| entry.inline) else { return Ok(Outcome::Changed(())) };
+    if let Some(other) = node.journal.targets(id)?.first() {
+        tracing::warn!(volume = %id, path = %other.target.display(), "an inline volume is still published elsewhere; kept");
+        return Ok(Outcome::Changed(()));
+    }
+    unstage::finish(node, entry)?;
+    delete(node, id)?;
+    Ok(Outcome::Changed(()))
+}
+
+/// Deletes an unstaged inline volume, its folder, and last what the journal has of it.
+pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
+    let backend = node.backend(id)?;
+    if let Some(provision) = backend.provision() {
+        provision.delete(id)?;
+    }
+    let staging = folder(node, id)?;
+    if !os::mountinfo::MountTable::read()?.at(&staging).is_empty() {
+        return Err(super::unexpected(&staging, "something is still mounted there; unmount it"));
+    }
+    step("remove folder", &staging.display(), || node.state.remove(&staging))?;
+    node.journal.remove_stage(id)
+}

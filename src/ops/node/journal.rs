@@ -1,0 +1,394 @@
+//! What this node has begun and not yet undone, on disk.
+//!
+//! `<state folder>/journal/<volume id>/stage.json`, and beside it one `target-<digest of the path>.json` per published
+//! target. Written before the first side effect, removed after the last is undone. Each file is whole or not there.
+//! A file that cannot be read is reported and kept aside as `.damaged`; nothing is guessed from it.
+//!
+//! No secrets: neither a request's secrets nor its publish_context are ever written here.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::backend::Source;
+use crate::os::{self, durable};
+use crate::volume::{AccessMode, Error, FsType, Result, VolumeId};
+
+/// The form of the files. Another number is another version's file and is left alone.
+pub const VERSION: u32 = 1;
+/// No entry comes near it; what is larger is damaged.
+const LONGEST: u64 = 1 << 20;
+const STAGE: &str = "stage.json";
+const FROZEN: &str = "frozen-";
+
+/// How far a stage is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Begun, never acknowledged.
+    Staging,
+    /// Acknowledged.
+    Staged,
+    /// Its undoing has begun.
+    Unstaging,
+}
+
+/// As what it is staged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    Block,
+    Filesystem {
+        /// The kernel's name of it; `None` until it is known.
+        fstype: Option<String>,
+        /// As the CO gave them.
+        mount_flags: Vec<String>,
+    },
+}
+
+/// A volume that is staged here, or was to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageEntry {
+    pub version: u32,
+    pub id: VolumeId,
+    pub phase: Phase,
+    /// What `Connect::connect` answered; `None` until then.
+    pub source: Option<Source>,
+    pub access: Access,
+    pub mode: AccessMode,
+    pub staging: PathBuf,
+    pub read_only: bool,
+    /// Set after the device in `source` was proven blank and before mkfs, cleared after it: a mkfs that was cut off is
+    /// done again on this very device, instead of being taken for somebody's data.
+    pub formatting: Option<FsType>,
+    /// An ephemeral volume, deleted when it is unpublished.
+    pub inline: bool,
+    /// The boot in which this was written: mounts and device numbers of another boot mean nothing.
+    pub boot: String,
+    /// The volume's parameters (`{"node": ..., "backend": ...}`).
+    pub parameters: serde_json::Value,
+    /// Seconds since 1970.
+    pub created: u64,
+}
+
+/// A target at which a volume is published, or was to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetEntry {
+    pub version: u32,
+    pub id: VolumeId,
+    pub target: PathBuf,
+    pub block: bool,
+    pub read_only: bool,
+    pub boot: String,
+}
+
+/// Mounts that are held still for a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrozenEntry {
+    pub version: u32,
+    pub mounts: Vec<PathBuf>,
+    pub boot: String,
+}
+
+/// The journal's folder.
+#[derive(Debug)]
+pub struct Journal {
+    folder: PathBuf,
+}
+
+impl Journal {
+    /// Opens `<state>/journal`, making it if need be, for its owner only.
+    pub fn open(state: &Path) -> Result<Journal> {
+        let folder = state.join("journal");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(|error| os::Error::io("make journal folder", &folder, error))?;
+        Ok(Journal { folder })
+    }
+
+    /// The volume's stage.
+    pub fn stage(&self, id: &VolumeId) -> Result<Option<StageEntry>> {
+        let entry: Option<StageEntry> = read(&self.of(id), STAGE)?;
+        self.belongs(id, entry, |entry| &entry.id)
+    }
+
+    /// Writes the volume's stage, durable on return.
+    pub fn write_stage(&self, entry: &StageEntry) -> Result<()> {
+        self.write(&entry.id, STAGE, entry)
+    }
+
+    /// Removes the volume's stage, and its folder if nothing else is in it.
+    pub fn remove_stage(&self, id: &VolumeId) -> Result<()> {
+        self.remove(id, STAGE)
+    }
+
+    /// One target of a volume.
+    pub fn target(&self, id: &VolumeId, target: &Path) -> Result<Option<TargetEntry>> {
+        let entry: Option<TargetEntry> = read(&self.of(id), &target_name(target))?;
+        self.belongs(id, entry, |entry| &entry.id)
+    }
+
+    /// All targets of a volume.
+    pub fn targets(&self, id: &VolumeId) -> Result<Vec<TargetEntry>> {
+        let folder = self.of(id);
+        let mut names: Vec<String> =
+            names(&folder)?.into_iter().filter(|name| name.starts_with("target-") && name.ends_with(".json")).collect();
+        names.sort();
+        let mut targets = Vec::with_capacity(names.len());
+        for name in names {
+            let entry: Option<TargetEntry> = read(&folder, &name)?;
+            targets.extend(self.belongs(id, entry, |entry| &entry.id)?);
+        }
+        Ok(targets)
+    }
+
+    /// Writes a target, durable on return.
+    pub fn write_target(&self, entry: &TargetEntry) -> Result<()> {
+        self.write(&entry.id, &target_name(&entry.target), entry)
+    }
+
+    /// Removes a target, and the volume's folder if nothing else is in it.
+    pub fn remove_target(&self, id: &VolumeId, target: &Path) -> Result<()> {
+        self.remove(id, &target_name(target))
+    }
+
+    /// Whether there is anything about the volume, be it damaged.
+    pub fn knows(&self, id: &VolumeId) -> Result<bool> {
+        Ok(!names(&self.of(id))?.is_empty())
+    }
+
+    /// All volumes that the journal knows. Only for the start: it costs as much as there are.
+    pub fn volumes(&self) -> Result<Vec<VolumeId>> {
+        Ok(names(&self.folder)?.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Records mounts that are about to be frozen; answers the record's name.
+    pub fn write_frozen(&self, number: u64, entry: &FrozenEntry) -> Result<String> {
+        let name = format!("{FROZEN}{}-{number}.json", std::process::id());
+        durable::write(&self.folder, &name, &encode(entry)?)?;
+        Ok(name)
+    }
+
+    /// Forgets a record of frozen mounts.
+    pub fn remove_frozen(&self, name: &str) -> Result<()> {
+        Ok(durable::remove(&self.folder, name)?)
+    }
+
+    /// What was frozen when an earlier process ended.
+    pub fn frozen(&self) -> Result<Vec<(String, FrozenEntry)>> {
+        let mut found = Vec::new();
+        for name in names(&self.folder)? {
+            if name.starts_with(FROZEN) && name.ends_with(".json") {
+                found.extend(read(&self.folder, &name)?.map(|entry| (name, entry)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn of(&self, id: &VolumeId) -> PathBuf {
+        self.folder.join(id.to_string())
+    }
+
+    fn write<T: Serialize>(&self, id: &VolumeId, name: &str, entry: &T) -> Result<()> {
+        let folder = self.of(id);
+        let content = encode(entry)?;
+        os::step::step("write journal", &format_args!("{}/{name}", folder.display()), || {
+            match fs::DirBuilder::new().mode(0o700).create(&folder) {
+                Ok(()) => durable::sync_dir(&self.folder)?,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(os::Error::io("make journal folder", &folder, error)),
+            }
+            durable::write(&folder, name, &content)
+        })?;
+        Ok(())
+    }
+
+    fn remove(&self, id: &VolumeId, name: &str) -> Result<()> {
+        let folder = self.of(id);
+        os::step::step("remove journal", &format_args!("{}/{name}", folder.display()), || {
+            match durable::remove(&folder, name) {
+                // The folder itself may be gone already.
+                Err(error) if error.is_missing() => {}
+                other => other?,
+            }
+            match fs::remove_dir(&folder) {
+                Ok(()) => Ok(()),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTEMPTY | libc::EEXIST)) => Ok(()),
+                Err(error) => Err(os::Error::io("remove journal folder", &folder, error)),
+            }
+        })?;
+        Ok(())
+    }
+
+    /// An entry that names another volume was put here by hand: nothing can be said of it.
+    fn belongs<T>(&self, id: &VolumeId, entry: Option<T>, named: impl Fn(&T) -> &VolumeId) -> Result<Option<T>> {
+        match entry {
+            Some(entry) if named(&entry) != id => Err(os::Error::Unexpected {
+                object: self.of(id).display().to_string(),
+                reason: format!("the journal of volume {id} holds an entry of volume {}; move it away", named(&entry)),
+            }
+            .into()),
+            other => Ok(other),
+        }
+    }
+}
+
+/// `target-<the first 16 hexadecimal digits of the path's SHA-256>.json`.
+fn target_name(target: &Path) -> String {
+    let digest = Sha256::digest(target.as_os_str().as_encoded_bytes());
+    let hex: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("target-{hex}.json")
+}
+
+fn encode<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec_pretty(entry).map_err(|error| Error::failed("write journal", "entry", error))
+}
+
+/// The names in a folder; none where there is no folder.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let list = match fs::read_dir(folder) {
+        Ok(list) => list,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(os::Error::io("read journal folder", folder, error).into()),
+    };
+    let mut names = Vec::new();
+    for entry in list {
+        let entry = entry.map_err(|error| os::Error::io("read journal folder", folder, error))?;
+        names.extend(entry.file_name().into_string().ok());
+    }
+    Ok(names)
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
+    let path = folder.join(name);
+    let Some(content) = durable::read(&path, LONGEST)? else { return Ok(None) };
+    match serde_json::from_slice::<Versioned>(&content) {
+        Ok(found) if found.version != VERSION => {
+            let reason = format!("written by another version (form {}, this one reads {VERSION}); run that one", found.version);
+            return Err(os::Error::Unexpected { object: path.display().to_string(), reason }.into());
+        }
+        Ok(_) => match serde_json::from_slice(&content) {
+            Ok(entry) => return Ok(Some(entry)),
+            Err(error) => keep_aside(&path, &error)?,
+        },
+        Err(error) => keep_aside(&path, &error)?,
+    }
+    Ok(None)
+}
+
+fn keep_aside(path: &Path, error: &serde_json::Error) -> Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".damaged");
+    fs::rename(path, &aside).map_err(|error| os::Error::io("keep aside", path, error))?;
+    tracing::error!(
+        path = %path.display(),
+        kept = %Path::new(&aside).display(),
+        %error,
+        "a journal file cannot be read and was kept aside; the next stage or unstage of the volume finds its device and \
+         mounts without it. Remove the kept file once the volume is unstaged"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn id() -> VolumeId {
+        "image:a".parse().expect("valid")
+    }
+
+    pub fn entry() -> StageEntry {
+        StageEntry {
+            version: VERSION,
+            id: id(),
+            phase: Phase::Staging,
+            source: None,
+            access: Access::Filesystem { fstype: None, mount_flags: vec!["noexec".to_owned()] },
+            mode: AccessMode::SingleNodeWriter,
+            staging: "/var/lib/kubelet/s".into(),
+            read_only: false,
+            formatting: Some(FsType::Xfs),
+            inline: false,
+            boot: "b".to_owned(),
+            parameters: serde_json::json!({ "node": BTreeMap::<String, String>::new() }),
+            created: 1,
+        }
+    }
+
+    fn target(path: &str) -> TargetEntry {
+        TargetEntry { version: VERSION, id: id(), target: path.into(), block: true, read_only: true, boot: "b".to_owned() }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_the_last_removal_leaves_no_folder() {
+        let state = tempfile::tempdir().expect("a folder");
+        let journal = Journal::open(state.path()).expect("opens");
+        assert_eq!(journal.stage(&id()).expect("reads"), None);
+        journal.write_stage(&entry()).expect("writes");
+        journal.write_target(&target("/t/1")).expect("writes");
+        journal.write_target(&target("/t/2")).expect("writes");
+        assert_eq!(journal.stage(&id()).expect("reads"), Some(entry()));
+        assert_eq!(journal.target(&id(), Path::new("/t/2")).expect("reads"), Some(target("/t/2")));
+        assert_eq!(journal.targets(&id()).expect("reads").len(), 2);
+        assert_eq!(journal.volumes().expect("reads"), [id()]);
+        journal.remove_target(&id(), Path::new("/t/1")).expect("removes");
+        journal.remove_target(&id(), Path::new("/t/1")).expect("removes again");
+        journal.remove_stage(&id()).expect("removes");
+        assert!(journal.knows(&id()).expect("reads"), "one target is left");
+        journal.remove_target(&id(), Path::new("/t/2")).expect("removes");
+        assert!(!state.path().join("journal/image:a").exists());
+        journal.remove_stage(&id()).expect("nothing to remove is fine");
+    }
+
+    #[test]
+    fn a_torn_file_is_kept_aside_and_nothing_is_guessed() {
+        let state = tempfile::tempdir().expect("a folder");
+        let journal = Journal::open(state.path()).expect("opens");
+        journal.write_stage(&entry()).expect("writes");
+        let path = state.path().join("journal/image:a/stage.json");
+        let whole = fs::read(&path).expect("reads");
+        for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+            fs::write(&path, &whole[..length]).expect("tears it");
+            assert_eq!(journal.stage(&id()).expect("no error"), None, "{length} bytes");
+            assert!(!path.exists() && path.with_extension("json.damaged").exists());
+        }
+        assert!(journal.knows(&id()).expect("reads"));
+    }
+
+    #[test]
+    fn another_versions_file_is_left_alone() {
+        let state = tempfile::tempdir().expect("a folder");
+        let journal = Journal::open(state.path()).expect("opens");
+        journal.write_stage(&StageEntry { version: 2, ..entry() }).expect("writes");
+        let error = journal.stage(&id()).expect_err("not ours to read");
+        assert!(error.to_string().contains("another version"), "{error}");
+        assert!(state.path().join("journal/image:a/stage.json").exists());
+    }
+
+    #[test]
+    fn an_entry_of_another_volume_is_no_entry() {
+        let state = tempfile::tempdir().expect("a folder");
+        let journal = Journal::open(state.path()).expect("opens");
+        journal.write_stage(&entry()).expect("writes");
+        let other: VolumeId = "image:b".parse().expect("valid");
+        fs::rename(state.path().join("journal/image:a"), state.path().join("journal/image:b")).expect("moves");
+        assert!(journal.stage(&other).is_err());
+    }
+}

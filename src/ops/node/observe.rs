@@ -1,0 +1,129 @@
+//! What the kernel shows: what is mounted where, and whether it is the volume's.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use crate::backend::{BlockDevice, Source};
+use crate::os;
+use crate::os::mountinfo::{Mount, MountTable};
+use crate::os::path::Root;
+use crate::volume::Result;
+
+/// What is mounted at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    Nothing,
+    /// One mount, of this volume.
+    Ours(Mount),
+    /// Several mounts, all of this volume.
+    Stack(usize),
+    /// The topmost mount that is not this volume's.
+    Foreign(Mount),
+}
+
+/// This boot's id, from the kernel.
+pub fn boot() -> Result<String> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let id = std::fs::read_to_string(PATH).map_err(|error| os::Error::io("read", PATH, error))?;
+    Ok(id.trim().to_owned())
+}
+
+/// Whether `mount` shows the file system of `source`.
+pub fn is_filesystem_of(mount: &Mount, source: &Source) -> bool {
+    match source {
+        // btrfs has a device number of its own making; there the kernel keeps the device's path.
+        Source::Device(device) if mount.fstype == "btrfs" => mount.source == device.path,
+        Source::Device(device) => mount.device == device.number,
+        Source::Filesystem { fstype, source, .. } => mount.fstype == *fstype && mount.source == Path::new(source),
+    }
+}
+
+/// Whether `mount` is a bind of the device's own node.
+pub fn is_node_of(mount: &Mount, device: &BlockDevice) -> bool {
+    matches!(mount.fstype.as_str(), "devtmpfs" | "tmpfs") && mount.root.file_name() == device.path.file_name()
+}
+
+/// Whether `mount` is of this volume, as a file system or as a device node.
+pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
+    sources.iter().any(|source| {
+        let node = matches!(source, Source::Device(device) if is_node_of(mount, device));
+        node || is_filesystem_of(mount, source)
+    })
+}
+
+/// What is at `path`; `sources` are what this volume is or was in this boot.
+pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> At {
+    let stack = table.at(path);
+    if let Some(foreign) = stack.iter().rev().find(|mount| !is_of(mount, sources)) {
+        return At::Foreign((*foreign).clone());
+    }
+    match stack.as_slice() {
+        [] => At::Nothing,
+        [one] => At::Ours((*one).clone()),
+        several => At::Stack(several.len()),
+    }
+}
+
+/// The number of the block device that lies open, `None` where it is none.
+pub fn device_number(place: BorrowedFd<'_>, path: &Path) -> Result<Option<(u32, u32)>> {
+    let stat = rustix::fs::fstat(place).map_err(|errno| os::Error::io("stat", path, errno))?;
+    let block = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::BlockDevice;
+    Ok(block.then(|| (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))))
+}
+
+/// Whether `path` shows exactly this device's node.
+pub fn shows_device(root: &Root, path: &Path, device: &BlockDevice) -> Result<bool> {
+    let Some(place) = root.open_path(path)? else { return Ok(false) };
+    Ok(device_number(std::os::fd::AsFd::as_fd(&place), path)? == Some(device.number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(lines: &str) -> MountTable {
+        MountTable::parse(lines.as_bytes()).expect("a mountinfo")
+    }
+
+    fn device() -> Source {
+        Source::Device(BlockDevice { path: "/dev/loop3".into(), number: (7, 3), identity: "x".to_owned() })
+    }
+
+    #[test]
+    fn a_mount_is_ours_by_its_device_and_by_nothing_else() {
+        let lines = "1 0 0:1 / / rw - rootfs rootfs rw\n\
+                     10 1 7:3 / /a rw - ext4 /dev/loop3 rw\n\
+                     11 1 7:4 / /b rw - ext4 /dev/loop3 rw\n\
+                     12 1 0:40 / /c rw - btrfs /dev/loop3 rw\n\
+                     13 1 0:41 / /d rw - btrfs /dev/loop4 rw\n\
+                     14 1 0:5 /loop3 /e rw - devtmpfs dev rw\n\
+                     15 1 0:5 /loop4 /f rw - devtmpfs dev rw\n\
+                     16 1 7:3 / /g rw - ext4 /dev/loop3 rw\n\
+                     17 16 7:3 / /g rw - ext4 /dev/loop3 rw\n\
+                     18 17 0:9 / /h rw - tmpfs t rw\n";
+        let table = table(lines);
+        let at = |path: &str| at(&table, Path::new(path), &[device()]);
+        assert!(matches!(at("/a"), At::Ours(mount) if mount.id == 10));
+        assert!(matches!(at("/b"), At::Foreign(_)), "a name may lie");
+        assert!(matches!(at("/c"), At::Ours(_)));
+        assert!(matches!(at("/d"), At::Foreign(_)));
+        assert!(matches!(at("/e"), At::Ours(_)));
+        assert!(matches!(at("/f"), At::Foreign(_)));
+        assert!(matches!(at("/g"), At::Stack(2)));
+        assert!(matches!(at("/x"), At::Nothing));
+        assert!(matches!(super::at(&table, Path::new("/a"), &[]), At::Foreign(_)), "of an unknown volume nothing is ours");
+    }
+
+    #[test]
+    fn a_share_is_ours_by_type_and_source() {
+        let share = Source::Filesystem { fstype: "nfs4".to_owned(), source: "s:/x".to_owned(), options: Vec::new() };
+        let table = table("1 0 0:1 / / rw - rootfs rootfs rw\n2 1 0:9 / /a rw - nfs4 s:/x rw\n3 1 0:9 / /b rw - nfs4 s:/y rw\n");
+        assert!(matches!(at(&table, Path::new("/a"), std::slice::from_ref(&share)), At::Ours(_)));
+        assert!(matches!(at(&table, Path::new("/b"), &[share]), At::Foreign(_)));
+    }
+
+    #[test]
+    fn the_boot_has_an_id() {
+        assert_eq!(boot().expect("reads").len(), 36);
+    }
+}

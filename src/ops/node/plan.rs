@@ -1,0 +1,403 @@
+//! What to do, from what is wanted and what was seen. Pure: no I/O, so every case is a row of a table.
+//!
+//! A stage is planned in two rounds, since what is on a device shows only once it is connected.
+
+use std::path::{Path, PathBuf};
+
+use crate::backend::Source;
+use crate::os::fs::Contents;
+use crate::os::mountinfo::Mount;
+use crate::volume::{AccessMode, Error, FsType, Result, VolumeId};
+
+use super::journal::{Access, Phase, StageEntry, TargetEntry};
+use super::observe::At;
+
+/// How a volume is to be staged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub id: VolumeId,
+    pub staging: PathBuf,
+    pub access: WantedAccess,
+    pub mode: AccessMode,
+    pub read_only: bool,
+    pub inline: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WantedAccess {
+    Block,
+    Filesystem {
+        /// `None`: what is there; on a blank device the default.
+        fstype: Option<FsType>,
+        mount_flags: Vec<String>,
+    },
+}
+
+/// What there is before anything was done.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub entry: Option<StageEntry>,
+    /// Whether the entry was written in this boot; only then mounts and device numbers in it mean anything.
+    pub same_boot: bool,
+    /// What the backend says now.
+    pub connected: Option<Source>,
+    /// What is mounted at the staging path.
+    pub staging: At,
+}
+
+/// The first round's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Unmount what an earlier stage left, at the staging path in its journal entry; nobody was told of it.
+    ClearMounts,
+    /// Disconnect what an earlier stage connected otherwise.
+    Disconnect,
+    /// Write the intent.
+    Begin,
+    Connect,
+    /// The mount is there and right; only the journal of it was lost.
+    Adopt,
+}
+
+/// The first round. Nothing to do means that it is staged already, exactly so.
+///
+/// # Errors
+/// `Conflict` where it is staged otherwise; `InUse` where the staging path is taken.
+pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
+    if let At::Foreign(mount) = &seen.staging {
+        return Err(taken(&wanted.staging, mount));
+    }
+    let Some(entry) = &seen.entry else { return start_without_journal(wanted, seen) };
+    if entry.inline != wanted.inline {
+        let kind = |inline: bool| if inline { "an ephemeral volume" } else { "a persistent volume" };
+        return Err(conflict(wanted, kind(entry.inline), kind(wanted.inline)));
+    }
+    let mut steps = Vec::new();
+    if entry.phase == Phase::Staged && seen.same_boot {
+        compatible(wanted, entry)?;
+        if let At::Stack(count) = seen.staging {
+            return Err(stacked(&wanted.staging, count));
+        }
+        let whole = match wanted.access {
+            WantedAccess::Block => seen.connected.is_some() && seen.connected == entry.source,
+            WantedAccess::Filesystem { .. } => seen.connected.is_some() && matches!(seen.staging, At::Ours(_)),
+        };
+        if whole {
+            return Ok(steps);
+        }
+    }
+    // Begun and never acknowledged, or half undone, or of another boot: start afresh.
+    if seen.same_boot {
+        steps.push(Start::ClearMounts);
+    }
+    if seen.connected.is_some() && (entry.read_only != wanted.read_only || entry.phase == Phase::Unstaging) {
+        steps.push(Start::Disconnect);
+    }
+    steps.extend([Start::Begin, Start::Connect]);
+    Ok(steps)
+}
+
+fn start_without_journal(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
+    match (&seen.staging, &wanted.access) {
+        (At::Stack(count), _) => Err(stacked(&wanted.staging, *count)),
+        (At::Ours(mount), WantedAccess::Filesystem { fstype, .. }) => {
+            if let Some(fstype) = fstype.filter(|fstype| fstype.as_str() != mount.fstype) {
+                return Err(conflict(wanted, &mount.fstype, fstype.as_str()));
+            }
+            if mount.is_read_only() != wanted.read_only {
+                return Err(conflict(wanted, access_word(mount.is_read_only()), access_word(wanted.read_only)));
+            }
+            Ok(vec![Start::Begin, Start::Connect, Start::Adopt])
+        }
+        (At::Ours(mount), WantedAccess::Block) => Err(conflict(wanted, &mount.fstype, "raw block")),
+        _ => Ok(vec![Start::Begin, Start::Connect]),
+    }
+}
+
+fn compatible(wanted: &Wanted, entry: &StageEntry) -> Result<()> {
+    if entry.staging != wanted.staging {
+        let at = |path: &Path| format!("staging path {}", path.display());
+        return Err(conflict(wanted, &at(&entry.staging), &at(&wanted.staging)));
+    }
+    if entry.read_only != wanted.read_only {
+        return Err(conflict(wanted, access_word(entry.read_only), access_word(wanted.read_only)));
+    }
+    match (&entry.access, &wanted.access) {
+        (Access::Block, WantedAccess::Block) => Ok(()),
+        (Access::Block, WantedAccess::Filesystem { .. }) => Err(conflict(wanted, "raw block", "a file system")),
+        (Access::Filesystem { .. }, WantedAccess::Block) => Err(conflict(wanted, "a file system", "raw block")),
+        (Access::Filesystem { fstype, mount_flags }, WantedAccess::Filesystem { fstype: asked, mount_flags: flags }) => {
+            // What is mounted as it is (NFS) has a name that is none of ours; the CO's default does not apply to it.
+            let ours = fstype.as_deref().and_then(|name| name.parse::<FsType>().ok());
+            if let (Some(existing), Some(asked)) = (ours, asked) {
+                if existing != *asked {
+                    return Err(conflict(wanted, existing.as_str(), asked.as_str()));
+                }
+            }
+            if !same_flags(mount_flags, flags) {
+                let show = |flags: &[String]| format!("mount options {:?}", flags.join(","));
+                return Err(conflict(wanted, &show(mount_flags), &show(flags)));
+            }
+            Ok(())
+        }
+    }
+}
+
+fn same_flags(a: &[String], b: &[String]) -> bool {
+    let sorted = |flags: &[String]| {
+        let mut flags = flags.to_vec();
+        flags.sort();
+        flags
+    };
+    sorted(a) == sorted(b)
+}
+
+/// What a connected device showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// `/dev/loop3`, for messages.
+    pub device: String,
+    pub contents: Contents,
+    /// A mkfs of ours on this very device that was cut off; it was never mounted since.
+    pub interrupted: Option<FsType>,
+    /// Of the file system, where there is one.
+    pub fs_size: Option<u64>,
+    pub device_size: u64,
+    /// The device itself takes no writes.
+    pub device_read_only: bool,
+    /// It is mounted somewhere: neither check nor offline growth.
+    pub mounted: bool,
+}
+
+/// The second round's steps, on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepare {
+    /// Write into the journal that a mkfs begins.
+    RecordMkfs(FsType),
+    /// Take away what a cut-off mkfs left at both ends.
+    Wipe,
+    Mkfs(FsType),
+    Check(FsType),
+    GrowUnmounted(FsType),
+    Mount(FsType),
+    GrowMounted(FsType),
+}
+
+/// The second round, for a file system on a device.
+///
+/// # Errors
+/// `Unproven` for anything on the device that is neither ours nor proven nothing: it is left as it is.
+pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Found) -> Result<Vec<Prepare>> {
+    if let Some(begun) = found.interrupted {
+        return redo_mkfs(begun, fstype, read_only, found);
+    }
+    let actual = match &found.contents {
+        Contents::Filesystem(actual) => *actual,
+        Contents::Blank => {
+            let fstype = fstype.unwrap_or(FsType::DEFAULT);
+            writable_for_mkfs(read_only, found)?;
+            return Ok(vec![Prepare::RecordMkfs(fstype), Prepare::Mkfs(fstype), Prepare::Mount(fstype)]);
+        }
+        Contents::Other(what) => {
+            return Err(unproven(found, format!("it holds {what}, and is not formatted over it. {}", wipe_remedy(found))));
+        }
+        Contents::Unknown(why) => {
+            return Err(unproven(
+                found,
+                format!(
+                    "it is neither proven blank nor a known file system ({why}), and is not formatted. {}",
+                    wipe_remedy(found)
+                ),
+            ));
+        }
+    };
+    if let Some(wanted) = fstype.filter(|wanted| *wanted != actual) {
+        let reason = format!(
+            "it holds {actual}, but {wanted} was asked for; its data is left as it is. Ask for {actual} (fsType), or use a new volume"
+        );
+        return Err(unproven(found, reason));
+    }
+    let mut steps = Vec::new();
+    let writable = !read_only && !found.device_read_only;
+    let grow = writable && found.fs_size.is_some_and(|size| worth_growing(actual, size, found.device_size));
+    if writable && check && !found.mounted {
+        steps.push(Prepare::Check(actual));
+    }
+    // xfs and btrfs grow only while mounted; what is mounted already can only grow so too.
+    let offline = actual == FsType::Ext4 && !found.mounted;
+    if grow && offline {
+        steps.push(Prepare::GrowUnmounted(actual));
+    }
+    steps.push(Prepare::Mount(actual));
+    if grow && !offline {
+        steps.push(Prepare::GrowMounted(actual));
+    }
+    Ok(steps)
+}
+
+/// Only our own mkfs wrote on this device, and nobody mounted it: it is blank in all but the bytes. Yet where something
+/// that our mkfs does not write is seen, someone else was there.
+fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Found) -> Result<Vec<Prepare>> {
+    let foreign = match &found.contents {
+        Contents::Filesystem(actual) => (*actual != begun).then(|| actual.to_string()),
+        Contents::Other(what) => (!what.contains(begun.as_str())).then(|| what.clone()),
+        Contents::Blank | Contents::Unknown(_) => None,
+    };
+    if found.mounted {
+        return Err(unproven(found, "its mkfs was cut off, but it is mounted; unmount it first".to_owned()));
+    }
+    if let Some(what) = foreign {
+        let reason =
+            format!("its mkfs ({begun}) was cut off, but now it holds {what}: somebody else wrote to it. {}", wipe_remedy(found));
+        return Err(unproven(found, reason));
+    }
+    writable_for_mkfs(read_only, found)?;
+    let fstype = fstype.unwrap_or(begun);
+    Ok(vec![Prepare::RecordMkfs(fstype), Prepare::Wipe, Prepare::Mkfs(fstype), Prepare::Mount(fstype)])
+}
+
+fn writable_for_mkfs(read_only: bool, found: &Found) -> Result<()> {
+    if read_only || found.device_read_only {
+        return Err(unproven(
+            found,
+            "it is blank, and to be used read-only: there is nothing to mount. Stage it for writing once".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the device has become larger than the file system on it. mkfs leaves a last piece out that is too small for a
+/// group of its own; that is no reason to check and grow at every stage.
+pub fn worth_growing(fstype: FsType, fs_size: u64, device_size: u64) -> bool {
+    let slack = match fstype {
+        // A group's inode table and bitmaps with the default ratio.
+        FsType::Ext4 => 4 << 20,
+        FsType::Xfs | FsType::Btrfs => 1 << 20,
+    };
+    device_size.saturating_sub(fs_size) >= slack
+}
+
+/// How a volume is to be published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedTarget {
+    pub target: PathBuf,
+    pub read_only: bool,
+    /// No other target on this node (SINGLE_NODE_SINGLE_WRITER).
+    pub alone: bool,
+}
+
+/// What there is at a target.
+#[derive(Clone, Debug)]
+pub struct SeenTarget {
+    pub at: At,
+    pub entry: Option<TargetEntry>,
+    /// The other targets of the volume that are mounted.
+    pub others: Vec<TargetEntry>,
+}
+
+/// What a publish has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Publish {
+    /// It is there.
+    Nothing,
+    /// It is there, but not in the journal.
+    Record,
+    Mount,
+}
+
+/// # Errors
+/// `Conflict` where something else, or the same otherwise, is mounted at the target; `InUse` where another target forbids it.
+pub fn publish(id: &VolumeId, wanted: &WantedTarget, seen: &SeenTarget) -> Result<Publish> {
+    let object = || format!("target {} of volume {id}", wanted.target.display());
+    if wanted.alone {
+        if let Some(other) = seen.others.first() {
+            return Err(Error::InUse {
+                object: format!("volume {id}"),
+                by: format!(
+                    "it may have one user only (SINGLE_NODE_SINGLE_WRITER) and is published at {}; unpublish it there first",
+                    other.target.display()
+                ),
+            });
+        }
+    }
+    match &seen.at {
+        At::Nothing => Ok(Publish::Mount),
+        At::Stack(count) => Err(stacked(&wanted.target, *count)),
+        At::Foreign(mount) => Err(Error::Conflict {
+            object: object(),
+            existing: format!("a mount of {} ({})", mount.source.display(), mount.fstype),
+            wanted: "this volume".to_owned(),
+        }),
+        At::Ours(mount) => {
+            let read_only = match &seen.entry {
+                // A bind of a device node shows nothing of it in mountinfo.
+                Some(entry) if entry.block => entry.read_only,
+                _ => mount.options.iter().any(|option| option == "ro"),
+            };
+            if read_only != wanted.read_only {
+                let [existing, wanted] = [read_only, wanted.read_only].map(|read_only| access_word(read_only).to_owned());
+                return Err(Error::Conflict { object: object(), existing, wanted });
+            }
+            Ok(if seen.entry.is_some() { Publish::Nothing } else { Publish::Record })
+        }
+    }
+}
+
+/// Write protection lies on the device, not on a bind of its node: one way for all its targets.
+///
+/// # Errors
+/// `InUse` where another target has it the other way.
+pub fn protection(id: &VolumeId, wanted: &WantedTarget, others: &[TargetEntry]) -> Result<()> {
+    match others.iter().find(|other| other.read_only != wanted.read_only) {
+        None => Ok(()),
+        Some(other) => Err(Error::InUse {
+            object: format!("volume {id}"),
+            by: format!(
+                "its raw block device is published {} at {}, and cannot be {} at the same time on one node; unpublish it there first",
+                access_word(other.read_only),
+                other.target.display(),
+                access_word(wanted.read_only)
+            ),
+        }),
+    }
+}
+
+pub fn access_word(read_only: bool) -> &'static str {
+    if read_only { "read-only" } else { "read-write" }
+}
+
+fn conflict(wanted: &Wanted, existing: &str, asked: &str) -> Error {
+    Error::Conflict { object: format!("stage of volume {}", wanted.id), existing: existing.to_owned(), wanted: asked.to_owned() }
+}
+
+fn unproven(found: &Found, reason: String) -> Error {
+    Error::Unproven { device: found.device.clone(), reason }
+}
+
+fn wipe_remedy(found: &Found) -> String {
+    format!("If nothing on it is needed, run `wipefs -a {}` by hand, or use a new volume", found.device)
+}
+
+/// A path on which someone else mounted something.
+pub fn taken(path: &Path, mount: &Mount) -> Error {
+    Error::InUse {
+        object: path.display().to_string(),
+        by: format!(
+            "{} ({}) is mounted there, which is not this volume; unmount it (`umount {}`) if it is not needed",
+            mount.source.display(),
+            mount.fstype,
+            path.display()
+        ),
+    }
+}
+
+pub fn stacked(path: &Path, count: usize) -> Error {
+    Error::InUse {
+        object: path.display().to_string(),
+        by: format!("{count} mounts lie on top of each other there; unmount all but the first (`umount {}`)", path.display()),
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,95 @@
+//! NodeStageVolume.
+
+use std::collections::BTreeMap;
+
+use crate::backend::Backend;
+use crate::ops::lock::Key;
+use crate::ops::parameters::Parameters;
+use crate::os::mountinfo::MountTable;
+use crate::os::path::Root;
+use crate::volume::{AccessType, Capability, Outcome, Result, Secrets, VolumeId};
+
+use super::execute::{self, Job};
+use super::journal::StageEntry;
+use super::plan::{self, Seen, Wanted, WantedAccess};
+use super::{Node, StageRequest, observe};
+
+/// A stage that was asked for, checked.
+pub(super) struct Order<'a> {
+    pub backend: &'a dyn Backend,
+    /// Below which the staging path lies.
+    pub root: &'a Root,
+    pub wanted: Wanted,
+    pub group: Option<u32>,
+    pub parameters: Parameters,
+    pub publish_context: &'a BTreeMap<String, String>,
+    pub secrets: &'a Secrets,
+}
+
+pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> {
+    let backend = node.backend(&request.id)?.as_ref();
+    let staging = node.place(&request.staging)?;
+    let _guard = node.locks.exclusive(Key::Volume(request.id.clone()), "stage")?;
+    let order = Order {
+        backend,
+        root: &node.kubelet,
+        wanted: wanted(&request.id, staging, &request.capability)?,
+        group: group_of(&request.capability),
+        parameters: Parameters::from_context(backend, &request.volume_context)?,
+        publish_context: &request.publish_context,
+        secrets: &request.secrets,
+    };
+    run(node, &order)
+}
+
+pub(super) fn group_of(capability: &Capability) -> Option<u32> {
+    match capability.access {
+        AccessType::Filesystem { group, .. } => group,
+        AccessType::Block => None,
+    }
+}
+
+/// What a capability means for the staging path.
+///
+/// # Errors
+/// `Invalid` for a mount option that makes no sense.
+pub(super) fn wanted(id: &VolumeId, staging: std::path::PathBuf, capability: &Capability) -> Result<Wanted> {
+    let mut read_only = capability.mode.is_read_only();
+    let access = match &capability.access {
+        AccessType::Block => WantedAccess::Block,
+        AccessType::Filesystem { fstype, mount_flags, .. } => {
+            read_only |= execute::split_flags(mount_flags)?.0.read_only;
+            WantedAccess::Filesystem { fstype: *fstype, mount_flags: mount_flags.clone() }
+        }
+    };
+    Ok(Wanted { id: id.clone(), staging, access, mode: capability.mode, read_only, inline: false })
+}
+
+/// Looks, plans, runs. The caller holds the volume.
+pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
+    let entry = node.journal.stage(&order.wanted.id)?;
+    let seen = look(node, order, entry)?;
+    let steps = plan::start(&order.wanted, &seen)?;
+    if steps.is_empty() {
+        let changed = match (order.group, &order.wanted.access) {
+            (Some(gid), WantedAccess::Filesystem { .. }) => {
+                execute::apply_group(order.root, &order.wanted.staging, gid, order.wanted.read_only)?
+            }
+            _ => false,
+        };
+        return Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) });
+    }
+    tracing::debug!(volume = %order.wanted.id, ?steps, "stage");
+    let mut job = Job::new(node, order, seen.entry);
+    match job.run(&steps) {
+        Ok(()) => Ok(Outcome::Changed(())),
+        Err(error) => Err(job.undo(error)),
+    }
+}
+
+fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<Seen> {
+    let (connected, sources) = node.sources(&order.wanted.id, entry.as_ref())?;
+    let staging = observe::at(&MountTable::read()?, &order.wanted.staging, &sources);
+    let same_boot = entry.as_ref().is_some_and(|entry| node.same_boot(entry));
+    Ok(Seen { entry, same_boot, connected, staging })
+}

@@ -1,0 +1,105 @@
+//! NodeGetVolumeStats and NodeGetInfo.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use crate::backend::Source;
+use crate::os;
+use crate::os::block::Device;
+use crate::os::mountinfo::MountTable;
+use crate::os::path::Root;
+use crate::volume::{Error, Result, Topology, VolumeId};
+
+use super::journal::StageEntry;
+use super::observe::{self, At};
+use super::{Handle, Node, NodeInfo, Stats, inline};
+
+/// A place at which a volume is, as the journal has it.
+pub(super) struct Place<'a> {
+    pub entry: StageEntry,
+    pub root: &'a Root,
+    /// As mountinfo shows it.
+    pub path: PathBuf,
+    pub block: bool,
+    /// The place is the staging path.
+    pub staging: bool,
+}
+
+/// The id behind a handle; `None` for an inline volume that is not here.
+pub(super) fn id_of(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
+    Ok(match (inline::find(node, handle)?, handle) {
+        (Some(id), _) => Some(id),
+        (None, Handle::Id(id)) => Some(id.clone()),
+        (None, Handle::Inline(_)) => None,
+    })
+}
+
+/// The place `path` of the volume.
+///
+/// # Errors
+/// `NotFound` where the journal does not have the volume there.
+pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<Place<'a>> {
+    let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", name(handle), path.display()) };
+    let id = id_of(node, handle)?.ok_or_else(missing)?;
+    let entry = node.journal.stage(&id)?.ok_or_else(missing)?;
+    let block = entry.access == super::journal::Access::Block;
+    if entry.inline && path == entry.staging {
+        return Ok(Place { root: &node.state, path: entry.staging.clone(), entry, block, staging: true });
+    }
+    let path = node.place(path).map_err(|_| missing())?;
+    if path == entry.staging {
+        return Ok(Place { root: node.root_of(&entry), path, entry, block, staging: true });
+    }
+    node.journal.target(&id, &path)?.ok_or_else(missing)?;
+    Ok(Place { root: &node.kubelet, path, entry, block, staging: false })
+}
+
+/// As the CO calls it.
+pub(super) fn name(handle: &Handle) -> String {
+    match handle {
+        Handle::Id(id) => id.to_string(),
+        Handle::Inline(name) => name.clone(),
+    }
+}
+
+pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> {
+    let place = place(node, handle, path)?;
+    let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", place.entry.id, path.display()) };
+    let (connected, _) = node.sources(&place.entry.id, Some(&place.entry))?;
+    let source = connected.ok_or_else(missing)?;
+    if place.block {
+        return block_stats(node, &place, &source, missing);
+    }
+    // statfs of a bare folder would be the node's own disk.
+    let table = MountTable::read()?;
+    let At::Ours(_) = observe::at(&table, &place.path, std::slice::from_ref(&source)) else { return Err(missing()) };
+    let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;
+    let usage = os::fs::usage(open.as_fd())?;
+    Ok(Stats { total: usage.total, available: Some(usage.available), used: Some(usage.used), inodes: usage.inodes })
+}
+
+fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn() -> Error) -> Result<Stats> {
+    let Source::Device(device) = source else { return Err(missing()) };
+    if !place.staging && !observe::shows_device(place.root, &place.path, device)? {
+        return Err(missing());
+    }
+    let open = Device::open(&device.path, false)?;
+    if open.number() != device.number {
+        return Err(missing());
+    }
+    let used = node.backend(&place.entry.id)?.connect().used(&place.entry.id)?;
+    Ok(Stats { total: open.size()?, available: None, used: used.map(|bytes| bytes.0), inodes: None })
+}
+
+pub(super) fn info(node: &Node) -> Result<NodeInfo> {
+    let mut topology: Option<Topology> = None;
+    let mut limit = Some(0_u64);
+    for backend in node.registry.iter() {
+        if let Some(segments) = backend.topology() {
+            topology.get_or_insert_with(Topology::default).0.extend(segments.0);
+        }
+        // Each backend has its own room; where one has no limit, the node as a whole has none.
+        limit = limit.zip(backend.connect().limit()).map(|(sum, more)| sum.saturating_add(more));
+    }
+    Ok(NodeInfo { node_id: node.settings.node_id.clone(), topology, limit })
+}

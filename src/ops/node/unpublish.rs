@@ -1,0 +1,96 @@
+//! NodeUnpublishVolume.
+
+use std::path::Path;
+
+use crate::backend::Source;
+use crate::ops::lock::{Guard, Key};
+use crate::os;
+use crate::os::mountinfo::MountTable;
+use crate::volume::{Error, Outcome, Result, VolumeId};
+
+use super::journal::{Access, StageEntry};
+use super::plan;
+use super::publish::remove_place;
+use super::unstage::{allow_writes, mounted_target};
+use super::{Node, execute};
+
+pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
+    let target = node.place(target)?;
+    let _volume = lock(node, id)?;
+    let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
+    let entry = node.journal.stage(id)?;
+    run(node, id, entry.as_ref(), &target)
+}
+
+/// An inline volume that the journal does not know: it is gone, or never was.
+pub(super) fn unpublish_unknown(node: &Node, name: &str, target: &Path) -> Result<Outcome<()>> {
+    let target = node.place(target)?;
+    let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
+    tracing::debug!(volume = %name, "no such inline volume in the journal");
+    clear(node, &target, &[], false)
+}
+
+/// Raw block targets share the write protection of their device: one at a time.
+fn lock(node: &Node, id: &VolumeId) -> Result<Guard> {
+    let block = node.journal.stage(id)?.is_some_and(|entry| entry.access == Access::Block);
+    let key = Key::Volume(id.clone());
+    if block { node.locks.exclusive(key, "unpublish") } else { node.locks.shared(key, "unpublish") }
+}
+
+/// The caller holds the volume and the target.
+pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target: &Path) -> Result<Outcome<()>> {
+    let (connected, sources) = node.sources(id, entry)?;
+    let journaled = node.journal.target(id, target)?;
+    let outcome = clear(node, target, &sources, journaled.is_some())?;
+    let Some(journaled) = journaled else { return Ok(outcome) };
+    if journaled.block && journaled.read_only && entry.is_some_and(|entry| !entry.read_only) {
+        if let Some(source) = &connected {
+            end_protection(node, id, target, source)?;
+        }
+    }
+    node.journal.remove_target(id, target)?;
+    Ok(Outcome::Changed(()))
+}
+
+/// Takes this volume's mounts from the target, then the target itself.
+fn clear(node: &Node, target: &Path, sources: &[Source], journaled: bool) -> Result<Outcome<()>> {
+    if let Some(inside) = MountTable::read()?.below(target).next() {
+        return Err(Error::InUse {
+            object: format!("target {}", target.display()),
+            by: format!(
+                "{} is mounted inside it at {}; unmount that first",
+                inside.source.display(),
+                inside.mount_point.display()
+            ),
+        });
+    }
+    let count = execute::unmount_all(target, sources)?;
+    let Some(place) = node.kubelet.open_path(target)? else {
+        return Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) });
+    };
+    // A file that we know nothing of goes only if it can have been a place to mount on.
+    let stat = rustix::fs::fstat(&place).map_err(|errno| os::Error::io("stat", target, errno))?;
+    let file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+    drop(place);
+    if !journaled && count == 0 && file && stat.st_size > 0 {
+        return Err(Error::InUse {
+            object: format!("target {}", target.display()),
+            by: "it is a file with data, which no volume's target is; move it away".to_owned(),
+        });
+    }
+    remove_place(&node.kubelet, target)?;
+    Ok(Outcome::Changed(()))
+}
+
+/// The device takes writes again once its last read-only target is gone.
+fn end_protection(node: &Node, id: &VolumeId, target: &Path, source: &Source) -> Result<()> {
+    let table = MountTable::read()?;
+    let sources = std::slice::from_ref(source);
+    let others = node.journal.targets(id)?;
+    let still = others.iter().any(|other| other.target != target && other.read_only && mounted_target(&table, other, sources));
+    if still {
+        tracing::debug!(volume = %id, "the device stays {}: another target is", plan::access_word(true));
+        return Ok(());
+    }
+    allow_writes(source)
+}

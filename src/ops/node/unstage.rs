@@ -1,0 +1,196 @@
+//! NodeUnstageVolume, and the undoing of a stage that was cut off.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::backend::Source;
+use crate::ops::lock::Key;
+use crate::ops::parameters::Parameters;
+use crate::os::block::Device;
+use crate::os::mountinfo::MountTable;
+use crate::os::step::step;
+use crate::volume::{Error, Outcome, Result, Secrets, VolumeId};
+
+use super::execute::{self, Job};
+use super::journal::{Access, Phase, StageEntry, TargetEntry};
+use super::plan::{Wanted, WantedAccess};
+use super::stage::Order;
+use super::{Node, observe, source_name};
+
+pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
+    let staging = node.place(staging)?;
+    let _guard = node.locks.exclusive(Key::Volume(id.clone()), "unstage")?;
+    let entry = node.journal.stage(id)?;
+    match entry {
+        Some(entry) if entry.staging != staging && node.same_boot(&entry) => {
+            // Nothing of the volume's is to be at this path; its stage elsewhere is not what was asked about.
+            tracing::warn!(volume = %id, path = %staging.display(), staged = %entry.staging.display(), "unstage of another path");
+            let (_, sources) = node.sources(id, Some(&entry))?;
+            let count = execute::unmount_all(&staging, &sources)?;
+            Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
+        }
+        Some(entry) => finish(node, entry),
+        None => without_journal(node, id, &staging),
+    }
+}
+
+/// The journal is lost, or there never was a stage: only what the backend says is the volume's is undone.
+fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
+    let (connected, sources) = node.sources(id, None)?;
+    if !sources.is_empty() {
+        unpublished(node, id, staging, &sources)?;
+    }
+    let count = execute::unmount_all(staging, &sources)?;
+    match (connected, node.registry.get(id.backend())) {
+        (Some(source), Some(backend)) => {
+            allow_writes(&source)?;
+            backend.connect().disconnect(id, Some(&source))?;
+            Ok(Outcome::Changed(()))
+        }
+        _ if count > 0 => Ok(Outcome::Changed(())),
+        _ => Ok(Outcome::Unchanged(())),
+    }
+}
+
+/// Undoes a stage: unmounts, disconnects, forgets. The caller holds the volume. An inline volume's entry stays, since it goes
+/// with the volume.
+///
+/// # Errors
+/// `InUse` while it is published; not final where something is left.
+pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> {
+    let id = entry.id.clone();
+    let (connected, sources) = node.sources(&id, Some(&entry))?;
+    unpublished(node, &id, &entry.staging, &sources)?;
+    // Seen before anything is undone, so that a refusal changes nothing.
+    if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &sources) {
+        return Err(super::plan::taken(&entry.staging, &mount));
+    }
+    if entry.phase != Phase::Unstaging {
+        entry.phase = Phase::Unstaging;
+        node.journal.write_stage(&entry)?;
+    }
+    execute::unmount_all(&entry.staging, &sources)?;
+    if entry.formatting.is_some() && !entry.inline {
+        finish_mkfs(node, &entry);
+    }
+    match node.registry.get(id.backend()) {
+        Some(backend) => {
+            if let Some(source) = &connected {
+                allow_writes(source)?;
+            }
+            backend.connect().disconnect(&id, sources.first())?;
+        }
+        None if sources.is_empty() => {}
+        None => {
+            let device = sources.first().map(source_name).unwrap_or_default();
+            return Err(Error::BackendDown {
+                backend: id.backend().to_string(),
+                reason: format!("it is no longer configured, but volume {id} is still connected by it as {device}; configure it"),
+            });
+        }
+    }
+    if !entry.inline {
+        node.journal.remove_stage(&id)?;
+    }
+    Ok(Outcome::Changed(()))
+}
+
+/// A device whose mkfs was cut off would be taken for somebody's data for ever, so it is ended before the journal
+/// forgets it. If that fails, the volume stays unformatted: a loss of nothing, and said.
+fn finish_mkfs(node: &Node, entry: &StageEntry) {
+    let attempt = || -> Result<()> {
+        let order = Order {
+            backend: node.backend(&entry.id)?.as_ref(),
+            root: node.root_of(entry),
+            wanted: Wanted {
+                id: entry.id.clone(),
+                staging: entry.staging.clone(),
+                access: WantedAccess::Filesystem { fstype: entry.formatting, mount_flags: Vec::new() },
+                mode: entry.mode,
+                read_only: false,
+                inline: entry.inline,
+            },
+            group: None,
+            parameters: serde_json::from_value::<Parameters>(entry.parameters.clone())
+                .map_err(|error| Error::failed("read parameters", entry.id.to_string(), error))?,
+            publish_context: &BTreeMap::new(),
+            secrets: &Secrets::default(),
+        };
+        Job::new(node, &order, Some(entry.clone())).finish_mkfs()
+    };
+    if let Err(error) = attempt() {
+        tracing::error!(
+            volume = %entry.id,
+            error = %crate::volume::error::chain(&error),
+            "a mkfs was cut off and could not be ended; the volume never held data. It will not be formatted again by \
+             itself: delete it and make a new one, or run wipefs on its device"
+        );
+    }
+}
+
+/// Refuses while the volume is still seen somewhere: at a journaled target, or anywhere else in mountinfo. A target that is no
+/// longer mounted is forgotten.
+fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -> Result<()> {
+    let table = MountTable::read()?;
+    for target in node.journal.targets(id)? {
+        if mounted_target(&table, &target, sources) {
+            return Err(published_at(id, &target.target));
+        }
+        tracing::warn!(volume = %id, path = %target.target.display(), "a published target is no longer mounted; forgotten");
+        node.journal.remove_target(id, &target.target)?;
+    }
+    match table.iter().find(|mount| mount.mount_point != staging && observe::is_of(mount, sources)) {
+        Some(mount) => Err(published_at(id, &mount.mount_point)),
+        None => Ok(()),
+    }
+}
+
+/// Whether a journaled target is mounted, and by this volume.
+pub(super) fn mounted_target(table: &MountTable, target: &TargetEntry, sources: &[Source]) -> bool {
+    table.at(&target.target).iter().any(|mount| observe::is_of(mount, sources))
+}
+
+fn published_at(id: &VolumeId, path: &Path) -> Error {
+    Error::InUse { object: format!("volume {id}"), by: format!("it is mounted at {}; unpublish it there first", path.display()) }
+}
+
+/// Write protection outlives the binding of a loop device: the next volume on it would find it.
+pub(super) fn allow_writes(source: &Source) -> Result<()> {
+    let Source::Device(device) = source else { return Ok(()) };
+    let open = match Device::open(&device.path, false) {
+        Ok(open) if open.number() == device.number => open,
+        Ok(_) => return Ok(()),
+        Err(error) if error.is_missing() => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if open.read_only()? {
+        step("allow writes", &device.path.display(), || open.set_read_only(false))?;
+    }
+    Ok(())
+}
+
+impl Node {
+    /// Whether nothing uses a connected volume any more, so that it may be disconnected.
+    ///
+    /// # Errors
+    /// `InUse`, naming where it is mounted or published.
+    pub(super) fn unused(&self, id: &VolumeId, source: &Source) -> Result<()> {
+        let table = MountTable::read()?;
+        let sources = std::slice::from_ref(source);
+        if let Some(target) = self.journal.targets(id)?.iter().find(|target| mounted_target(&table, target, sources)) {
+            return Err(published_at(id, &target.target));
+        }
+        match table.iter().find(|mount| observe::is_of(mount, sources)) {
+            Some(mount) => Err(published_at(id, &mount.mount_point)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What an entry's access is, in words.
+pub(super) fn access_name(access: &Access) -> &str {
+    match access {
+        Access::Block => "raw block",
+        Access::Filesystem { fstype, .. } => fstype.as_deref().unwrap_or("a file system"),
+    }
+}
