@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::image::config::{ImageConfig, PoolConfig};
+use crate::backend::image::{ImageConfig, PoolConfig};
 use crate::volume::{self, NodeId};
 
 mod backends;

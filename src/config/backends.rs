@@ -8,8 +8,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::backend::fake::config::FakeConfig;
-use crate::backend::image::config::{ImageConfig, PoolConfig};
+use crate::backend::fake::FakeConfig;
+use crate::backend::image::{ImageConfig, PoolConfig};
 use crate::volume::{self, BackendName};
 
 /// One backend, by its `type`.
