@@ -16,6 +16,7 @@ pub mod durable;
 pub mod freeze;
 pub mod fs;
 pub mod loopdev;
+pub mod memfd;
 pub mod mount;
 pub mod mountinfo;
 pub mod path;

@@ -1,1 +1,156 @@
-//! stub
+//! A storage system in memory: for a first try, for tests of everything above it, and as the example of a backend.
+//!
+//! It is honest: it models sizes, promises, attachments, nodes and their limits, and answers from that model; nothing
+//! depends on what a name looks like. What it holds is gone when the process ends, so one process must be controller and
+//! node at once.
+//!
+//! - The contents of a `block` volume are a sparse memfd, made when someone first looks at them; on the node it is a loop
+//!   device over that memfd, whose device and inode are the volume's identity. A loop device outlives the process: it is
+//!   then still recognised, and undone, by what the journal says of it.
+//! - A `filesystem` volume is a tmpfs that the node mounts; its contents live from mount to unmount.
+//! - [`store`] is the whole state, under one lock that is never held over I/O. Nothing is durable.
+//! - Since what was made in vain is freed at once and by dropping it, a failure of ours leaves nothing.
+
+use std::collections::BTreeSet;
+
+use crate::os::step::step;
+use crate::volume::{AccessMode, BackendName, NodeId, Result, VolumeId};
+
+use super::{Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots};
+use store::Store;
+
+mod attach;
+mod changed_blocks;
+pub mod config;
+mod connect;
+mod contents;
+mod health;
+mod modify;
+mod provision;
+mod snapshots;
+mod store;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod testing;
+
+pub use config::{FakeConfig, FakeParameters, Medium, Tier};
+
+/// All single-node modes, and readers on many nodes: a loop device is not shared between writers.
+const ACCESS_MODES: [AccessMode; 5] = [
+    AccessMode::SINGLE_NODE[0],
+    AccessMode::SINGLE_NODE[1],
+    AccessMode::SINGLE_NODE[2],
+    AccessMode::SINGLE_NODE[3],
+    AccessMode::MultiNodeReaderOnly,
+];
+
+/// The backend.
+#[derive(Debug)]
+pub struct Fake {
+    store: Store,
+    /// Where this process runs, and where alone volumes can be connected.
+    here: NodeId,
+    /// All that exist, this one included.
+    nodes: BTreeSet<NodeId>,
+    volumes_per_node: Option<u64>,
+}
+
+impl Fake {
+    /// An empty one, on the node `here`.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field of the configuration.
+    pub fn new(config: FakeConfig, here: NodeId) -> Result<Self> {
+        config.validate()?;
+        let mut nodes = config.nodes;
+        nodes.insert(here.clone());
+        let store = Store::new(config.name, config.capacity);
+        Ok(Fake { store, here, nodes, volumes_per_node: config.volumes_per_node })
+    }
+}
+
+impl Backend for Fake {
+    fn name(&self) -> &BackendName {
+        self.store.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "fake"
+    }
+
+    fn probe(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn access_modes(&self) -> &[AccessMode] {
+        &ACCESS_MODES
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        Some(self)
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        Some(self)
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        Some(self)
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+    fn groups(&self) -> Option<&dyn Groups> {
+        Some(self)
+    }
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        Some(self)
+    }
+    fn attach(&self) -> Option<&dyn Attach> {
+        Some(self)
+    }
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
+    }
+    fn connect(&self) -> &dyn Connect {
+        self
+    }
+}
+
+/// Runs `copy` while the file systems of `volumes` are held still. What it made is thrown away if they were not, all
+/// the time.
+fn while_still<T>(quiesce: &dyn Quiesce, volumes: &[VolumeId], copy: impl FnOnce() -> Result<T>) -> Result<T> {
+    let held: Box<dyn Held> = step("hold still", &volumes.len(), || quiesce.hold(volumes))?;
+    let copied = copy()?;
+    step("let go", &volumes.len(), || held.release())?;
+    Ok(copied)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::testing::fake;
+    use super::*;
+    use crate::backend::registry::{Offers, Registry};
+
+    #[test]
+    fn it_offers_everything_and_is_reached_from_everywhere() {
+        let fake: Arc<dyn Backend> = Arc::new(fake(|_| ()));
+        fake.probe().expect("memory is always there");
+        assert!(fake.access_modes().starts_with(&AccessMode::SINGLE_NODE));
+        let offers = Registry::new(vec![fake]).expect("one backend").offers();
+        let everything = Offers {
+            provision: true,
+            expand: true,
+            modify: true,
+            snapshots: true,
+            groups: true,
+            changed_blocks: true,
+            attach: true,
+            health: true,
+            topology: false,
+        };
+        assert_eq!(offers, everything);
+    }
+}

@@ -8,6 +8,8 @@ mod check;
 mod grow;
 mod mkfs;
 mod probe;
+#[cfg(test)]
+pub(crate) mod testing;
 mod usage;
 
 pub use check::{Checked, check};

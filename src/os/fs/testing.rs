@@ -1,0 +1,127 @@
+//! What kernel tests stand on: mount namespaces, loop devices and file systems of their own, which go also on a panic.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::mount::{MntFlags, MsFlags};
+use nix::sched::CloneFlags;
+
+use crate::os::process::{Run, Tool, run, run_ok};
+
+/// Runs `test` in a thread with a mount namespace of its own; skips it, aloud, where that is not allowed.
+pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
+    let ended = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            if let Err(errno) = nix::sched::unshare(CloneFlags::CLONE_NEWNS) {
+                return eprintln!("SKIPPED: no mount namespace: {errno}");
+            }
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+            test();
+        });
+        thread.join()
+    });
+    if let Err(panic) = ended {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a tool and wants it to succeed; none (said aloud) where it is not installed.
+pub(crate) fn tool(name: &'static str, arguments: &[&str]) -> Option<String> {
+    let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let tool = Tool { name, package: "one that has it" };
+    if let Err(error) = tool.find() {
+        eprintln!("SKIPPED: {error}");
+        return None;
+    }
+    let command = Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: Duration::from_secs(60) };
+    Some(run_ok(command, "test", &[0]).unwrap().stdout)
+}
+
+/// A sparse file under a loop device, detached on drop.
+pub(crate) struct Loop {
+    pub(crate) device: PathBuf,
+    pub(crate) image: File,
+    _folder: tempfile::TempDir,
+}
+
+impl Loop {
+    pub(crate) fn new(size: u64) -> Option<Loop> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let image = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        image.set_len(size).unwrap();
+        let device = tool("losetup", &["--find", "--show", path.to_str().unwrap()])?;
+        Some(Loop { device: PathBuf::from(device.trim()), image, _folder: folder })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.device.to_str().unwrap()
+    }
+
+    pub(crate) fn resize(&self, size: u64) {
+        self.image.set_len(size).unwrap();
+        tool("losetup", &["--set-capacity", self.name()]).unwrap();
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let arguments = vec!["--detach".to_owned(), self.name().to_owned()];
+        let tool = Tool { name: "losetup", package: "mount" };
+        let command = Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: Duration::from_secs(60) };
+        match run(command) {
+            Ok(output) if output.status == Ok(0) => {}
+            other => eprintln!("{} is left over: {other:?}", self.device.display()),
+        }
+    }
+}
+
+/// A mount, undone on drop.
+pub(crate) struct Mounted(PathBuf);
+
+impl Mounted {
+    pub(crate) fn new(source: &Path, place: &Path, fstype: &str) -> Mounted {
+        nix::mount::mount(Some(source), place, Some(fstype), MsFlags::empty(), None::<&str>).unwrap();
+        Mounted(place.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(errno) = nix::mount::umount2(&self.0, MntFlags::empty()) {
+            eprintln!("{} is still mounted: {errno}", self.0.display());
+        }
+    }
+}
+
+/// An empty file system, mounted. The fields go in their order: the mount, the device, the folder.
+pub(crate) struct Scratch {
+    _mounted: Mounted,
+    pub(crate) under: Option<Loop>,
+    folder: tempfile::TempDir,
+}
+
+impl Scratch {
+    pub(crate) fn mounted(fstype: &str, size: u64) -> Option<Scratch> {
+        let under = Loop::new(size)?;
+        let mkfs = match fstype {
+            "ext4" => "mkfs.ext4",
+            "xfs" => "mkfs.xfs",
+            _ => "mkfs.btrfs",
+        };
+        tool(mkfs, &["-q", under.name()])?;
+        let folder = tempfile::tempdir().unwrap();
+        Some(Scratch { _mounted: Mounted::new(&under.device, folder.path(), fstype), under: Some(under), folder })
+    }
+
+    pub(crate) fn tmpfs() -> Option<Scratch> {
+        let folder = tempfile::tempdir().unwrap();
+        Some(Scratch { _mounted: Mounted::new(Path::new("none"), folder.path(), "tmpfs"), under: None, folder })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
