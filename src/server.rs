@@ -25,6 +25,8 @@ const LONGEST_PATH: usize = 107;
 const BACKLOG: u32 = 1024;
 /// For how long a process that may still listen is given to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// For how long connections may stay open once nothing runs any more.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// Why the socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +111,7 @@ impl fmt::Display for Endpoint {
 ///
 /// # Errors
 /// Where the socket cannot be made, or the server breaks.
-pub async fn serve(
-    endpoint: &Endpoint,
-    services: Services,
-    shutdown: impl Future<Output = ()>,
-    grace: Duration,
-) -> Result<()> {
+pub async fn serve(endpoint: &Endpoint, services: Services, shutdown: impl Future<Output = ()>, grace: Duration) -> Result<()> {
     let socket = Socket::bind(endpoint.path()).await?;
     services.readiness().set_ready(true);
     tracing::info!(%endpoint, "listening");
@@ -145,14 +142,23 @@ async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<
     tracing::info!(grace = %humantime::format_duration(grace), "stopping: no new connections; what runs is finished");
     let deadline = Instant::now() + grace;
     drop(stop);
-    // A client that keeps its connection open does not keep us: what counts is the work.
-    let closed = tokio::time::timeout_at(deadline, &mut serving).await;
-    let drained = services.tasks().drained(deadline.saturating_duration_since(Instant::now())).await;
-    tell_the_end(services, drained);
-    match closed {
-        Ok(ended) => ended.map_err(|source| Error::Serve { source }),
-        Err(_) => Ok(()),
+    let mut ended = None;
+    let drained = services.tasks().drained(grace);
+    tokio::pin!(drained);
+    let mut drained = loop {
+        tokio::select! {
+            result = &mut serving, if ended.is_none() => ended = Some(result),
+            drained = &mut drained => break drained,
+        }
+    };
+    // The last answers are still to be sent; a client that merely keeps its connection open does not keep us.
+    if ended.is_none() {
+        ended = tokio::time::timeout(CLOSING, &mut serving).await.ok();
     }
+    // What had arrived just before, and began only now.
+    drained &= services.tasks().drained(deadline.saturating_duration_since(Instant::now())).await;
+    tell_the_end(services, drained);
+    ended.unwrap_or(Ok(())).map_err(|source| Error::Serve { source })
 }
 
 fn tell_the_end(services: &Services, drained: bool) {

@@ -21,8 +21,7 @@ pub(super) struct Capabilities {
 
 impl Capabilities {
     pub(super) fn of(registry: &Registry, node_here: bool) -> Self {
-        let counts_writers =
-            registry.iter().any(|backend| backend.access_modes().contains(&AccessMode::SingleNodeMultiWriter));
+        let counts_writers = registry.iter().any(|backend| backend.access_modes().contains(&AccessMode::SingleNodeMultiWriter));
         Capabilities { offers: registry.offers(), counts_writers, node_here }
     }
 
@@ -30,11 +29,9 @@ impl Capabilities {
     pub(super) fn serves(&self, rpc: Rpc) -> bool {
         let offers = &self.offers;
         match rpc {
-            Rpc::CreateVolume
-            | Rpc::DeleteVolume
-            | Rpc::ListVolumes
-            | Rpc::ControllerGetVolume
-            | Rpc::GetCapacity => offers.provision,
+            Rpc::CreateVolume | Rpc::DeleteVolume | Rpc::ListVolumes | Rpc::ControllerGetVolume | Rpc::GetCapacity => {
+                offers.provision
+            }
             Rpc::ControllerPublishVolume | Rpc::ControllerUnpublishVolume => offers.attach,
             Rpc::CreateSnapshot | Rpc::DeleteSnapshot | Rpc::ListSnapshots | Rpc::GetSnapshot => offers.snapshots,
             Rpc::ControllerExpandVolume | Rpc::NodeExpandVolume => offers.expand,
@@ -69,9 +66,8 @@ impl Capabilities {
         let service = |service: Service| csi::PluginCapability {
             r#type: Some(csi::plugin_capability::Type::Service(csi::plugin_capability::Service { r#type: service.into() })),
         };
-        let online = csi::plugin_capability::VolumeExpansion {
-            r#type: csi::plugin_capability::volume_expansion::Type::Online.into(),
-        };
+        let online =
+            csi::plugin_capability::VolumeExpansion { r#type: csi::plugin_capability::volume_expansion::Type::Online.into() };
         let online = csi::PluginCapability { r#type: Some(csi::plugin_capability::Type::VolumeExpansion(online)) };
         let offers = &self.offers;
         let mut all = vec![service(Service::ControllerService)];
@@ -135,5 +131,65 @@ impl Capabilities {
             r#type: Some(csi::node_service_capability::Type::Rpc(csi::node_service_capability::Rpc { r#type: rpc.into() })),
         };
         table.into_iter().filter(|(_, offered)| *offered).map(|(rpc, _)| capability(rpc)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Capabilities {
+        let offers = Offers {
+            provision: true,
+            expand: true,
+            modify: true,
+            snapshots: true,
+            groups: true,
+            changed_blocks: true,
+            attach: true,
+            health: true,
+            topology: true,
+        };
+        Capabilities { offers, counts_writers: true, node_here: true }
+    }
+
+    fn nothing() -> Capabilities {
+        Capabilities { offers: Offers::default(), counts_writers: false, node_here: false }
+    }
+
+    #[test]
+    fn everything_offered_is_everything_of_the_protocol() {
+        // All of the protocol's, less UNKNOWN, and less what `plugin` says is left out.
+        assert_eq!(all().controller().len(), 16);
+        assert_eq!(all().node().len(), 7);
+        assert_eq!(all().group_controller().len(), 1);
+        assert_eq!(all().plugin().len(), 5);
+        assert!(Rpc::ALL.iter().all(|rpc| all().serves(*rpc)));
+    }
+
+    #[test]
+    fn what_no_backend_offers_is_neither_claimed_nor_served() {
+        assert!(nothing().controller().is_empty() && nothing().group_controller().is_empty());
+        assert_eq!(nothing().plugin().len(), 1);
+        for rpc in [Rpc::CreateVolume, Rpc::CreateSnapshot, Rpc::CreateVolumeGroupSnapshot, Rpc::GetMetadataDelta] {
+            assert!(!nothing().serves(rpc), "{}", rpc.name());
+        }
+        assert!(nothing().serves(Rpc::ValidateVolumeCapabilities), "mandatory");
+        assert!(nothing().serves(Rpc::NodeUnstageVolume), "mandatory once staged");
+    }
+
+    #[test]
+    fn published_nodes_are_claimed_only_where_somebody_knows_them() {
+        let claims = |capabilities: Capabilities| {
+            capabilities.controller().iter().any(|capability| match &capability.r#type {
+                Some(csi::controller_service_capability::Type::Rpc(rpc)) => {
+                    rpc.r#type() == ControllerRpc::ListVolumesPublishedNodes
+                }
+                None => false,
+            })
+        };
+        let alone = Capabilities { node_here: false, offers: Offers { attach: false, ..all().offers }, ..all() };
+        assert!(!claims(alone));
+        assert!(claims(Capabilities { node_here: true, ..alone }));
     }
 }

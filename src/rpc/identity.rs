@@ -2,9 +2,9 @@
 
 use tonic::{Request, Response, Status};
 
+use super::Services;
 use super::method::Rpc;
 use super::observe::Report;
-use super::Services;
 use crate::csi;
 
 #[derive(Clone, Debug)]
@@ -41,7 +41,9 @@ impl csi::identity_server::Identity for Identity {
         let readiness = self.services.readiness();
         if readiness.is_ready() {
             if let Err(error) = readiness.backends().await {
-                return Err(tracing::error_span!("rpc", rpc = Rpc::Probe.name()).in_scope(|| Report::new(Rpc::Probe).failed(&error)));
+                return Err(
+                    tracing::error_span!("rpc", rpc = Rpc::Probe.name()).in_scope(|| Report::new(Rpc::Probe).failed(&error))
+                );
             }
         }
         self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(readiness.is_ready()) })

@@ -95,10 +95,7 @@ impl csi::node_server::Node for NodeService {
         Ok(Response::new(encode::storage_health(health)))
     }
 
-    async fn node_expand_volume(
-        &self,
-        request: Request<csi::NodeExpandVolumeRequest>,
-    ) -> Answer<csi::NodeExpandVolumeResponse> {
+    async fn node_expand_volume(&self, request: Request<csi::NodeExpandVolumeRequest>) -> Answer<csi::NodeExpandVolumeResponse> {
         let node = self.node.clone();
         let work = move |Expand(expand)| node.expand(&expand);
         let size = self.services.run(Rpc::NodeExpandVolume, request, |_| Effect::Done, work).await?;

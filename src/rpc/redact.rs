@@ -73,6 +73,29 @@ macro_rules! choices {
     };
 }
 
+macro_rules! names {
+    ($($choice:path),* $(,)?) => {
+        $(impl fmt::Debug for $choice {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str_name())
+            }
+        })*
+    };
+}
+
+names! {
+    csi::VolumeHealthErrorType,
+    csi::StorageHealthErrorType,
+    csi::BlockMetadataType,
+    csi::volume_usage::Unit,
+    csi::volume_capability::access_mode::Mode,
+    csi::plugin_capability::service::Type,
+    csi::plugin_capability::volume_expansion::Type,
+    csi::controller_service_capability::rpc::Type,
+    csi::node_service_capability::rpc::Type,
+    csi::group_controller_service_capability::rpc::Type,
+}
+
 // What is shared by several.
 messages! {
     csi::VolumeCapability { access_type, access_mode };

@@ -53,10 +53,7 @@ impl csi::snapshot_metadata_server::SnapshotMetadata for SnapshotMetadataService
         .await
     }
 
-    async fn get_metadata_delta(
-        &self,
-        request: Request<csi::GetMetadataDeltaRequest>,
-    ) -> Answer<csi::GetMetadataDeltaResponse> {
+    async fn get_metadata_delta(&self, request: Request<csi::GetMetadataDeltaRequest>) -> Answer<csi::GetMetadataDeltaResponse> {
         self.open(Rpc::GetMetadataDelta, request, |volume_capacity_bytes, block_metadata| {
             let block_metadata_type = csi::BlockMetadataType::VariableLength.into();
             csi::GetMetadataDeltaResponse { block_metadata_type, volume_capacity_bytes, block_metadata }

@@ -256,10 +256,7 @@ mod tests {
     }
 
     fn from(r#type: csi::volume_content_source::Type) -> csi::CreateVolumeRequest {
-        csi::CreateVolumeRequest {
-            volume_content_source: Some(csi::VolumeContentSource { r#type: Some(r#type) }),
-            ..create()
-        }
+        csi::CreateVolumeRequest { volume_content_source: Some(csi::VolumeContentSource { r#type: Some(r#type) }), ..create() }
     }
 
     #[test]
@@ -324,10 +321,7 @@ mod tests {
         let fake = || csi::ControllerPublishVolumeRequest { volume_id: "fake-vol-id".to_owned(), ..attach() };
         refused::<Attached, _>(csi::ControllerPublishVolumeRequest { volume_id: String::new(), ..attach() }, "volume_id");
         refused::<Attached, _>(csi::ControllerPublishVolumeRequest { node_id: String::new(), ..fake() }, "node_id");
-        refused::<Attached, _>(
-            csi::ControllerPublishVolumeRequest { volume_capability: None, ..fake() },
-            "volume_capability",
-        );
+        refused::<Attached, _>(csi::ControllerPublishVolumeRequest { volume_capability: None, ..fake() }, "volume_capability");
         not_found::<Attached, _>(fake());
         not_found::<Attached, _>(csi::ControllerPublishVolumeRequest { node_id: "no node".to_owned(), ..attach() });
     }
@@ -340,10 +334,7 @@ mod tests {
             ..Default::default()
         };
         assert!(Validate::try_from(ask()).is_ok());
-        refused::<Validate, _>(
-            csi::ValidateVolumeCapabilitiesRequest { volume_id: String::new(), ..ask() },
-            "volume_id",
-        );
+        refused::<Validate, _>(csi::ValidateVolumeCapabilitiesRequest { volume_id: String::new(), ..ask() }, "volume_id");
         let without = csi::ValidateVolumeCapabilitiesRequest { volume_capabilities: vec![], ..ask() };
         refused::<Validate, _>(without, "volume_capabilities");
         not_found::<Validate, _>(csi::ValidateVolumeCapabilitiesRequest { volume_id: "fake-vol-id".to_owned(), ..ask() });

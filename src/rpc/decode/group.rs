@@ -32,7 +32,10 @@ impl TryFrom<csi::CreateVolumeGroupSnapshotRequest> for CreateGroup {
 /// DeleteVolumeGroupSnapshot.
 #[derive(Debug)]
 pub(in crate::rpc) enum DeleteGroup {
-    Group { id: GroupId, snapshots: Vec<SnapshotId> },
+    Group {
+        id: GroupId,
+        snapshots: Vec<SnapshotId>,
+    },
     /// No such group can exist; it counts as deleted, whatever its members are said to be.
     Nothing,
 }

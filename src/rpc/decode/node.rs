@@ -81,7 +81,9 @@ impl TryFrom<csi::NodePublishVolumeRequest> for Publish {
 fn inline_handle(text: &str) -> Result<Handle> {
     match is_inline(text) {
         true => Ok(Handle::Inline(text.to_owned())),
-        false => Err(Error::invalid("volume_id", "an inline volume's is 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with a dot")),
+        false => {
+            Err(Error::invalid("volume_id", "an inline volume's is 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with a dot"))
+        }
     }
 }
 

@@ -22,7 +22,8 @@ impl TryFrom<csi::CreateSnapshotRequest> for CreateSnapshot {
         let parameters = parameters("parameters", request.parameters)?;
         secrets(request.secrets)?;
         if request.accessibility_requirements.is_some() {
-            let reason = "is only for drivers with SNAPSHOT_ACCESSIBILITY_CONSTRAINTS; here a snapshot lies where its volume lies";
+            let reason =
+                "is only for drivers with SNAPSHOT_ACCESSIBILITY_CONSTRAINTS; here a snapshot lies where its volume lies";
             return Err(Error::invalid("accessibility_requirements", reason));
         }
         Ok(CreateSnapshot { name, source: volume(source)?, parameters })
