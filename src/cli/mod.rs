@@ -36,6 +36,8 @@ enum Failure {
     Call { code: Code, message: String },
     #[error("cannot {step}: {source}")]
     Serve { step: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("cannot make the folder {}: {source}", path.display())]
+    Folder { path: PathBuf, source: io::Error },
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -45,7 +47,7 @@ impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Failure::Call { code, .. } if call::may_still_run(*code) => 4,
-            Failure::Call { .. } | Failure::Serve { .. } | Failure::Output(_) => 1,
+            Failure::Call { .. } | Failure::Serve { .. } | Failure::Folder { .. } | Failure::Output(_) => 1,
             Failure::Usage(_) | Failure::Config(_) | Failure::Unreadable { .. } => 2,
             Failure::Unreachable { .. } => 3,
         }
@@ -70,7 +72,7 @@ pub fn main() -> ExitCode {
     // Wrong usage ends here, with clap's message and 2.
     let cli = Cli::parse();
     let result = match cli.command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(&args),
         Command::Call(args) => call::run(*args),
         Command::Completions { shell } => completions(shell),
     };

@@ -39,7 +39,7 @@ impl BackendConfig {
     fn validate(&self) -> volume::Result<()> {
         match self {
             BackendConfig::Image(config) => config.validate(),
-            BackendConfig::Fake(_) => Ok(()),
+            BackendConfig::Fake(config) => config.validate(),
         }
     }
 }

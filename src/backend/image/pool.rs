@@ -402,7 +402,9 @@ impl Ready {
             match files::look(self.root(), Path::new(name)) {
                 Ok(Some(seen)) if seen.folder => {}
                 Ok(_) => {
-                    return Err(format!("its folder {name} is missing; restore it from a backup, or mount the right file system"));
+                    return Err(format!(
+                        "its folder {name} is missing; restore it from a backup, or mount the right file system"
+                    ));
                 }
                 Err(error) => return Err(error.to_string()),
             }

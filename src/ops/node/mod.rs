@@ -144,7 +144,7 @@ impl Node {
         Ok(node)
     }
 
-/// Of this node.
+    /// Of this node.
     pub fn id(&self) -> &NodeId {
         &self.settings.node_id
     }
