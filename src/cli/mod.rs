@@ -81,13 +81,9 @@ pub fn main() -> ExitCode {
         // Who reads our output has read enough: `longshore call list-volumes | head`.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
+            let hint = failure.hint().map(|hint| format!("hint: {hint}\n")).unwrap_or_default();
             // Nothing can be done about a standard error that can't be written to; the exit code still tells.
-            let mut stderr = io::stderr().lock();
-            if writeln!(stderr, "error: {failure}").is_ok() {
-                if let Some(hint) = failure.hint() {
-                    writeln!(stderr, "hint: {hint}").ok();
-                }
-            }
+            write!(io::stderr().lock(), "error: {failure}\n{hint}").ok();
             ExitCode::from(failure.exit_code())
         }
     }

@@ -51,12 +51,12 @@ pub fn map<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>) -> Strin
     pairs.join(", ")
 }
 
-/// A point in time in UTC, as RFC 3339; empty where there is none or it can't be written so.
+/// A point in time in UTC, to the second, as RFC 3339; empty where there is none or it can't be written so.
 pub fn time(time: Option<&Timestamp>) -> String {
     // The last second of the year 9999.
     const LAST: i64 = 253_402_300_799;
     let shown = time.filter(|time| (0..=LAST).contains(&time.seconds)).and_then(|time| SystemTime::try_from(*time).ok());
-    shown.map(|time| humantime::format_rfc3339(time).to_string()).unwrap_or_default()
+    shown.map(|time| humantime::format_rfc3339_seconds(time).to_string()).unwrap_or_default()
 }
 
 #[cfg(test)]

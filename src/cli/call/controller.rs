@@ -366,11 +366,8 @@ async fn capabilities(client: &Client) -> Result<Answer, Failure> {
     let request = ControllerGetCapabilitiesRequest {};
     let call = "controller-get-capabilities";
     let response = client.answer(call, client.controller().controller_get_capabilities(request)).await?;
-    let names = response.capabilities.iter().filter_map(|capability| match &capability.r#type {
-        Some(Capability::Rpc(rpc)) => Some(rpc.r#type().as_str_name()),
-        None => None,
-    });
-    Ok(super::capabilities_answer(names))
+    let names = response.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
+    Ok(super::capabilities_answer(names.map(|Capability::Rpc(rpc)| rpc.r#type().as_str_name())))
 }
 
 /// A volume's health, as both services tell it.

@@ -70,11 +70,8 @@ async fn capabilities(client: &Client) -> Result<Answer, Failure> {
     let request = GroupControllerGetCapabilitiesRequest {};
     let call = "group-get-capabilities";
     let response = client.answer(call, client.group_controller().group_controller_get_capabilities(request)).await?;
-    let names = response.capabilities.iter().filter_map(|capability| match &capability.r#type {
-        Some(Capability::Rpc(rpc)) => Some(rpc.r#type().as_str_name()),
-        None => None,
-    });
-    Ok(super::capabilities_answer(names))
+    let names = response.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
+    Ok(super::capabilities_answer(names.map(|Capability::Rpc(rpc)| rpc.r#type().as_str_name())))
 }
 
 async fn create(client: &Client, args: CreateArgs) -> Result<Answer, Failure> {

@@ -272,11 +272,8 @@ async fn expand(client: &Client, args: ExpandArgs) -> Result<Answer, Failure> {
 async fn capabilities(client: &Client) -> Result<Answer, Failure> {
     let request = NodeGetCapabilitiesRequest {};
     let response = client.answer("node-get-capabilities", client.node().node_get_capabilities(request)).await?;
-    let names = response.capabilities.iter().filter_map(|capability| match &capability.r#type {
-        Some(Capability::Rpc(rpc)) => Some(rpc.r#type().as_str_name()),
-        None => None,
-    });
-    Ok(super::capabilities_answer(names))
+    let names = response.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
+    Ok(super::capabilities_answer(names.map(|Capability::Rpc(rpc)| rpc.r#type().as_str_name())))
 }
 
 async fn info(client: &Client) -> Result<Answer, Failure> {

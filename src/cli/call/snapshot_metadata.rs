@@ -44,8 +44,8 @@ pub struct PartArgs {
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
     offset: i64,
     /// At most so many blocks in a message of the stream [default: as the driver likes]
-    #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(i32).range(1..))]
-    max: i32,
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(i32).range(1..))]
+    max: Option<i32>,
 }
 
 /// A message of either stream.
@@ -76,7 +76,7 @@ impl Rpc {
                 let request = GetMetadataAllocatedRequest {
                     snapshot_id,
                     starting_offset: part.offset,
-                    max_results: part.max,
+                    max_results: part.max.unwrap_or_default(),
                     secrets: secrets.read()?,
                 };
                 let call = "metadata-allocated";
@@ -87,7 +87,7 @@ impl Rpc {
                     base_snapshot_id,
                     target_snapshot_id,
                     starting_offset: part.offset,
-                    max_results: part.max,
+                    max_results: part.max.unwrap_or_default(),
                     secrets: secrets.read()?,
                 };
                 Ok(answer(client.collect("metadata-delta", client.snapshot_metadata().get_metadata_delta(request)).await?))
