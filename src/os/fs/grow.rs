@@ -1,20 +1,197 @@
 //! File systems that become as large as their device.
+#![allow(unsafe_code, reason = "EXT4_IOC_RESIZE_FS has no safe wrapper")]
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
+use super::check::e2fsck;
+use super::superblock::{self, Superblock};
 use super::*;
+use crate::os::process::{Run, Tool, run_ok};
+
+/// Growth writes metadata only, but moves some of it; a slow disk takes its time.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+mod ioctl {
+    // The new number of blocks. linux/fs/ext4/ext4.h
+    nix::ioctl_write_ptr!(ext4_resize, b'f', 16, u64);
+}
 
 /// The size in bytes of the file system, from its superblock on the device.
+///
+/// Read past the page cache, which xfs and btrfs do not use for theirs. While xfs is mounted, growth stands in its log first and
+/// here later: there statvfs(3) is the truth.
+///
+/// # Errors
+/// `Unexpected` without a sound superblock of this type; `Io`.
 pub fn size_on_device(device: &Device, fstype: FsType) -> Result<u64> {
-    unimplemented!()
+    let bytes = read_superblock(device, superblock::place(fstype))?;
+    let reason = match superblock::parse(fstype, &bytes) {
+        Some(Superblock::Sound { size }) => return Ok(size),
+        Some(Superblock::Broken(why)) => format!("its {fstype} superblock is no good: {why}"),
+        Some(Superblock::Foreign(name)) => format!("it holds {name}, not {fstype}"),
+        None => format!("it holds no {fstype}"),
+    };
+    Err(Error::Unexpected { object: device_name(device), reason })
+}
+
+fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
+    const LENGTH: usize = superblock::LENGTH;
+    let failed = |action, error| Error::io(action, device.path(), error);
+    let direct = File::options()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(device_argument(device))
+        .map_err(|error| failed("open for direct I/O", error))?;
+    // Direct I/O wants memory that is aligned to the device's blocks.
+    let mut memory = vec![0; 2 * LENGTH];
+    let shift = memory.as_ptr().align_offset(LENGTH);
+    let bytes = memory.get_mut(shift..).and_then(|aligned| aligned.get_mut(..LENGTH)).unwrap_or_default();
+    direct.read_exact_at(bytes, place).map_err(|error| failed("read superblock of", error))?;
+    Ok(bytes.to_vec())
 }
 
 /// Grows a file system that is not mounted: ext4 (a forced `e2fsck -fp` before). xfs and btrfs grow only mounted: `Ok(false)`.
+/// The device must be open for writing.
+///
+/// # Errors
+/// As [`check`]; `Tool`.
 pub fn grow_unmounted(device: &Device, fstype: FsType) -> Result<bool> {
-    unimplemented!()
+    if fstype != FsType::Ext4 {
+        return Ok(false);
+    }
+    // resize2fs wants to see a check that is newer than the last mount.
+    e2fsck(device, &["-f", "-p"])?;
+    let tool = Tool { name: "resize2fs", package: "e2fsprogs" };
+    let keep = vec![device.file().as_fd()];
+    let command = Run { tool, arguments: vec![device_argument(device)], keep, stdin: Vec::new(), deadline: LONGEST };
+    run_ok(command, &device_name(device), &[0])?;
+    device.flush()?;
+    Ok(true)
 }
 
-/// Grows a mounted file system to its device's size: resize2fs, xfs_growfs, btrfs filesystem resize.
+/// Grows a mounted file system to its device's size. One that is as large already is fine.
+///
+/// ext4 by the same ioctl as resize2fs, whose exit status does not tell why; xfs_growfs; btrfs filesystem resize.
+///
+/// # Errors
+/// `Io` (ext4; EPERM without CAP_SYS_RESOURCE), `Tool`.
 pub fn grow_mounted(device: &Device, fstype: FsType, mount_point: &Path) -> Result<()> {
-    unimplemented!()
+    let place = mount_point.to_str().ok_or_else(|| Error::Path {
+        path: mount_point.to_owned(),
+        reason: "not UTF-8, so that no tool can be given it".to_owned(),
+    })?;
+    let (tool, arguments) = match fstype {
+        FsType::Ext4 => return grow_mounted_ext4(device, mount_point),
+        FsType::Xfs => (Tool { name: "xfs_growfs", package: "xfsprogs" }, vec!["-d", place]),
+        FsType::Btrfs => (Tool { name: "btrfs", package: "btrfs-progs" }, vec!["filesystem", "resize", "max", place]),
+    };
+    let arguments = arguments.into_iter().map(str::to_owned).collect();
+    run_ok(Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: LONGEST }, place, &[0])?;
+    Ok(())
+}
+
+fn grow_mounted_ext4(device: &Device, mount_point: &Path) -> Result<()> {
+    let failed = |action, error: std::io::Error| Error::io(action, mount_point, error);
+    let folder = File::open(mount_point).map_err(|error| failed("open", error))?;
+    let block = rustix::fs::fstatfs(&folder).map_err(|errno| failed("statfs", errno.into()))?.f_bsize;
+    let block = u64::try_from(block).ok().filter(|block| *block > 0).unwrap_or(4096);
+    let (now, wanted) = (size_on_device(device, FsType::Ext4)? / block, device.size()? / block);
+    if wanted <= now {
+        return Ok(());
+    }
+    // SAFETY: the descriptor is open, and the kernel reads one u64 where `wanted` is.
+    match unsafe { ioctl::ext4_resize(folder.as_raw_fd(), &raw const wanted) } {
+        Ok(_) => device.flush(),
+        Err(nix::Error::EPERM) => Err(failed(
+            "grow the mounted ext4 (this takes CAP_SYS_RESOURCE, and a file system without recorded errors) at",
+            nix::Error::EPERM.into(),
+        )),
+        Err(errno) => Err(failed("grow the mounted ext4 at", errno.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::testing::{Loop, Mounted, in_namespace};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Made on 400 MiB, on a device of now 700 MiB.
+    fn outgrown(fstype: FsType) -> Option<(Loop, Device)> {
+        let under = Loop::new(400 * MIB)?;
+        let device = Device::open(&under.device, true).unwrap();
+        mkfs(&device, fstype, &[]).unwrap();
+        assert_eq!(size_on_device(&device, fstype).unwrap(), 400 * MIB, "{fstype}");
+        under.resize(700 * MIB);
+        Some((under, device))
+    }
+
+    #[test]
+    fn ext4_grows_unmounted() {
+        let Some((_under, device)) = outgrown(FsType::Ext4) else { return };
+        assert!(grow_unmounted(&device, FsType::Ext4).unwrap());
+        assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 700 * MIB);
+        assert!(grow_unmounted(&device, FsType::Ext4).unwrap(), "again");
+        assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Clean);
+        assert!(!grow_unmounted(&device, FsType::Xfs).unwrap());
+    }
+
+    #[test]
+    fn xfs_and_btrfs_grow_mounted() {
+        in_namespace(|| {
+            for fstype in [FsType::Xfs, FsType::Btrfs] {
+                let Some((under, device)) = outgrown(fstype) else { return };
+                let folder = tempfile::Builder::new().prefix("with space").tempdir().unwrap();
+                let mounted = Mounted::new(&under.device, folder.path(), fstype.as_str());
+                let total = || usage(File::open(folder.path()).unwrap().as_fd()).unwrap().total;
+                let before = total();
+                grow_mounted(&device, fstype, folder.path()).unwrap();
+                assert!((299 * MIB..=301 * MIB).contains(&(total() - before)), "{fstype} {before} {}", total());
+                grow_mounted(&device, fstype, folder.path()).unwrap();
+                drop(mounted);
+                assert_eq!(size_on_device(&device, fstype).unwrap(), 700 * MIB, "{fstype}");
+                assert_eq!(probe(&device).unwrap(), Contents::Filesystem(fstype));
+            }
+        });
+    }
+
+    #[test]
+    fn ext4_grows_mounted_where_that_is_allowed() {
+        in_namespace(|| {
+            let Some((under, device)) = outgrown(FsType::Ext4) else { return };
+            let folder = tempfile::tempdir().unwrap();
+            let _mounted = Mounted::new(&under.device, folder.path(), "ext4");
+            let total = || usage(File::open(folder.path()).unwrap().as_fd()).unwrap().total;
+            let before = total();
+            match grow_mounted(&device, FsType::Ext4, folder.path()) {
+                Ok(()) => {
+                    assert!(total() > before + 250 * MIB);
+                    grow_mounted(&device, FsType::Ext4, folder.path()).unwrap();
+                }
+                Err(error) => {
+                    assert_eq!(error.errno(), Some(libc::EPERM), "{error}");
+                    assert!(error.to_string().contains("CAP_SYS_RESOURCE"), "{error}");
+                    assert_eq!(total(), before);
+                    eprintln!("SKIPPED: growth of a mounted ext4: {error}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn what_is_not_there_has_no_size() {
+        let Some(under) = Loop::new(400 * MIB) else { return };
+        let device = Device::open(&under.device, true).unwrap();
+        for fstype in FsType::ALL {
+            let error = size_on_device(&device, fstype).unwrap_err();
+            assert!(matches!(error, Error::Unexpected { .. }), "{error}");
+        }
+    }
 }

@@ -1,13 +1,17 @@
 //! File systems on a block device: probe, make, check, grow, measure.
 
-use crate::os::Result;
+use std::os::fd::{AsFd, AsRawFd};
+
 use crate::os::block::Device;
+use crate::os::{Error, Result};
 use crate::volume::FsType;
 
 mod check;
 mod grow;
 mod mkfs;
 mod probe;
+mod signature;
+mod superblock;
 #[cfg(test)]
 pub(crate) mod testing;
 mod usage;
@@ -17,3 +21,13 @@ pub use grow::{grow_mounted, grow_unmounted, size_on_device};
 pub use mkfs::mkfs;
 pub use probe::{Contents, probe};
 pub use usage::{Usage, usage};
+
+/// The open device as a program that keeps its descriptor finds it.
+fn device_argument(device: &Device) -> String {
+    format!("/proc/self/fd/{}", device.file().as_raw_fd())
+}
+
+/// As it is called, for messages.
+fn device_name(device: &Device) -> String {
+    device.path().display().to_string()
+}

@@ -1,5 +1,15 @@
 //! What is on a device: a known signature, proven nothing, or unknown. Unknown is never blank.
+//!
+//! Our own reader and not blkid: its "nothing found" may mean that it could not read.
 
+use std::fmt;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::signature::{AT_START, START, Signature, places};
+use super::superblock::{self, Superblock};
 use super::*;
 
 /// What a device holds.
@@ -15,7 +25,435 @@ pub enum Contents {
     Unknown(String),
 }
 
+/// The first and the last of a device, which are read whole.
+const EDGE: u64 = 4 << 20;
+/// What is no larger is read whole.
+const SMALL: u64 = 16 << 20;
+/// Samples in between, so that a disk with data in unforeseen places has little chance to pass for blank.
+const SAMPLES: u64 = 64;
+const SAMPLE: u64 = 16 << 10;
+/// What is read at once.
+const CHUNK: usize = 1 << 20;
+
+const IF_UNWANTED: &str = "if nothing on this device is wanted, clear it with `blkdiscard --zeroout`";
+
 /// Looks, through the open descriptor.
+///
+/// # Errors
+/// Only of asking for the size. What cannot be read is [`Contents::Unknown`].
 pub fn probe(device: &Device) -> Result<Contents> {
-    unimplemented!()
+    Ok(contents(device.file(), device.size()?))
+}
+
+/// The same for whatever can be read; `size` in bytes.
+pub(super) fn contents(file: &File, size: u64) -> Contents {
+    if size == 0 {
+        return Contents::Unknown("its size is 0".to_owned());
+    }
+    look(&mut Reader { file, size, buffer: Vec::new() }).unwrap_or_else(Contents::Unknown)
+}
+
+/// The error is why it is unknown.
+fn look(reader: &mut Reader<'_>) -> Result<Contents, String> {
+    let start = reader.read(0, START.min(reader.size))?.to_vec();
+    let others: Vec<&Signature> = AT_START.iter().filter(|signature| signature.is_in(&start)).collect();
+    let ours: Vec<(FsType, Superblock)> =
+        FsType::ALL.into_iter().filter_map(|fstype| Some((fstype, superblock_in(fstype, &start)?))).collect();
+    let sound = ours.iter().filter_map(|(fstype, found)| match found {
+        Superblock::Sound { size } => Some((*fstype, *size)),
+        _ => None,
+    });
+    match *sound.collect::<Vec<_>>() {
+        [] => match without_ours(&ours, &others)? {
+            Some(contents) => Ok(contents),
+            None => away_from_start(reader),
+        },
+        [(fstype, size)] => sole_superblock(reader, fstype, size, &others),
+        [(one, _), (other, _), ..] => Err(two(one.as_str(), other.as_str())),
+    }
+}
+
+fn superblock_in(fstype: FsType, start: &[u8]) -> Option<Superblock> {
+    superblock::parse(fstype, start.get(usize::try_from(superblock::place(fstype)).ok()?..)?)
+}
+
+/// One superblock of ours is sound. It is what counts, stale rests of others or not, unless the device may belong to
+/// something greater.
+fn sole_superblock(reader: &mut Reader<'_>, fstype: FsType, size: u64, others: &[&Signature]) -> Result<Contents, String> {
+    if let Some(container) = others.iter().find(|other| other.contests) {
+        return Err(two(fstype.as_str(), container.name));
+    }
+    for place in places(reader.size).iter().filter(|place| place.contests()) {
+        if let Some((name, _)) = place.look(reader.read(place.offset, place.length)?) {
+            return Err(two(fstype.as_str(), name));
+        }
+    }
+    if size > reader.size {
+        return Err(format!("it holds {fstype} of {size} bytes, but has only {}: it may have been cut short", reader.size));
+    }
+    Ok(Contents::Filesystem(fstype))
+}
+
+fn two(one: &str, other: &str) -> String {
+    format!("it holds both {one} and {other}, and only one of them can be true; `wipefs` shows them and removes the wrong one")
+}
+
+/// No superblock of ours is sound. What else is at the start?
+fn without_ours(ours: &[(FsType, Superblock)], others: &[&Signature]) -> Result<Option<Contents>, String> {
+    let other = |signature: &&Signature| Contents::Other(signature.name.to_owned());
+    if let Some(container) = others.iter().find(|other| other.contests) {
+        return Ok(Some(other(container)));
+    }
+    if let Some((fstype, found)) = ours.first() {
+        return match found {
+            Superblock::Foreign(name) => Ok(Some(Contents::Other(name.clone()))),
+            Superblock::Broken(why) => Err(format!("it begins as {fstype}, but {why}; {IF_UNWANTED}")),
+            Superblock::Sound { .. } => Ok(Some(Contents::Filesystem(*fstype))),
+        };
+    }
+    Ok(others.first().map(other))
+}
+
+/// Nothing at the start has a name. All else must be zeroes.
+fn away_from_start(reader: &mut Reader<'_>) -> Result<Contents, String> {
+    let mut data: Option<u64> = None;
+    for place in places(reader.size) {
+        let bytes = reader.read(place.offset, place.length)?;
+        if let Some((name, advice)) = place.look(bytes) {
+            let offset = Offset(place.offset);
+            return Ok(Contents::Other(format!("{name} at {offset}, nothing known at the start ({advice}; {IF_UNWANTED})")));
+        }
+        data = data.or(first_set(bytes).map(|at| place.offset + at));
+    }
+    for region in regions(reader.size) {
+        for offset in region.clone().step_by(CHUNK) {
+            let bytes = reader.read(offset, (region.end - offset).min(CHUNK as u64))?;
+            data = data.or(first_set(bytes).map(|at| offset + at));
+        }
+    }
+    match data {
+        Some(offset) => Err(format!("there is data at {}, under no signature known here; {IF_UNWANTED}", Offset(offset))),
+        None => Ok(Contents::Blank),
+    }
+}
+
+/// What is read through and through.
+fn regions(size: u64) -> Vec<Range<u64>> {
+    let sample = |number: u64| {
+        let offset = size / SAMPLES * number;
+        let offset = offset - offset % 4096;
+        offset..size.min(offset + SAMPLE)
+    };
+    if size <= SMALL {
+        return std::iter::once(0..size).collect();
+    }
+    [0..EDGE, size - EDGE..size].into_iter().chain((1..SAMPLES).map(sample)).collect()
+}
+
+/// Which of the bytes is the first that is not zero.
+fn first_set(bytes: &[u8]) -> Option<u64> {
+    // Whole pieces first: that is one fast comparison each.
+    const ZEROES: [u8; 4096] = [0; 4096];
+    let piece = bytes.chunks(ZEROES.len()).position(|piece| !ZEROES.starts_with(piece))?;
+    let from = piece * ZEROES.len();
+    let within = bytes.get(from..)?.iter().position(|byte| *byte != 0)?;
+    Some((from + within) as u64)
+}
+
+struct Reader<'a> {
+    file: &'a File,
+    size: u64,
+    buffer: Vec<u8>,
+}
+
+impl Reader<'_> {
+    /// All `length` bytes at `offset`, or why not.
+    fn read(&mut self, offset: u64, length: u64) -> Result<&[u8], String> {
+        self.buffer.resize(usize::try_from(length).map_err(|error| error.to_string())?, 0);
+        let mut done = 0;
+        while let Some(rest) = self.buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset + done as u64;
+            match self.file.read_at(rest, at) {
+                Ok(0) => return Err(format!("it has nothing at {}, although its size is {} bytes", Offset(at), self.size)),
+                Ok(read) => done += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(format!("it cannot be read at {}: {error}", Offset(at))),
+            }
+        }
+        Ok(&self.buffer)
+    }
+}
+
+/// A place on a device, for people.
+struct Offset(u64);
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("byte 0"),
+            offset if offset % (1 << 20) == 0 => write!(f, "{} MiB", offset >> 20),
+            offset if offset % (1 << 10) == 0 => write!(f, "{} KiB", offset >> 10),
+            offset => write!(f, "byte {offset}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{self, Loop, tool};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Offsets and what is written there.
+    type Writes<'a> = &'a [(u64, &'a [u8])];
+
+    fn sparse(size: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(size).unwrap();
+        file
+    }
+
+    /// Made by a tool with its arguments; the file's name comes last. None where it is not installed.
+    fn made(size: u64, name: &'static str, arguments: &[&str]) -> Option<tempfile::NamedTempFile> {
+        let file = sparse(size);
+        tool(name, &[arguments, &[file.path().to_str().unwrap()]].concat())?;
+        Some(file)
+    }
+
+    fn seen(file: &tempfile::NamedTempFile) -> Contents {
+        contents(file.as_file(), file.as_file().metadata().unwrap().len())
+    }
+
+    /// A device that is blank but for these.
+    fn with(size: u64, writes: Writes<'_>) -> Contents {
+        let file = sparse(size);
+        for (offset, bytes) in writes {
+            file.as_file().write_all_at(bytes, *offset).unwrap();
+        }
+        seen(&file)
+    }
+
+    fn unknown(contents: &Contents, what: &str) {
+        assert!(matches!(contents, Contents::Unknown(why) if why.contains(what)), "{contents:?}, not {what}");
+    }
+
+    fn other(contents: &Contents, name: &str) {
+        assert!(matches!(contents, Contents::Other(found) if found.starts_with(name)), "{contents:?}, not {name}");
+    }
+
+    #[test]
+    fn ours_are_known() {
+        for (name, options, fstype) in [
+            ("mkfs.ext4", "-q", FsType::Ext4),
+            ("mkfs.ext4", "-q -b 1024", FsType::Ext4),
+            ("mkfs.ext4", "-q -O ^has_journal,^64bit", FsType::Ext4),
+            ("mkfs.xfs", "-q", FsType::Xfs),
+            ("mkfs.xfs", "-q -m crc=0", FsType::Xfs),
+            ("mkfs.btrfs", "-q", FsType::Btrfs),
+            ("mkfs.btrfs", "-q --csum blake2 -m single", FsType::Btrfs),
+        ] {
+            let Some(file) = made(400 * MIB, name, &options.split(' ').collect::<Vec<_>>()) else { continue };
+            assert_eq!(seen(&file), Contents::Filesystem(fstype), "{name} {options}");
+        }
+    }
+
+    #[test]
+    fn a_tiny_one_is_known() {
+        let Some(file) = made(2 * MIB, "mkfs.ext4", &["-q"]) else { return };
+        assert_eq!(seen(&file), Contents::Filesystem(FsType::Ext4));
+    }
+
+    #[test]
+    fn others_made_by_their_tools_have_names() {
+        for (name, options, expected) in [
+            ("mkfs.ext4", "-q -t ext2", "ext2"),
+            ("mkfs.ext4", "-q -t ext3", "ext3"),
+            ("mkfs.ext4", "-q -O journal_dev", "ext4 journal device"),
+            ("mkswap", "-q", "swap"),
+            ("mkswap", "-q -p 65536", "swap"),
+            ("mkfs.vfat", "-F 32", "vfat"),
+            ("mkfs.exfat", "-q", "exfat"),
+            ("mkfs.f2fs", "-q", "f2fs"),
+            ("mkfs.ntfs", "-qFf", "ntfs"),
+            ("mkfs.minix", "-3", ""),
+        ] {
+            let Some(file) = made(64 * MIB, name, &options.split(' ').collect::<Vec<_>>()) else { continue };
+            match expected {
+                "" => unknown(&seen(&file), "there is data at"),
+                expected => other(&seen(&file), expected),
+            }
+        }
+    }
+
+    #[test]
+    fn signatures_at_the_start_have_names() {
+        let partition = b"\x80\x20\x21\x00\x83\xff\xff\xff\x00\x08\x00\x00\x00\x20\x00\x00";
+        let rows: &[(&str, Writes<'_>)] = &[
+            ("LUKS", &[(0, b"LUKS\xba\xbe\0\x02")]),
+            ("LVM physical volume", &[(512, b"LABELONE")]),
+            ("md RAID member (1.2)", &[(4096, b"\xfc\x4e\x2b\xa9\x01\0\0\0")]),
+            ("bcache", &[(4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81")]),
+            ("Ceph BlueStore", &[(0, b"bluestore block device\n")]),
+            ("ZFS", &[(129 << 10, b"\x0c\xb1\xba\0\0\0\0\0")]),
+            ("GPT partition table", &[(512, b"EFI PART"), (510, b"\x55\xaa")]),
+            ("MBR partition table", &[(446, partition), (510, b"\x55\xaa")]),
+            ("boot sector", &[(510, b"\x55\xaa")]),
+            ("vfat", &[(82, b"FAT32   "), (510, b"\x55\xaa")]),
+            ("squashfs", &[(0, b"hsqs")]),
+            ("iso9660", &[(32769, b"CD001")]),
+            ("nilfs2", &[(1024, b"\x02\0\0\0\0\0\x34\x34")]),
+            ("reiserfs", &[(65588, b"ReIsEr2Fs")]),
+        ];
+        for (name, writes) in rows {
+            other(&with(64 * MIB, writes), name);
+        }
+    }
+
+    #[test]
+    fn a_signature_elsewhere_is_told_with_its_place() {
+        let mut md_new = vec![0; 4096];
+        md_new[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
+        md_new[128..136].copy_from_slice(&((1024 * MIB - 8192) / 512).to_le_bytes());
+        let size = 1024 * MIB;
+        let rows: &[(&str, u64, &[u8])] = &[
+            ("ext4 backup superblock at 128 MiB", 128 * MIB + 56, b"\x53\xef"),
+            ("ext4 backup superblock at 8193 KiB", 8193 * 1024 + 56, b"\x53\xef"),
+            ("ext4 backup superblock at 640 MiB", 640 * MIB + 56, b"\x53\xef"),
+            ("xfs secondary superblock at 256 MiB", 256 * MIB, b"XFSB"),
+            ("xfs secondary superblock at 896 MiB", 896 * MIB, b"XFSB"),
+            ("btrfs superblock mirror at 64 MiB", 64 * MIB + 64, b"_BHRfS_M"),
+            ("LUKS2 secondary header at 16 KiB", 16 << 10, b"SKUL\xba\xbe"),
+            ("LUKS2 secondary header at 4 MiB", 4 * MIB, b"SKUL\xba\xbe"),
+            ("GPT backup partition table at byte 1073741312", size - 512, b"EFI PART"),
+            ("md RAID member at 1048512 KiB", size - 65536, b"\xfc\x4e\x2b\xa9\0\0\0\0\x5a\0\0\0"),
+            ("md RAID member at 1048568 KiB", size - 8192, &md_new),
+            ("ZFS label at 1048064 KiB", size - (512 << 10) + (128 << 10), b"\x0c\xb1\xba\0\0\0\0\0"),
+            ("DRBD metadata at 1048572 KiB", size - 4096 + 60, b"\x83\x74\x02\x6b"),
+        ];
+        for (name, offset, bytes) in rows {
+            other(&with(size, &[(*offset, bytes)]), name);
+        }
+    }
+
+    #[test]
+    fn what_the_tools_write_is_found_when_the_start_is_gone() {
+        for (name, expected) in [
+            ("mkfs.ext4", "ext4 backup superblock at 128 MiB, nothing known at the start (`e2fsck -b 32768 -B 4096` may mend it"),
+            ("mkfs.xfs", "xfs secondary superblock at 256 MiB"),
+            ("mkfs.btrfs", "btrfs superblock mirror at 64 MiB"),
+        ] {
+            let Some(file) = made(1024 * MIB, name, &["-q"]) else { continue };
+            file.as_file().write_all_at(&vec![0; 4 << 20], 0).unwrap();
+            other(&seen(&file), expected);
+        }
+    }
+
+    #[test]
+    fn holes_of_all_sizes_are_blank() {
+        for size in [512, 4096, MIB - 512, MIB, 5 * MIB + 512, 16 * MIB + 1024, 10 << 30, (14 << 40) + 512] {
+            assert_eq!(seen(&sparse(size)), Contents::Blank, "{size}");
+        }
+    }
+
+    #[test]
+    fn one_byte_at_an_edge_is_enough_to_be_unknown() {
+        let size = 100 * MIB;
+        for offset in [0, 1023, 300_000, 4 * MIB - 1, size - 4 * MIB, size - 1, size / 64 * 7 / 4096 * 4096 + 5] {
+            let name = Offset(offset).to_string();
+            unknown(&with(size, &[(offset, b"\x01")]), &format!("data at {name}"));
+        }
+        for offset in [0, 5 * MIB + 17, 12 * MIB - 1] {
+            unknown(&with(12 * MIB, &[(offset, b"\x01")]), &format!("data at {}", Offset(offset)));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_unknown() {
+        let file = sparse(MIB);
+        unknown(&contents(file.as_file(), 0), "size is 0");
+        unknown(&contents(file.as_file(), 64 * MIB), "it has nothing at");
+        let write_only = File::options().write(true).open(file.path()).unwrap();
+        unknown(&contents(&write_only, MIB), "cannot be read at byte 0");
+    }
+
+    /// The kernel's own EIO: the image ends before its loop device does.
+    #[test]
+    fn a_device_that_fails_is_unknown() {
+        let Some(device) = Loop::new(64 * MIB) else { return };
+        let open = Device::open(&device.device, false).unwrap();
+        assert_eq!(probe(&open).unwrap(), Contents::Blank);
+        drop(open);
+        device.image.set_len(62 * MIB).unwrap();
+        tool("blockdev", &["--flushbufs", device.name()]);
+        let open = Device::open(&device.device, false).unwrap();
+        unknown(&probe(&open).unwrap(), "cannot be read at");
+    }
+
+    #[test]
+    fn beside_a_container_a_file_system_proves_nothing() {
+        let Some(file) = made(400 * MIB, "mkfs.ext4", &["-q"]) else { return };
+        let partition = b"\x80\x20\x21\x00\x83\xff\xff\xff\x00\x08\x00\x00\x00\x20\x00\x00";
+        let size = 400 * MIB;
+        let rows: &[(&str, Writes<'_>)] = &[
+            ("LUKS", &[(0, b"LUKS\xba\xbe")]),
+            ("MBR partition table", &[(446, partition), (510, b"\x55\xaa")]),
+            ("md RAID member", &[(size - 65536, b"\xfc\x4e\x2b\xa9\0\0\0\0\x5a\0\0\0")]),
+        ];
+        for (name, writes) in rows {
+            for (offset, bytes) in *writes {
+                file.as_file().write_all_at(bytes, *offset).unwrap();
+            }
+            unknown(&seen(&file), &format!("both ext4 and {name}"));
+            for (offset, bytes) in *writes {
+                file.as_file().write_all_at(&vec![0; bytes.len()], *offset).unwrap();
+            }
+            assert_eq!(seen(&file), Contents::Filesystem(FsType::Ext4));
+        }
+    }
+
+    #[test]
+    fn beside_stale_rests_a_file_system_is_known() {
+        let Some(file) = made(400 * MIB, "mkfs.xfs", &["-q"]) else { return };
+        file.as_file().write_all_at(b"EFI PART", 400 * MIB - 512).unwrap();
+        file.as_file().write_all_at(b"CD001", 32769).unwrap();
+        assert_eq!(seen(&file), Contents::Filesystem(FsType::Xfs));
+        let Some(btrfs) = made(400 * MIB, "mkfs.btrfs", &["-q"]) else { return };
+        let mut superblock = vec![0; 4096];
+        btrfs.as_file().read_exact_at(&mut superblock, 65536).unwrap();
+        file.as_file().write_all_at(&superblock, 65536).unwrap();
+        unknown(&seen(&file), "both xfs and btrfs");
+    }
+
+    #[test]
+    fn a_superblock_that_cannot_be_is_unknown() {
+        unknown(&with(64 * MIB, &[(0, b"XFSB")]), "begins as xfs");
+        unknown(&with(64 * MIB, &[(65600, b"_BHRfS_M")]), "begins as btrfs");
+        unknown(&with(64 * MIB, &[(65600, b"!BHRfS_M")]), "its mkfs was cut off");
+        unknown(&with(64 * MIB, &[(1080, b"\x53\xef"), (1120, b"\x40")]), "begins as ext4");
+        let Some(file) = made(400 * MIB, "mkfs.xfs", &["-q"]) else { return };
+        file.as_file().write_all_at(&[1], 126).unwrap();
+        unknown(&seen(&file), "its mkfs was cut off");
+    }
+
+    #[test]
+    fn a_file_system_larger_than_its_device_is_unknown() {
+        for name in ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs"] {
+            let Some(file) = made(400 * MIB, name, &["-q"]) else { continue };
+            file.as_file().set_len(399 * MIB).unwrap();
+            unknown(&seen(&file), "it may have been cut short");
+        }
+    }
+
+    #[test]
+    fn a_discarded_device_is_blank() {
+        testing::in_namespace(|| {
+            for name in ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs"] {
+                let Some(device) = Loop::new(400 * MIB) else { return };
+                tool(name, &["-q", device.name()]);
+                tool("blkdiscard", &["--zeroout", device.name()]);
+                assert_eq!(probe(&Device::open(&device.device, false).unwrap()).unwrap(), Contents::Blank, "{name}");
+            }
+        });
+    }
 }

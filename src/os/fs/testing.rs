@@ -99,7 +99,7 @@ impl Drop for Mounted {
 /// An empty file system, mounted. The fields go in their order: the mount, the device, the folder.
 pub(crate) struct Scratch {
     _mounted: Mounted,
-    pub(crate) under: Option<Loop>,
+    _under: Option<Loop>,
     folder: tempfile::TempDir,
 }
 
@@ -113,12 +113,12 @@ impl Scratch {
         };
         tool(mkfs, &["-q", under.name()])?;
         let folder = tempfile::tempdir().unwrap();
-        Some(Scratch { _mounted: Mounted::new(&under.device, folder.path(), fstype), under: Some(under), folder })
+        Some(Scratch { _mounted: Mounted::new(&under.device, folder.path(), fstype), _under: Some(under), folder })
     }
 
     pub(crate) fn tmpfs() -> Option<Scratch> {
         let folder = tempfile::tempdir().unwrap();
-        Some(Scratch { _mounted: Mounted::new(Path::new("none"), folder.path(), "tmpfs"), under: None, folder })
+        Some(Scratch { _mounted: Mounted::new(Path::new("none"), folder.path(), "tmpfs"), _under: None, folder })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -1,9 +1,8 @@
 //! How full a mounted file system is (statvfs(3)).
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use super::*;
-use crate::os::Error;
 
 /// In bytes and inodes. Inode figures are `None` where the file system makes inodes as needed (btrfs says 0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
