@@ -25,6 +25,9 @@ pub struct FakeConfig {
     pub nodes: BTreeSet<NodeId>,
 }
 
+/// The largest file: its length is a signed number.
+const LARGEST: Bytes = Bytes(i64::MAX as u64);
+
 fn default_capacity() -> Bytes {
     Bytes(1 << 40)
 }
@@ -45,6 +48,9 @@ impl FakeConfig {
                 "capacity",
                 format!("{} is too small for any volume: at least {}", self.capacity, Bytes::MIB),
             ));
+        }
+        if self.capacity > LARGEST {
+            return Err(Error::invalid("capacity", format!("{} is more than a file can have: at most {LARGEST}", self.capacity)));
         }
         if self.volumes_per_node == Some(0) {
             return Err(Error::invalid("volumesPerNode", "0 would allow no volume at all; leave it out for no limit"));
@@ -154,6 +160,7 @@ mod tests {
     fn what_cannot_be_is_refused_by_name() {
         for (yaml, field) in [
             ("{name: a, capacity: 1}", "capacity"),
+            ("{name: a, capacity: 18446744073709551615}", "capacity"),
             ("{name: a, capacity: much}", "much"),
             ("{name: a, volumesPerNode: 0}", "volumesPerNode"),
             ("{name: a, nodes: ['']}", "node_id"),

@@ -162,10 +162,10 @@ impl Fake {
 
     /// The devices that show these contents. A hint that the kernel confirms spares the walk over all devices.
     fn devices_over(&self, contents: &Contents, hint: Option<&Source>) -> Result<Vec<Loop>> {
-        if let Some(Source::Device(device)) = hint {
-            if let Some(bound) = bound_as(device)?.filter(|bound| bound.backing == contents.identity) {
-                return Ok(vec![bound]);
-            }
+        if let Some(Source::Device(device)) = hint
+            && let Some(bound) = bound_as(device)?.filter(|bound| bound.backing == contents.identity)
+        {
+            return Ok(vec![bound]);
         }
         Ok(loopdev::find(contents.identity)?)
     }

@@ -50,7 +50,7 @@ mod tests {
         };
         assert_eq!(page(None, 2), ["a", "b"]);
         assert_eq!(page(Some("b"), 2), ["c"]);
-        assert_eq!(bench.fake.volume_health(&id("a")).expect("exists"), [problem.clone()]);
+        assert_eq!(bench.fake.volume_health(&id("a")).expect("exists"), std::slice::from_ref(&problem));
         bench.fake.set_health(&id("a"), Health::new()).expect("exists");
         bench.fake.delete(&id("b")).expect("not in use");
         assert_eq!(page(None, 9), ["c"]);

@@ -6,14 +6,13 @@
 //!
 //! - The contents of a `block` volume are a sparse memfd, made when someone first looks at them; on the node it is a loop
 //!   device over that memfd, whose device and inode are the volume's identity. A loop device outlives the process: it is
-//!   then still recognised, and undone, by what the journal says of it.
+//!   then still recognised, and undone, by what the journal says of it. Each memfd takes one file descriptor.
 //! - A `filesystem` volume is a tmpfs that the node mounts; its contents live from mount to unmount.
-//! - [`store`] is the whole state, under one lock that is never held over I/O. Nothing is durable.
+//! - `store` is the whole state, under one lock that is never held over I/O. Nothing is durable.
 //! - Since what was made in vain is freed at once and by dropping it, a failure of ours leaves nothing.
 
 use std::collections::BTreeSet;
 
-use crate::os::step::step;
 use crate::volume::{AccessMode, BackendName, NodeId, Result, VolumeId};
 
 use super::{Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots};
@@ -120,9 +119,9 @@ impl Backend for Fake {
 /// Runs `copy` while the file systems of `volumes` are held still. What it made is thrown away if they were not, all
 /// the time.
 fn while_still<T>(quiesce: &dyn Quiesce, volumes: &[VolumeId], copy: impl FnOnce() -> Result<T>) -> Result<T> {
-    let held: Box<dyn Held> = step("hold still", &volumes.len(), || quiesce.hold(volumes))?;
+    let held: Box<dyn Held> = quiesce.hold(volumes)?;
     let copied = copy()?;
-    step("let go", &volumes.len(), || held.release())?;
+    held.release()?;
     Ok(copied)
 }
 

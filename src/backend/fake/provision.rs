@@ -10,9 +10,6 @@ use crate::os::loopdev;
 use crate::os::step::step;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, RawParameters, Result, Volume, VolumeId};
 
-/// A file's length is a signed number (MAX_LFS_FILESIZE), and sizes are whole units.
-const LARGEST: Bytes = Bytes((i64::MAX as u64) & !(Bytes::MIB.0 - 1));
-
 impl Provision for Fake {
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let parameters: FakeParameters = raw.parse()?;
@@ -75,7 +72,7 @@ impl Provision for Fake {
         let available = self.store.lock().available();
         let whole = Bytes(available.0 - available.0 % self.unit());
         let minimum = query.least.max(Bytes(self.unit())).round_up(self.unit());
-        Ok(CapacityAnswer { available, maximum: whole.min(LARGEST), minimum })
+        Ok(CapacityAnswer { available, maximum: whole, minimum })
     }
 }
 
