@@ -5,30 +5,35 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hyper_util::rt::TokioIo;
 use longshore::backend::registry::Registry;
 use longshore::backend::{
-    Backend, CapacityAnswer, CapacityQuery, Connect, ConnectRequest, Provision, Quiesce, Source, VolumeSpec,
+    Backend, CapacityAnswer, CapacityQuery, ChangedBlocks, Connect, ConnectRequest, Provision, Quiesce, SnapshotSpec, Snapshots,
+    Source, VolumeSpec,
 };
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
 use longshore::csi::identity_client::IdentityClient;
+use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use longshore::ops::Controller;
 use longshore::ops::lock::Locks;
 use longshore::ops::task::Tasks;
 use longshore::rpc::{Parts, Services};
 use longshore::server::{self, Endpoint};
-use longshore::volume::{AccessMode, BackendName, Bytes, Error, Outcome, RawParameters, Result, Volume, VolumeId};
+use longshore::volume::{
+    AccessMode, BackendName, Bytes, Error, Extent, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
+};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tonic::Code;
 use tonic::transport::{Channel, Uri};
+use tonic::{Code, Streaming};
 
 /// Something that blocks until it is opened.
 #[derive(Default)]
@@ -103,8 +108,76 @@ impl Backend for Stand {
         Some(self)
     }
 
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        Some(self)
+    }
+
     fn connect(&self) -> &dyn Connect {
         self
+    }
+}
+
+/// Of every volume there are snapshots `before` and `after`, of 1 MiB.
+impl Snapshots for Stand {
+    fn check(&self, _raw: &RawParameters) -> Result<()> {
+        Ok(())
+    }
+
+    fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
+        let snapshot = Snapshot {
+            id: id.clone(),
+            name: id.local().to_owned(),
+            source: "stand:source".parse()?,
+            size: Bytes::MIB,
+            created: SystemTime::UNIX_EPOCH,
+            ready: true,
+            group: None,
+        };
+        Ok(["before", "after"].contains(&id.local()).then_some(snapshot))
+    }
+
+    fn create_snapshot(&self, spec: &SnapshotSpec, _quiesce: &dyn Quiesce) -> Result<Snapshot> {
+        Err(Error::NoCapacity { place: spec.id.to_string(), reason: "a stand-in".to_owned() })
+    }
+
+    fn delete_snapshot(&self, _id: &SnapshotId) -> Result<Outcome<()>> {
+        Ok(Outcome::Unchanged(()))
+    }
+
+    fn list_snapshots(&self, _source: Option<&VolumeId>, _after: Option<&SnapshotId>, _max: usize) -> Result<Vec<Snapshot>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Every second 4 KiB hold data. Any comparison breaks half-way.
+impl ChangedBlocks for Stand {
+    fn allocated(&self, _: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {
+        let all = (0..Bytes::MIB.0).step_by(8192).filter(|start| start + 4096 > offset);
+        for start in all {
+            if emit(Extent { offset: start, length: 4096 }).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn delta(
+        &self,
+        _base: &SnapshotId,
+        target: &SnapshotId,
+        offset: u64,
+        emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut left = 64;
+        self.allocated(target, offset, &mut |extent| {
+            left -= 1;
+            if left == 0 { ControlFlow::Break(()) } else { emit(extent) }
+        })?;
+        Err(Error::BackendDown { backend: "stand".to_owned(), reason: "broke half-way".to_owned() })
     }
 }
 
@@ -302,7 +375,7 @@ async fn identity_says_who_what_and_ready() {
     let info = identity.get_plugin_info(csi::GetPluginInfoRequest {}).await.expect("info").into_inner();
     assert_eq!((info.name.as_str(), info.vendor_version.as_str()), ("csi.longshore.dev", "1.2.3"));
     let plugin = identity.get_plugin_capabilities(csi::GetPluginCapabilitiesRequest {}).await.expect("capabilities");
-    assert_eq!(plugin.into_inner().capabilities.len(), 1, "a stand-in offers no topology, groups, growth or changed blocks");
+    assert_eq!(plugin.into_inner().capabilities.len(), 2, "of a stand-in: a controller, and changed blocks");
     let probe = identity.probe(csi::ProbeRequest {}).await.expect("probe").into_inner();
     assert_eq!(probe.ready, Some(true));
 }
@@ -347,16 +420,97 @@ async fn a_backend_that_hangs_is_asked_once_and_holds_nobody_up() {
 #[tokio::test]
 async fn what_is_not_offered_and_what_is_not_in_this_mode_is_unimplemented() {
     let driver = Driver::start(LONG).await;
-    let mut controller = driver.controller().await;
-    let request =
-        csi::CreateSnapshotRequest { name: "s".to_owned(), source_volume_id: "stand:a".to_owned(), ..Default::default() };
-    let status = controller.create_snapshot(request).await.expect_err("no snapshots");
+    let mut groups = csi::group_controller_client::GroupControllerClient::new(driver.channel().await);
+    let request = csi::CreateVolumeGroupSnapshotRequest {
+        name: "g".to_owned(),
+        source_volume_ids: vec!["stand:a".to_owned()],
+        ..Default::default()
+    };
+    let status = groups.create_volume_group_snapshot(request).await.expect_err("no groups");
     assert_eq!(status.code(), Code::Unimplemented);
     let mut node = csi::node_client::NodeClient::new(driver.channel().await);
     let status = node.node_get_info(csi::NodeGetInfoRequest {}).await.expect_err("controller mode");
     assert_eq!(status.code(), Code::Unimplemented);
-    let capabilities = controller.controller_get_capabilities(csi::ControllerGetCapabilitiesRequest {}).await.expect("a list");
-    assert_eq!(capabilities.into_inner().capabilities.len(), 6, "volumes: make, list, get, clone, capacity; several writers");
+}
+
+/// All blocks of a stream's messages, the lengths of the messages, and how the stream ended.
+async fn read<M>(mut stream: Streaming<M>, open: fn(M) -> (i64, Vec<csi::BlockMetadata>)) -> (Vec<i64>, Vec<usize>, Code) {
+    let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
+    loop {
+        match stream.message().await {
+            Ok(Some(message)) => {
+                let (size, blocks) = open(message);
+                assert_eq!(size, 1 << 20);
+                lengths.push(blocks.len());
+                offsets.extend(blocks.iter().map(|block| block.byte_offset));
+            }
+            Ok(None) => return (offsets, lengths, Code::Ok),
+            Err(status) => return (offsets, lengths, status.code()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn blocks_come_as_a_stream_in_messages_of_the_size_asked_for() {
+    let driver = Driver::start(LONG).await;
+    let mut metadata = SnapshotMetadataClient::new(driver.channel().await);
+    let ask = |snapshot: &str, starting_offset, max_results| csi::GetMetadataAllocatedRequest {
+        snapshot_id: snapshot.to_owned(),
+        starting_offset,
+        max_results,
+        ..Default::default()
+    };
+    let open = |message: csi::GetMetadataAllocatedResponse| {
+        assert_eq!(message.block_metadata_type(), csi::BlockMetadataType::VariableLength);
+        (message.volume_capacity_bytes, message.block_metadata)
+    };
+    let stream = metadata.get_metadata_allocated(ask("stand:after", 0, 50)).await.expect("a stream").into_inner();
+    let (offsets, lengths, code) = read(stream, open).await;
+    assert_eq!((lengths, code), (vec![50, 50, 28], Code::Ok));
+    assert_eq!(offsets, (0..1 << 20).step_by(8192).collect::<Vec<i64>>());
+
+    let stream = metadata.get_metadata_allocated(ask("stand:after", 1_000_000, 0)).await.expect("a stream").into_inner();
+    let (offsets, lengths, _) = read(stream, open).await;
+    assert_eq!((offsets[0], lengths.len()), (999_424, 1), "the block that the offset lies in is the first");
+
+    for (request, expected) in [
+        (ask("stand:never", 0, 0), Code::NotFound),
+        (ask("", 0, 0), Code::InvalidArgument),
+        (ask("stand:after", -1, 0), Code::OutOfRange),
+        (ask("stand:after", (1 << 20) + 1, 0), Code::OutOfRange),
+    ] {
+        let status = metadata.get_metadata_allocated(request).await.expect_err("refused before the stream begins");
+        assert_eq!(status.code(), expected, "{}", status.message());
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_ends_with_the_error_after_what_was_found() {
+    let driver = Driver::start(LONG).await;
+    let mut metadata = SnapshotMetadataClient::new(driver.channel().await);
+    let request = csi::GetMetadataDeltaRequest {
+        base_snapshot_id: "stand:before".to_owned(),
+        target_snapshot_id: "stand:after".to_owned(),
+        max_results: 32,
+        ..Default::default()
+    };
+    let stream = metadata.get_metadata_delta(request).await.expect("a stream").into_inner();
+    let (offsets, _, code) =
+        read(stream, |message: csi::GetMetadataDeltaResponse| (message.volume_capacity_bytes, message.block_metadata)).await;
+    assert_eq!(code, Code::Unavailable);
+    assert_eq!(offsets.len(), 32, "whole messages only");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_the_walk() {
+    let driver = Driver::start(LONG).await;
+    let mut metadata = SnapshotMetadataClient::new(driver.channel().await);
+    let request =
+        csi::GetMetadataAllocatedRequest { snapshot_id: "stand:after".to_owned(), max_results: 1, ..Default::default() };
+    let mut stream = metadata.get_metadata_allocated(request).await.expect("a stream").into_inner();
+    stream.message().await.expect("no error").expect("a first message");
+    drop(stream);
+    assert!(driver.services.tasks().drained(LONG).await, "nothing runs for a client that has gone");
 }
 
 #[tokio::test]

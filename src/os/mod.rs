@@ -13,6 +13,8 @@ use crate::volume;
 pub mod block;
 pub mod copy;
 pub mod durable;
+#[cfg(feature = "faults")]
+mod faults;
 pub mod freeze;
 pub mod fs;
 pub mod loopdev;

@@ -53,10 +53,20 @@ pub fn current() -> Arc<Progress> {
 }
 
 /// Runs one side effect called `name` on `object`.
-pub fn step<T, E>(name: &'static str, object: &dyn std::fmt::Display, effect: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+pub fn step<T, E: From<super::Error>>(
+    name: &'static str,
+    object: &dyn std::fmt::Display,
+    effect: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
     let span = tracing::debug_span!("step", name, %object);
     let _entered = span.enter();
     note(name, object);
+    #[cfg(feature = "faults")]
+    if CURRENT.with(|current| current.borrow().is_some()) {
+        if let Some(source) = super::faults::before(name, object) {
+            return Err(super::Error::Io { action: name, object: object.to_string(), source }.into());
+        }
+    }
     effect()
 }
 

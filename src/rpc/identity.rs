@@ -1,10 +1,12 @@
 //! Identity: who we are, what we can, whether we are well.
 
+use std::time::Instant;
+
 use tonic::{Request, Response, Status};
 
 use super::Services;
 use super::method::Rpc;
-use super::observe::Report;
+use super::observe::{Report, Subject};
 use crate::csi;
 
 #[derive(Clone, Debug)]
@@ -39,13 +41,16 @@ impl csi::identity_server::Identity for Identity {
     /// (CSI spec, ProbeResponse.ready).
     async fn probe(&self, _request: Request<csi::ProbeRequest>) -> Result<Response<csi::ProbeResponse>, Status> {
         let readiness = self.services.readiness();
-        if readiness.is_ready() {
-            if let Err(error) = readiness.backends().await {
-                return Err(
-                    tracing::error_span!("rpc", rpc = Rpc::Probe.name()).in_scope(|| Report::new(Rpc::Probe).failed(&error))
-                );
+        if !readiness.is_ready() {
+            return self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(false) });
+        }
+        let started = Instant::now();
+        match readiness.backends().await {
+            Ok(()) => self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(true) }),
+            Err(error) => {
+                let report = Report::since(Rpc::Probe, started);
+                Err(Subject::default().span(Rpc::Probe).in_scope(|| report.failed(&error)))
             }
         }
-        self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(readiness.is_ready()) })
     }
 }

@@ -45,6 +45,12 @@ use capabilities::Capabilities;
 use observe::{Effect, Observed, Report};
 use readiness::Readiness;
 
+/// Untrusted or long text, cut to at most `most` bytes between two characters.
+fn cut(text: &str, most: usize) -> &str {
+    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
+
 /// What the services need. The mode of the process is which of `controller` and `node` are there.
 #[derive(Clone)]
 pub struct Parts {

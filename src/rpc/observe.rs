@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use tracing::Span;
 
 use super::method::Rpc;
-use super::status;
+use super::{cut, status};
 use crate::csi;
 use crate::volume::{Error, Outcome};
 
@@ -39,7 +39,7 @@ pub(super) trait Observed {
 const LONGEST: usize = 256;
 
 fn shown(text: &str) -> Option<&str> {
-    (!text.is_empty()).then(|| &text[..text.floor_char_boundary(LONGEST)])
+    (!text.is_empty()).then(|| cut(text, LONGEST))
 }
 
 macro_rules! observed {
@@ -158,7 +158,11 @@ impl Drop for Caller {
 
 impl Report {
     pub(super) fn new(rpc: Rpc) -> Self {
-        Report { rpc, started: Instant::now(), caller_gone: Arc::default(), told: false }
+        Report::since(rpc, Instant::now())
+    }
+
+    pub(super) fn since(rpc: Rpc, started: Instant) -> Self {
+        Report { rpc, started, caller_gone: Arc::default(), told: false }
     }
 
     /// To be held by the handler: if it goes before the end, the line will say so.

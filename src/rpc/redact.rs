@@ -250,6 +250,7 @@ mod tests {
     }
 
     /// Every message that has secrets, with one that must not be seen.
+    #[allow(clippy::needless_update, reason = "some have nothing but secrets")]
     fn with_secrets() -> Vec<(&'static str, String)> {
         macro_rules! printed {
             ($($message:ident),*) => {

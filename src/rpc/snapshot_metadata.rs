@@ -83,7 +83,11 @@ impl SnapshotMetadataService {
             let (sender, receiver) = mpsc::channel(AHEAD);
             let pages = Pages::new(&walk, size, message, sender);
             let (controller, tasks) = (self.controller.clone(), self.services.tasks().clone());
-            let walking = async move { tasks.run(move || Ok(feed(&controller, &walk, pages, report))).await };
+            let feeding = move || {
+                feed(&controller, &walk, pages, report);
+                Ok(())
+            };
+            let walking = async move { tasks.run(feeding).await };
             tokio::spawn(walking.in_current_span());
             Ok(Response::new(Box::pin(ReceiverStream::new(receiver)) as BoxStream<M>))
         }

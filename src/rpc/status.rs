@@ -5,6 +5,7 @@
 
 use tonic::{Code, Status};
 
+use super::cut;
 use super::method::Rpc;
 use crate::volume::error::chain;
 use crate::volume::{Error, Left};
@@ -31,8 +32,7 @@ pub(super) fn client_gone() -> Status {
 #[allow(clippy::disallowed_methods, reason = "this is the one place that chooses a code")]
 fn build(code: Code, mut message: String) -> Status {
     if message.len() > LONGEST_MESSAGE {
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-        message.push_str(" ...");
+        message = format!("{} ...", cut(&message, LONGEST_MESSAGE));
     }
     Status::new(code, message)
 }

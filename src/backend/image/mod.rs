@@ -22,7 +22,7 @@ use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Modify, Provision, 
 
 mod capacity;
 mod changed;
-mod config;
+pub mod config;
 mod connect;
 mod draft;
 mod expand;
@@ -36,8 +36,6 @@ mod modify;
 mod pool;
 mod provision;
 mod snapshot;
-#[cfg(test)]
-mod testing;
 
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
 

@@ -307,18 +307,13 @@ impl<'a> Opening<'a> {
     fn lock(&self) -> Result<Result<File, String>> {
         let path = self.config.path.join(LOCK);
         let opened = step("open lock", &path.display(), || {
-            File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(&path)
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            options.open(&path).map_err(|error| os::Error::io("open", &path, error))
         });
         let mut file = match opened {
             Ok(file) => file,
-            Err(error) => return Ok(Err(format!("{}; make it writable", os::Error::io("open", &path, error)))),
+            Err(error) => return Ok(Err(format!("{error}; make it writable"))),
         };
         match file.try_lock() {
             Ok(()) => {}

@@ -63,7 +63,7 @@ fn group(text: &str) -> Result<Option<u32>> {
     })
 }
 
-/// One option per entry. Messages tell the place of a flag, not its text, which may be a secret.
+/// One option per entry, its quotes with it: what reads them must not part it again. Messages tell the place of a flag, not its text, which may be a secret.
 fn mount_flags(flags: &[String]) -> Result<Vec<String>> {
     const FIELD: &str = "volume_capability.mount.mount_flags";
     let size: usize = flags.iter().map(String::len).sum();
@@ -77,7 +77,7 @@ fn mount_flags(flags: &[String]) -> Result<Vec<String>> {
             return Err(at("holds a control character"));
         }
         for option in split(flag).ok_or_else(|| at("has a quote that does not end"))? {
-            options.push(unquoted(option).map_err(at)?);
+            options.push(whole(option).map_err(at)?.to_owned());
         }
     }
     Ok(options)
@@ -101,17 +101,18 @@ fn split(flag: &str) -> Option<Vec<&str>> {
     (!quoted).then_some(options)
 }
 
-fn unquoted(option: &str) -> Result<String, &'static str> {
+/// One option, quoted only where that is of use.
+fn whole(option: &str) -> Result<&str, &'static str> {
     if option.trim().is_empty() {
         return Err("is or holds an empty option");
     }
     if !option.contains('"') {
-        return Ok(option.to_owned());
+        return Ok(option);
     }
     let (key, value) = option.split_once('=').ok_or("has quotes but no value")?;
     let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).filter(|value| !value.contains('"'));
     match value {
-        Some(value) if QUOTED.contains(&key) => Ok(format!("{key}={value}")),
+        Some(_) if QUOTED.contains(&key) => Ok(option),
         Some(_) => Err("has quotes; only SELinux contexts may"),
         None => Err("has quotes that are not around the whole value"),
     }
@@ -201,7 +202,10 @@ mod tests {
     fn mount_flags_are_split_at_commas_that_part_options() {
         let flags = |flags: &[&str]| mount_flags(&flags.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert_eq!(flags(&["ro,noexec", "nodev"]).expect("valid"), ["ro", "noexec", "nodev"]);
-        assert_eq!(flags(&["ro,context=\"u:r:t:s0:c1,c2\",noexec"]).expect("valid"), ["ro", "context=u:r:t:s0:c1,c2", "noexec"]);
+        assert_eq!(
+            flags(&["ro,context=\"u:r:t:s0:c1,c2\",noexec"]).expect("valid"),
+            ["ro", "context=\"u:r:t:s0:c1,c2\"", "noexec"]
+        );
         for bad in
             ["", "ro,", "a\nb", "a\0b", "context=\"u,ro", "data=\"a,b\"", "\"ro\"", "context=x\"a,b\"", "context=\"a\"\"b\""]
         {

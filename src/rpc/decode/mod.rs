@@ -121,7 +121,7 @@ fn lookup<Id: FromStr<Err = Error>>(kind: &'static str, text: &str) -> Result<Id
 
 /// Untrusted text in a message, not longer than is of use.
 fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(2 * LONGEST_STRING)].to_owned()
+    crate::rpc::cut(text, 2 * LONGEST_STRING).to_owned()
 }
 
 fn volume(text: &str) -> Result<VolumeId> {

@@ -1,0 +1,37 @@
+# What a person types. The work is in scripts/, csi-sanity/, tests/vm/ and benches/.
+SHELL := /bin/bash
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
+.DEFAULT_GOAL := help
+.PHONY: help deps build run test sanity test-vm shell-vm bench
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what is missing on Debian or Ubuntu (apt, as root)
+	@scripts/deps
+
+build: deps ## build target/release/longshore
+	@cargo build --release --locked
+
+run: build ## start the driver and walk one volume through its life, as root
+	@scripts/demo
+
+test: ## everything: format, clippy, cargo test, csi-sanity, virtual machine
+	@scripts/deps test
+	@scripts/test
+
+sanity: ## the official CSI suite on every backend
+	@scripts/deps test
+	@cargo build --locked
+	@csi-sanity/run
+
+test-vm: deps ## only what needs a whole kernel of its own (QEMU, emulated)
+	@cargo build --locked
+	@tests/vm/run
+
+shell-vm: deps ## a shell in that virtual machine, with the driver in it
+	@cargo build --locked
+	@tests/vm/run --shell
+
+bench: build ## one table of figures from this machine, as root
+	@benches/compare

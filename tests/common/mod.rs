@@ -1,0 +1,398 @@
+//! A driver process on the real kernel, for black-box tests: socket in, kernel out.
+//!
+//! Each test runs on a thread with a mount namespace of its own, in a folder of its own, and takes down what it made also
+//! when it fails.
+
+#![allow(dead_code, reason = "each test program uses another part of it")]
+#![allow(clippy::disallowed_methods, reason = "tests start programs and the driver itself")]
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::future::Future;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use longshore::csi;
+use longshore::csi::controller_client::ControllerClient;
+use longshore::csi::group_controller_client::GroupControllerClient;
+use longshore::csi::identity_client::IdentityClient;
+use longshore::csi::node_client::NodeClient;
+use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use tonic::transport::{Channel, Endpoint, Uri};
+
+pub const MIB: i64 = 1 << 20;
+
+/// What the pool lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// The machine's own file system.
+    Local,
+    /// An xfs with reflinks, over a loop device.
+    Xfs,
+}
+
+/// Runs `test` on a thread of its own in a mount namespace of its own; without the right to make one, says so.
+pub fn isolated(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNS) {
+            skipped(&format!("no mount namespace of our own: {error}"));
+            return;
+        }
+        let none: Option<&str> = None;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("/ made private");
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Says aloud that a test did not run; the test runner counts these lines.
+pub fn skipped(why: &str) {
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    eprintln!("SKIPPED: {name}: {why}");
+    if let Ok(path) = std::env::var("LONGSHORE_SKIPPED") {
+        use std::io::Write;
+        let mut list = fs::OpenOptions::new().append(true).create(true).open(path).expect("the list of skipped tests");
+        writeln!(list, "{name}: {why}").expect("the list of skipped tests");
+    }
+}
+
+/// Runs a program to its end and gives what it printed; a failure ends the test.
+pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> String {
+    let output =
+        Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// A driver with its folders.
+pub struct Harness {
+    folder: tempfile::TempDir,
+    pool_device: Option<String>,
+    environment: Vec<(String, String)>,
+    driver: Option<Child>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Harness {
+    /// Folders and a pool; the driver is not started yet.
+    pub fn new(pool: Pool) -> Harness {
+        let folder = tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/var/tmp").expect("a folder");
+        for name in ["kubelet", "state", "pool"] {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let mut harness = Harness { folder, pool_device: None, environment: Vec::new(), driver: None, runtime };
+        if pool == Pool::Xfs {
+            let image = harness.path("pool.img");
+            run("truncate", [OsStr::new("-s"), OsStr::new("4G"), image.as_os_str()]);
+            let device = run("losetup", [OsStr::new("--find"), OsStr::new("--show"), image.as_os_str()]);
+            harness.pool_device = Some(device.clone());
+            run("mkfs.xfs", ["-q", &device]);
+            mount(Some(device.as_str()), &harness.path("pool"), Some("xfs"), MsFlags::empty(), None::<&str>)
+                .expect("the pool is mounted");
+        }
+        fs::create_dir(harness.path("pool/images")).expect("a folder");
+        fs::write(harness.path("config.yaml"), harness.configuration()).expect("the configuration");
+        harness
+    }
+
+    fn configuration(&self) -> String {
+        let pool = self.path("pool/images");
+        format!(
+            "backends:\n  - name: image\n    type: image\n    pools:\n      - name: default\n        path: {}\n        overcommit: 8.0\n  - name: fake\n    type: fake\n",
+            pool.display()
+        )
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A variable in the environment of the next driver that is started.
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.environment.retain(|(name, _)| name != key);
+        self.environment.push((key.to_owned(), value.to_owned()));
+    }
+
+    /// Starts the driver and waits until its socket answers.
+    pub fn start(&mut self) {
+        let socket = self.path("csi.sock");
+        let log = fs::OpenOptions::new().append(true).create(true).open(self.path("driver.log")).expect("a log");
+        let mut driver = Command::new(env!("CARGO_BIN_EXE_longshore"))
+            .arg("serve")
+            .args(["--node-id", "node-1", "--endpoint"])
+            .arg(format!("unix://{}", socket.display()))
+            .arg("--state-dir")
+            .arg(self.path("state"))
+            .arg("--kubelet-dir")
+            .arg(self.path("kubelet"))
+            .arg("--config")
+            .arg(self.path("config.yaml"))
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the driver starts");
+        // The driver says on its log that it serves; reading on keeps the pipe from filling up.
+        let (ready, wait) = std::sync::mpsc::channel();
+        let lines = BufReader::new(driver.stderr.take().expect("its log")).lines();
+        std::thread::spawn(move || {
+            use std::io::Write;
+            let mut log = log;
+            for line in lines.map_while(Result::ok) {
+                writeln!(log, "{line}").ok();
+                if line.contains("serving") {
+                    ready.send(()).ok();
+                }
+            }
+        });
+        self.driver = Some(driver);
+        if wait.recv().is_err() {
+            panic!("the driver ended:\n{}", self.log());
+        }
+    }
+
+    /// Everything that drivers of this test have said.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("driver.log")).unwrap_or_default()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(mut driver) = self.driver.take() {
+            driver.kill().ok();
+            driver.wait().expect("the driver is reaped");
+        }
+    }
+
+    /// Whether the driver has ended by itself; it is reaped then.
+    pub fn has_ended(&mut self) -> bool {
+        let ended = self.driver.as_mut().is_none_or(|driver| driver.try_wait().expect("a child of ours").is_some());
+        if ended {
+            self.driver = None;
+        }
+        ended
+    }
+
+    /// Waits for the driver's end, which is under way; `false` where it has not come after some seconds.
+    pub fn wait_end(&mut self) -> bool {
+        let Some(driver) = self.driver.as_mut() else { return true };
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(driver.id()).expect("a pid"));
+        // A pidfd becomes readable when its process ends.
+        let descriptor = rustix::process::pidfd_open(
+            rustix::process::Pid::from_raw(pid.as_raw()).expect("a pid"),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .expect("a pidfd");
+        let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+        let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&patience)).expect("a poll");
+        self.has_ended()
+    }
+
+    /// Begins the log anew.
+    pub fn forget_log(&self) {
+        fs::write(self.path("driver.log"), "").expect("the log");
+    }
+
+    /// SIGTERM, and whether it ended with success.
+    pub fn stop(&mut self) -> bool {
+        let Some(mut driver) = self.driver.take() else { return false };
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(driver.id()).expect("a pid"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("the driver lives");
+        driver.wait().expect("the driver is reaped").success()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.driver.as_ref().expect("a driver runs").id()
+    }
+
+    /// Runs a client's call to its end.
+    pub fn block_on<T>(&self, call: impl Future<Output = T>) -> T {
+        self.runtime.block_on(call)
+    }
+
+    pub fn channel(&self) -> Channel {
+        let socket = self.path("csi.sock");
+        let endpoint = Endpoint::from_static("http://localhost");
+        self.runtime.block_on(async move {
+            endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
+                let socket = socket.clone();
+                async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
+            }))
+        })
+    }
+
+    pub fn identity(&self) -> IdentityClient<Channel> {
+        IdentityClient::new(self.channel())
+    }
+    pub fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel())
+    }
+    pub fn groups(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.channel())
+    }
+    pub fn metadata(&self) -> SnapshotMetadataClient<Channel> {
+        SnapshotMetadataClient::new(self.channel())
+    }
+    pub fn node(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.channel())
+    }
+
+    /// A staging folder, as the kubelet makes it.
+    pub fn staging(&self, name: &str) -> PathBuf {
+        let path = self.path("kubelet").join("plugins").join(name).join("globalmount");
+        fs::create_dir_all(&path).expect("a staging folder");
+        path
+    }
+
+    /// A target path whose parent is there, as the kubelet gives it.
+    pub fn target(&self, name: &str) -> PathBuf {
+        let parent = self.path("kubelet").join("pods").join(name);
+        fs::create_dir_all(&parent).expect("a pod's folder");
+        parent.join("mount")
+    }
+
+    /// Loop devices over files of this test, but for the pool's own.
+    pub fn loops(&self) -> Vec<String> {
+        let ours = self.path("pool/").display().to_string();
+        loop_files()
+            .into_iter()
+            .filter(|(_, file)| file.starts_with(&ours) || file.contains("longshore-fake"))
+            .map(|(device, _)| device)
+            .collect()
+    }
+
+    /// Mounts below the kubelet's and the state folder.
+    pub fn mounts(&self) -> Vec<String> {
+        let (kubelet, state) = (self.path("kubelet").display().to_string(), self.path("state").display().to_string());
+        mount_points().into_iter().filter(|point| point.starts_with(&kubelet) || point.starts_with(&state)).collect()
+    }
+
+    /// Journal entries, as paths relative to the journal.
+    pub fn journal(&self) -> Vec<String> {
+        files_below(&self.path("state/journal"))
+    }
+
+    /// Nothing is left on this node: no mount, no loop device, no journal entry, no staged folder's content.
+    pub fn assert_nothing_left(&self) {
+        assert_eq!(self.mounts(), Vec::<String>::new(), "mounts are left\n{}", self.log());
+        assert_eq!(self.loops(), Vec::<String>::new(), "loop devices are left\n{}", self.log());
+        assert_eq!(self.journal(), Vec::<String>::new(), "journal entries are left\n{}", self.log());
+    }
+
+    /// No file is left in the pool, but for those that make it a pool.
+    pub fn assert_pool_empty(&self) {
+        let left: Vec<String> = files_below(&self.path("pool/images"))
+            .into_iter()
+            .filter(|file| file != "longshore-pool.json" && file != "lock")
+            .collect();
+        assert_eq!(left, Vec::<String>::new(), "the pool holds something\n{}", self.log());
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the driver's log:\n{}", self.log());
+        }
+        self.kill();
+        let ours = self.folder.path().display().to_string();
+        let mut points: Vec<String> = mount_points().into_iter().filter(|point| point.starts_with(&ours)).collect();
+        points.sort();
+        let pool = self.path("pool").display().to_string();
+        for point in points.iter().rev().filter(|point| **point != pool) {
+            umount2(point.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
+        }
+        for (device, file) in loop_files() {
+            if file.starts_with(&pool) {
+                Command::new("losetup").args(["--detach", &device]).status().ok();
+            }
+        }
+        if points.contains(&pool) {
+            umount2(pool.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
+        }
+        if let Some(device) = &self.pool_device {
+            Command::new("losetup").args(["--detach", device]).status().ok();
+        }
+    }
+}
+
+/// Every loop device with its backing file, from sysfs.
+fn loop_files() -> Vec<(String, String)> {
+    let entries = fs::read_dir("/sys/block").expect("sysfs");
+    entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let file = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+            Some((format!("/dev/{}", entry.file_name().to_string_lossy()), file.trim_end().to_owned()))
+        })
+        .collect()
+}
+
+fn mount_points() -> Vec<String> {
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+    table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect()
+}
+
+/// How often `path` is mounted upon, from mountinfo.
+pub fn mounts_at(path: &Path) -> usize {
+    let path = path.display().to_string();
+    mount_points().into_iter().filter(|point| *point == path).count()
+}
+
+fn files_below(folder: &Path) -> Vec<String> {
+    fn walk(folder: &Path, top: &Path, found: &mut Vec<String>) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for entry in entries.map(|entry| entry.expect("a readable entry")) {
+            if entry.file_type().expect("a type").is_dir() {
+                walk(&entry.path(), top, found);
+            } else {
+                found.push(entry.path().strip_prefix(top).expect("below").display().to_string());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(folder, folder, &mut found);
+    found.sort();
+    found
+}
+
+/// A capability: a file system of this type, or raw block for `None`.
+pub fn capability(fstype: Option<&str>) -> csi::VolumeCapability {
+    use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode};
+    let access = match fstype {
+        Some(fstype) => AccessType::Mount(MountVolume {
+            fs_type: fstype.to_owned(),
+            mount_flags: Vec::new(),
+            volume_mount_group: String::new(),
+        }),
+        None => AccessType::Block(BlockVolume {}),
+    };
+    csi::VolumeCapability {
+        access_type: Some(access),
+        access_mode: Some(AccessMode { mode: Mode::SingleNodeMultiWriter.into() }),
+    }
+}
+
+/// A CreateVolume request.
+pub fn create(name: &str, mib: i64, fstype: Option<&str>, backend: &str) -> csi::CreateVolumeRequest {
+    csi::CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(csi::CapacityRange { required_bytes: mib * MIB, limit_bytes: 0 }),
+        volume_capabilities: vec![capability(fstype)],
+        parameters: HashMap::from([("backend".to_owned(), backend.to_owned())]),
+        ..Default::default()
+    }
+}
+
+pub fn text(path: &Path) -> String {
+    path.display().to_string()
+}

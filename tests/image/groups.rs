@@ -1,0 +1,99 @@
+//! Groups of snapshots: all or none.
+
+use std::fs;
+use std::sync::atomic::Ordering;
+
+use longshore::volume::{Error, GroupId, Left, Outcome};
+
+use crate::bench::*;
+
+fn id() -> GroupId {
+    "image:g".parse().expect("an id")
+}
+
+#[test]
+fn all_members_are_taken_under_one_hold() {
+    isolated(|| {
+        let disk = Disk::new(Kind::Btrfs, 256);
+        let other = folder();
+        let backend = open(vec![pool("p", &disk.pool()), pool("q", other.path())]);
+        create_with(&backend, &spec("a", 8 * MIB, &[("pool", "p")])).expect("created");
+        create_with(&backend, &spec("b", 8 * MIB, &[("pool", "q")])).expect("created");
+        write(&disk.pool().join("volumes/a/image"), 0, MIB, 1);
+        write(&other.path().join("volumes/b/image"), 0, MIB, 2);
+        let held = NoQuiesce::default();
+        let members = [snapshot_spec("ga", "a"), snapshot_spec("gb", "b")];
+        let group = groups(&backend).create_group(&id(), "g", &members, &held).expect("a group");
+        assert_eq!((held.held.load(Ordering::Relaxed), held.volumes.load(Ordering::Relaxed)), (1, 2));
+        assert!(group.snapshots.iter().all(|snapshot| snapshot.created == group.created && snapshot.group == Some(id())));
+        assert_eq!(groups(&backend).find_group(&id()).expect("looked").as_ref(), Some(&group));
+        assert!(holds(&disk.pool().join("snapshots/ga/image"), 0, MIB, 1));
+        assert!(holds(&other.path().join("snapshots/gb/image"), 0, MIB, 2));
+        let of_b = snapshots(&backend).list_snapshots(Some(&volume_id("b")), None, 9).expect("a list");
+        assert_eq!(of_b, group.snapshots[1..]);
+
+        let error = snapshots(&backend).delete_snapshot(&snapshot_id("ga")).expect_err("a member");
+        assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("image:g"), "{error}");
+        assert_eq!(groups(&backend).delete_group(&id()).expect("deleted"), Outcome::Changed(()));
+        assert_eq!(groups(&backend).delete_group(&id()).expect("again"), Outcome::Unchanged(()));
+        for pool in [disk.pool(), other.path().to_owned()] {
+            assert_eq!(names(&pool.join("snapshots")), [""; 0]);
+            assert_eq!(names(&pool.join("groups")), [""; 0]);
+            assert_clean(&pool);
+        }
+    });
+}
+
+#[test]
+fn a_group_that_fails_leaves_none() {
+    let folder = folder();
+    let path = folder.path();
+    let backend = open_at(path);
+    create(&backend, "a", 2 * MIB);
+    create(&backend, "b", 2 * MIB);
+    let members = [snapshot_spec("ga", "a"), snapshot_spec("gb", "b")];
+    let broken = NoQuiesce { breaks: true, ..NoQuiesce::default() };
+    let error = groups(&backend).create_group(&id(), "g", &members, &broken).expect_err("the hold broke");
+    assert!(matches!(error, Error::Failed { left: Left::Nothing, .. }), "{error}");
+    let missing = [snapshot_spec("ga", "a"), snapshot_spec("gc", "c")];
+    let error = groups(&backend).create_group(&id(), "g", &missing, &NoQuiesce::default()).expect_err("no c");
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    // Something stands where the second member would go: the first must go again.
+    fs::create_dir(path.join("snapshots/gb")).expect("a folder");
+    let error = groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect_err("taken");
+    assert!(matches!(error, Error::Unproven { .. }), "{error}");
+    fs::remove_dir(path.join("snapshots/gb")).expect("removed");
+    assert!(groups(&backend).find_group(&id()).expect("looked").is_none());
+    assert_eq!(names(&path.join("snapshots")), [""; 0]);
+    assert_clean(path);
+    groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect("now it can");
+}
+
+#[test]
+fn members_without_a_record_do_not_exist() {
+    let folder = folder();
+    let path = folder.path();
+    let backend = open_at(path);
+    create(&backend, "a", 2 * MIB);
+    take(&backend, "alone", "a");
+    let members = [snapshot_spec("ga", "a")];
+    let make = || groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect("a group");
+    make();
+    // As a kill before the record was written leaves it.
+    fs::remove_file(path.join("groups/g.json")).expect("removed");
+    assert!(snapshots(&backend).find_snapshot(&snapshot_id("ga")).expect("looked").is_none());
+    assert_eq!(snapshots(&backend).list_snapshots(None, None, 1).expect("a list").len(), 1);
+    assert_eq!(snapshots(&backend).list_snapshots(None, None, 9).expect("a list").len(), 1);
+    make();
+    assert_eq!(snapshots(&backend).list_snapshots(None, None, 9).expect("a list").len(), 2);
+    // As a kill in the middle of DeleteVolumeGroupSnapshot leaves it, for the same process and for the next.
+    fs::remove_file(path.join("groups/g.json")).expect("removed");
+    assert_eq!(groups(&backend).delete_group(&id()).expect("deleted"), Outcome::Changed(()));
+    assert_eq!(names(&path.join("snapshots")), ["alone"]);
+    make();
+    fs::remove_file(path.join("groups/g.json")).expect("removed");
+    drop(backend);
+    drop(open_at(path));
+    assert_eq!(names(&path.join("snapshots")), ["alone"]);
+    assert_clean(path);
+}

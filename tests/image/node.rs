@@ -1,0 +1,147 @@
+//! Images as loop devices.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use longshore::backend::image::{ImageBackend, Role};
+use longshore::backend::{Backend, BlockDevice, Connect, ConnectRequest, Source};
+use longshore::os::loopdev;
+use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
+
+use crate::bench::*;
+
+fn connect(backend: &ImageBackend, id: &VolumeId) -> longshore::volume::Result<Outcome<Source>> {
+    let parameters = serde_json::Value::Null;
+    let context = BTreeMap::new();
+    let request =
+        ConnectRequest { id, parameters: &parameters, publish_context: &context, secrets: &Secrets::default(), read_only: false };
+    backend.connect().connect(&request)
+}
+
+fn device(source: &Source) -> BlockDevice {
+    match source {
+        Source::Device(device) => device.clone(),
+        Source::Filesystem { .. } => panic!("{source:?} is no device"),
+    }
+}
+
+/// Lets go of a volume's device also when the test fails.
+struct Connected<'a>(&'a dyn Connect, VolumeId, Source);
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.disconnect(&self.1, Some(&self.2)) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+fn size(device: &BlockDevice) -> u64 {
+    run("blockdev", &["--getsize64", device.path.to_str().expect("a name")]).parse().expect("a number")
+}
+
+#[test]
+fn a_volume_is_connected_once_and_found_by_identity() {
+    let folder = folder();
+    let provisioner = open_at(folder.path());
+    let node = ImageBackend::open(config(vec![pool("p", folder.path())]), Role { provision: false }).expect("opens");
+    let (v, w) = (volume_id("v"), volume_id("w"));
+    for id in ["v", "w"] {
+        create(&provisioner, id, 8 * MIB);
+    }
+    let image = folder.path().join("volumes/v/image");
+    let node_side = node.connect();
+    assert!(matches!(connect(&node, &volume_id("none")).expect_err("none"), Error::NotFound { .. }));
+
+    let Outcome::Changed(source) = connect(&node, &v).expect("connected") else { panic!("not connected before") };
+    let _v = Connected(node_side, v.clone(), source.clone());
+    let Outcome::Changed(other) = connect(&node, &w).expect("connected") else { panic!("not connected before") };
+    let _w = Connected(node_side, w.clone(), other.clone());
+    let found = device(&source);
+    let stat = fs::metadata(&image).expect("the image");
+    assert_eq!(found.identity, format!("{}:{}", stat.dev(), stat.ino()));
+    assert_eq!(size(&found), 8 * MIB);
+    assert!(node_side.proven_empty(&v, &source).expect("looked"));
+    assert!(matches!(node_side.proven_empty(&v, &other).expect_err("another's"), Error::Unproven { .. }));
+
+    assert_eq!(connect(&node, &v).expect("again"), Outcome::Unchanged(source.clone()));
+    assert_eq!(node_side.connected(&v, None).expect("looked"), Some(source.clone()));
+    assert_eq!(node_side.connected(&v, Some(&source)).expect("looked"), Some(source.clone()));
+    assert_eq!(node_side.connected(&v, Some(&other)).expect("looked"), Some(source.clone()), "a wrong hint is not believed");
+
+    let block = File::options().write(true).open(&found.path).expect("the device");
+    block.write_all_at(&[9; 4096], 4096).expect("written");
+    block.sync_all().expect("synced");
+    drop(block);
+    assert!(holds(&image, 4096, 4096, 9));
+    assert!(!node_side.proven_empty(&v, &source).expect("looked"));
+    assert!(node_side.used(&v).expect("looked").expect("known") >= Bytes(4096));
+
+    provisioner.expand().expect("expands").expand(&v, Bytes(16 * MIB)).expect("expanded");
+    assert_eq!(node_side.refresh(&v, &source).expect("refreshed"), Bytes(16 * MIB));
+    assert_eq!(size(&found), 16 * MIB);
+    assert!(node_side.refresh(&v, &other).is_err());
+
+    let error = provision(&provisioner).delete(&v).expect_err("in use");
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+
+    assert_eq!(node_side.disconnect(&v, None).expect("disconnected"), Outcome::Changed(()));
+    assert_eq!(node_side.disconnect(&v, Some(&source)).expect("again"), Outcome::Unchanged(()));
+    assert_eq!(node_side.connected(&v, Some(&source)).expect("looked"), None);
+    assert_eq!(loopdev::find((stat.dev(), stat.ino())).expect("looked"), []);
+    assert_eq!(node_side.connected(&w, None).expect("looked"), Some(other), "the other one stays");
+    provision(&provisioner).delete(&v).expect("deleted");
+}
+
+#[test]
+fn all_devices_of_an_image_are_let_go() {
+    let folder = folder();
+    let backend = open_at(folder.path());
+    create(&backend, "v", 2 * MIB);
+    let id = volume_id("v");
+    let source = connect(&backend, &id).expect("connected").into_inner();
+    let _guard = Connected(backend.connect(), id.clone(), source.clone());
+    let image = File::options().read(true).write(true).open(folder.path().join("volumes/v/image")).expect("opens");
+    let second = loopdev::attach(&image, "a stray", false).expect("attached");
+    assert!(backend.connect().connected(&id, None).expect("looked").is_some());
+    backend.connect().disconnect(&id, Some(&source)).expect("disconnected");
+    assert_eq!(loopdev::find(second.backing).expect("looked"), []);
+}
+
+#[test]
+fn a_device_whose_volume_is_gone_is_let_go_by_the_hint() {
+    let folder = folder();
+    let backend = open_at(folder.path());
+    create(&backend, "v", 2 * MIB);
+    create(&backend, "w", 2 * MIB);
+    let id = volume_id("v");
+    let source = connect(&backend, &id).expect("connected").into_inner();
+    let _guard = Connected(backend.connect(), id.clone(), source.clone());
+    let other = connect(&backend, &volume_id("w")).expect("connected").into_inner();
+    let _other = Connected(backend.connect(), volume_id("w"), other.clone());
+    let gone = folder.path().join("volumes/v");
+    fs::remove_file(gone.join("image")).expect("removed");
+    fs::remove_file(gone.join("meta.json")).expect("removed");
+    fs::remove_dir(&gone).expect("removed");
+    assert_eq!(backend.connect().connected(&id, Some(&source)).expect("looked"), Some(source.clone()));
+    assert_eq!(backend.connect().connected(&id, Some(&other)).expect("looked"), None, "that is another volume's");
+    assert_eq!(backend.connect().disconnect(&id, Some(&other)).expect("nothing to do"), Outcome::Unchanged(()));
+    assert_eq!(backend.connect().disconnect(&id, Some(&source)).expect("disconnected"), Outcome::Changed(()));
+    assert_eq!(backend.connect().connected(&id, Some(&source)).expect("looked"), None);
+    assert!(backend.connect().connected(&volume_id("w"), None).expect("looked").is_some());
+}
+
+#[test]
+fn a_read_only_pool_gives_read_only_devices() {
+    isolated(|| {
+        let disk = Disk::new(Kind::Ext4, 64);
+        let backend = open_at(&disk.pool());
+        create(&backend, "v", 4 * MIB);
+        disk.remount(true);
+        let source = connect(&backend, &volume_id("v")).expect("connected").into_inner();
+        let guard = Connected(backend.connect(), volume_id("v"), source.clone());
+        assert_eq!(run("blockdev", &["--getro", device(&source).path.to_str().expect("a name")]), "1");
+        drop(guard);
+    });
+}

@@ -1,0 +1,259 @@
+//! Pools that are foreign, taken, away, read-only or damaged.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use longshore::backend::Backend;
+use longshore::backend::image::{ImageBackend, Role};
+use longshore::volume::{Error, Outcome, Severity, VolumeId};
+
+use crate::bench::*;
+
+fn try_open(path: &std::path::Path) -> Result<ImageBackend, Error> {
+    ImageBackend::open(config(vec![pool("p", path)]), Role { provision: true })
+}
+
+#[test]
+fn a_folder_that_is_not_ours_is_left_as_it_is() {
+    let folder = folder();
+    fs::write(folder.path().join("thesis.txt"), "years of work").expect("written");
+    let error = try_open(folder.path()).expect_err("not empty");
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(folder.path().to_str().expect("UTF-8")) && text.contains("empty"), "{text}");
+    assert_eq!(names(folder.path()), ["thesis.txt"]);
+}
+
+#[test]
+fn a_first_use_that_was_cut_off_goes_on() {
+    let folder = folder();
+    // As a kill between the lock and the marker leaves it, on a fresh ext4.
+    fs::write(folder.path().join("lock"), "").expect("written");
+    for name in ["volumes", "snapshots", "lost+found"] {
+        fs::create_dir(folder.path().join(name)).expect("a folder");
+    }
+    create(&open_at(folder.path()), "v", MIB);
+    assert_eq!(names(&folder.path().join("volumes")), ["v"]);
+}
+
+#[test]
+fn a_pool_that_lost_a_folder_is_not_an_empty_one() {
+    let folder = folder();
+    drop(open_at(folder.path()));
+    fs::remove_dir(folder.path().join("volumes")).expect("removed");
+    let backend = open_at(folder.path());
+    let error = provision(&backend).find(&volume_id("v")).expect_err("cannot be seen");
+    assert!(matches!(error, Error::BackendDown { .. }) && error.to_string().contains("volumes"), "{error}");
+}
+
+#[test]
+fn only_one_process_provisions() {
+    let folder = folder();
+    let path = folder.path().join("pool");
+    let first = open_at(&path);
+    let error = try_open(&path).expect_err("taken");
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+    // Another process sees the lock, too.
+    let lock = path.join("lock");
+    let free = || Command::new("flock").arg("--nonblock").arg(&lock).arg("true").status().expect("flock runs").success();
+    assert!(!free());
+    create(&first, "v", MIB);
+    drop(first);
+    assert!(free());
+    let second = open_at(&path);
+    assert_eq!(provision(&second).list(None, 9).expect("a list").len(), 1);
+}
+
+#[test]
+fn a_pool_belongs_to_one_backend() {
+    let folder = folder();
+    drop(open_at(folder.path()));
+    let mut other = config(vec![pool("p", folder.path())]);
+    other.name = "other".parse().expect("a name");
+    let error = ImageBackend::open(other, Role { provision: true }).expect_err("another's");
+    assert!(error.to_string().contains("\"image\""), "{error}");
+    fs::write(folder.path().join("longshore-pool.json"), "{\"format\": 1,").expect("written");
+    let error = try_open(folder.path()).expect_err("damaged");
+    assert!(error.to_string().contains("longshore-pool.json"), "{error}");
+}
+
+#[test]
+fn a_pool_that_is_away_is_told_and_comes_back() {
+    isolated(|| {
+        let disk = Disk::new(Kind::Xfs, 400);
+        let here = folder();
+        let backend = open(vec![pool("away", &disk.pool()), pool("here", here.path())]);
+        create_with(&backend, &spec("a", MIB, &[("pool", "away")])).expect("created");
+        create_with(&backend, &spec("h", MIB, &[("pool", "here")])).expect("created");
+        disk.unmount();
+        let error = backend.probe().expect_err("away");
+        assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+        assert!(error.to_string().contains(disk.pool().to_str().expect("UTF-8")), "{error}");
+        for id in ["a", "never"] {
+            let error = provision(&backend).find(&volume_id(id)).expect_err("cannot be seen");
+            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            let error = provision(&backend).delete(&volume_id(id)).expect_err("cannot be seen");
+            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+        }
+        let health = backend.health().expect("health");
+        assert_eq!(health.storage_health().expect("told")[0].reason, "PoolUnreachable");
+        assert_eq!(health.volume_health(&volume_id("a")).expect("told")[0].reason, "PoolUnreachable");
+        assert!(provision(&backend).find(&volume_id("h")).expect("looked").is_some(), "the other pool works");
+        create_with(&backend, &spec("h2", MIB, &[("pool", "here")])).expect("the other pool works");
+        assert_eq!(names(&disk.mountpoint()), [""; 0], "no pool was made on the bare mount point");
+
+        disk.mount();
+        backend.probe().expect("back");
+        assert!(provision(&backend).find(&volume_id("a")).expect("looked").is_some());
+        assert_eq!(provision(&backend).delete(&volume_id("a")).expect("deleted"), Outcome::Changed(()));
+    });
+}
+
+#[test]
+fn a_read_only_pool_is_read_and_never_half_changed() {
+    isolated(|| {
+        let disk = Disk::new(Kind::Xfs, 400);
+        let backend = open_at(&disk.pool());
+        create(&backend, "v", MIB);
+        disk.remount(true);
+        let refused = |backend: &ImageBackend| {
+            let error = backend.probe().expect_err("read-only");
+            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(error.to_string().contains(disk.pool().to_str().expect("UTF-8")), "{error}");
+            let error = create_with(backend, &spec("w", MIB, &[])).expect_err("read-only");
+            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            let error = provision(backend).delete(&volume_id("v")).expect_err("read-only");
+            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(provision(backend).find(&volume_id("v")).expect("looked").is_some(), "it can still be read");
+            assert_eq!(backend.health().expect("health").storage_health().expect("told")[0].reason, "PoolReadOnly");
+        };
+        refused(&backend);
+        drop(backend);
+        let backend = open_at(&disk.pool());
+        refused(&backend);
+        disk.remount(false);
+        backend.probe().expect("writable again");
+        create(&backend, "w", MIB);
+        assert_eq!(provision(&backend).delete(&volume_id("v")).expect("deleted"), Outcome::Changed(()));
+        assert_clean(&disk.pool());
+    });
+}
+
+#[test]
+fn what_interrupted_calls_left_vanishes_and_what_is_not_ours_stays() {
+    let folder = folder();
+    let path = folder.path();
+    let backend = open_at(path);
+    create(&backend, "v", MIB);
+    drop(backend);
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    fs::write(elsewhere.path().join("image"), "precious").expect("written");
+    for (parent, name) in [("tmp", "volume~a"), ("tmp", "snapshot~b"), ("trash", "volume~v"), ("trash", "volume~strange")] {
+        let leftover = path.join(parent).join(name);
+        fs::create_dir(&leftover).expect("a folder");
+        fs::write(leftover.join("image"), "half").expect("written");
+        fs::write(leftover.join(".meta.json.tmp"), "half").expect("written");
+    }
+    fs::write(path.join("trash/volume~strange/notes.txt"), "not ours").expect("written");
+    fs::write(path.join("groups/.g.json.tmp"), "half").expect("written");
+    symlink(elsewhere.path(), path.join("tmp/volume~link")).expect("a link");
+    let backend = open_at(path);
+    assert_eq!(names(&path.join("tmp")), ["volume~link"]);
+    assert_eq!(names(&path.join("trash")), ["volume~strange"]);
+    assert_eq!(names(&path.join("trash/volume~strange")), ["notes.txt"]);
+    assert_eq!(names(&path.join("groups")), [""; 0]);
+    assert_eq!(fs::read_to_string(elsewhere.path().join("image")).expect("there"), "precious");
+    assert_eq!(provision(&backend).list(None, 9).expect("a list").len(), 1);
+}
+
+#[test]
+fn damage_is_told_and_left_alone() {
+    let folder = folder();
+    let path = folder.path();
+    let backend = open_at(path);
+    for name in ["whole", "cut", "gone", "short", "other", "linked"] {
+        create(&backend, name, 2 * MIB);
+    }
+    let volumes = path.join("volumes");
+    let meta = fs::read(volumes.join("cut/meta.json")).expect("read");
+    fs::write(volumes.join("cut/meta.json"), &meta[..meta.len() / 2]).expect("cut");
+    fs::remove_file(volumes.join("gone/image")).expect("removed");
+    fs::File::options().write(true).open(volumes.join("short/image")).expect("opens").set_len(MIB).expect("shorter");
+    fs::write(volumes.join("other/meta.json"), fs::read(volumes.join("whole/meta.json")).expect("read")).expect("copied");
+    fs::rename(volumes.join("linked/image"), path.join("moved")).expect("moved");
+    symlink(path.join("moved"), volumes.join("linked/image")).expect("a link");
+
+    let expected = [
+        ("cut", "MetadataDamaged", Severity::Inaccessible),
+        ("gone", "ImageMissing", Severity::DataLoss),
+        ("linked", "MetadataDamaged", Severity::Inaccessible),
+        ("other", "MetadataDamaged", Severity::Inaccessible),
+        ("short", "ImageTruncated", Severity::DataLoss),
+    ];
+    let check = |backend: &ImageBackend| {
+        let health = backend.health().expect("health");
+        for (name, reason, severity) in expected {
+            let id = volume_id(name);
+            for error in [
+                provision(backend).find(&id).expect_err(name),
+                provision(backend).delete(&id).expect_err(name),
+                backend.expand().expect("expands").expand(&id, longshore::volume::Bytes(4 * MIB)).expect_err(name),
+                snapshots(backend).create_snapshot(&snapshot_spec("s", name), &NoQuiesce::default()).expect_err(name),
+            ] {
+                assert!(matches!(error, Error::Unproven { .. }), "{name}: {error}");
+                assert!(error.to_string().contains(&format!("volumes/{name}/")), "{name}: {error}");
+            }
+            let problems = health.volume_health(&id).expect("told");
+            assert_eq!((problems[0].reason, problems[0].severity), (reason, severity), "{name}");
+        }
+        assert_eq!(health.volume_health(&volume_id("whole")).expect("told"), []);
+        assert!(matches!(health.volume_health(&volume_id("none")).expect_err("none"), Error::NotFound { .. }));
+        let sick: Vec<_> = health.unhealthy(None, 9).expect("told").into_iter().map(|(id, _)| id).collect();
+        assert_eq!(sick, expected.map(|(name, _, _)| volume_id(name)));
+        let page: Vec<VolumeId> =
+            health.unhealthy(Some(&volume_id("gone")), 2).expect("told").into_iter().map(|(id, _)| id).collect();
+        assert_eq!(page, [volume_id("linked"), volume_id("other")]);
+        assert_eq!(provision(backend).list(None, 9).expect("a list").len(), 6, "what is damaged is not absent");
+        create(backend, "new", MIB);
+        provision(backend).delete(&volume_id("new")).expect("the others work");
+    };
+    check(&backend);
+    drop(backend);
+    let backend = open_at(path);
+    check(&backend);
+    fs::write(volumes.join("cut/meta.json"), &meta).expect("restored");
+    assert!(provision(&backend).find(&volume_id("cut")).expect("looked").is_some(), "a restored file is enough");
+    assert_clean(path);
+}
+
+#[test]
+fn lists_are_in_order_over_all_pools_a_page_at_a_time() {
+    let (one, two) = (folder(), folder());
+    let backend = open(vec![pool("one", one.path()), pool("two", two.path())]);
+    let all: Vec<String> = (0..25).map(|number| format!("v{number:02}")).collect();
+    for (number, name) in all.iter().enumerate() {
+        let pool = if number % 3 == 0 { "one" } else { "two" };
+        create_with(&backend, &spec(name, MIB, &[("pool", pool)])).expect("created");
+    }
+    // Removed by hand: a page is filled up with what comes after.
+    fs::remove_file(one.path().join("volumes/v03/image")).expect("removed");
+    fs::remove_file(one.path().join("volumes/v03/meta.json")).expect("removed");
+    fs::remove_dir(one.path().join("volumes/v03")).expect("removed");
+    let mut seen = Vec::new();
+    let mut after = None;
+    loop {
+        let page = provision(&backend).list(after.as_ref(), 7).expect("a page");
+        let Some(last) = page.last() else { break };
+        assert!(page.len() == 7 || seen.len() + page.len() == 24, "a page is only short at the end");
+        after = Some(last.id.clone());
+        seen.extend(page.into_iter().map(|volume| volume.name));
+    }
+    assert_eq!(seen, all.into_iter().filter(|name| name != "v03").collect::<Vec<_>>());
+    assert!(provision(&backend).find(&volume_id("v03")).expect("looked").is_none());
+    let unknown =
+        provision(&backend).parameters(&longshore::volume::RawParameters::new([("pool".to_owned(), "three".to_owned())]));
+    let unknown = unknown.expect_err("no such pool").to_string();
+    assert!(unknown.contains("three") && unknown.contains("one, two"), "{unknown}");
+}

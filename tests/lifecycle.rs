@@ -1,0 +1,471 @@
+//! A volume's whole life through the socket, seen by what the kernel shows.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, text};
+use longshore::csi;
+use tonic::Code;
+
+/// A volume that is staged and published.
+struct Placed {
+    volume: csi::Volume,
+    capability: csi::VolumeCapability,
+    staging: PathBuf,
+    target: PathBuf,
+}
+
+impl Placed {
+    fn stage_request(&self) -> csi::NodeStageVolumeRequest {
+        csi::NodeStageVolumeRequest {
+            volume_id: self.volume.volume_id.clone(),
+            staging_target_path: text(&self.staging),
+            volume_capability: Some(self.capability.clone()),
+            volume_context: self.volume.volume_context.clone(),
+            ..Default::default()
+        }
+    }
+
+    fn publish_request(&self) -> csi::NodePublishVolumeRequest {
+        csi::NodePublishVolumeRequest {
+            volume_id: self.volume.volume_id.clone(),
+            staging_target_path: text(&self.staging),
+            target_path: text(&self.target),
+            volume_capability: Some(self.capability.clone()),
+            volume_context: self.volume.volume_context.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Creates, stages and publishes, each twice: a repeat changes nothing.
+fn place(harness: &Harness, request: csi::CreateVolumeRequest) -> Placed {
+    let (mut controller, mut node) = (harness.controller(), harness.node());
+    let name = request.name.clone();
+    let capability = request.volume_capabilities[0].clone();
+    let volume =
+        harness.block_on(controller.create_volume(request.clone())).expect("created").into_inner().volume.expect("a volume");
+    let again =
+        harness.block_on(controller.create_volume(request)).expect("created already").into_inner().volume.expect("a volume");
+    assert_eq!(volume.volume_id, again.volume_id);
+    let placed = Placed { volume, capability, staging: harness.staging(&name), target: harness.target(&name) };
+    for _ in 0..2 {
+        harness.block_on(node.node_stage_volume(placed.stage_request())).expect("staged");
+    }
+    for _ in 0..2 {
+        harness.block_on(node.node_publish_volume(placed.publish_request())).expect("published");
+    }
+    assert_eq!(mounts_at(&placed.target), 1, "exactly one mount at the target");
+    placed
+}
+
+fn unpublish_request(placed: &Placed) -> csi::NodeUnpublishVolumeRequest {
+    csi::NodeUnpublishVolumeRequest { volume_id: placed.volume.volume_id.clone(), target_path: text(&placed.target) }
+}
+
+fn unstage_request(placed: &Placed) -> csi::NodeUnstageVolumeRequest {
+    csi::NodeUnstageVolumeRequest { volume_id: placed.volume.volume_id.clone(), staging_target_path: text(&placed.staging) }
+}
+
+/// The inverse of `place`, each twice.
+fn remove(harness: &Harness, placed: &Placed) {
+    let (mut controller, mut node) = (harness.controller(), harness.node());
+    for _ in 0..2 {
+        harness.block_on(node.node_unpublish_volume(unpublish_request(placed))).expect("unpublished");
+    }
+    assert!(!placed.target.exists(), "the target is gone");
+    for _ in 0..2 {
+        harness.block_on(node.node_unstage_volume(unstage_request(placed))).expect("unstaged");
+    }
+    for _ in 0..2 {
+        let request = csi::DeleteVolumeRequest { volume_id: placed.volume.volume_id.clone(), ..Default::default() };
+        harness.block_on(controller.delete_volume(request)).expect("deleted");
+    }
+}
+
+fn snapshot(harness: &Harness, name: &str, placed: &Placed) -> csi::Snapshot {
+    let request = csi::CreateSnapshotRequest {
+        source_volume_id: placed.volume.volume_id.clone(),
+        name: name.to_owned(),
+        ..Default::default()
+    };
+    let taken = harness.block_on(harness.controller().create_snapshot(request)).expect("a snapshot");
+    taken.into_inner().snapshot.expect("a snapshot")
+}
+
+fn delete_snapshot(harness: &Harness, id: &str) {
+    let request = csi::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+    harness.block_on(harness.controller().delete_snapshot(request)).expect("deleted");
+}
+
+/// Bytes of the file system's total, by statvfs.
+fn total(path: &Path) -> i64 {
+    let stat = nix::sys::statvfs::statvfs(path).expect("a mounted file system");
+    i64::try_from(stat.blocks() * stat.fragment_size()).expect("a size")
+}
+
+fn pattern(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index as u64).wrapping_mul(2_654_435_761).to_le_bytes()[2] ^ seed).collect()
+}
+
+/// Create, stage, publish, write, snapshot, expand while in use, restore into a larger volume, compare, tear down.
+fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
+    isolated(move || {
+        let mut harness = Harness::new(pool);
+        harness.start();
+        let placed = place(&harness, create("first", 320, Some(fstype), "image"));
+        let first = pattern(1, 3 << 20);
+        fs::write(placed.target.join("data"), &first).expect("written");
+
+        let stats = csi::NodeGetVolumeStatsRequest {
+            volume_id: placed.volume.volume_id.clone(),
+            volume_path: text(&placed.target),
+            staging_target_path: text(&placed.staging),
+        };
+        let usage = harness.block_on(harness.node().node_get_volume_stats(stats)).expect("statistics").into_inner().usage;
+        assert_eq!(usage[0].total, total(&placed.target));
+
+        let taken = snapshot(&harness, "then", &placed);
+        assert!(taken.ready_to_use);
+        fs::write(placed.target.join("data"), pattern(2, 3 << 20)).expect("not frozen any more");
+
+        if grows_online {
+            let before = total(&placed.target);
+            let range = Some(csi::CapacityRange { required_bytes: 512 * MIB, limit_bytes: 0 });
+            let grow = csi::ControllerExpandVolumeRequest {
+                volume_id: placed.volume.volume_id.clone(),
+                capacity_range: range,
+                ..Default::default()
+            };
+            let answer = harness.block_on(harness.controller().controller_expand_volume(grow)).expect("expanded").into_inner();
+            assert_eq!((answer.capacity_bytes, answer.node_expansion_required), (512 * MIB, true));
+            let grow = csi::NodeExpandVolumeRequest {
+                volume_id: placed.volume.volume_id.clone(),
+                volume_path: text(&placed.target),
+                staging_target_path: text(&placed.staging),
+                capacity_range: range,
+                ..Default::default()
+            };
+            harness.block_on(harness.node().node_expand_volume(grow)).expect("grown");
+            assert!(total(&placed.target) > before + 150 * MIB, "the file system has grown while it was in use");
+        }
+
+        let mut request = create("second", 640, Some(fstype), "image");
+        request.volume_content_source = Some(csi::VolumeContentSource {
+            r#type: Some(csi::volume_content_source::Type::Snapshot(csi::volume_content_source::SnapshotSource {
+                snapshot_id: taken.snapshot_id.clone(),
+            })),
+        });
+        let restored = place(&harness, request);
+        assert_eq!(fs::read(restored.target.join("data")).expect("restored"), first, "byte by byte what it was then");
+        assert!(total(&restored.target) > 500 * MIB, "it has grown to the larger volume: {}", total(&restored.target));
+
+        let mut request = create("third", 640, Some(fstype), "image");
+        request.volume_content_source = Some(csi::VolumeContentSource {
+            r#type: Some(csi::volume_content_source::Type::Volume(csi::volume_content_source::VolumeSource {
+                volume_id: placed.volume.volume_id.clone(),
+            })),
+        });
+        let cloned = place(&harness, request);
+        assert_eq!(fs::read(cloned.target.join("data")).expect("cloned"), pattern(2, 3 << 20));
+
+        let listed =
+            harness.block_on(harness.controller().list_volumes(csi::ListVolumesRequest::default())).expect("a list").into_inner();
+        assert_eq!(listed.entries.len(), 3);
+        for entry in &listed.entries {
+            assert_eq!(entry.status.as_ref().expect("a status").published_node_ids, ["node-1"]);
+        }
+        for placed in [&cloned, &restored, &placed] {
+            remove(&harness, placed);
+        }
+        delete_snapshot(&harness, &taken.snapshot_id);
+        assert!(harness.stop(), "SIGTERM ends it with success");
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn ext4_on_a_pool_with_reflinks() {
+    life(Pool::Xfs, "ext4", false);
+}
+
+#[test]
+fn xfs_on_a_pool_with_reflinks() {
+    life(Pool::Xfs, "xfs", true);
+}
+
+#[test]
+fn btrfs_on_a_pool_with_reflinks() {
+    life(Pool::Xfs, "btrfs", true);
+}
+
+#[test]
+fn xfs_on_a_pool_without_reflinks() {
+    life(Pool::Local, "xfs", true);
+}
+
+#[test]
+fn a_raw_block_volume_keeps_its_bytes_and_read_only_stops_writes() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let placed = place(&harness, create("raw", 16, None, "image"));
+        let mut device = fs::OpenOptions::new().read(true).write(true).open(&placed.target).expect("the device");
+        assert_eq!(device.seek(SeekFrom::End(0)).expect("a size"), 16 << 20);
+        device.seek(SeekFrom::Start(0)).expect("a seek");
+        device.write_all(b"written once").expect("writable");
+        device.sync_all().expect("synced");
+        drop(device);
+
+        harness.block_on(harness.node().node_unpublish_volume(unpublish_request(&placed))).expect("unpublished");
+        let request = csi::NodePublishVolumeRequest { readonly: true, ..placed.publish_request() };
+        harness.block_on(harness.node().node_publish_volume(request)).expect("published read-only");
+        let mut content = [0; 12];
+        fs::File::open(&placed.target).expect("readable").read_exact(&mut content).expect("read");
+        assert_eq!(&content, b"written once");
+        let write = fs::OpenOptions::new().write(true).open(&placed.target).and_then(|mut device| {
+            device.write_all(b"overwritten!")?;
+            device.sync_all()
+        });
+        assert!(write.is_err(), "a read-only raw block volume was written");
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn a_read_only_publish_cannot_be_written_while_another_can() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let placed = place(&harness, create("shared", 64, Some("ext4"), "image"));
+        let reader = harness.target("reader");
+        let request = csi::NodePublishVolumeRequest { readonly: true, target_path: text(&reader), ..placed.publish_request() };
+        harness.block_on(harness.node().node_publish_volume(request)).expect("published read-only");
+        fs::write(placed.target.join("file"), "seen").expect("writable there");
+        assert_eq!(fs::read_to_string(reader.join("file")).expect("readable here"), "seen");
+        let refused = fs::write(reader.join("file"), "no").expect_err("not writable here");
+        assert_eq!(refused.raw_os_error(), Some(nix::libc::EROFS));
+
+        let refused =
+            harness.block_on(harness.node().node_unstage_volume(unstage_request(&placed))).err().expect("still published");
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        let request = csi::NodeUnpublishVolumeRequest { target_path: text(&reader), ..unpublish_request(&placed) };
+        harness.block_on(harness.node().node_unpublish_volume(request)).expect("unpublished");
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+    });
+}
+
+#[test]
+fn read_write_once_pod_is_published_once() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let mut request = create("single", 64, Some("ext4"), "image");
+        let mode = csi::volume_capability::access_mode::Mode::SingleNodeSingleWriter;
+        request.volume_capabilities[0].access_mode = Some(csi::volume_capability::AccessMode { mode: mode.into() });
+        let placed = place(&harness, request);
+        let second = harness.target("second-pod");
+        let request = csi::NodePublishVolumeRequest { target_path: text(&second), ..placed.publish_request() };
+        let refused = harness.block_on(harness.node().node_publish_volume(request)).err().expect("a second pod");
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        assert!(!second.exists(), "nothing is left of the refused publish");
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+    });
+}
+
+#[test]
+fn nothing_is_published_that_is_not_staged() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let request = create("unstaged", 64, Some("ext4"), "image");
+        let volume = harness.block_on(harness.controller().create_volume(request.clone())).expect("created").into_inner().volume;
+        let placed = Placed {
+            volume: volume.expect("a volume"),
+            capability: capability(Some("ext4")),
+            staging: harness.staging("unstaged"),
+            target: harness.target("unstaged"),
+        };
+        let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).err().expect("not staged");
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        assert!(!placed.target.exists());
+
+        // After a stage that someone else unmounted, too: a pod must not write into the node's own disk.
+        harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("staged");
+        nix::mount::umount2(&placed.staging, nix::mount::MntFlags::UMOUNT_NOFOLLOW).expect("unmounted behind its back");
+        let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).err().expect("not staged");
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("staged again");
+        harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published");
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+    });
+}
+
+#[test]
+fn an_inline_volume_lives_from_publish_to_unpublish() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let target = harness.target("inline");
+        let handle = "csi-4f2c8a0f5d5d9f3c2b8b8f6d5f4c3b2a1908f7e6d5c4b3a29180f7e6d5c4b3a2";
+        let context = [("csi.storage.k8s.io/ephemeral", "true"), ("size", "64MiB"), ("backend", "image")];
+        let request = csi::NodePublishVolumeRequest {
+            volume_id: handle.to_owned(),
+            target_path: text(&target),
+            volume_capability: Some(capability(Some("ext4"))),
+            volume_context: context.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect::<HashMap<_, _>>(),
+            ..Default::default()
+        };
+        for _ in 0..2 {
+            harness.block_on(harness.node().node_publish_volume(request.clone())).expect("published");
+        }
+        assert_eq!(mounts_at(&target), 1);
+        fs::write(target.join("scratch"), "x").expect("writable");
+        let request = csi::NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(&target) };
+        for _ in 0..2 {
+            harness.block_on(harness.node().node_unpublish_volume(request.clone())).expect("unpublished");
+        }
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn the_group_of_a_pod_can_write() {
+    isolated(|| {
+        use std::os::unix::fs::MetadataExt;
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let mut request = create("group", 64, Some("ext4"), "image");
+        if let Some(csi::volume_capability::AccessType::Mount(mount)) = &mut request.volume_capabilities[0].access_type {
+            mount.volume_mount_group = "4711".to_owned();
+        }
+        let placed = place(&harness, request);
+        let root = fs::metadata(&placed.target).expect("mounted");
+        assert_eq!(root.gid(), 4711);
+        assert_eq!(root.mode() & 0o2070, 0o2070, "setgid, and the group may write: {:o}", root.mode());
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+    });
+}
+
+#[test]
+fn changed_blocks_are_what_was_written() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let placed = place(&harness, create("tracked", 64, None, "image"));
+        let write = |offset: u64, byte: u8| {
+            let mut device = fs::OpenOptions::new().write(true).open(&placed.target).expect("the device");
+            device.seek(SeekFrom::Start(offset)).expect("a seek");
+            device.write_all(&[byte; 4096]).expect("written");
+            device.sync_all().expect("synced");
+        };
+        write(8192, 1);
+        write(40 << 20, 1);
+        let base = snapshot(&harness, "base", &placed);
+        write(40 << 20, 2);
+        write(50 << 20, 2);
+        let target = snapshot(&harness, "target", &placed);
+
+        let allocated = harness.block_on(async {
+            let request = csi::GetMetadataAllocatedRequest { snapshot_id: base.snapshot_id.clone(), ..Default::default() };
+            let mut stream = harness.metadata().get_metadata_allocated(request).await.expect("a stream").into_inner();
+            let mut blocks = Vec::new();
+            while let Some(message) = stream.message().await.expect("a message") {
+                assert_eq!(message.volume_capacity_bytes, 64 * MIB);
+                blocks.extend(message.block_metadata.into_iter().map(|block| (block.byte_offset, block.size_bytes)));
+            }
+            blocks
+        });
+        assert_eq!(allocated, [(8192, 4096), (40 << 20, 4096)]);
+
+        let delta = |starting_offset: i64| {
+            let (base, target) = (base.snapshot_id.clone(), target.snapshot_id.clone());
+            let request = csi::GetMetadataDeltaRequest {
+                base_snapshot_id: base,
+                target_snapshot_id: target,
+                starting_offset,
+                max_results: 1,
+                ..Default::default()
+            };
+            harness.block_on(async {
+                let mut stream = harness.metadata().get_metadata_delta(request).await.expect("a stream").into_inner();
+                let mut blocks = Vec::new();
+                while let Some(message) = stream.message().await.expect("a message") {
+                    assert!(message.block_metadata.len() <= 1, "max_results");
+                    blocks.extend(message.block_metadata.into_iter().map(|block| (block.byte_offset, block.size_bytes)));
+                }
+                blocks
+            })
+        };
+        assert_eq!(delta(0), [(40 << 20, 4096), (50 << 20, 4096)]);
+        assert_eq!(delta(45 << 20), [(50 << 20, 4096)]);
+        for id in [&base.snapshot_id, &target.snapshot_id] {
+            delete_snapshot(&harness, id);
+        }
+        remove(&harness, &placed);
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn a_group_of_snapshots_is_of_one_instant() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let placed: Vec<Placed> = ["a", "b"].map(|name| place(&harness, create(name, 64, Some("ext4"), "image"))).into();
+        let request = csi::CreateVolumeGroupSnapshotRequest {
+            name: "both".to_owned(),
+            source_volume_ids: placed.iter().map(|placed| placed.volume.volume_id.clone()).collect(),
+            ..Default::default()
+        };
+        let taken = harness.block_on(harness.groups().create_volume_group_snapshot(request)).expect("a group").into_inner();
+        let group = taken.group_snapshot.expect("a group");
+        assert_eq!(group.snapshots.len(), 2);
+        assert!(group.snapshots.iter().all(|member| member.group_snapshot_id == group.group_snapshot_id && member.ready_to_use));
+        let request = csi::DeleteSnapshotRequest { snapshot_id: group.snapshots[0].snapshot_id.clone(), ..Default::default() };
+        harness.block_on(harness.controller().delete_snapshot(request)).err().expect("a member goes with its group only");
+        let request = csi::DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: group.group_snapshot_id.clone(),
+            snapshot_ids: group.snapshots.iter().map(|member| member.snapshot_id.clone()).collect(),
+            ..Default::default()
+        };
+        for _ in 0..2 {
+            harness.block_on(harness.groups().delete_volume_group_snapshot(request.clone())).expect("deleted");
+        }
+        for placed in &placed {
+            remove(&harness, placed);
+        }
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn a_killed_driver_finds_everything_again() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let placed = place(&harness, create("kept", 64, Some("ext4"), "image"));
+        fs::write(placed.target.join("file"), "kept").expect("written");
+        harness.kill();
+        assert_eq!(fs::read_to_string(placed.target.join("file")).expect("pods go on"), "kept");
+        harness.start();
+        harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published already");
+        assert_eq!(mounts_at(&placed.target), 1);
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}

@@ -1,0 +1,144 @@
+# What every test inside the virtual machine has: a driver with one image pool, and short names for calls to it.
+# $DIR is the test's folder, which is also the current one. Tests run under `set -euo pipefail`.
+# shellcheck shell=bash
+
+endpoint=unix://$DIR/csi.sock
+staging=$DIR/kubelet/staging
+target=$DIR/kubelet/target
+driver_pid=''
+mkdir -p "$DIR/kubelet"
+
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+skip() {
+    echo "SKIPPED: $*"
+    exit 77
+}
+
+# is EXPECTED ACTUAL WHAT
+is() { [ "$1" = "$2" ] || fail "$3: expected '$1', is '$2'"; }
+
+# within SECONDS COMMAND...: the command must come true in that time.
+within() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || fail "not within the time: $*"
+        sleep 0.1
+    done
+}
+
+# pool FS: a file system of its own, mounted on $DIR/pool, for the driver's images.
+pool() {
+    truncate -s 4G pool.img
+    case $1 in
+    xfs) mkfs.xfs -q -m reflink=1 pool.img ;;
+    *) "mkfs.$1" -q pool.img ;;
+    esac
+    mkdir pool
+    mount -o loop pool.img pool
+    printf 'backends:\n  - {name: image, type: image, pools: [{name: default, path: %s/pool/images}]}\n' "$DIR" >config.yaml
+}
+
+unpool() {
+    umount pool
+    rmdir pool
+}
+
+driver_ready() {
+    kill -0 "$driver_pid" 2>/dev/null || fail "the driver ended at its start"
+    [ -S "$DIR/csi.sock" ] && call probe >/dev/null 2>&1
+}
+
+start_driver() {
+    longshore serve --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
+        --config config.yaml >>driver.log 2>&1 &
+    driver_pid=$!
+    within 20 driver_ready
+}
+
+# Asks the driver to end, and sees that it ends well.
+stop_driver() {
+    kill -TERM "$driver_pid"
+    wait "$driver_pid" || fail "the driver ended with status $?"
+}
+
+kill_driver() {
+    kill -KILL "$driver_pid"
+    wait "$driver_pid" 2>/dev/null || true
+}
+
+call() { longshore call --endpoint "$endpoint" --json "$@"; }
+
+# create NAME SIZE FS [ARGUMENT...]: prints the volume's id.
+create() {
+    local name=$1 size=$2 fs=$3
+    shift 3
+    call create-volume --name "$name" --size "$size" --fs "$fs" "$@" | jq -er .volume.volume_id
+}
+
+# stage ID FS [NAME] and its inverse; NAME tells several volumes of one test apart.
+stage() { mkdir -p "$staging${3:-}" && call stage-volume "$1" --staging "$staging${3:-}" --fs "$2" >/dev/null; }
+publish() { call publish-volume "$1" --staging "$staging${3:-}" --target "$target${3:-}" --fs "$2" >/dev/null; }
+unpublish() { call unpublish-volume "$1" --target "$target${2:-}" >/dev/null; }
+unstage() { call unstage-volume "$1" --staging "$staging${2:-}" >/dev/null; }
+delete() { call delete-volume "$1" >/dev/null; }
+
+# Bytes of the file system mounted at a place.
+size_of() { echo $(($(stat -f -c '%b * %S' "$1"))); }
+
+# The loop devices of the driver: all but the pool's.
+volume_loops() { losetup -n -l -O NAME,BACK-FILE | grep -v pool.img || true; }
+
+# grows_online FS FROM TO LEAST: a volume grows from FROM to TO while it is mounted and written to. Afterwards the kernel shows
+# at least LEAST bytes, and every byte written before, during and after is there.
+grows_online() {
+    local fs=$1 from=$2 to=$3 least=$4 id before writer
+    pool xfs
+    start_driver
+    id=$(create grow "$from" "$fs")
+    stage "$id" "$fs"
+    publish "$id" "$fs"
+    is "$fs" "$(findmnt -n -o FSTYPE "$target")" "the file system at the target"
+    before=$(size_of "$target")
+    head -c 8M /dev/urandom >"$target/before"
+    cp "$target/before" before
+
+    # Writes on until it is told to end, each line on the disk before the next.
+    (
+        line=0
+        until [ -e stop ]; do
+            echo "line $((line += 1))" >>"$target/during"
+            sync -d "$target/during"
+        done
+        echo "$line" >lines
+    ) &
+    writer=$!
+    within 10 test -s "$target/during"
+    call expand-volume "$id" --size "$to" >/dev/null
+    call node-expand-volume "$id" --path "$target" --staging "$staging" --size "$to" >/dev/null
+    touch stop
+    wait "$writer" || fail "writing failed while the volume grew"
+
+    [ "$(size_of "$target")" -ge "$least" ] || fail "it was $before bytes and is $(size_of "$target"), not $least"
+    # More than would have gone into it before.
+    head -c $((before + 1048576)) /dev/zero >"$target/after"
+    rm "$target/after"
+    unpublish "$id"
+    unstage "$id"
+    is '' "$(volume_loops)" "loop devices after unstage"
+
+    # Nothing in a page cache: read what the disk has.
+    stage "$id" "$fs"
+    publish "$id" "$fs"
+    cmp before "$target/before" || fail "data written before the growth changed"
+    is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$target/during")" "what was written during the growth"
+    unpublish "$id"
+    unstage "$id"
+    delete "$id"
+    stop_driver
+    unpool
+}

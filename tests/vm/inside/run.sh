@@ -1,0 +1,45 @@
+#!/bin/bash
+# Runs inside the virtual machine: each name in ./tests as one test, in a folder of its own on the root image. Its verdict and
+# seconds go to $OUT/NAME.verdict, what it printed to $OUT/NAME.log. Status 77 means skipped. A test may leave no mount and
+# no loop device; what it leaves fails it and is taken away, so that the next one is not harmed.
+set -u
+
+here=$PWD
+export PATH=$here:$PATH
+
+mounts() { awk '{ print $5 }' /proc/self/mountinfo; }
+
+# Prints what was left, and takes it away: processes, mounts (last first), loop devices.
+leftovers() {
+    local place
+    comm -13 <(sort <<<"$mounts_before") <(mounts | sort) | sed 's/^/left mounted: /'
+    losetup -n -l -O NAME,BACK-FILE | sed 's/^/left loop device: /'
+    pkill -KILL -x longshore && echo "left running: longshore"
+    mounts | tac | while read -r place; do
+        grep -qxF "$place" <<<"$mounts_before" || umount -l "$place"
+    done
+    losetup -D
+}
+
+mounts_before=$(mounts)
+while read -r test; do
+    start=$SECONDS
+    DIR=/var/tmp/$test
+    mkdir -p "$DIR"
+    export DIR
+    (cd "$DIR" && timeout -k 5 150 bash "$here/$test.sh") >"$OUT/$test.log" 2>&1
+    status=$?
+    case $status in
+    0) verdict=PASS ;;
+    77) verdict=SKIP ;;
+    *) verdict=FAIL ;;
+    esac
+    left=$(leftovers 2>&1)
+    if [ -n "$left" ]; then
+        echo "$left" >>"$OUT/$test.log"
+        [ $verdict != PASS ] || verdict=FAIL
+    fi
+    [ $verdict != FAIL ] || tail -n 30 "$DIR/driver.log" >>"$OUT/$test.log" 2>/dev/null
+    echo "$verdict $((SECONDS - start))" >"$OUT/$test.verdict"
+    echo "vm: $verdict $test"
+done <tests
