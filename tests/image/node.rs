@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use longshore::backend::image::{ImageBackend, Role};
-use longshore::backend::{Backend, BlockDevice, Connect, ConnectRequest, Source};
+use longshore::backend::{self, Backend, BlockDevice, ConnectRequest, Source};
 use longshore::os::loopdev;
 use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
 
@@ -27,7 +27,7 @@ fn device(source: &Source) -> BlockDevice {
 }
 
 /// Lets go of a volume's device also when the test fails.
-struct Connected<'a>(&'a dyn Connect, VolumeId, Source);
+struct Connected<'a>(&'a dyn backend::Connect, VolumeId, Source);
 
 impl Drop for Connected<'_> {
     fn drop(&mut self) {

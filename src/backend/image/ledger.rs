@@ -94,6 +94,7 @@ impl Ledger {
     }
 
     /// What is promised and kept, without what is only reserved.
+    #[cfg(test)]
     pub fn promised(&self) -> u64 {
         let inner = self.inner();
         inner.promised.saturating_add(inner.kept)

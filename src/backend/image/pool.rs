@@ -13,7 +13,7 @@
 //! What lies in `tmp` and `trash` belongs to nobody: the lock's holder empties them when it opens the pool.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,10 @@ pub(super) const ARCHIVE: &str = "archive";
 pub(super) const RETAINED: &str = "retained";
 const VOLUMES: &str = "volumes";
 const SNAPSHOTS: &str = "snapshots";
-/// Without these something was lost; the others can be made anew.
+/// Without these something was lost.
 const ESSENTIAL: [&str; 3] = [VOLUMES, SNAPSHOTS, GROUPS];
+/// These can be made anew.
+const PASSING: [&str; 4] = [TMP, TRASH, ARCHIVE, RETAINED];
 const FOLDERS: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
 
 /// What has an image.
@@ -72,6 +74,9 @@ pub(super) struct Pool {
     backend: BackendName,
     role: Role,
     current: Mutex<Option<Arc<Ready>>>,
+    /// The random id of the pool that was here first. What appears in its place later must be the same: a folder that is
+    /// suddenly empty is a file system that was unmounted, not a new pool.
+    id: OnceLock<String>,
     /// Held while it is opened, which may take long; nobody waits for it.
     opening: Mutex<()>,
 }
@@ -81,6 +86,7 @@ pub(super) struct Pool {
 pub(super) struct Ready {
     pub name: String,
     pub path: PathBuf,
+    id: String,
     backend: BackendName,
     /// The folder, whatever the path leads to later.
     folder: File,
@@ -118,7 +124,7 @@ impl Pool {
     /// # Errors
     /// What waiting will not mend: a folder that is none of ours, another process that has it.
     pub fn open(config: PoolConfig, backend: BackendName, role: Role) -> Result<Pool> {
-        let pool = Pool { config, backend, role, current: Mutex::new(None), opening: Mutex::new(()) };
+        let pool = Pool { config, backend, role, current: Mutex::new(None), id: OnceLock::new(), opening: Mutex::new(()) };
         match Opening::new(&pool).run() {
             Ok(ready) => pool.set(ready),
             Err(error @ Error::BackendDown { .. }) => {
@@ -161,6 +167,8 @@ impl Pool {
     }
 
     fn set(&self, ready: Ready) {
+        // Fails where it is known already, which `Opening` has compared.
+        self.id.get_or_init(|| ready.id.clone());
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(ready));
     }
 
@@ -196,11 +204,13 @@ struct Opening<'a> {
     config: &'a PoolConfig,
     backend: &'a BackendName,
     role: Role,
+    /// The id that the pool must have, if it was open before.
+    expected: Option<&'a str>,
 }
 
 impl<'a> Opening<'a> {
     fn new(pool: &'a Pool) -> Self {
-        Opening { config: &pool.config, backend: &pool.backend, role: pool.role }
+        Opening { config: &pool.config, backend: &pool.backend, role: pool.role, expected: pool.id.get().map(String::as_str) }
     }
 
     fn run(&self) -> Result<Ready> {
@@ -211,16 +221,23 @@ impl<'a> Opening<'a> {
             self.check_virgin()?;
         }
         let lock = if self.role.provision { self.lock()? } else { Err("this process does not provision".to_owned()) };
-        if lock.is_ok() {
+        let marker = match (marker, &lock) {
+            (Some(marker), Ok(_)) => {
+                self.furnish(&PASSING)?;
+                marker
+            }
+            (Some(marker), Err(_)) => marker,
             // Read again: another process may have made the pool before we had the lock.
-            self.furnish(marker.is_none() && self.marker(&folder)?.is_none())?;
-        } else if marker.is_none() {
-            let reason = lock.err().unwrap_or_default();
-            return Err(self.down(format!("it is no pool yet and can't be made one: {reason}")));
-        }
+            (None, Ok(_)) => match self.marker(&folder)? {
+                Some(marker) => marker,
+                None => self.make()?,
+            },
+            (None, Err(reason)) => return Err(self.down(format!("it is no pool yet and can't be made one: {reason}"))),
+        };
         let ready = Ready {
             name: self.config.name.clone(),
             path: path.clone(),
+            id: marker.id,
             backend: self.backend.clone(),
             folder,
             inode,
@@ -245,7 +262,7 @@ impl<'a> Opening<'a> {
         let path = &self.config.path;
         match files::look_through(path) {
             Ok(_) => {}
-            Err(error) if error.is_missing() && self.role.provision => self.make_folder()?,
+            Err(error) if error.is_missing() && self.role.provision && self.expected.is_none() => self.make_folder()?,
             Err(error) => return Err(self.down(format!("{error}; mount or make it"))),
         }
         let flags = libc::O_DIRECTORY | libc::O_PATH;
@@ -267,7 +284,12 @@ impl<'a> Opening<'a> {
     fn marker(&self, folder: &File) -> Result<Option<Marker>> {
         let path = self.config.path.join(MARKER);
         let text = files::read(folder.as_fd(), Path::new(MARKER), meta::LONGEST).map_err(|error| self.down(error.to_string()))?;
-        let Some(text) = text else { return Ok(None) };
+        let Some(text) = text else {
+            return match self.expected {
+                Some(_) => Err(self.down(format!("{MARKER} is gone; mount the pool's file system again"))),
+                None => Ok(None),
+            };
+        };
         let marker: Marker = meta::decode(&path, &text)?;
         if marker.backend != *self.backend {
             let reason = format!(
@@ -277,6 +299,9 @@ impl<'a> Opening<'a> {
                 self.backend.as_str()
             );
             return Err(Error::invalid("pools.path", reason));
+        }
+        if self.expected.is_some_and(|expected| expected != marker.id) {
+            return Err(self.down("another pool lies here now; mount the right file system, or restart to take this one"));
         }
         Ok(Some(marker))
     }
@@ -306,20 +331,23 @@ impl<'a> Opening<'a> {
     /// Takes the lock; the inner error is why the pool may only be read.
     fn lock(&self) -> Result<Result<File, String>> {
         let path = self.config.path.join(LOCK);
-        let opened = step("open lock", &path.display(), || {
+        let failed = |error| os::Error::io("open", &path, error);
+        let writable = step("open lock", &path.display(), || {
             let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            options.open(&path).map_err(|error| os::Error::io("open", &path, error))
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            options.open(&path).map_err(failed)
         });
-        let mut file = match opened {
-            Ok(file) => file,
+        // What is held is open for reading: an operator can still remount the file system read-only.
+        let opened = writable.and_then(|writable| Ok((writable, File::open(&path).map_err(failed)?)));
+        let (mut writable, file) = match opened {
+            Ok(files) => files,
             Err(error) => return Ok(Err(format!("{error}; make it writable"))),
         };
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
                 let mut holder = String::new();
-                let read = Read::by_ref(&mut file).take(32).read_to_string(&mut holder);
+                let read = (&file).take(32).read_to_string(&mut holder);
                 let holder = if read.is_ok() && !holder.trim().is_empty() { holder.trim() } else { "unknown" };
                 return Err(Error::InUse {
                     object: format!("pool {} ({})", self.config.name, self.config.path.display()),
@@ -329,32 +357,34 @@ impl<'a> Opening<'a> {
             Err(std::fs::TryLockError::Error(error)) => return Err(self.down(os::Error::io("lock", &path, error).to_string())),
         }
         // Always as many bytes, in place: a full file system must not stop us from opening the pool.
-        let told = file.rewind().and_then(|()| write!(file, "{:10}\n", std::process::id()));
-        if let Err(error) = told {
+        if let Err(error) = writeln!(writable, "{:10}", std::process::id()) {
             tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
         }
         Ok(Ok(file))
     }
 
-    /// Makes the folders that may be missing, and last of all the marker.
-    fn furnish(&self, new: bool) -> Result<()> {
+    /// Makes a new pool: its folders, and last of all the marker.
+    fn make(&self) -> Result<Marker> {
         let path = &self.config.path;
-        let wanted = FOLDERS.iter().filter(|name| new || !ESSENTIAL.contains(name)).map(|name| path.join(name));
-        let furnished = wanted.into_iter().try_for_each(|folder| match files::look_through(&folder) {
-            Ok(_) => Ok(()),
-            Err(error) if error.is_missing() => step("make folder", &folder.display(), || files::make_folder(&folder)),
-            Err(error) => Err(error),
-        });
-        furnished.map_err(|error| self.down(error.to_string()))?;
-        if !new {
-            return Ok(());
-        }
+        self.furnish(&FOLDERS)?;
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
         let random = random.map_err(|error| self.down(format!("no random id: {error}")))?;
         let marker = Marker { format: meta::FORMAT, id: random.trim().to_owned(), backend: self.backend.clone() };
         let text = meta::encode(&marker, &path.join(MARKER))?;
         step("write pool marker", &path.display(), || durable::write(path, MARKER, &text))
-            .map_err(|error| self.down(error.to_string()))
+            .map_err(|error| self.down(error.to_string()))?;
+        Ok(marker)
+    }
+
+    /// Makes those of `folders` that are missing.
+    fn furnish(&self, folders: &[&str]) -> Result<()> {
+        let missing =
+            folders.iter().map(|name| self.config.path.join(name)).try_for_each(|folder| match files::look_through(&folder) {
+                Ok(_) => Ok(()),
+                Err(error) if error.is_missing() => step("make folder", &folder.display(), || files::make_folder(&folder)),
+                Err(error) => Err(error),
+            });
+        missing.map_err(|error| self.down(error.to_string()))
     }
 
     fn down(&self, reason: impl Into<String>) -> Error {
