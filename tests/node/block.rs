@@ -1,0 +1,183 @@
+//! Raw block volumes.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
+use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome};
+
+use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, unpublish, world};
+
+/// Whether the kernel takes a write through this node.
+fn takes_writes(path: &Path) -> bool {
+    let Ok(mut file) = File::options().write(true).open(path) else { return false };
+    file.write_all(&[7; 4096]).and_then(|()| file.sync_all()).is_ok()
+}
+
+#[test]
+fn a_device_is_shown_at_its_target_and_leaves_nothing() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let stage = stage_request(&id, &staging, &block());
+        let publish = publish_request(&id, &staging, &target, &block());
+        assert_eq!(node.stage(&stage).unwrap(), Outcome::Changed(()));
+        assert_eq!(node.stage(&stage).unwrap(), Outcome::Unchanged(()));
+        assert_eq!(node.staged(std::slice::from_ref(&id)).unwrap(), [id.clone()]);
+        assert_eq!(node.publish(&publish).unwrap(), Outcome::Changed(()));
+        assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
+
+        let device = world.device(&id).unwrap();
+        let stat = fs::metadata(&target).unwrap();
+        assert!(stat.file_type().is_block_device());
+        assert_eq!(stat.rdev(), fs::metadata(device).unwrap().rdev());
+        assert_eq!(mounts_at(&target).len(), 1);
+        assert!(takes_writes(&target));
+        let mut first = [0; 1];
+        File::open(world.backend.path(&id)).unwrap().read_exact_at(&mut first, 0).unwrap();
+        assert_eq!(first, [7], "what a pod writes reaches the image");
+        let stats = node.stats(&Handle::Id(id.clone()), &target).unwrap();
+        assert_eq!((stats.total, stats.inodes), (8 << 20, None));
+
+        assert!(node.in_use(&id).unwrap().unwrap().contains("staged"));
+        assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+        assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Changed(()));
+        assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Unchanged(()));
+        assert!(!target.exists());
+        assert_eq!(node.unstage(&id, &staging).unwrap(), Outcome::Changed(()));
+        assert_eq!(node.unstage(&id, &staging).unwrap(), Outcome::Unchanged(()));
+        assert!(staging.exists(), "the staging folder is the CO's");
+        assert_eq!(node.in_use(&id).unwrap(), None);
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn a_read_only_device_refuses_writes() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let staging = world.staging("s");
+        node.stage(&stage_request(&id, &staging, &block())).unwrap();
+        let at = |name: &str, read_only| PublishRequest {
+            read_only,
+            ..publish_request(&id, &staging, &world.kubelet(name), &block())
+        };
+        node.publish(&at("ro1", true)).unwrap();
+        node.publish(&at("ro2", true)).unwrap();
+        assert!(!takes_writes(&world.kubelet("ro1")));
+        let error = node.publish(&at("rw", false)).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("kubelet/ro"), "{error}");
+        assert!(!world.kubelet("rw").exists(), "a refusal leaves nothing");
+        assert!(matches!(node.publish(&at("ro1", false)), Err(Error::Conflict { .. } | Error::InUse { .. })));
+
+        unpublish(&node, &id, &world.kubelet("ro1")).unwrap();
+        assert!(!takes_writes(&world.kubelet("ro2")), "one read-only target is left");
+        unpublish(&node, &id, &world.kubelet("ro2")).unwrap();
+        node.publish(&at("rw", false)).unwrap();
+        assert!(takes_writes(&world.kubelet("rw")));
+        assert!(matches!(node.publish(&at("ro1", true)), Err(Error::InUse { .. })));
+        unpublish(&node, &id, &world.kubelet("rw")).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn a_readers_volume_is_connected_read_only() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let reader = Capability { mode: AccessMode::SingleNodeReaderOnly, ..block() };
+        node.stage(&stage_request(&id, &staging, &reader)).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &reader)).unwrap();
+        assert!(!takes_writes(&target));
+        assert!(!takes_writes(&world.device(&id).unwrap()), "the loop device itself");
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn a_single_writer_is_alone() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let staging = world.staging("s");
+        let alone = Capability { mode: AccessMode::SingleNodeSingleWriter, ..block() };
+        node.stage(&stage_request(&id, &staging, &alone)).unwrap();
+        let at = |name: &str| publish_request(&id, &staging, &world.kubelet(name), &alone);
+        node.publish(&at("t1")).unwrap();
+        assert_eq!(node.publish(&at("t1")).unwrap(), Outcome::Unchanged(()));
+        let error = node.publish(&at("t2")).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+        assert!(!world.kubelet("t2").exists());
+        unpublish(&node, &id, &world.kubelet("t1")).unwrap();
+        node.publish(&at("t2")).unwrap();
+    });
+}
+
+#[test]
+fn a_device_grows_while_it_is_published() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        node.stage(&stage_request(&id, &staging, &block())).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &block())).unwrap();
+        let expand = |required| {
+            node.expand(&ExpandRequest {
+                id: id.clone(),
+                path: target.clone(),
+                staging: Some(staging.clone()),
+                required: Some(required),
+                block: Some(true),
+            })
+        };
+        assert!(matches!(expand(Bytes::mib(16)), Err(Error::OutOfRange { .. })));
+        File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(16 << 20).unwrap();
+        assert_eq!(expand(Bytes::mib(16)).unwrap(), Bytes::mib(16));
+        assert_eq!(expand(Bytes::mib(16)).unwrap(), Bytes::mib(16));
+        assert_eq!(node.stats(&Handle::Id(id.clone()), &target).unwrap().total, 16 << 20);
+        let elsewhere = ExpandRequest { id, path: world.kubelet("other"), staging: None, required: None, block: None };
+        assert!(matches!(node.expand(&elsewhere), Err(Error::NotFound { .. })));
+    });
+}
+
+#[test]
+fn a_volume_that_does_not_exist_leaves_nothing() {
+    world(|world| {
+        let node = world.node();
+        let id = "files:none".parse().unwrap();
+        let staging = world.staging("s");
+        let error = node.stage(&stage_request(&id, &staging, &block())).unwrap_err();
+        assert!(matches!(error, Error::NotFound { .. }) && is_final(&error), "{error}");
+        world.assert_gone(&id);
+        let unknown = "other:none".parse().unwrap();
+        assert!(matches!(node.stage(&stage_request(&unknown, &staging, &block())), Err(Error::NotFound { .. })));
+        assert_eq!(node.unstage(&unknown, &staging).unwrap(), Outcome::Unchanged(()));
+        assert!(matches!(node.stats(&Handle::Id(id), &staging), Err(Error::NotFound { .. })));
+    });
+}
+
+#[test]
+fn it_is_published_only_as_what_it_is_staged() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let publish = publish_request(&id, &staging, &target, &block());
+        assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })));
+        node.stage(&stage_request(&id, &staging, &block())).unwrap();
+        let otherwise = publish_request(&id, &staging, &target, &filesystem(None));
+        assert!(matches!(node.publish(&otherwise), Err(Error::Conflict { .. })));
+        let elsewhere = publish_request(&id, &world.staging("s2"), &target, &block());
+        assert!(matches!(node.publish(&elsewhere), Err(Error::NotStaged { .. })));
+        assert!(!target.exists());
+    });
+}

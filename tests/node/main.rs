@@ -1,0 +1,10 @@
+//! The node's operations on the real kernel: loop devices, file systems, bind mounts, in a mount namespace of each test's own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod block;
+mod filesystem;
+mod inline;
+mod mounts;
+mod recovery;
+mod world;

@@ -1,0 +1,115 @@
+//! What lies in the way: foreign and stacked mounts, links, paths outside.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use longshore::volume::{Bytes, Error, FsType};
+
+use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, unpublish, world};
+
+#[test]
+fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        tmpfs_on(&staging);
+        for capability in [filesystem(None), block()] {
+            let error = node.stage(&stage_request(&id, &staging, &capability)).unwrap_err();
+            assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("umount"), "{error}");
+        }
+        assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+        assert_eq!(mounts_at(&staging).len(), 1);
+        assert_eq!((world.device(&id), world.journal(&id).exists()), (None, false));
+    });
+}
+
+#[test]
+fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.staging("t"));
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        let publish = publish_request(&id, &staging, &target, &filesystem(None));
+        tmpfs_on(&target);
+        assert!(matches!(node.publish(&publish), Err(Error::Conflict { .. })));
+        assert!(matches!(unpublish(&node, &id, &target), Err(Error::InUse { .. })));
+        assert_eq!(mounts_at(&target)[0].fstype, "tmpfs");
+        rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+
+        node.publish(&publish).unwrap();
+        let inside = target.join("inside");
+        fs::create_dir(&inside).unwrap();
+        tmpfs_on(&inside);
+        let error = unpublish(&node, &id, &target).unwrap_err();
+        assert!(error.to_string().contains("inside"), "{error}");
+        rustix::mount::unmount(&inside, rustix::mount::UnmountFlags::empty()).unwrap();
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn a_stack_of_our_own_mounts_is_refused_by_stage_and_cleared_by_unstage() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        let stage = stage_request(&id, &staging, &filesystem(None));
+        node.stage(&stage).unwrap();
+        let device = world.device(&id).unwrap();
+        rustix::mount::mount(&device, &staging, "ext4", rustix::mount::MountFlags::empty(), None).unwrap();
+        assert_eq!(mounts_at(&staging).len(), 2);
+        assert!(matches!(node.stage(&stage), Err(Error::InUse { .. })));
+        let publish = publish_request(&id, &staging, &world.kubelet("t"), &filesystem(None));
+        assert!(matches!(node.publish(&publish), Err(Error::InUse { .. })));
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn paths_outside_and_links_are_refused() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let link = world.kubelet("link");
+        symlink("/etc", &link).unwrap();
+        let dotted = world.kubelet("x/../../outside");
+        for path in [Path::new("/etc"), Path::new("relative"), &dotted, &link, &link.join("below")] {
+            let error = node.stage(&stage_request(&id, path, &filesystem(None))).unwrap_err();
+            assert!(matches!(error, Error::Invalid { .. }) && is_final(&error), "{}: {error}", path.display());
+            world.assert_gone(&id);
+        }
+        let staging = world.staging("s");
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        for path in [Path::new("/etc"), &dotted, &link, &link.join("below"), &staging, &staging.join("below")] {
+            let error = node.publish(&publish_request(&id, &staging, path, &filesystem(None))).unwrap_err();
+            assert!(matches!(error, Error::Invalid { .. } | Error::InUse { .. }), "{}: {error}", path.display());
+        }
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn a_busy_target_is_not_final_and_goes_on() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let capability = filesystem(Some(FsType::Ext4));
+        node.stage(&stage_request(&id, &staging, &capability)).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &capability)).unwrap();
+        let busy = fs::File::create(target.join("open")).unwrap();
+        let error = unpublish(&node, &id, &target).unwrap_err();
+        assert!(!is_final(&error) && error.to_string().contains("fuser"), "{error}");
+        drop(busy);
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}

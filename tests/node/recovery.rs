@@ -1,0 +1,224 @@
+//! What a kill, a reboot or a lost journal leaves behind, and how it ends.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use longshore::backend::Connect;
+use longshore::volume::{Bytes, Error, FsType, Outcome};
+use rustix::mount::{UnmountFlags, unmount};
+use serde_json::json;
+
+use crate::world::{block, filesystem, is_final, mounts_at, names, publish_request, stage_request, unpublish, world};
+
+#[test]
+fn a_stage_that_nobody_was_told_of_is_undone_at_the_start() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        world.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        for phase in ["staging", "unstaging"] {
+            world.edit_journal(&id, &[("phase", json!(phase))]);
+            let node = world.node();
+            world.assert_gone(&id);
+            assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
+        }
+    });
+}
+
+#[test]
+fn a_stage_that_was_acknowledged_survives_a_restart() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let publish = publish_request(&id, &staging, &target, &filesystem(None));
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.publish(&publish).unwrap();
+        drop(node);
+        let node = world.node();
+        assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Unchanged(()));
+        assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
+        assert_eq!(mounts_at(&target).len(), 1);
+    });
+}
+
+/// Leaves the device as a kill in the middle of mkfs would.
+fn cut_off_mkfs(world: &crate::world::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
+    world.node().stage(&stage_request(id, staging, &filesystem(Some(fstype)))).unwrap();
+    unmount(staging, UnmountFlags::empty()).unwrap();
+    let image = File::options().read(true).write(true).open(world.backend.path(id)).unwrap();
+    image.write_all_at(&[0; 1 << 20], 0).unwrap();
+    image.write_all_at(&[0x5a; 4096], 200 << 20).unwrap();
+    world.edit_journal(id, &[("phase", json!("staging")), ("formatting", json!(fstype.as_str()))]);
+}
+
+#[test]
+fn a_mkfs_that_was_cut_off_is_done_again() {
+    for fstype in FsType::ALL {
+        world(|world| {
+            let id = world.volume("a", Bytes::mib(320));
+            let staging = world.staging("s");
+            cut_off_mkfs(world, &id, &staging, fstype);
+            let node = world.node();
+            assert_eq!(world.device(&id), None, "{fstype}: nothing is left connected meanwhile");
+            assert!(node.in_use(&id).unwrap().is_some(), "{fstype}: it must not be deleted unseen");
+            node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
+            assert_eq!(mounts_at(&staging)[0].fstype, fstype.as_str());
+            fs::write(staging.join("data"), "x").unwrap();
+            node.unstage(&id, &staging).unwrap();
+            world.assert_gone(&id);
+            node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
+            assert!(staging.join("data").exists(), "{fstype}: once only");
+        });
+    }
+}
+
+#[test]
+fn a_mkfs_that_was_cut_off_is_ended_by_unstage() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(320));
+        let staging = world.staging("s");
+        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        let node = world.node();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+        node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
+        assert_eq!(mounts_at(&staging)[0].fstype, "xfs");
+    });
+}
+
+#[test]
+fn a_mkfs_of_another_device_is_no_reason_to_format() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(320));
+        let staging = world.staging("s");
+        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        // The same id, but another image by now.
+        world.backend.disconnect(&id, None).unwrap();
+        let path = world.backend.path(&id);
+        fs::copy(&path, path.with_extension("new")).unwrap();
+        fs::rename(path.with_extension("new"), &path).unwrap();
+        let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
+        assert!(matches!(error, Error::Unproven { .. }) && is_final(&error), "{error}");
+    });
+}
+
+#[test]
+fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let publish = publish_request(&id, &staging, &target, &filesystem(None));
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.publish(&publish).unwrap();
+        fs::write(target.join("data"), "kept").unwrap();
+        drop(node);
+        unmount(&target, UnmountFlags::empty()).unwrap();
+        unmount(&staging, UnmountFlags::empty()).unwrap();
+        world.backend.disconnect(&id, None).unwrap();
+        world.edit_journal(&id, &[("boot", json!("another"))]);
+
+        let node = world.node();
+        assert!(node.staged(std::slice::from_ref(&id)).unwrap().is_empty());
+        assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })));
+        assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
+        node.publish(&publish).unwrap();
+        assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn what_another_boots_journal_calls_ours_is_not_unmounted() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let other = world.volume("b", Bytes::mib(16));
+        let staging = world.staging("s");
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        // Volume b has now the device that an earlier boot's entry of a names, and lies where a was.
+        node.stage(&stage_request(&other, &staging, &filesystem(None))).unwrap();
+        fs::create_dir(world.journal(&id)).unwrap();
+        fs::copy(world.journal(&other).join("stage.json"), world.journal(&id).join("stage.json")).unwrap();
+        world.edit_journal(&id, &[("id", json!(id.to_string())), ("boot", json!("another")), ("phase", json!("unstaging"))]);
+        let node = world.node();
+        assert_eq!(mounts_at(&staging).len(), 1, "the start left it alone");
+        assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+        assert_eq!(mounts_at(&staging).len(), 1);
+        node.unstage(&other, &staging).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+        world.assert_gone(&other);
+    });
+}
+
+#[test]
+fn a_lost_journal_is_made_again_by_stage() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let publish = publish_request(&id, &staging, &target, &filesystem(None));
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.publish(&publish).unwrap();
+        for name in names(&world.journal(&id)) {
+            fs::remove_file(world.journal(&id).join(name)).unwrap();
+        }
+        let error = node.unstage(&id, &staging).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "still published, says mountinfo: {error}");
+        assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
+        assert_eq!(node.publish(&publish).unwrap(), Outcome::Changed(()));
+        assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn a_torn_journal_does_not_stop_the_undoing() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
+        for name in names(&world.journal(&id)) {
+            let path = world.journal(&id).join(name);
+            let whole = fs::read(&path).unwrap();
+            fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        }
+        let node = world.node();
+        assert!(node.in_use(&id).unwrap().is_some(), "the backend still has it connected");
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        assert_eq!((mounts_at(&staging).len(), world.device(&id)), (0, None));
+        assert_eq!(node.in_use(&id).unwrap(), None);
+        assert!(names(&world.journal(&id)).iter().all(|name| name.ends_with(".damaged")));
+    });
+}
+
+#[test]
+fn a_publish_that_was_cut_off_is_undone_at_the_start() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &block())).unwrap();
+        let mut publish = publish_request(&id, &staging, &target, &block());
+        publish.read_only = true;
+        node.publish(&publish).unwrap();
+        unmount(&target, UnmountFlags::empty()).unwrap();
+        drop(node);
+        let node = world.node();
+        assert!(!target.exists());
+        assert_eq!(names(&world.journal(&id)), ["stage.json"]);
+        publish.read_only = false;
+        node.publish(&publish).unwrap();
+        File::options().write(true).open(&target).unwrap().write_all_at(&[1; 512], 0).unwrap();
+    });
+}

@@ -1,0 +1,339 @@
+//! What each test stands on: a kubelet's folder, a state folder, and a small backend of files behind loop devices.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use longshore::backend::registry::Registry;
+use longshore::backend::{
+    Backend, BlockDevice, CapacityAnswer, CapacityQuery, Connect, ConnectRequest, Provision, Quiesce, Source, VolumeSpec,
+};
+use longshore::ops::lock::Locks;
+use longshore::ops::node::{Handle, Node, NodeSettings, PublishRequest, StageRequest};
+use longshore::os;
+use longshore::os::loopdev;
+use longshore::os::mountinfo::{Mount, MountTable};
+use longshore::volume::{
+    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, Secrets, Volume,
+    VolumeId,
+};
+
+/// Files in one folder; each becomes a loop device.
+pub struct Files {
+    name: BackendName,
+    folder: PathBuf,
+}
+
+impl Files {
+    pub fn path(&self, id: &VolumeId) -> PathBuf {
+        self.folder.join(id.local())
+    }
+
+    fn open(&self, id: &VolumeId, write: bool) -> Result<File> {
+        match File::options().read(true).write(write).open(self.path(id)) {
+            Ok(file) => Ok(file),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::volume_not_found(id)),
+            Err(error) => Err(Error::failed("open", id.to_string(), error)),
+        }
+    }
+
+    fn backing(&self, id: &VolumeId) -> Result<(u64, u64)> {
+        let stat = fs::metadata(self.path(id)).map_err(|_| Error::volume_not_found(id))?;
+        Ok((stat.dev(), stat.ino()))
+    }
+}
+
+fn source(device: loopdev::Loop) -> Source {
+    let identity = format!("{}:{}", device.backing.0, device.backing.1);
+    Source::Device(BlockDevice { path: device.path, number: device.number, identity })
+}
+
+impl Connect for Files {
+    fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
+        if let Some(there) = self.connected(request.id, None)? {
+            return Ok(Outcome::Unchanged(there));
+        }
+        let file = self.open(request.id, !request.read_only)?;
+        Ok(Outcome::Changed(source(loopdev::attach(&file, &request.id.to_string(), request.read_only)?)))
+    }
+
+    fn connected(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
+        let Ok(backing) = self.backing(id) else { return Ok(None) };
+        Ok(loopdev::find(backing)?.into_iter().next().map(source))
+    }
+
+    fn disconnect(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
+        let Ok(backing) = self.backing(id) else { return Ok(Outcome::Unchanged(())) };
+        for device in loopdev::find(backing)? {
+            loopdev::detach(&device.path, backing)?;
+        }
+        Ok(Outcome::Changed(()))
+    }
+
+    fn refresh(&self, _id: &VolumeId, source: &Source) -> Result<Bytes> {
+        let Source::Device(device) = source else { panic!("only devices here") };
+        Ok(Bytes(loopdev::refresh(&device.path)?))
+    }
+}
+
+impl Provision for Files {
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        if raw.is_empty() { Ok(serde_json::Value::Null) } else { Err(Error::invalid("parameters", format!("{raw:?}"))) }
+    }
+
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
+        Ok(self.path(id).exists().then(|| Volume {
+            id: id.clone(),
+            name: id.local().to_owned(),
+            capacity: Bytes(fs::metadata(self.path(id)).map_or(0, |stat| stat.len())),
+            source: None,
+            parameters: serde_json::Value::Null,
+            topology: None,
+        }))
+    }
+
+    fn create(&self, spec: &VolumeSpec, _quiesce: &dyn Quiesce) -> Result<Volume> {
+        File::create_new(self.path(&spec.id)).unwrap().set_len(spec.capacity.0).unwrap();
+        Ok(self.find(&spec.id)?.expect("just made"))
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        match fs::remove_file(self.path(id)) {
+            Ok(()) => Ok(Outcome::Changed(())),
+            Err(_) => Ok(Outcome::Unchanged(())),
+        }
+    }
+
+    fn list(&self, _after: Option<&VolumeId>, _max: usize) -> Result<Vec<Volume>> {
+        Ok(Vec::new())
+    }
+
+    fn capacity(&self, _query: &CapacityQuery) -> Result<CapacityAnswer> {
+        Ok(CapacityAnswer { available: Bytes::GIB, maximum: Bytes::GIB, minimum: Bytes::MIB })
+    }
+}
+
+impl Backend for Files {
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+    fn kind(&self) -> &'static str {
+        "files"
+    }
+    fn probe(&self) -> Result<()> {
+        Ok(())
+    }
+    fn access_modes(&self) -> &[AccessMode] {
+        &AccessMode::SINGLE_NODE
+    }
+    fn provision(&self) -> Option<&dyn Provision> {
+        Some(self)
+    }
+    fn connect(&self) -> &dyn Connect {
+        self
+    }
+}
+
+/// One test's world; unmounted and unbound when dropped, also by a panic.
+pub struct World {
+    base: tempfile::TempDir,
+    pub backend: Arc<Files>,
+}
+
+/// Runs `test` in a mount namespace of its own.
+pub fn world(test: impl FnOnce(&World) + Send) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: loop devices and mounts need root");
+        return;
+    }
+    let inside = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+        let private = rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
+        rustix::mount::mount_change("/", private).expect("private mounts");
+        let base = tempfile::tempdir().expect("a folder");
+        for folder in ["kubelet", "state", "pool"] {
+            fs::create_dir(base.path().join(folder)).expect("a folder");
+        }
+        let folder = base.path().canonicalize().expect("a folder").join("pool");
+        let world = World { base, backend: Arc::new(Files { name: "files".parse().expect("a name"), folder }) };
+        test(&world);
+    };
+    if let Err(panic) = std::thread::scope(|scope| scope.spawn(inside).join()) {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let base = self.base.path().canonicalize().expect("the folder is there");
+        let table = MountTable::read().expect("mountinfo");
+        let mut points: Vec<_> =
+            table.iter().map(|mount| mount.mount_point.clone()).filter(|path| path.starts_with(&base)).collect();
+        points.sort();
+        for point in points.iter().rev() {
+            if let Err(error) = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH) {
+                eprintln!("unmount {}: {error}", point.display());
+            }
+        }
+        for entry in fs::read_dir(&self.backend.folder).expect("the pool is there").flatten() {
+            let stat = entry.metadata().expect("stat");
+            let backing = (stat.dev(), stat.ino());
+            for device in loopdev::find(backing).unwrap_or_default() {
+                if let Err(error) = loopdev::detach(&device.path, backing) {
+                    eprintln!("detach {}: {error}", device.path.display());
+                }
+            }
+        }
+    }
+}
+
+impl World {
+    fn path(&self, name: &str) -> PathBuf {
+        self.base.path().canonicalize().expect("the folder is there").join(name)
+    }
+
+    /// Starts the driver's node: what a restart does.
+    pub fn node(&self) -> Node {
+        let settings = NodeSettings {
+            node_id: "n1".parse().expect("a node id"),
+            kubelet_dir: self.path("kubelet"),
+            state_dir: self.path("state"),
+        };
+        let registry = Registry::new(vec![self.backend.clone()]).expect("one backend");
+        Node::open(settings, registry, Locks::default()).expect("opens")
+    }
+
+    /// A new volume: one hole.
+    pub fn volume(&self, name: &str, size: Bytes) -> VolumeId {
+        let id = VolumeId::from_parts(&self.backend.name, name).expect("an id");
+        File::create_new(self.backend.path(&id)).expect("new").set_len(size.0).expect("sparse");
+        id
+    }
+
+    pub fn kubelet(&self, name: &str) -> PathBuf {
+        self.path("kubelet").join(name)
+    }
+
+    /// A staging path, made as the CO makes it.
+    pub fn staging(&self, name: &str) -> PathBuf {
+        let path = self.kubelet(name);
+        fs::create_dir(&path).expect("a folder");
+        path
+    }
+
+    pub fn journal(&self, id: &VolumeId) -> PathBuf {
+        self.path("state/journal").join(id.to_string())
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    /// Changes a stage's journal entry, as an earlier life of the driver might have left it.
+    pub fn edit_journal(&self, id: &VolumeId, changes: &[(&str, serde_json::Value)]) {
+        let path = self.journal(id).join("stage.json");
+        let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("an entry")).expect("JSON");
+        for (key, value) in changes {
+            assert!(entry.get(*key).is_some(), "no {key} in the journal");
+            entry[*key] = value.clone();
+        }
+        fs::write(path, entry.to_string()).expect("writes");
+    }
+
+    pub fn device(&self, id: &VolumeId) -> Option<PathBuf> {
+        match self.backend.connected(id, None).expect("looks") {
+            Some(Source::Device(device)) => Some(device.path),
+            _ => None,
+        }
+    }
+
+    /// Nothing of the volume is left on this node.
+    pub fn assert_gone(&self, id: &VolumeId) {
+        assert_eq!(self.device(id), None, "its loop device is left");
+        assert!(!self.journal(id).exists(), "its journal is left: {:?}", names(&self.journal(id)));
+        let base = self.path("");
+        let table = MountTable::read().expect("mountinfo");
+        let left: Vec<_> = table.iter().filter(|mount| mount.mount_point.starts_with(&base)).collect();
+        assert!(left.is_empty(), "mounts are left: {left:?}");
+    }
+}
+
+pub fn names(folder: &Path) -> Vec<String> {
+    let Ok(list) = fs::read_dir(folder) else { return Vec::new() };
+    list.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+}
+
+/// What mountinfo shows at a path.
+pub fn mounts_at(path: &Path) -> Vec<Mount> {
+    MountTable::read().expect("mountinfo").at(path).into_iter().cloned().collect()
+}
+
+pub fn tmpfs_on(path: &Path) {
+    rustix::mount::mount("foreign", path, "tmpfs", rustix::mount::MountFlags::empty(), None).expect("mounts a tmpfs");
+}
+
+pub fn filesystem(fstype: Option<FsType>) -> Capability {
+    Capability {
+        access: AccessType::Filesystem { fstype, mount_flags: Vec::new(), group: None },
+        mode: AccessMode::SingleNodeMultiWriter,
+    }
+}
+
+pub fn block() -> Capability {
+    Capability { access: AccessType::Block, mode: AccessMode::SingleNodeMultiWriter }
+}
+
+pub fn with_flags(capability: Capability, flags: &[&str]) -> Capability {
+    let AccessType::Filesystem { fstype, group, .. } = capability.access else { panic!("no file system") };
+    let mount_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    Capability { access: AccessType::Filesystem { fstype, mount_flags, group }, ..capability }
+}
+
+pub fn stage_request(id: &VolumeId, staging: &Path, capability: &Capability) -> StageRequest {
+    StageRequest {
+        id: id.clone(),
+        staging: staging.to_owned(),
+        capability: capability.clone(),
+        volume_context: BTreeMap::new(),
+        publish_context: BTreeMap::new(),
+        secrets: Secrets::default(),
+    }
+}
+
+pub fn publish_request(id: &VolumeId, staging: &Path, target: &Path, capability: &Capability) -> PublishRequest {
+    PublishRequest {
+        handle: Handle::Id(id.clone()),
+        staging: Some(staging.to_owned()),
+        target: target.to_owned(),
+        capability: capability.clone(),
+        read_only: false,
+        volume_context: BTreeMap::new(),
+        publish_context: BTreeMap::new(),
+        secrets: Secrets::default(),
+    }
+}
+
+/// `unpublish` by id.
+pub fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
+    node.unpublish(&Handle::Id(id.clone()), target)
+}
+
+/// Whether this error allows a final code: nothing was left.
+pub fn is_final(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Failed { left: longshore::volume::Left::Something(_), .. }
+            | Error::Pending { .. }
+            | Error::Busy { .. }
+            | Error::BackendDown { .. }
+            | Error::Throttled { .. }
+    )
+}
+
+/// Bytes and total size of the file system at a path.
+pub fn total(path: &Path) -> u64 {
+    let open = File::open(path).expect("opens");
+    os::fs::usage(std::os::fd::AsFd::as_fd(&open)).expect("statfs").total
+}
