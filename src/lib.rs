@@ -30,6 +30,8 @@
 //! - `unsafe` is denied, and allowed with a reason in those files of `os` that call the kernel directly.
 
 pub mod backend;
+pub mod cli;
+pub mod config;
 pub mod ops;
 pub mod os;
 pub mod rpc;

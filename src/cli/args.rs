@@ -1,0 +1,158 @@
+//! The arguments of the program, and of `serve`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::config::{DriverName, Endpoint, Folder, Grace, Layer, LogFormat, LogLayer, LogLevel, Mode};
+use crate::volume::NodeId;
+
+use super::call::CallArgs;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  it is done
+  1  it failed, and that is final
+  2  wrong usage or configuration; nothing was tried
+  3  the endpoint cannot be reached
+  4  it failed, but may still be running (CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED): repeat the same call
+
+Examples:
+  longshore serve
+  longshore call create-volume --name a --size 1GiB
+  longshore call list-volumes
+  longshore completions bash > /etc/bash_completion.d/longshore";
+
+/// A Container Storage Interface (CSI) driver: one binary, many backends.
+#[derive(Debug, Parser)]
+#[command(name = "longshore", version, after_help = EXIT_CODES, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the driver
+    Serve(Box<ServeArgs>),
+    /// Call a CSI driver over its socket, this one or any other
+    Call(Box<CallArgs>),
+    /// Print a completion script for a shell
+    #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
+                            longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
+                            longshore completions fish > ~/.config/fish/completions/longshore.fish")]
+    Completions {
+        #[arg(value_parser = clap::builder::EnumValueParser::<Shell>::new())]
+        shell: Shell,
+    },
+}
+
+const SERVE_EXAMPLES: &str = "\
+A flag goes before the environment, that before the file, that before the default. Without --config there is one backend,
+`image`, with one pool in the folder `pool` of the state folder.
+
+Examples:
+  longshore serve
+  longshore serve --mode controller --config /etc/longshore.yaml
+  longshore serve --config /etc/longshore.yaml --check
+
+A configuration file:
+  backends:                        # the first is the default; the StorageClass parameter `backend` names another
+    - name: local                  # the part of every volume id before the colon
+      type: image
+      pools:
+        - name: default
+          path: /var/lib/longshore/pool
+    - name: memory
+      type: fake
+  It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, and log with format and level.";
+
+/// What `serve` is told by flags.
+#[derive(Debug, Default, Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub struct ServeArgs {
+    /// Which services to offer [default: all]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// The Unix socket to listen on [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
+    #[arg(long, value_name = "SOCKET")]
+    pub endpoint: Option<Endpoint>,
+    /// The name under which the CO knows this driver [default: longshore.csi.dev]
+    #[arg(long, value_name = "NAME")]
+    pub driver_name: Option<DriverName>,
+    /// The name of this node [env: KUBE_NODE_NAME] [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_id: Option<NodeId>,
+    /// Where the node's journal and the default pool lie; must survive a reboot [default: /var/lib/longshore]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<Folder>,
+    /// The folder below which staging and target paths must lie [default: /var/lib/kubelet]
+    #[arg(long, value_name = "FOLDER")]
+    pub kubelet_dir: Option<Folder>,
+    /// How log lines look, on standard error [default: text]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// off, error, warn, info, debug or trace, or pairs such as info,longshore::os=debug [env: LONGSHORE_LOG] [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<LogLevel>,
+    /// How long running calls may go on after SIGTERM; a second signal ends them at once [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub grace: Option<Grace>,
+    /// A configuration file in YAML
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the validated configuration, which is again a configuration file, and end
+    #[arg(long)]
+    pub check: bool,
+}
+
+impl ServeArgs {
+    /// As the topmost source of the configuration.
+    pub fn layer(&self) -> Layer {
+        Layer {
+            mode: self.mode,
+            endpoint: self.endpoint.clone(),
+            driver_name: self.driver_name.clone(),
+            node_id: self.node_id.clone(),
+            state_dir: self.state_dir.clone(),
+            kubelet_dir: self.kubelet_dir.clone(),
+            log: LogLayer { format: self.log_format, level: self.log_level.clone() },
+            grace: self.grace,
+            backends: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_of_serve_becomes_part_of_the_configuration() {
+        let words = "longshore serve --mode node --endpoint /run/a --driver-name a.b --node-id n --state-dir /s \
+                     --kubelet-dir /k --log-format json --log-level debug --grace 1m";
+        let Command::Serve(args) = Cli::try_parse_from(words.split_whitespace()).expect("valid").command else {
+            panic!("it is serve");
+        };
+        let layer = args.layer();
+        let said = (layer.mode, layer.log.format, layer.grace.map(|grace| grace.0.as_secs()));
+        assert_eq!(said, (Some(Mode::Node), Some(LogFormat::Json), Some(60)));
+        let texts = [
+            layer.endpoint.map(|value| value.to_string()),
+            layer.driver_name.map(|value| value.to_string()),
+            layer.node_id.map(|value| value.to_string()),
+            layer.state_dir.map(|value| value.to_string()),
+            layer.kubelet_dir.map(|value| value.to_string()),
+            layer.log.level.map(|value| value.to_string()),
+        ];
+        assert_eq!(texts.map(Option::unwrap_or_default), ["unix:///run/a", "a.b", "n", "/s", "/k", "debug"]);
+    }
+}

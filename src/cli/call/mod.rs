@@ -1,0 +1,152 @@
+//! `longshore call`: a CSI client for people, one file per CSI service.
+//!
+//! Each RPC is a subcommand: its flags become the request, its answer becomes an [`Answer`] in two forms. Messages are
+//! turned into JSON by hand, so that no secret is ever among what is printed: answers have none, and requests are not shown.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::config::Endpoint;
+
+use super::progress::Progress;
+use super::{Failure, print, variable};
+
+mod client;
+mod controller;
+mod encode;
+mod flags;
+mod group_controller;
+mod identity;
+mod node;
+mod snapshot_metadata;
+mod snapshots;
+
+use client::Client;
+
+const EXAMPLES: &str = "\
+Examples, a volume's life:
+  longshore call create-volume --name a --size 1GiB --fs xfs
+  longshore call stage-volume image:a --fs xfs --staging /var/lib/kubelet/a/staging
+  longshore call publish-volume image:a --fs xfs --staging /var/lib/kubelet/a/staging --target /var/lib/kubelet/a/mount
+  longshore call create-snapshot image:a --name before
+  longshore call expand-volume image:a --size 2GiB
+  longshore call node-expand-volume image:a --path /var/lib/kubelet/a/mount
+  longshore call create-volume --name b --size 2GiB --fs xfs --from-snapshot image:before
+  longshore call unpublish-volume image:a --target /var/lib/kubelet/a/mount
+  longshore call unstage-volume image:a --staging /var/lib/kubelet/a/staging
+  longshore call delete-volume image:a
+
+Exit codes: 0 done, 1 failed for good, 2 wrong usage, 3 endpoint not reached, 4 failed but may still be running.";
+
+/// What `call` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, subcommand_value_name = "RPC", subcommand_help_heading = "RPCs", disable_help_subcommand = true)]
+pub struct CallArgs {
+    /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
+    #[arg(long, global = true, value_name = "SOCKET", help_heading = "How to call")]
+    endpoint: Option<Endpoint>,
+    /// How long to wait for an answer; what is running then goes on
+    #[arg(long, global = true, value_name = "DURATION", default_value = "60s", help_heading = "How to call")]
+    timeout: humantime::Duration,
+    /// One JSON document with the field names of csi.proto, sizes in bytes
+    #[arg(long, global = true, help_heading = "How to call")]
+    json: bool,
+    #[command(subcommand)]
+    rpc: Rpc,
+}
+
+#[derive(Debug, Subcommand)]
+enum Rpc {
+    #[command(flatten)]
+    Identity(identity::Rpc),
+    #[command(flatten)]
+    Controller(controller::Rpc),
+    #[command(flatten)]
+    Snapshots(snapshots::Rpc),
+    #[command(flatten)]
+    GroupController(group_controller::Rpc),
+    #[command(flatten)]
+    SnapshotMetadata(snapshot_metadata::Rpc),
+    #[command(flatten)]
+    Node(node::Rpc),
+}
+
+/// What came back.
+struct Answer {
+    /// The response, as in csi.proto.
+    json: Value,
+    /// For people; ends with a newline.
+    text: String,
+}
+
+impl Answer {
+    /// For a response that holds nothing.
+    fn done(what: String) -> Self {
+        Answer { json: Value::Object(serde_json::Map::new()), text: what + "\n" }
+    }
+}
+
+/// Calls, and prints the answer.
+pub fn run(args: CallArgs) -> Result<(), Failure> {
+    let said = match args.endpoint {
+        Some(endpoint) => Some(endpoint),
+        None => Endpoint::from_environment(variable)?,
+    };
+    let endpoint = said.unwrap_or_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Serve { step: "start the client", source: error.into() })?;
+    let answer = runtime.block_on(async {
+        let client = Client::connect(&endpoint, *args.timeout, Progress::new(!args.json)).await?;
+        match args.rpc {
+            Rpc::Identity(rpc) => rpc.run(&client).await,
+            Rpc::Controller(rpc) => rpc.run(&client).await,
+            Rpc::Snapshots(rpc) => rpc.run(&client).await,
+            Rpc::GroupController(rpc) => rpc.run(&client).await,
+            Rpc::SnapshotMetadata(rpc) => rpc.run(&client).await,
+            Rpc::Node(rpc) => rpc.run(&client).await,
+        }
+    })?;
+    if args.json { print(&format!("{:#}\n", answer.json)) } else { print(&answer.text) }
+}
+
+/// The answer of the three GetCapabilities RPCs, all of whose capabilities are RPCs.
+fn capabilities_answer<'a>(names: impl Iterator<Item = &'a str>) -> Answer {
+    let names: Vec<&str> = names.collect();
+    let text = names.iter().map(|name| format!("{name}\n")).collect();
+    let capabilities: Vec<Value> = names.iter().map(|name| json!({ "rpc": { "type": name } })).collect();
+    Answer { json: json!({ "capabilities": capabilities }), text }
+}
+
+/// What to do where a list goes on after this page.
+fn more(next: &str) -> String {
+    if next.is_empty() { String::new() } else { format!("There are more: --token {next}, or --all\n") }
+}
+
+/// Whether a call that failed so may still be running (CSI spec, "Error Scheme").
+pub fn may_still_run(code: Code) -> bool {
+    matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
+}
+
+/// A code as the specification writes it.
+pub fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}

@@ -1,0 +1,124 @@
+//! The command line: `serve`, `call`, `completions`.
+//!
+//! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
+//! call does by the driver.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use tonic::Code;
+
+use crate::config::ConfigError;
+
+mod args;
+mod call;
+mod progress;
+mod serve;
+mod table;
+
+use args::{Cli, Command};
+
+/// Why the program ends with something else than 0.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    Usage(String),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{endpoint} cannot be reached: {reason}; is `longshore serve` running there, and may you write to its socket?")]
+    Unreachable { endpoint: String, reason: String },
+    /// The driver's answer.
+    #[error("{}: {message}", call::code_name(*code))]
+    Call { code: Code, message: String },
+    #[error("cannot {step}: {source}")]
+    Serve { step: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("cannot make the folder {}: {source}", path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
+}
+
+impl Failure {
+    /// As `longshore --help` documents them.
+    fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Call { code, .. } if call::may_still_run(*code) => 4,
+            Failure::Call { .. } | Failure::Serve { .. } | Failure::Folder { .. } | Failure::Output(_) => 1,
+            Failure::Usage(_) | Failure::Config(_) | Failure::Unreadable { .. } => 2,
+            Failure::Unreachable { .. } => 3,
+        }
+    }
+
+    /// What to do, where the message does not say it.
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            Failure::Call { code, .. } if call::may_still_run(*code) => {
+                Some("this is not final: it may still be running or have left something behind; repeat the same call")
+            }
+            Failure::Call { code: Code::Unimplemented, .. } => {
+                Some("see `longshore call get-plugin-capabilities` for what this driver serves")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Runs what the arguments of this process say; answers its exit code.
+pub fn main() -> ExitCode {
+    // Wrong usage ends here, with clap's message and 2.
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Call(args) => call::run(*args),
+        Command::Completions { shell } => completions(shell),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Who reads our output has read enough: `longshore call list-volumes | head`.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            let hint = failure.hint().map(|hint| format!("hint: {hint}\n")).unwrap_or_default();
+            // Nothing can be done about a standard error that can't be written to; the exit code still tells.
+            write!(io::stderr().lock(), "error: {failure}\n{hint}").ok();
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+/// Writes to standard output.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::Output)
+}
+
+/// A variable of the environment; one that isn't UTF-8 counts as not set.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "longshore", &mut script);
+    io::stdout().lock().write_all(&script).map_err(Failure::Output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_that_is_not_final_has_an_exit_code_of_its_own() {
+        let call = |code| Failure::Call { code, message: String::new() };
+        for code in [Code::Cancelled, Code::DeadlineExceeded, Code::Unavailable, Code::Aborted] {
+            assert_eq!(call(code).exit_code(), 4, "{code:?}");
+            assert!(call(code).hint().is_some_and(|hint| hint.contains("repeat")), "{code:?}");
+        }
+        for code in [Code::NotFound, Code::Internal, Code::ResourceExhausted, Code::Unknown] {
+            assert_eq!(call(code).exit_code(), 1, "{code:?}");
+        }
+    }
+}

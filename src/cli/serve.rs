@@ -1,0 +1,161 @@
+//! `longshore serve`: builds what the configuration names, and runs it until a signal.
+
+use std::error::Error;
+use std::fs::{self, DirBuilder};
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::SubscriberBuilder;
+
+use crate::backend::Backend;
+use crate::backend::fake::Fake;
+use crate::backend::image::{ImageBackend, Role};
+use crate::backend::registry::Registry;
+use crate::config::{BackendConfig, Config, Layer, Log, LogFormat};
+use crate::ops::lock::Locks;
+use crate::ops::node::NodeSettings;
+use crate::ops::task::Tasks;
+use crate::ops::{Controller, Node};
+use crate::rpc::{Parts, Services};
+use crate::{server, volume};
+
+use super::args::ServeArgs;
+use super::{Failure, print, variable};
+
+/// Handlers only decode, wait and encode.
+const WORKERS: usize = 2;
+/// Each running operation has a thread; a stuck one must not be waited for by others.
+const MOST_OPERATIONS: usize = 2048;
+/// Bytes. Nothing here recurses deeply; the memory is only taken as far as it is used.
+const STACK: usize = 1 << 20;
+
+/// Serves until SIGTERM or SIGINT.
+pub fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let config = configure(args)?;
+    if args.check {
+        return print(&config.to_yaml().map_err(failed("print the configuration"))?);
+    }
+    start_log(&config.log)?;
+    let services = build(&config)?;
+    let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
+    runtime()?.block_on(async {
+        let signals = Signals::listen().map_err(failed("listen for signals"))?;
+        server::serve(&endpoint, services, signals.first(), config.grace.0).await.map_err(failed("serve"))
+    })
+}
+
+fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {
+    move |error| Failure::Serve { step, source: error.into() }
+}
+
+fn configure(args: &ServeArgs) -> Result<Config, Failure> {
+    let mut layers = vec![args.layer(), Layer::from_environment(variable)?];
+    if let Some(path) = &args.config {
+        let text = fs::read_to_string(path).map_err(|source| Failure::Unreadable { path: path.clone(), source })?;
+        layers.push(Layer::from_yaml(path, &text)?);
+    }
+    let names = nix::sys::utsname::uname().map_err(failed("learn the host name"))?;
+    Ok(Config::resolve(layers, &names.nodename().to_string_lossy())?)
+}
+
+fn start_log(log: &Log) -> Result<(), Failure> {
+    let step = "start the log";
+    let filter = EnvFilter::try_new(log.level.as_str()).map_err(failed(step))?;
+    let lines: SubscriberBuilder<_, _, EnvFilter, _> = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match log.format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    }
+    .map_err(failed(step))
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(MOST_OPERATIONS)
+        .thread_stack_size(STACK)
+        .thread_name("longshore")
+        .enable_all()
+        .build()
+        .map_err(failed("start the runtime"))
+}
+
+/// Opens the backends and the node's journal, and finishes what an earlier process left.
+fn build(config: &Config) -> Result<Services, Failure> {
+    make_folder(config.state_dir.path(), 0o700)?;
+    if config.mode.node() {
+        // The kubelet makes it with this mode; where there is none, there is nobody else to make it.
+        make_folder(config.kubelet_dir.path(), 0o750)?;
+    }
+    let backends = config.backends.iter().map(|backend| open(backend, config)).collect::<volume::Result<_>>();
+    let registry = backends.and_then(Registry::new).map_err(failed("open the backends"))?;
+    let locks = Locks::default();
+    let node = match config.mode.node() {
+        true => Some(Arc::new(open_node(config, &registry, &locks).map_err(failed("open the node"))?)),
+        false => None,
+    };
+    let controller = config.mode.controller().then(|| Arc::new(Controller::new(registry.clone(), locks.clone(), node.clone())));
+    Ok(Services::new(Parts {
+        name: config.driver_name.as_str().to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        registry,
+        controller,
+        node,
+        tasks: Tasks::default(),
+        locks,
+    }))
+}
+
+fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {
+    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|source| Failure::Folder { path: path.to_owned(), source })
+}
+
+fn open(backend: &BackendConfig, config: &Config) -> volume::Result<Arc<dyn Backend>> {
+    Ok(match backend.clone() {
+        BackendConfig::Image(image) => Arc::new(ImageBackend::open(image, Role { provision: config.mode.controller() })?),
+        BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
+    })
+}
+
+fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Result<Node> {
+    let settings = NodeSettings {
+        node_id: config.node_id.clone(),
+        kubelet_dir: config.kubelet_dir.path().to_owned(),
+        state_dir: config.state_dir.path().to_owned(),
+    };
+    Node::open(settings, registry.clone(), locks.clone())
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// Waits for the first. The second ends the process at once: what runs is then taken up by the next start.
+    async fn first(mut self) {
+        self.next().await;
+        tokio::spawn(async move {
+            self.next().await;
+            tracing::warn!("a second signal: ending at once");
+            std::process::exit(1);
+        });
+    }
+}

@@ -1,0 +1,298 @@
+//! Flags, environment and file become one validated [`Config`].
+//!
+//! Pure: what is read comes in by argument. Each source is a [`Layer`]; the first that says something wins, in the order
+//! flag, environment, file, default. Every value is of a type that can't be wrong, so that what a file says wrongly is
+//! told with its line.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::image::{ImageConfig, PoolConfig};
+use crate::volume::{self, NodeId};
+
+mod backends;
+mod value;
+
+pub use backends::BackendConfig;
+pub use value::{DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, LogFormat, LogLevel, Mode};
+
+const DEFAULT_STATE_DIR: &str = "/var/lib/longshore";
+const DEFAULT_KUBELET_DIR: &str = "/var/lib/kubelet";
+
+/// A configuration that can't be used. Each names where it was said.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file isn't what it should be; the reason holds the field and the line.
+    #[error("{}: {reason}", path.display())]
+    File { path: PathBuf, reason: String },
+    #[error("environment variable {variable}: {reason}")]
+    Environment { variable: &'static str, reason: String },
+    /// A default can't be used here.
+    #[error("{field}: {reason}")]
+    Default { field: &'static str, reason: String },
+}
+
+/// What one source says. A file is one as it stands.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Layer {
+    pub mode: Option<Mode>,
+    pub endpoint: Option<Endpoint>,
+    pub driver_name: Option<DriverName>,
+    #[serde(deserialize_with = "value::optional_text")]
+    pub node_id: Option<NodeId>,
+    pub state_dir: Option<Folder>,
+    pub kubelet_dir: Option<Folder>,
+    pub log: LogLayer,
+    pub grace: Option<Grace>,
+    pub backends: Option<Vec<BackendConfig>>,
+}
+
+/// The part of a [`Layer`] about the log.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogLayer {
+    pub format: Option<LogFormat>,
+    pub level: Option<LogLevel>,
+}
+
+impl Endpoint {
+    /// What CSI_ENDPOINT says; an empty variable says nothing.
+    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, ConfigError> {
+        read(&variable, "CSI_ENDPOINT")
+    }
+}
+
+impl Layer {
+    /// CSI_ENDPOINT, KUBE_NODE_NAME, LONGSHORE_LOG; an empty variable says nothing.
+    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        Ok(Layer {
+            endpoint: read(&variable, "CSI_ENDPOINT")?,
+            node_id: read(&variable, "KUBE_NODE_NAME")?,
+            log: LogLayer { format: None, level: read(&variable, "LONGSHORE_LOG")? },
+            ..Layer::default()
+        })
+    }
+
+    /// A configuration file's text; `path` is only for messages. An empty file says nothing.
+    pub fn from_yaml(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let parsed: Option<Layer> = serde_yaml_ng::from_str(text)
+            .map_err(|error| ConfigError::File { path: path.to_owned(), reason: error.to_string() })?;
+        let layer = parsed.unwrap_or_default();
+        match layer.backends.as_deref().map(backends::check) {
+            Some(Err(reason)) => Err(ConfigError::File { path: path.to_owned(), reason: format!("backends: {reason}") }),
+            _ => Ok(layer),
+        }
+    }
+
+    /// What this says, else what `below` says.
+    #[must_use]
+    fn over(self, below: Layer) -> Layer {
+        Layer {
+            mode: self.mode.or(below.mode),
+            endpoint: self.endpoint.or(below.endpoint),
+            driver_name: self.driver_name.or(below.driver_name),
+            node_id: self.node_id.or(below.node_id),
+            state_dir: self.state_dir.or(below.state_dir),
+            kubelet_dir: self.kubelet_dir.or(below.kubelet_dir),
+            log: LogLayer { format: self.log.format.or(below.log.format), level: self.log.level.or(below.log.level) },
+            grace: self.grace.or(below.grace),
+            backends: self.backends.or(below.backends),
+        }
+    }
+}
+
+fn read<T: FromStr>(variable: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<T>, ConfigError>
+where
+    T::Err: fmt::Display,
+{
+    let said = variable(name).filter(|text| !text.is_empty()).map(|text| text.parse());
+    said.transpose().map_err(|error: T::Err| ConfigError::Environment { variable: name, reason: error.to_string() })
+}
+
+/// How a driver runs. `serve --check` prints it as YAML, which is again a configuration file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    pub mode: Mode,
+    pub endpoint: Endpoint,
+    pub driver_name: DriverName,
+    pub node_id: NodeId,
+    /// The node's journal and the default pool lie here.
+    pub state_dir: Folder,
+    /// Staging and target paths must lie below it.
+    pub kubelet_dir: Folder,
+    pub log: Log,
+    pub grace: Grace,
+    /// At least one, of different names; the first is for volumes that name none.
+    pub backends: Vec<BackendConfig>,
+}
+
+/// How and what is logged.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Log {
+    pub format: LogFormat,
+    pub level: LogLevel,
+}
+
+impl Config {
+    /// The first of `layers` that says something wins. `host_name` is the node id if none of them names one.
+    pub fn resolve(layers: impl IntoIterator<Item = Layer>, host_name: &str) -> Result<Self, ConfigError> {
+        let said = layers.into_iter().reduce(Layer::over).unwrap_or_default();
+        let node_id = said.node_id.map_or_else(|| host_name.parse(), Ok).map_err(|error: volume::Error| {
+            ConfigError::Default { field: "nodeId", reason: format!("the host name does not do ({error}); give --node-id") }
+        })?;
+        let state_dir = said.state_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_STATE_DIR));
+        let backends = said.backends.map_or_else(|| default_backends(&state_dir, &node_id), Ok)?;
+        Ok(Config {
+            mode: said.mode.unwrap_or_default(),
+            endpoint: said.endpoint.unwrap_or_default(),
+            driver_name: said.driver_name.unwrap_or_default(),
+            node_id,
+            state_dir,
+            kubelet_dir: said.kubelet_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_KUBELET_DIR)),
+            log: Log { format: said.log.format.unwrap_or_default(), level: said.log.level.unwrap_or_default() },
+            grace: said.grace.unwrap_or_default(),
+            backends,
+        })
+    }
+
+    /// As a configuration file.
+    pub fn to_yaml(&self) -> Result<String, serde_yaml_ng::Error> {
+        serde_yaml_ng::to_string(self)
+    }
+}
+
+/// One pool on this node's disk, which no other node reaches.
+fn default_backends(state_dir: &Folder, node_id: &NodeId) -> Result<Vec<BackendConfig>, ConfigError> {
+    let name =
+        "image".parse().map_err(|error: volume::Error| ConfigError::Default { field: "backends", reason: error.to_string() })?;
+    let pool = PoolConfig { name: "default".to_owned(), path: state_dir.path().join("pool"), overcommit: 1.0, capacity: None };
+    Ok(vec![BackendConfig::Image(ImageConfig { name, pools: vec![pool], node: Some(node_id.clone()) })])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const FULL: &str = "\
+mode: node
+endpoint: /run/file.sock
+driverName: file.example.org
+nodeId: from-file
+stateDir: /srv/state
+kubeletDir: /srv/kubelet
+log: {format: json, level: debug}
+grace: 2m
+backends:
+- name: local
+  type: image
+  pools:
+  - {name: fast, path: /srv/fast, capacity: 100GiB, overcommit: 2}
+- {type: fake, name: memory}
+";
+
+    fn file(yaml: &str) -> Result<Layer, ConfigError> {
+        Layer::from_yaml(Path::new("longshore.yaml"), yaml)
+    }
+
+    fn environment(pairs: &[(&str, &str)]) -> Result<Layer, ConfigError> {
+        Layer::from_environment(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn message(result: Result<Layer, ConfigError>) -> String {
+        result.expect_err("it is wrong").to_string()
+    }
+
+    #[test]
+    fn without_anything_there_is_one_pool_under_the_state_folder() {
+        let config = Config::resolve([], "worker-1").expect("the defaults are valid");
+        assert_eq!(config.endpoint.to_string(), DEFAULT_ENDPOINT);
+        assert_eq!((config.mode, config.node_id.as_str(), config.grace), (Mode::All, "worker-1", Grace(Duration::from_secs(30))));
+        let [BackendConfig::Image(image)] = config.backends.as_slice() else { panic!("one image backend") };
+        assert_eq!((image.name.as_str(), image.pools[0].name.as_str()), ("image", "default"));
+        assert_eq!(image.pools[0].path, Path::new("/var/lib/longshore/pool"));
+        assert_eq!(image.node.as_ref().map(NodeId::as_str), Some("worker-1"), "no other node reaches it");
+    }
+
+    #[test]
+    fn flags_go_before_the_environment_and_that_before_the_file() {
+        let flags = Layer { endpoint: Some("/run/flag.sock".parse().expect("valid")), ..Layer::default() };
+        let variables = [("CSI_ENDPOINT", "/run/env.sock"), ("KUBE_NODE_NAME", "from-env"), ("LONGSHORE_LOG", "")];
+        let layers = [flags, environment(&variables).expect("valid"), file(FULL).expect("valid")];
+        let config = Config::resolve(layers, "host").expect("valid");
+        assert_eq!(config.endpoint.path(), Path::new("/run/flag.sock"));
+        assert_eq!(config.node_id.as_str(), "from-env");
+        assert_eq!(config.log.level.as_str(), "debug", "an empty variable says nothing");
+        assert_eq!((config.mode, config.state_dir.path()), (Mode::Node, Path::new("/srv/state")));
+        assert_eq!(config.backends.len(), 2);
+    }
+
+    #[test]
+    fn what_check_prints_is_read_as_the_same() {
+        for layers in [vec![], vec![file(FULL).expect("valid")]] {
+            let config = Config::resolve(layers, "host").expect("valid");
+            let yaml = config.to_yaml().expect("serializes");
+            assert_eq!(Config::resolve([file(&yaml).expect(&yaml)], "another").expect("valid"), config, "{yaml}");
+        }
+    }
+
+    #[test]
+    fn an_empty_file_says_nothing() {
+        for text in ["", "# nothing\n", "---\n"] {
+            assert_eq!(file(text).expect(text), Layer::default());
+        }
+    }
+
+    #[test]
+    fn a_wrong_file_is_told_with_file_field_and_line() {
+        for (yaml, words) in [
+            ("mode: al\n", &["mode", "al", "controller", "line 1"][..]),
+            ("grace: 30s\nendpont: /run/a\n", &["endpont", "endpoint", "line 2"]),
+            ("endpoint: tcp://0.0.0.0:9000\n", &["endpoint", "only Unix sockets", "line 1"]),
+            ("driverName: -a-\n", &["driverName", "no driver name", "line 1"]),
+            ("stateDir: lib\n", &["stateDir", "absolute", "line 1"]),
+            ("grace: [1]\n", &["grace", "invalid type", "line 1"]),
+            ("mode: all\nnodeId: a b\n", &["nodeId", "no node id", "line 2"]),
+            ("grace: 2h\n", &["grace", "at most 1h", "line 1"]),
+            ("log:\n  level: loud\n", &["log.level", "loud", "line 2"]),
+            ("mode: all\nmode: node\n", &["duplicate field", "mode"]),
+            ("backends: []\n", &["backends", "none is given"]),
+            ("backends: {name: a}\n", &["backends", "invalid type"]),
+            ("backends:\n- name: a\n", &["backends[0]", "missing field `type`", "line 2"]),
+            ("backends:\n- name: a\n  type: nfs\n", &["backends[0]", "nfs", "image", "line 3"]),
+            (
+                "backends:\n- name: a\n  type: image\n  pools:\n  - {name: p, path: /srv}\n  pols: 3\n",
+                &["pols", "pools", "line 6"],
+            ),
+            ("backends:\n- type: image\n  name: a\n  pools:\n  - name: p\n    path: /srv\n    size: 3\n", &["size", "line 7"]),
+            ("backends:\n- {name: A, type: fake}\n", &["backends[0]", "backend name", "line 2"]),
+            ("backends:\n- {name: a, type: fake}\n- {name: a, type: fake}\n", &["backends", "two are called a"]),
+            ("backends:\n- {name: a, type: image, pools: []}\n", &["backends", "a: pools"]),
+            (
+                "backends:\n- {name: a, type: image, pools: [{name: p, path: /srv}]}\n\
+                 - {name: b, type: image, pools: [{name: p, path: /srv/x}]}\n",
+                &["backends", "b: pool /srv/x shares its folder with one of a"],
+            ),
+            ("mode: all\n}\n", &["line 2"]),
+        ] {
+            let message = message(file(yaml));
+            for word in ["longshore.yaml: "].iter().chain(words) {
+                assert!(message.contains(word), "{yaml}\n -> {message}\n lacks {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_variable_is_named() {
+        for (name, value) in [("CSI_ENDPOINT", "relative.sock"), ("KUBE_NODE_NAME", "two words"), ("LONGSHORE_LOG", "loud")] {
+            let message = message(environment(&[(name, value)]));
+            assert!(message.contains(name) && message.contains(value), "{message}");
+        }
+    }
+}

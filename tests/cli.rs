@@ -1,0 +1,197 @@
+//! The program as people meet it: help, completions, checks, messages and exit codes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Runs `longshore` with these words and nothing of our own environment that it listens to.
+fn longshore(words: &[&str]) -> Output {
+    command(words).output().expect("the program starts")
+}
+
+#[allow(clippy::disallowed_methods, reason = "the program itself is what is tested")]
+fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
+    command.args(words).env_remove("CSI_ENDPOINT").env_remove("KUBE_NODE_NAME").env_remove("LONGSHORE_LOG");
+    command
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("UTF-8")
+}
+
+/// Asserts the exit code and what standard error says.
+fn assert_fails(output: &Output, code: i32, words: &[&str]) {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    for word in words {
+        assert!(said.contains(word), "{said}\nlacks {word}");
+    }
+    assert_eq!(stdout(output), "", "a failure prints nothing for a pipe");
+}
+
+struct File {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn file(text: &str) -> File {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("longshore.yaml");
+    fs::write(&path, text).expect("written");
+    File { _folder: folder, path }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+const RPCS: [&str; 38] = [
+    "get-plugin-info",
+    "get-plugin-capabilities",
+    "probe",
+    "create-volume",
+    "delete-volume",
+    "controller-publish-volume",
+    "controller-unpublish-volume",
+    "validate-volume-capabilities",
+    "list-volumes",
+    "get-volume",
+    "get-capacity",
+    "create-snapshot",
+    "delete-snapshot",
+    "list-snapshots",
+    "get-snapshot",
+    "expand-volume",
+    "modify-volume",
+    "get-volume-health",
+    "list-volume-health",
+    "controller-get-capabilities",
+    "group-get-capabilities",
+    "create-group-snapshot",
+    "delete-group-snapshot",
+    "get-group-snapshot",
+    "metadata-allocated",
+    "metadata-delta",
+    "stage-volume",
+    "unstage-volume",
+    "publish-volume",
+    "unpublish-volume",
+    "volume-stats",
+    "node-get-volume-health",
+    "storage-health",
+    "node-expand-volume",
+    "node-get-capabilities",
+    "node-info",
+    "--json",
+    "--timeout",
+];
+
+#[test]
+fn every_rpc_of_the_protocol_has_a_command() {
+    let proto = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/csi.proto")).expect("the protocol");
+    let rpcs: Vec<&str> = proto.lines().filter_map(|line| line.trim_start().strip_prefix("rpc ")).collect();
+    assert!(rpcs.len() > 30, "{rpcs:?}");
+    let help = stdout(&longshore(&["call", "--help"]));
+    for rpc in rpcs {
+        let name = rpc.split(['(', ' ']).next().unwrap_or_default();
+        assert!(help.contains(&format!("{name}: ")), "{name} is in no command's help:\n{help}");
+    }
+}
+
+#[test]
+fn help_tells_commands_flags_and_exit_codes() {
+    for (words, wanted) in [
+        (&["--help"][..], &["serve", "call", "completions", "Exit codes:", "4  it failed, but may still be running"][..]),
+        (&["serve", "--help"], &["--mode", "--config", "--check", "KUBE_NODE_NAME", "CSI_ENDPOINT", "Examples:", "pools:"]),
+        (&["call", "--help"], &RPCS),
+        (&["call", "create-volume", "--help"], &["--size", "--limit", "--from-snapshot", "--secret-file", "single-node-writer"]),
+    ] {
+        let output = longshore(words);
+        assert!(output.status.success());
+        for word in wanted {
+            assert!(stdout(&output).contains(word), "{words:?} lacks {word}:\n{}", stdout(&output));
+        }
+    }
+    assert_eq!(stdout(&longshore(&["--version"])), concat!("longshore ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = longshore(&["completions", shell]);
+        assert!(output.status.success());
+        assert!(stdout(&output).contains("create-group-snapshot"), "{shell}");
+    }
+    assert_eq!(longshore(&["completions", "dos"]).status.code(), Some(2));
+}
+
+#[test]
+fn check_prints_what_it_would_do_and_reads_it_again() {
+    let first = longshore(&["serve", "--check", "--node-id", "n1", "--state-dir", "/srv/state", "--mode", "controller"]);
+    assert!(first.status.success(), "{}", stderr(&first));
+    let printed = stdout(&first);
+    for line in ["mode: controller", "nodeId: n1", "stateDir: /srv/state", "path: /srv/state/pool", "type: image"] {
+        assert!(printed.contains(line), "{printed}\nlacks {line}");
+    }
+    let file = file(&printed);
+    assert_eq!(stdout(&longshore(&["serve", "--check", "--config", text(&file.path)])), printed);
+}
+
+#[test]
+fn flags_go_before_the_environment_and_that_before_the_file() {
+    let file = file("endpoint: /run/file.sock\nnodeId: from-file\nlog: {level: debug}\n");
+    let output = command(&["serve", "--check", "--config", text(&file.path), "--node-id", "from-flag"])
+        .env("KUBE_NODE_NAME", "from-environment")
+        .env("CSI_ENDPOINT", "/run/environment.sock")
+        .output()
+        .expect("the program starts");
+    let printed = stdout(&output);
+    for line in ["nodeId: from-flag", "endpoint: unix:///run/environment.sock", "level: debug"] {
+        assert!(printed.contains(line), "{printed}\nlacks {line}");
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_told_and_nothing_is_started() {
+    let wrong = file("mode: all\nbackends:\n- name: a\n  type: image\n  pools:\n  - name: p\n    path: /srv\n    colour: blue\n");
+    assert_fails(&longshore(&["serve", "--config", text(&wrong.path)]), 2, &[text(&wrong.path), "colour", "line 8"]);
+    assert_fails(&longshore(&["serve", "--check", "--config", "/no/such.yaml"]), 2, &["cannot read /no/such.yaml"]);
+    assert_fails(&longshore(&["serve", "--check", "--config", "/"]), 2, &["cannot read /"]);
+    let output = command(&["serve", "--check"]).env("CSI_ENDPOINT", "tcp://1.2.3.4:5").output().expect("the program starts");
+    assert_fails(&output, 2, &["CSI_ENDPOINT", "tcp://1.2.3.4:5"]);
+}
+
+#[test]
+fn wrong_usage_ends_with_2() {
+    for (words, said) in [
+        (&["serve", "--mode", "both"][..], "possible values: all, controller, node"),
+        (&["serve", "--driver-name", "a_b"], "no driver name"),
+        (&["serve", "--state-dir", "relative"], "absolute"),
+        (&["serve", "--log-level", "loud"], "no log level"),
+        (&["call"], "Usage:"),
+        (&["call", "create-volume"], "--name"),
+        (&["call", "create-volume", "--name", "a", "--size", "ten"], "10GiB, 500M or a number of bytes"),
+        (&["call", "create-volume", "--name", "a", "--parameter", "pool"], "key=value"),
+        (&["call", "create-volume", "--name", "a", "--from-volume", "v", "--from-snapshot", "s"], "cannot be used with"),
+        (&["call", "expand-volume", "image:a"], "--size"),
+        (&["call", "list-volumes", "--max", "0"], "0 is not in"),
+        (&["call", "probe", "--timeout", "soon"], "--timeout"),
+    ] {
+        assert_fails(&longshore(words), 2, &[said]);
+    }
+}
+
+#[test]
+fn a_socket_that_is_not_there_ends_with_3() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("csi.sock");
+    let output = longshore(&["call", "probe", "--endpoint", text(&socket)]);
+    assert_fails(&output, 3, &[text(&socket), "cannot be reached", "No such file or directory"]);
+    let from_environment = command(&["call", "probe"]).env("CSI_ENDPOINT", &socket).output().expect("the program starts");
+    assert_fails(&from_environment, 3, &[text(&socket)]);
+}
