@@ -251,7 +251,7 @@ fn a_read_only_publish_cannot_be_written_while_another_can() {
         fs::write(placed.target.join("file"), "seen").expect("writable there");
         assert_eq!(fs::read_to_string(reader.join("file")).expect("readable here"), "seen");
         let refused = fs::write(reader.join("file"), "no").expect_err("not writable here");
-        assert_eq!(refused.raw_os_error(), Some(nix::libc::EROFS));
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
 
         let refused =
             harness.block_on(harness.node().node_unstage_volume(unstage_request(&placed))).err().expect("still published");
