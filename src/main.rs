@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // `longshore freeze-guard`, which this program starts of itself (`longshore::os::freeze`), is to be taken here, before
-    // the command line is parsed: it is no command for people.
+    // First of all: the program starts itself as the guard of a freeze, which is no command for people.
+    if let Some(code) = longshore::os::freeze::main_if_guard() {
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
     longshore::cli::main()
 }
