@@ -231,7 +231,8 @@ impl Ready {
         ESSENTIAL.iter().try_for_each(|name| self.check_folder(name))
     }
 
-    fn check_folder(&self, name: &str) -> Result<(), String> {
+    /// Whether one of our folders is there; else why not.
+    pub fn check_folder(&self, name: &str) -> Result<(), String> {
         match files::look(self.root(), Path::new(name)) {
             Ok(Some(seen)) if seen.folder => Ok(()),
             Ok(_) => Err(format!("its folder {name} is missing; restore it from a backup, or mount the right file system")),
