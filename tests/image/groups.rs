@@ -97,3 +97,31 @@ fn members_without_a_record_do_not_exist() {
     assert_eq!(names(&path.join("snapshots")), ["alone"]);
     assert_clean(path);
 }
+
+#[test]
+fn a_record_in_a_pool_that_is_not_configured_is_not_gone() {
+    let (one, two) = (folder(), folder());
+    let both = || vec![pool("one", one.path()), pool("two", two.path())];
+    let backend = open(both());
+    create_with(&backend, &spec("a", 2 * MIB, &[("pool", "one")])).expect("created");
+    create_with(&backend, &spec("b", 2 * MIB, &[("pool", "two")])).expect("created");
+    let members = [snapshot_spec("ga", "a"), snapshot_spec("gb", "b")];
+    let group = groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect("a group");
+    drop(backend);
+    let half = open(vec![pool("two", two.path())]);
+    let error = snapshots(&half).find_snapshot(&snapshot_id("gb")).expect_err("cannot be seen");
+    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(snapshots(&half).delete_snapshot(&snapshot_id("gb")).is_err());
+    assert!(groups(&half).delete_group(&id()).is_err());
+    assert_eq!(snapshots(&half).list_snapshots(None, None, 9).expect("a list").len(), 1);
+    assert_eq!(names(&two.path().join("snapshots")), ["gb"]);
+    drop(half);
+    let backend = open(both());
+    assert_eq!(groups(&backend).find_group(&id()).expect("looked"), Some(group));
+    // Without the folder of the records nothing is taken for a stray.
+    fs::remove_file(one.path().join("groups/g.json")).expect("removed");
+    fs::remove_dir(one.path().join("groups")).expect("removed");
+    assert!(groups(&backend).delete_group(&id()).is_err());
+    assert!(snapshots(&backend).delete_snapshot(&snapshot_id("ga")).is_err());
+    assert_eq!(names(&one.path().join("snapshots")), ["ga"]);
+}

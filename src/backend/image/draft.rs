@@ -184,8 +184,7 @@ pub(super) fn copy_at_one_instant(quiesce: &dyn Quiesce, jobs: &[Job<'_>]) -> Re
 /// Deletes what is in place: one durable rename into the trash, then its files are unlinked.
 pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
     let from = pool.place(kind, local);
-    let trash = pool.path.join(TRASH);
-    let to = trash.join(kind.passing_name(local));
+    let to = pool.path.join(TRASH).join(kind.passing_name(local));
     step("move to trash", &from.display(), || match files::rename_new(&from, &to) {
         // What an earlier call of the same name could not unlink.
         Err(error) if error.errno() == Some(libc::EEXIST) => {
@@ -195,7 +194,9 @@ pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
         done => done,
     })
     .map_err(|error| pool.failure(error))?;
-    sync_both(pool, kind, &trash)?;
+    // What must last is that it is gone from here. Whether the trash shows it after a crash is all the same.
+    let parent = pool.path.join(kind.folder());
+    step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
     match kind {
         Kind::Volume => pool.ledger.remove_volume(local),
         Kind::Snapshot => pool.ledger.remove_snapshot(local),

@@ -14,7 +14,7 @@ use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result};
 use super::draft::{self, Draft};
 use super::inspect::{self, group_file};
 use super::ledger::Reservation;
-use super::meta::{self, FORMAT, GroupRecord, SnapshotMeta, from_nanos, to_nanos};
+use super::meta::{self, FORMAT, GroupRecord, Membership, SnapshotMeta, from_nanos, to_nanos};
 use super::pool::{GROUPS, Kind, Ready};
 use super::snapshot::{self, Begun};
 use super::{ImageBackend, Pool};
@@ -46,7 +46,8 @@ impl Groups for ImageBackend {
         let begun = members.iter().map(|member| self.begin(member)).collect::<Result<Vec<_>>>()?;
         let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
         let home = pools.first().ok_or_else(|| Error::snapshot_not_found(&first.id))?;
-        let (created, metas) = take(id, members, begun, &pools, quiesce)?;
+        let group = Membership { id: id.clone(), home: home.id.clone() };
+        let (created, metas) = take(&group, members, begun, &pools, quiesce)?;
         let record = GroupRecord {
             format: FORMAT,
             id: id.clone(),
@@ -84,42 +85,57 @@ impl Groups for ImageBackend {
 }
 
 impl ImageBackend {
-    pub(super) fn group_exists(&self, id: &GroupId) -> Result<bool> {
-        let found = self.search(|ready| Ok(inspect::has_group(ready, id.local())?.then_some(())))?;
-        Ok(found.is_some())
+    /// Whether the group of a member exists.
+    ///
+    /// # Errors
+    /// `BackendDown` where the pool that would have the record is away, or not configured.
+    pub(super) fn group_exists(&self, member: &Membership) -> Result<bool> {
+        let home = self.pools.iter().find(|pool| pool.id.get().is_some_and(|id| *id == member.home));
+        let Some(home) = home else {
+            let reason =
+                format!("the pool with the record of group snapshot {} (its id is {}) is not there", member.id, member.home);
+            return Err(Error::BackendDown { backend: self.name.to_string(), reason });
+        };
+        inspect::has_group(&*home.ready()?, member.id.local())
     }
 
     fn record(&self, id: &GroupId) -> Result<Option<(&Pool, Arc<Ready>, GroupRecord)>> {
         self.search(|ready| inspect::group_record(ready, id.local()))
     }
 
-    /// The members of a group in all pools, of which it is known that the record is gone.
+    /// The members of a group in all pools that are known to have no record.
     fn stray_members(&self, id: &GroupId) -> Result<Vec<(Arc<Ready>, Box<str>)>> {
         let mut members = Vec::new();
         for pool in &self.pools {
             let ready = pool.ready()?;
-            let locals = ready.ledger.members(id.local());
-            if !locals.is_empty() {
-                let ready = pool.writable()?;
-                members.extend(locals.into_iter().map(|local| (Arc::clone(&ready), local)));
+            for local in ready.ledger.members(id.local()) {
+                if self.is_stray(&ready, &local)? {
+                    members.push((pool.writable()?, local));
+                }
             }
         }
         Ok(members)
     }
 
-    /// Removes what is left of groups that were never completed or half deleted. Needs all pools: a record may lie in
-    /// another pool than the member.
+    fn is_stray(&self, ready: &Ready, local: &str) -> Result<bool> {
+        let Some(seen) = inspect::find::<SnapshotMeta>(ready, local)? else { return Ok(false) };
+        let (meta, _) = seen.whole()?;
+        Ok(!self.is_visible(&meta)?)
+    }
+
+    /// Removes what is left of groups that were never completed or half deleted, where that is certain.
     pub(super) fn remove_stray_groups(&self) {
-        let Ok(pools) = self.pools.iter().map(Pool::writable).collect::<Result<Vec<_>>>() else { return };
-        for ready in &pools {
+        for ready in self.pools.iter().filter_map(|pool| pool.writable().ok()) {
             for (group, local) in ready.ledger.grouped() {
-                let recorded = pools.iter().any(|pool| inspect::has_group(pool, &group).unwrap_or(true));
-                if recorded {
-                    continue;
-                }
-                match draft::throw_away(ready, Kind::Snapshot, &local) {
-                    Ok(()) => tracing::info!(%group, snapshot = %local, "removed a member of a group that was never completed"),
-                    Err(error) => tracing::warn!(%group, snapshot = %local, %error, "a member of an incomplete group stays"),
+                let removed = self.is_stray(&ready, &local).and_then(|stray| {
+                    if stray { draft::throw_away(&ready, Kind::Snapshot, &local).map(|()| true) } else { Ok(false) }
+                });
+                match removed {
+                    Ok(true) => tracing::info!(%group, snapshot = %local, "removed a member of a group that was never completed"),
+                    Ok(false) => {}
+                    Err(error) => {
+                        tracing::warn!(%group, snapshot = %local, %error, "whether its group exists cannot be seen; it stays")
+                    }
                 }
             }
         }
@@ -128,7 +144,7 @@ impl ImageBackend {
 
 /// Makes all members and puts them in place; none is left on failure.
 fn take(
-    id: &GroupId,
+    group: &Membership,
     members: &[SnapshotSpec],
     begun: Vec<Begun>,
     pools: &[Arc<Ready>],
@@ -150,7 +166,7 @@ fn take(
     };
     let mut complete: Vec<(SnapshotMeta, Reservation)> = Vec::with_capacity(members.len());
     for ((begun, member), draft) in begun.into_iter().zip(members).zip(&drafts) {
-        match begun.complete(member, Some(id), created, draft) {
+        match begun.complete(member, Some(group), created, draft) {
             Ok(done) => complete.push(done),
             Err(error) => return Err(discard(drafts, error)),
         }

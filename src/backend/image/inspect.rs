@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::os;
-use crate::volume::{Bytes, Error, GroupId, Result, VolumeId};
+use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, IMAGE, META, Seen};
 use super::ledger::Entry;
@@ -125,7 +125,7 @@ pub(super) fn group_record(ready: &Ready, local: &str) -> Result<Option<GroupRec
     let path = ready.path.join(&relative);
     let text = files::read(ready.root(), &relative, meta::LONGEST)
         .map_err(|error| Error::from(Damage::metadata(&path, format!("it cannot be read ({error}); check the disk"))))?;
-    let Some(text) = text else { return Ok(None) };
+    let Some(text) = text else { return ready.check_folder(GROUPS).map(|()| None).map_err(|reason| ready.down(reason)) };
     let record: GroupRecord = meta::decode(&path, &text)?;
     if record.id.local() != local || record.id.backend() != &ready.backend {
         return Err(Damage::metadata(&path, format!("it belongs to {}; restore the right one", record.id)).into());
@@ -141,7 +141,11 @@ pub(super) fn group_file(local: &str) -> String {
 /// Whether a group's record is there, damaged or not.
 pub(super) fn has_group(ready: &Ready, local: &str) -> Result<bool> {
     let found = files::look(ready.root(), &Path::new(GROUPS).join(group_file(local)));
-    found.map(|seen| seen.is_some()).map_err(|error| ready.down(error.to_string()))
+    match found {
+        Ok(Some(_)) => Ok(true),
+        Ok(None) => ready.check_folder(GROUPS).map(|()| false).map_err(|reason| ready.down(reason)),
+        Err(error) => Err(ready.down(error.to_string())),
+    }
 }
 
 /// The local ids of the volumes in a pool, from the disk.
@@ -171,7 +175,7 @@ pub(super) fn load(ready: &Ready) -> os::Result<()> {
             Some(meta) => Entry {
                 id: &local,
                 source: meta.source.local(),
-                group: meta.group.as_ref().map(GroupId::local),
+                group: meta.group.as_ref().map(|member| member.id.local()),
                 promised: meta.promised.0,
             },
             None => Entry { id: &local, source: "", group: None, promised: found.image.map_or(0, |image| image.allocated) },

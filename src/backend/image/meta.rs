@@ -65,8 +65,16 @@ pub(super) struct SnapshotMeta {
     pub promised: Bytes,
     /// Nanoseconds since 1970.
     pub created: u64,
-    /// A member of a group counts only while the group's record is there.
-    pub group: Option<GroupId>,
+    pub group: Option<Membership>,
+}
+
+/// A member of a group exists only while the group's record does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Membership {
+    pub id: GroupId,
+    /// The random id of the pool in which the record lies: a record in a pool that is not configured now is not gone.
+    pub home: String,
 }
 
 /// `groups/<id>.json`: where it is, the group and all its members exist; where it is not, none does.
@@ -103,7 +111,7 @@ impl SnapshotMeta {
             size: self.size,
             created: from_nanos(self.created),
             ready: true,
-            group: self.group,
+            group: self.group.map(|member| member.id),
         }
     }
 }

@@ -221,25 +221,23 @@ impl Ready {
         match files::look(self.root(), &relative) {
             Ok(Some(_)) => Ok(true),
             // Gone, or the folder that would hold it is?
-            Ok(None) => self.check_essential().map(|()| false).map_err(|reason| self.down(reason)),
+            Ok(None) => self.check_folder(kind.folder()).map(|()| false).map_err(|reason| self.down(reason)),
             Err(error) => Err(self.down(error.to_string())),
         }
     }
 
     /// Whether the folders are there whose loss would make everything look absent; else why not.
     pub fn check_essential(&self) -> Result<(), String> {
-        for name in ESSENTIAL {
-            match files::look(self.root(), Path::new(name)) {
-                Ok(Some(seen)) if seen.folder => {}
-                Ok(_) => {
-                    return Err(format!(
-                        "its folder {name} is missing; restore it from a backup, or mount the right file system"
-                    ));
-                }
-                Err(error) => return Err(error.to_string()),
-            }
+        ESSENTIAL.iter().try_for_each(|name| self.check_folder(name))
+    }
+
+    /// Whether one of our folders is there; else why not.
+    pub fn check_folder(&self, name: &str) -> Result<(), String> {
+        match files::look(self.root(), Path::new(name)) {
+            Ok(Some(seen)) if seen.folder => Ok(()),
+            Ok(_) => Err(format!("its folder {name} is missing; restore it from a backup, or mount the right file system")),
+            Err(error) => Err(error.to_string()),
         }
-        Ok(())
     }
 
     /// Looks at an image; `None` where it is missing.

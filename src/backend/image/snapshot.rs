@@ -4,12 +4,12 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
-use crate::volume::{Bytes, Error, GroupId, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
+use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::draft::{self, Draft, Job};
 use super::files::Access;
 use super::ledger::{Entry, Reservation};
-use super::meta::{FORMAT, SnapshotMeta, VolumeMeta, to_nanos};
+use super::meta::{FORMAT, Membership, SnapshotMeta, VolumeMeta, to_nanos};
 use super::pool::{Kind, Ready};
 use super::{ImageBackend, Located, capacity, inspect};
 
@@ -45,10 +45,10 @@ impl Snapshots for ImageBackend {
         };
         let ready = pool.writable()?;
         let (meta, _) = seen.whole()?;
-        if let Some(group) = meta.group
-            && self.group_exists(&group)?
+        if let Some(member) = meta.group
+            && self.group_exists(&member)?
         {
-            let by = format!("it is a member of group snapshot {group}; delete that one");
+            let by = format!("it is a member of group snapshot {}; delete that one", member.id);
             return Err(Error::InUse { object: format!("snapshot {id}"), by });
         }
         draft::throw_away(&ready, Kind::Snapshot, local)?;
@@ -61,7 +61,12 @@ impl Snapshots for ImageBackend {
         self.page(after.map(SnapshotId::local), max, ids, |ready, local| {
             // A damaged one is left out: of which volume it is, which a list must tell, is not known. Its health is logged.
             let Some(meta) = inspect::find::<SnapshotMeta>(ready, local)?.and_then(|seen| seen.meta) else { return Ok(None) };
-            Ok(self.is_visible(&meta)?.then(|| meta.into_snapshot()))
+            // Where the group's record can't be looked for, its members most likely exist.
+            let visible = self.is_visible(&meta).unwrap_or_else(|error| {
+                tracing::warn!(snapshot = %meta.id, %error, "listed, though its group cannot be seen");
+                true
+            });
+            Ok(visible.then(|| meta.into_snapshot()))
         })
     }
 }
@@ -91,7 +96,7 @@ impl Begun {
     pub fn complete(
         mut self,
         spec: &SnapshotSpec,
-        group: Option<&GroupId>,
+        group: Option<&Membership>,
         created: u64,
         draft: &Draft<'_>,
     ) -> Result<(SnapshotMeta, Reservation)> {
@@ -121,7 +126,7 @@ pub(super) fn place(draft: Draft<'_>, pool: &Ready, reservation: Reservation, me
         reservation.keep_snapshot(Entry {
             id: local,
             source: meta.source.local(),
-            group: meta.group.as_ref().map(GroupId::local),
+            group: meta.group.as_ref().map(|member| member.id.local()),
             promised: meta.promised.0,
         });
     }
@@ -150,8 +155,8 @@ impl ImageBackend {
     }
 
     /// A member of a group exists while the group's record does.
-    fn is_visible(&self, meta: &SnapshotMeta) -> Result<bool> {
-        meta.group.as_ref().map_or(Ok(true), |group| self.group_exists(group))
+    pub(super) fn is_visible(&self, meta: &SnapshotMeta) -> Result<bool> {
+        meta.group.as_ref().map_or(Ok(true), |member| self.group_exists(member))
     }
 
     /// Removes a member whose group was never completed, or half deleted, so that its place is free.
