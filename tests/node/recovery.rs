@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
 use longshore::backend::Connect;
 use longshore::volume::{Bytes, Error, FsType, Outcome};
@@ -220,5 +221,27 @@ fn a_publish_that_was_cut_off_is_undone_at_the_start() {
         publish.read_only = false;
         node.publish(&publish).unwrap();
         File::options().write(true).open(&target).unwrap().write_all_at(&[1; 512], 0).unwrap();
+    });
+}
+
+#[test]
+fn a_failure_that_cannot_be_undone_is_not_final_and_ends_later() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+        image.write_all_at(&[0x5a; 512], 4096).unwrap();
+        world.backend.stuck.store(true, Ordering::SeqCst);
+        let stage = stage_request(&id, &staging, &filesystem(None));
+        let error = node.stage(&stage).unwrap_err();
+        assert!(!is_final(&error), "its loop device is left: {error}");
+        assert!(world.device(&id).is_some() && world.journal(&id).exists());
+        let error = node.unstage(&id, &staging).unwrap_err();
+        assert!(!is_final(&error), "{error}");
+        world.backend.stuck.store(false, Ordering::SeqCst);
+        assert!(is_final(&node.stage(&stage).unwrap_err()));
+        world.assert_gone(&id);
+        node.unstage(&id, &staging).unwrap();
     });
 }
