@@ -2,8 +2,9 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
-use longshore::backend::Connect;
+use longshore::backend::{Connect, Quiesce};
 use longshore::volume::{Bytes, Error, FsType, Outcome};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::json;
@@ -220,5 +221,79 @@ fn a_publish_that_was_cut_off_is_undone_at_the_start() {
         publish.read_only = false;
         node.publish(&publish).unwrap();
         File::options().write(true).open(&target).unwrap().write_all_at(&[1; 512], 0).unwrap();
+    });
+}
+
+#[test]
+fn a_failure_that_cannot_be_undone_is_not_final_and_ends_later() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+        image.write_all_at(&[0x5a; 512], 4096).unwrap();
+        world.backend.stuck.store(true, Ordering::SeqCst);
+        let stage = stage_request(&id, &staging, &filesystem(None));
+        let error = node.stage(&stage).unwrap_err();
+        assert!(!is_final(&error), "its loop device is left: {error}");
+        assert!(world.device(&id).is_some() && world.journal(&id).exists());
+        let error = node.unstage(&id, &staging).unwrap_err();
+        assert!(!is_final(&error), "{error}");
+        world.backend.stuck.store(false, Ordering::SeqCst);
+        assert!(is_final(&node.stage(&stage).unwrap_err()));
+        world.assert_gone(&id);
+        node.unstage(&id, &staging).unwrap();
+    });
+}
+
+mod ioctl {
+    nix::ioctl_readwrite!(freeze, b'X', 119, i32);
+}
+
+/// Freezes the file system mounted at a path; EBUSY where it is frozen already.
+fn freeze(path: &std::path::Path) -> nix::Result<i32> {
+    let mount = File::open(path).unwrap();
+    let mut unused = 0;
+    // SAFETY: the descriptor is open, and the kernel does not look at the argument.
+    #[allow(unsafe_code, reason = "FIFREEZE has no safe wrapper")]
+    unsafe {
+        ioctl::freeze(std::os::fd::AsRawFd::as_raw_fd(&mount), &raw mut unused)
+    }
+}
+
+#[test]
+fn what_was_left_frozen_is_thawed_at_the_start() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        world.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        let entry: serde_json::Value = serde_json::from_slice(&fs::read(world.journal(&id).join("stage.json")).unwrap()).unwrap();
+        let record = json!({ "version": 1, "mounts": [staging], "boot": entry["boot"] });
+        let path = world.state().join("journal/frozen-1-0.json");
+        fs::write(&path, record.to_string()).unwrap();
+        freeze(&staging).unwrap();
+        let node = world.node();
+        assert!(!path.exists());
+        fs::write(staging.join("x"), "written").unwrap();
+        drop(node);
+    });
+}
+
+#[test]
+fn raw_and_unused_volumes_are_held_without_a_freeze() {
+    world(|world| {
+        let node = world.node();
+        let (raw, unused) = (world.volume("raw", Bytes::mib(8)), world.volume("unused", Bytes::mib(8)));
+        let staging = world.staging("s");
+        node.stage(&stage_request(&raw, &staging, &block())).unwrap();
+        let device = File::options().write(true).open(world.device(&raw).unwrap()).unwrap();
+        device.write_all_at(&[7; 4096], 0).unwrap();
+        let held = node.hold(&[raw.clone(), unused]).unwrap();
+        // Past the page cache of the loop device, which is not the image's.
+        let mut first = [0; 1];
+        File::open(world.backend.path(&raw)).unwrap().read_exact_at(&mut first, 0).unwrap();
+        assert_eq!(first, [7], "what was written is in the image");
+        held.release().unwrap();
+        assert_eq!(names(&world.state().join("journal")), [raw.to_string()]);
     });
 }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore::backend::registry::Registry;
 use longshore::backend::{
@@ -24,6 +25,8 @@ use longshore::volume::{
 pub struct Files {
     name: BackendName,
     folder: PathBuf,
+    /// Disconnecting fails, as with a storage that does not answer.
+    pub stuck: AtomicBool,
 }
 
 impl Files {
@@ -65,6 +68,9 @@ impl Connect for Files {
     }
 
     fn disconnect(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
+        if self.stuck.load(Ordering::SeqCst) {
+            return Err(Error::failed("disconnect", id.to_string(), std::io::Error::from_raw_os_error(libc::EIO)));
+        }
         let Ok(backing) = self.backing(id) else { return Ok(Outcome::Unchanged(())) };
         for device in loopdev::find(backing)? {
             loopdev::detach(&device.path, backing)?;
@@ -157,7 +163,10 @@ pub fn world(test: impl FnOnce(&World) + Send) {
             fs::create_dir(base.path().join(folder)).expect("a folder");
         }
         let folder = base.path().canonicalize().expect("a folder").join("pool");
-        let world = World { base, backend: Arc::new(Files { name: "files".parse().expect("a name"), folder }) };
+        let world = World {
+            base,
+            backend: Arc::new(Files { name: "files".parse().expect("a name"), folder, stuck: AtomicBool::new(false) }),
+        };
         test(&world);
     };
     if let Err(panic) = std::thread::scope(|scope| scope.spawn(inside).join()) {

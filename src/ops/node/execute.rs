@@ -83,6 +83,10 @@ impl<'a> Job<'a> {
                 }
                 Start::Begin => {
                     self.done.push(Undo::Journal);
+                    if self.earlier.is_some() {
+                        // What an earlier stage connected must not outlive the entry that says so.
+                        self.done.push(Undo::Connection);
+                    }
                     self.node.journal.write_stage(&self.entry)?;
                 }
                 Start::Connect => self.connect()?,
@@ -115,6 +119,10 @@ impl<'a> Job<'a> {
     /// Ends a mkfs that was cut off, without mounting: afterwards the device holds a whole file system.
     pub fn finish_mkfs(&mut self) -> Result<()> {
         self.connect()?;
+        // Another device by now: what is on it, or is not, is none of ours.
+        if self.entry.formatting.is_none() {
+            return Ok(());
+        }
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
         self.device = Some(self.open(&device)?);
         let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(&device)?)?;

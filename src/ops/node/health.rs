@@ -72,10 +72,10 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
     for path in places(node, entry, publish_path)? {
         at_place(&table, &path, entry, &source, health);
     }
-    if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(device)) = (&entry.access, &source) {
-        if fstype == "ext4" {
-            recorded_errors(device, entry, health);
-        }
+    if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(device)) = (&entry.access, &source)
+        && fstype == "ext4"
+    {
+        recorded_errors(device, entry, health);
     }
     Ok(())
 }

@@ -129,10 +129,10 @@ fn compatible(wanted: &Wanted, entry: &StageEntry) -> Result<()> {
         (Access::Filesystem { fstype, mount_flags }, WantedAccess::Filesystem { fstype: asked, mount_flags: flags }) => {
             // What is mounted as it is (NFS) has a name that is none of ours; the CO's default does not apply to it.
             let ours = fstype.as_deref().and_then(|name| name.parse::<FsType>().ok());
-            if let (Some(existing), Some(asked)) = (ours, asked) {
-                if existing != *asked {
-                    return Err(conflict(wanted, existing.as_str(), asked.as_str()));
-                }
+            if let (Some(existing), Some(asked)) = (ours, asked)
+                && existing != *asked
+            {
+                return Err(conflict(wanted, existing.as_str(), asked.as_str()));
             }
             if !same_flags(mount_flags, flags) {
                 let show = |flags: &[String]| format!("mount options {:?}", flags.join(","));
@@ -309,16 +309,16 @@ pub enum Publish {
 /// `Conflict` where something else, or the same otherwise, is mounted at the target; `InUse` where another target forbids it.
 pub fn publish(id: &VolumeId, wanted: &WantedTarget, seen: &SeenTarget) -> Result<Publish> {
     let object = || format!("target {} of volume {id}", wanted.target.display());
-    if wanted.alone {
-        if let Some(other) = seen.others.first() {
-            return Err(Error::InUse {
-                object: format!("volume {id}"),
-                by: format!(
-                    "it may have one user only (SINGLE_NODE_SINGLE_WRITER) and is published at {}; unpublish it there first",
-                    other.target.display()
-                ),
-            });
-        }
+    if wanted.alone
+        && let Some(other) = seen.others.first()
+    {
+        return Err(Error::InUse {
+            object: format!("volume {id}"),
+            by: format!(
+                "it may have one user only (SINGLE_NODE_SINGLE_WRITER) and is published at {}; unpublish it there first",
+                other.target.display()
+            ),
+        });
     }
     match &seen.at {
         At::Nothing => Ok(Publish::Mount),

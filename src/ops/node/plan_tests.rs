@@ -134,7 +134,8 @@ fn a_taken_or_stacked_staging_path_is_refused() {
 fn what_was_cut_off_is_begun_afresh() {
     let wanted = filesystem(EXT4, &[]);
     let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
-    let cases: [(StageEntry, bool, Option<Source>, At, &[Start]); 6] = [
+    type Case<'a> = (StageEntry, bool, Option<Source>, At, &'a [Start]);
+    let cases: [Case<'_>; 6] = [
         (at(Phase::Staging), true, None, At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
         (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
         (

@@ -37,11 +37,11 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
     let mut mounts = Vec::new();
     let mut paths: Vec<PathBuf> = Vec::new();
     for id in volumes {
-        if let Some((path, mount)) = prepare(node, id)? {
-            if !paths.contains(&path) {
-                paths.push(path);
-                mounts.push(mount);
-            }
+        if let Some((path, mount)) = prepare(node, id)?
+            && !paths.contains(&path)
+        {
+            paths.push(path);
+            mounts.push(mount);
         }
     }
     if mounts.is_empty() {

@@ -43,10 +43,12 @@ pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target
     let journaled = node.journal.target(id, target)?;
     let outcome = clear(node, target, &sources, journaled.is_some())?;
     let Some(journaled) = journaled else { return Ok(outcome) };
-    if journaled.block && journaled.read_only && entry.is_some_and(|entry| !entry.read_only) {
-        if let Some(source) = &connected {
-            end_protection(node, id, target, source)?;
-        }
+    if journaled.block
+        && journaled.read_only
+        && entry.is_some_and(|entry| !entry.read_only)
+        && let Some(source) = &connected
+    {
+        end_protection(node, id, target, source)?;
     }
     node.journal.remove_target(id, target)?;
     Ok(Outcome::Changed(()))

@@ -43,6 +43,7 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
     let count = execute::unmount_all(staging, &sources)?;
     match (connected, node.registry.get(id.backend())) {
         (Some(source), Some(backend)) => {
+            node.unused(id, &source)?;
             allow_writes(&source)?;
             backend.connect().disconnect(id, Some(&source))?;
             Ok(Outcome::Changed(()))
@@ -76,6 +77,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     match node.registry.get(id.backend()) {
         Some(backend) => {
             if let Some(source) = &connected {
+                node.unused(&id, source)?;
                 allow_writes(source)?;
             }
             backend.connect().disconnect(&id, sources.first())?;
@@ -128,8 +130,9 @@ fn finish_mkfs(node: &Node, entry: &StageEntry) {
     }
 }
 
-/// Refuses while the volume is still seen somewhere: at a journaled target, or anywhere else in mountinfo. A target that is no
-/// longer mounted is forgotten.
+/// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no
+/// longer mounted is forgotten. Mounts outside are looked at after the staging mount is gone: they may be its copies in
+/// another view of the node's files, which go with it.
 fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -> Result<()> {
     let table = MountTable::read()?;
     for target in node.journal.targets(id)? {
@@ -139,7 +142,11 @@ fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -
         tracing::warn!(volume = %id, path = %target.target.display(), "a published target is no longer mounted; forgotten");
         node.journal.remove_target(id, &target.target)?;
     }
-    match table.iter().find(|mount| mount.mount_point != staging && observe::is_of(mount, sources)) {
+    let mut elsewhere = table.iter().filter(|mount| {
+        let ours = [node.kubelet.path(), node.state.path()].iter().any(|folder| mount.mount_point.starts_with(folder));
+        ours && mount.mount_point != staging
+    });
+    match elsewhere.find(|mount| observe::is_of(mount, sources)) {
         Some(mount) => Err(published_at(id, &mount.mount_point)),
         None => Ok(()),
     }
