@@ -6,7 +6,8 @@
 //!
 //! - The contents of a `block` volume are a sparse memfd, made when someone first looks at them; on the node it is a loop
 //!   device over that memfd, whose device and inode are the volume's identity. A loop device outlives the process: it is
-//!   then still recognised, and undone, by what the journal says of it. Each memfd takes one file descriptor.
+//!   then still recognised, and undone, by what the journal says of it. Each memfd takes one file
+//!   descriptor, and the memory of what was written: an empty ext4 a few MiB, an empty xfs its log, 64 MiB.
 //! - A `filesystem` volume is a tmpfs that the node mounts; its contents live from mount to unmount.
 //! - `store` is the whole state, under one lock that is never held over I/O. Nothing is durable.
 //! - Since what was made in vain is freed at once and by dropping it, a failure of ours leaves nothing.
