@@ -116,6 +116,11 @@ impl Backend for Fake {
     }
 }
 
+/// The Rust code of the guide is compiled as a doc test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/adding-a-backend.md")]
+struct Guide;
+
 /// Runs `copy` while the file systems of `volumes` are held still. What it made is thrown away if they were not, all
 /// the time.
 fn while_still<T>(quiesce: &dyn Quiesce, volumes: &[VolumeId], copy: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -90,10 +90,10 @@ impl ImageBackend {
         if let Some(name) = &parameters.pool {
             return self.named(name)?.writable();
         }
-        if let Some(beside) = source.filter(|pool| pool.is_writable()) {
-            if left(beside, parameters.preallocate)? >= capacity.0 {
-                return Ok(Arc::clone(beside));
-            }
+        if let Some(beside) = source.filter(|pool| pool.is_writable())
+            && left(beside, parameters.preallocate)? >= capacity.0
+        {
+            return Ok(Arc::clone(beside));
         }
         let mut best: Option<(u64, Arc<Ready>)> = None;
         let mut away = None;

@@ -100,11 +100,11 @@ impl<'a> Runs<'a> {
                 }
                 pending => {
                     let piece = (end - at).min(LONGEST);
-                    if let Some(run) = pending.replace(Extent { offset: at, length: piece }) {
-                        if (self.emit)(run).is_break() {
-                            self.stopped = true;
-                            return ControlFlow::Break(());
-                        }
+                    if let Some(run) = pending.replace(Extent { offset: at, length: piece })
+                        && (self.emit)(run).is_break()
+                    {
+                        self.stopped = true;
+                        return ControlFlow::Break(());
                     }
                     piece
                 }

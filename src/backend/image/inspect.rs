@@ -84,10 +84,10 @@ pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
         }
     };
     let meta = read_meta::<M>(ready, local, &meta_path).map_err(|found| damage.push(found)).ok();
-    if let (Some(meta), Some(seen)) = (&meta, image) {
-        if seen.length < meta.length().0 {
-            damage.push(Damage::image_short(&image_path, seen.length, meta.length()));
-        }
+    if let (Some(meta), Some(seen)) = (&meta, image)
+        && seen.length < meta.length().0
+    {
+        damage.push(Damage::image_short(&image_path, seen.length, meta.length()));
     }
     Examined { meta, image, damage }
 }
@@ -99,7 +99,7 @@ fn read_meta<M: About>(ready: &Ready, local: &str, path: &Path) -> Result<M, Dam
         Err(error) => return Err(Damage::metadata(path, format!("it cannot be read ({error}); check the disk"))),
     };
     let meta: M = meta::decode(path, &text)?;
-    let expected = format!("{}:{local}", ready.backend());
+    let expected = format!("{}:{local}", &ready.backend);
     if meta.id() != expected {
         return Err(Damage::metadata(path, format!("it belongs to {}, not to {expected}; restore the right one", meta.id())));
     }
@@ -127,7 +127,7 @@ pub(super) fn group_record(ready: &Ready, local: &str) -> Result<Option<GroupRec
         .map_err(|error| Error::from(Damage::metadata(&path, format!("it cannot be read ({error}); check the disk"))))?;
     let Some(text) = text else { return Ok(None) };
     let record: GroupRecord = meta::decode(&path, &text)?;
-    if record.id.local() != local || record.id.backend() != ready.backend() {
+    if record.id.local() != local || record.id.backend() != &ready.backend {
         return Err(Damage::metadata(&path, format!("it belongs to {}; restore the right one", record.id)).into());
     }
     Ok(Some(record))
@@ -184,7 +184,7 @@ pub(super) fn load(ready: &Ready) -> os::Result<()> {
 
 /// Whether a name in one of our folders can be an id.
 fn is_ours(ready: &Ready, kind: Kind, local: &str) -> bool {
-    let ours = VolumeId::from_parts(ready.backend(), local).is_ok();
+    let ours = VolumeId::from_parts(&ready.backend, local).is_ok();
     if !ours {
         tracing::warn!(path = %ready.place(kind, local).display(), "not ours; left alone");
     }

@@ -33,6 +33,7 @@ mod inspect;
 mod ledger;
 mod meta;
 mod modify;
+mod opening;
 mod pool;
 mod provision;
 mod snapshot;

@@ -124,10 +124,11 @@ impl ImageBackend {
     /// would say that it does not exist.
     fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
         let path = ready.place(Kind::Volume, local).join(META);
-        if let Ok(Some(text)) = ready.read_meta(Kind::Volume, local) {
-            if let Ok(meta) = meta::decode::<VolumeMeta>(&path, &text) {
-                return Ok(Some(self.volume(meta)));
-            }
+        if let Ok(Some(text)) = ready.read_meta(Kind::Volume, local)
+            && let Ok(meta) = meta::decode::<VolumeMeta>(&path, &text)
+            && meta.id.local() == local
+        {
+            return Ok(Some(self.volume(meta)));
         }
         if !ready.has(Kind::Volume, local)? {
             return Ok(None);

@@ -45,11 +45,11 @@ impl Snapshots for ImageBackend {
         };
         let ready = pool.writable()?;
         let (meta, _) = seen.whole()?;
-        if let Some(group) = meta.group {
-            if self.group_exists(&group)? {
-                let by = format!("it is a member of group snapshot {group}; delete that one");
-                return Err(Error::InUse { object: format!("snapshot {id}"), by });
-            }
+        if let Some(group) = meta.group
+            && self.group_exists(&group)?
+        {
+            let by = format!("it is a member of group snapshot {group}; delete that one");
+            return Err(Error::InUse { object: format!("snapshot {id}"), by });
         }
         draft::throw_away(&ready, Kind::Snapshot, local)?;
         Ok(Outcome::Changed(()))

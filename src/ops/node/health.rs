@@ -43,13 +43,17 @@ pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, 
 pub(super) fn storage_health(node: &Node) -> Result<Health> {
     let mut health = Health::new();
     for backend in node.registry.iter() {
-        if let Some(report) = backend.health() {
-            for problem in report.storage_health()? {
-                add(&mut health, problem);
-            }
-        } else if let Err(error) = backend.probe() {
+        let report = match backend.health() {
+            Some(report) => report.storage_health(),
+            None => backend.probe().map(|()| Health::new()),
+        };
+        // One that cannot answer does not hide what the others say.
+        let problems = report.unwrap_or_else(|error| {
             let message = format!("backend {}: {error}", backend.name());
-            add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "BackendDown", message });
+            vec![HealthProblem { severity: Severity::Inaccessible, reason: "BackendDown", message }]
+        });
+        for problem in problems {
+            add(&mut health, problem);
         }
     }
     Ok(health)

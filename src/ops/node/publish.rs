@@ -57,9 +57,9 @@ pub(super) fn run(
     capability: &Capability,
     read_only: bool,
 ) -> Result<Outcome<()>> {
-    let (source, sources) = staged_source(node, entry)?;
-    let mut job = Job::new(node, entry, source, target, capability, read_only)?;
     let table = MountTable::read()?;
+    let (source, sources) = staged_source(node, entry, &table)?;
+    let mut job = Job::new(node, entry, source, target, capability, read_only)?;
     let others = node
         .journal
         .targets(&entry.id)?
@@ -83,7 +83,7 @@ pub(super) fn run(
 }
 
 /// What is staged, seen to be so: a pod must never be given the node's own disk.
-fn staged_source(node: &Node, entry: &StageEntry) -> Result<(Source, Vec<Source>)> {
+fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<(Source, Vec<Source>)> {
     let id = &entry.id;
     if !node.same_boot(entry) {
         return Err(not_staged(id, "its stage is of before the node's last boot; stage it again".to_owned()));
@@ -96,7 +96,7 @@ fn staged_source(node: &Node, entry: &StageEntry) -> Result<(Source, Vec<Source>
         connected.ok_or_else(|| not_staged(id, "it is no longer connected; unstage it and stage it again".to_owned()))?;
     if let Access::Filesystem { .. } = entry.access {
         let staging = entry.staging.display();
-        match observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(&source)) {
+        match observe::at(table, &entry.staging, std::slice::from_ref(&source)) {
             At::Ours(_) => {}
             At::Nothing => return Err(not_staged(id, format!("nothing is mounted at {staging}; stage it again"))),
             At::Stack(count) => return Err(plan::stacked(&entry.staging, count)),

@@ -2,8 +2,11 @@
 //!
 //! A volume that cannot be recovered is reported and does not stop the start; its next call tries again.
 
+use std::collections::HashMap;
+use std::path::Path;
+
 use crate::ops::lock::Key;
-use crate::os::mountinfo::MountTable;
+use crate::os::mountinfo::{Mount, MountTable};
 use crate::volume::error::chain;
 use crate::volume::{Result, VolumeId};
 
@@ -24,19 +27,39 @@ pub(super) fn recover(node: &Node) {
             return;
         }
     };
+    let table = MountTable::read().unwrap_or_else(|error| {
+        tracing::error!(%error, "mountinfo cannot be read");
+        MountTable::default()
+    });
+    let mut mounted: HashMap<&Path, Vec<&Mount>> = HashMap::new();
+    for mount in table.iter() {
+        mounted.entry(&mount.mount_point).or_default().push(mount);
+    }
     for id in volumes {
-        if let Err(error) = recover_volume(node, &id) {
+        if let Err(error) = recover_volume(node, &id, &mounted) {
             tracing::error!(volume = %id, error = %chain(&error), "not recovered; the next stage or unstage of it tries again");
         }
     }
 }
 
-fn recover_volume(node: &Node, id: &VolumeId) -> Result<()> {
+/// Whether nothing was cut off, by what the journal and one reading of mountinfo say: so it is for nearly all volumes, and the
+/// start must not cost more than that for each.
+fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mounted: &HashMap<&Path, Vec<&Mount>>) -> bool {
+    let Some(entry) = entry else { return targets.is_empty() };
+    // Write protection is to be looked at.
+    let block = entry.access == Access::Block;
+    let sources: Vec<_> = entry.source.clone().into_iter().collect();
+    let published = |target: &TargetEntry| {
+        mounted.get(target.target.as_path()).is_some_and(|mounts| mounts.iter().all(|mount| observe::is_of(mount, &sources)))
+    };
+    entry.phase == Phase::Staged && node.same_boot(entry) && !block && targets.iter().all(published)
+}
+
+fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
     let entry = node.journal.stage(id)?;
     let targets = node.journal.targets(id)?;
-    let quiet = entry.as_ref().is_none_or(|entry| entry.phase == Phase::Staged && node.same_boot(entry));
-    if quiet && targets.is_empty() && entry.as_ref().is_none_or(|entry| entry.access != Access::Block) {
+    if is_whole(node, entry.as_ref(), &targets, mounted) {
         return Ok(());
     }
     recover_targets(node, id, entry.as_ref(), &targets)?;

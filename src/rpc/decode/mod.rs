@@ -114,7 +114,7 @@ fn max(field: &'static str, count: i32) -> Result<usize> {
 /// An id of ours, or why it is none: it names nothing that exists.
 fn lookup<Id: FromStr<Err = Error>>(kind: &'static str, text: &str) -> Result<Id> {
     text.parse().map_err(|error| match error {
-        Error::Invalid { reason, .. } => Error::NotFound { kind, id: cut(&reason) },
+        Error::Invalid { reason, .. } => Error::NotFound { kind, id: format!("{}; such a {kind}", cut(&reason)) },
         other => other,
     })
 }

@@ -1,0 +1,249 @@
+//! From a path to a usable pool: whose folder it is, the lock, what is made, what is swept.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use crate::os::step::step;
+use crate::os::{self, durable};
+use crate::volume::{BackendName, Error, Result};
+
+use super::config::{PoolConfig, Role};
+use super::meta::{self, Marker};
+use super::pool::{ARCHIVE, ESSENTIAL, GROUPS, Limits, Pool, RETAINED, Ready, SNAPSHOTS, TMP, TRASH, VOLUMES, down};
+use super::{files, inspect};
+
+const MARKER: &str = "longshore-pool.json";
+const LOCK: &str = "lock";
+/// These can be made anew.
+const PASSING: [&str; 4] = [TMP, TRASH, ARCHIVE, RETAINED];
+const FOLDERS: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
+
+/// The way from a path to a [`Ready`].
+pub(super) struct Opening<'a> {
+    config: &'a PoolConfig,
+    backend: &'a BackendName,
+    role: Role,
+    /// The id that the pool must have, if it was open before.
+    expected: Option<&'a str>,
+}
+
+impl<'a> Opening<'a> {
+    pub fn new(pool: &'a Pool) -> Self {
+        Opening { config: &pool.config, backend: &pool.backend, role: pool.role, expected: pool.id.get().map(String::as_str) }
+    }
+
+    pub fn run(&self) -> Result<Ready> {
+        let path = &self.config.path;
+        let (folder, inode) = self.folder()?;
+        let marker = self.marker(&folder)?;
+        if marker.is_none() {
+            self.check_virgin()?;
+        }
+        let lock = if self.role.provision { self.lock()? } else { Err("this process does not provision".to_owned()) };
+        let marker = match (marker, &lock) {
+            (Some(marker), Ok(_)) => {
+                self.furnish(&PASSING)?;
+                marker
+            }
+            (Some(marker), Err(_)) => marker,
+            // Read again: another process may have made the pool before we had the lock.
+            (None, Ok(_)) => match self.marker(&folder)? {
+                Some(marker) => marker,
+                None => self.make()?,
+            },
+            (None, Err(reason)) => return Err(self.down(format!("it is no pool yet and can't be made one: {reason}"))),
+        };
+        let ready = Ready {
+            name: self.config.name.clone(),
+            path: path.clone(),
+            id: marker.id,
+            backend: self.backend.clone(),
+            folder,
+            inode,
+            lock,
+            limits: Limits { overcommit: self.config.overcommit, capacity: self.config.capacity.map(|capacity| capacity.0) },
+            ledger: Arc::default(),
+            shares: OnceLock::new(),
+        };
+        ready.check_essential().map_err(|reason| self.down(reason))?;
+        if ready.lock.is_ok() {
+            ready.sweep();
+            ready.settle().map_err(|error| self.down(error.to_string()))?;
+        }
+        if self.role.provision {
+            inspect::load(&ready).map_err(|error| self.down(error.to_string()))?;
+        }
+        Ok(ready)
+    }
+
+    /// The open folder; made, if only the last component is missing.
+    fn folder(&self) -> Result<(File, (u64, u64))> {
+        let path = &self.config.path;
+        match files::look_through(path) {
+            Ok(_) => {}
+            Err(error) if error.is_missing() && self.role.provision && self.expected.is_none() => self.make_folder()?,
+            Err(error) => return Err(self.down(format!("{error}; mount or make it"))),
+        }
+        let flags = libc::O_DIRECTORY | libc::O_PATH;
+        let folder = File::options().read(true).custom_flags(flags).open(path);
+        let folder = folder.map_err(|error| self.down(format!("{}; it must be a folder", os::Error::io("open", path, error))))?;
+        let seen = files::look_at(&folder, path).map_err(|error| self.down(error.to_string()))?;
+        Ok((folder, seen.inode))
+    }
+
+    fn make_folder(&self) -> Result<()> {
+        let path = &self.config.path;
+        let made = step("make pool", &path.display(), || {
+            files::make_folder(path)?;
+            durable::sync_dir(path.parent().unwrap_or(path))
+        });
+        made.map_err(|error| self.down(format!("{error}; mount or make the folder")))
+    }
+
+    fn marker(&self, folder: &File) -> Result<Option<Marker>> {
+        let path = self.config.path.join(MARKER);
+        let text = files::read(folder.as_fd(), Path::new(MARKER), meta::LONGEST).map_err(|error| self.down(error.to_string()))?;
+        let Some(text) = text else {
+            return match self.expected {
+                Some(_) => Err(self.down(format!("{MARKER} is gone; mount the pool's file system again"))),
+                None => Ok(None),
+            };
+        };
+        let marker: Marker = meta::decode(&path, &text)?;
+        if marker.backend != *self.backend {
+            let reason = format!(
+                "{} is the pool of backend {:?}, not of {:?}; call the backend so, or name another folder",
+                self.config.path.display(),
+                marker.backend.as_str(),
+                self.backend.as_str()
+            );
+            return Err(Error::invalid("pools.path", reason));
+        }
+        if self.expected.is_some_and(|expected| expected != marker.id) {
+            return Err(self.down("another pool lies here now; mount the right file system, or restart to take this one"));
+        }
+        Ok(Some(marker))
+    }
+
+    /// Whether the folder may become a pool: it holds nothing, or only what a cut-off first use leaves.
+    fn check_virgin(&self) -> Result<()> {
+        let path = &self.config.path;
+        if !self.role.provision {
+            return Err(self.down(format!("{MARKER} is missing: it is no pool, or its file system is not mounted")));
+        }
+        for name in files::names(path).map_err(|error| self.down(error.to_string()))? {
+            let ours = [LOCK, "lost+found"].contains(&name.as_str()) || name == format!(".{MARKER}.tmp");
+            let inside = path.join(&name);
+            let empty = FOLDERS.contains(&name.as_str()) && files::names(&inside).is_ok_and(|names| names.is_empty());
+            if !ours && !empty {
+                let reason = format!(
+                    "{} is no pool ({MARKER} is missing) and not empty (it holds {name:?}): it was left as it is; name an empty \
+                     folder, or mount the pool's file system",
+                    path.display()
+                );
+                return Err(Error::invalid("pools.path", reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the lock; the inner error is why the pool may only be read.
+    fn lock(&self) -> Result<Result<File, String>> {
+        let path = self.config.path.join(LOCK);
+        let failed = |error| os::Error::io("open", &path, error);
+        let writable = step("open lock", &path.display(), || {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            options.open(&path).map_err(failed)
+        });
+        // What is held is open for reading: an operator can still remount the file system read-only.
+        let opened = writable.and_then(|writable| Ok((writable, File::open(&path).map_err(failed)?)));
+        let (mut writable, file) = match opened {
+            Ok(files) => files,
+            Err(error) => return Ok(Err(format!("{error}; make it writable"))),
+        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let read = (&file).take(32).read_to_string(&mut holder);
+                let holder = if read.is_ok() && !holder.trim().is_empty() { holder.trim() } else { "unknown" };
+                return Err(Error::InUse {
+                    object: format!("pool {} ({})", self.config.name, self.config.path.display()),
+                    by: format!("the longshore process {holder} provisions from it; stop that one, or name another folder"),
+                });
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(self.down(os::Error::io("lock", &path, error).to_string())),
+        }
+        // Always as many bytes, in place: a full file system must not stop us from opening the pool.
+        if let Err(error) = writeln!(writable, "{:10}", std::process::id()) {
+            tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
+        }
+        Ok(Ok(file))
+    }
+
+    /// Makes a new pool: its folders, and last of all the marker.
+    fn make(&self) -> Result<Marker> {
+        let path = &self.config.path;
+        self.furnish(&FOLDERS)?;
+        let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
+        let random = random.map_err(|error| self.down(format!("no random id: {error}")))?;
+        let marker = Marker { format: meta::FORMAT, id: random.trim().to_owned(), backend: self.backend.clone() };
+        let text = meta::encode(&marker, &path.join(MARKER))?;
+        step("write pool marker", &path.display(), || durable::write(path, MARKER, &text))
+            .map_err(|error| self.down(error.to_string()))?;
+        Ok(marker)
+    }
+
+    /// Makes those of `folders` that are missing.
+    fn furnish(&self, folders: &[&str]) -> Result<()> {
+        let missing =
+            folders.iter().map(|name| self.config.path.join(name)).try_for_each(|folder| match files::look_through(&folder) {
+                Ok(_) => Ok(()),
+                Err(error) if error.is_missing() => step("make folder", &folder.display(), || files::make_folder(&folder)),
+                Err(error) => Err(error),
+            });
+        missing.map_err(|error| self.down(error.to_string()))
+    }
+
+    fn down(&self, reason: impl Into<String>) -> Error {
+        down(self.backend, self.config, reason)
+    }
+}
+
+impl Ready {
+    /// Makes durable what a killed process had renamed but not yet synced: from now on it is taken as done.
+    fn settle(&self) -> os::Result<()> {
+        ESSENTIAL
+            .iter()
+            .map(|name| self.path.join(name))
+            .try_for_each(|folder| step("sync folder", &folder.display(), || durable::sync_dir(&folder)))
+    }
+
+    /// Removes what killed calls left. What is not ours stays, with a warning.
+    fn sweep(&self) {
+        for parent in [TMP, TRASH] {
+            let parent = self.path.join(parent);
+            for name in files::names(&parent).unwrap_or_default() {
+                let leftover = parent.join(&name);
+                match step("remove leftover", &leftover.display(), || files::remove_folder(&leftover)) {
+                    Ok(()) => tracing::info!(folder = %leftover.display(), "removed what an interrupted call left"),
+                    Err(error) => tracing::warn!(%error, "what lies here is not ours; remove it by hand"),
+                }
+            }
+        }
+        let groups = self.path.join(GROUPS);
+        for name in files::names(&groups).unwrap_or_default() {
+            if name.starts_with('.') && name.ends_with(".json.tmp") {
+                let leftover = groups.join(name);
+                if let Err(error) = step("remove leftover", &leftover.display(), || files::remove_file(&leftover)) {
+                    tracing::warn!(%error, "a half-written group record could not be removed");
+                }
+            }
+        }
+    }
+}
