@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // `longshore freeze-guard`, which this program starts of itself (`longshore::os::freeze`), is to be taken here, before
-    // the command line is parsed: it is no command for people.
+    // To be asked here, before the command line is parsed, whether this process was started to be a freeze guard
+    // (`longshore::os::freeze::main_if_guard`): that is no command for people.
     longshore::cli::main()
 }
