@@ -7,13 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A layer, and what of this crate it may name.
-const LAYERS: [(&str, &[&str]); 8] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     ("volume", &["volume"]),
     ("os", &["os", "volume"]),
     ("backend", &["backend", "os", "volume"]),
     ("ops", &["ops", "backend", "os", "volume"]),
     ("rpc", &["rpc", "csi", "ops", "backend", "volume"]),
     ("config.rs", &["config", "backend", "volume"]),
+    ("config", &["config", "backend", "volume"]),
     ("server.rs", &["server", "rpc", "csi", "ops", "os", "volume"]),
     ("cli", &["cli", "config", "server", "rpc", "csi", "ops", "backend", "os", "volume"]),
 ];

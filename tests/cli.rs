@@ -1,8 +1,13 @@
 //! The program as people meet it: help, completions, checks, messages and exit codes.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Lines};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
 
 /// Runs `longshore` with these words and nothing of our own environment that it listens to.
 fn longshore(words: &[&str]) -> Output {
@@ -194,4 +199,117 @@ fn a_socket_that_is_not_there_ends_with_3() {
     assert_fails(&output, 3, &[text(&socket), "cannot be reached", "No such file or directory"]);
     let from_environment = command(&["call", "probe"]).env("CSI_ENDPOINT", &socket).output().expect("the program starts");
     assert_fails(&from_environment, 3, &[text(&socket)]);
+}
+
+/// A controller in memory, ended with the test.
+struct Driver {
+    child: Child,
+    /// Nobody reads on after the start; the pipe must stay open all the same.
+    log: Lines<BufReader<ChildStderr>>,
+    folder: tempfile::TempDir,
+}
+
+impl Driver {
+    fn start() -> Driver {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join("longshore.yaml");
+        fs::write(&config, "mode: controller\nbackends:\n- name: memory\n  type: fake\n").expect("written");
+        let mut command = command(&["serve", "--log-format", "json", "--node-id", "n1", "--config", text(&config)]);
+        command.arg("--endpoint").arg(folder.path().join("csi.sock")).arg("--state-dir").arg(folder.path().join("state"));
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the driver starts");
+        let log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let mut driver = Driver { child, log, folder };
+        let lines = std::iter::from_fn(|| driver.log.next()?.ok());
+        let listening = lines
+            .map(|line| serde_json::from_str::<Value>(&line).expect("JSON lines"))
+            .any(|line| line["fields"]["message"] == "listening");
+        assert!(listening, "it ends without listening");
+        driver
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("csi.sock")
+    }
+
+    fn call(&self, line: &str) -> Output {
+        let words: Vec<&str> = std::iter::once("call").chain(line.split_whitespace()).collect();
+        command(&words).env("CSI_ENDPOINT", self.socket()).output().expect("the program starts")
+    }
+
+    /// A call that is answered, as text.
+    fn answer(&self, line: &str) -> String {
+        let output = self.call(line);
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        assert_eq!(stderr(&output), "", "nothing but the answer, and that to standard output");
+        stdout(&output)
+    }
+
+    /// The same, as JSON.
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.answer(&format!("{line} --json"))).expect("one JSON document")
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[test]
+fn volumes_are_made_listed_and_removed() {
+    let driver = Driver::start();
+    assert_eq!(driver.answer("probe"), "ready\n");
+    assert_eq!(driver.answer("list-volumes"), "no volumes\n");
+    for name in ["a", "b", "c"] {
+        let made = driver.answer(&format!("create-volume --name {name} --size 1GiB"));
+        assert!(made.contains(&format!("memory:{name}")) && made.contains("1 GiB"), "{made}");
+    }
+    let page = driver.answer("list-volumes --max 2");
+    assert!(page.contains("memory:b") && !page.contains("memory:c") && page.contains("There are more: --token"), "{page}");
+    let all = driver.json("list-volumes --max 2 --all");
+    let ids: Vec<_> = all["entries"].as_array().expect("a list").iter().map(|entry| &entry["volume"]["volume_id"]).collect();
+    assert_eq!(ids, ["memory:a", "memory:b", "memory:c"]);
+    assert_eq!(all["entries"][0]["volume"]["capacity_bytes"], 1_u64 << 30);
+    assert_eq!(driver.json("expand-volume memory:a --size 2GiB")["capacity_bytes"], 2_u64 << 30);
+    driver.answer("create-snapshot memory:a --name s");
+    let restored = driver.json("create-volume --name d --size 2GiB --from-snapshot memory:s");
+    assert_eq!(restored["volume"]["content_source"]["snapshot"]["snapshot_id"], "memory:s");
+    assert!(driver.answer("list-snapshots --volume memory:a").contains("memory:s"));
+    driver.answer("delete-volume memory:b");
+    assert_fails(&driver.call("get-volume memory:b"), 1, &["error: NOT_FOUND: ", "memory:b"]);
+}
+
+#[test]
+fn attaching_finds_the_volumes_context_by_itself() {
+    let driver = Driver::start();
+    driver.answer("create-volume --name a --size 1GiB");
+    assert!(driver.answer("controller-publish-volume memory:a --node n1").contains("memory:a is attached to n1"));
+    let volume = driver.json("get-volume memory:a");
+    assert_eq!(volume["status"]["published_node_ids"], Value::from(vec!["n1"]));
+    driver.answer("controller-unpublish-volume memory:a");
+}
+
+#[test]
+fn what_the_driver_refuses_is_told_with_its_code() {
+    let driver = Driver::start();
+    driver.answer("create-volume --name a --size 1GiB");
+    assert_fails(&driver.call("create-volume --name a --size 2GiB"), 1, &["error: ALREADY_EXISTS: "]);
+    assert_fails(&driver.call("create-volume --name e --parameter colour=blue"), 1, &["error: INVALID_ARGUMENT: ", "colour"]);
+    assert_fails(&driver.call("stage-volume memory:a --staging /x"), 1, &["error: UNIMPLEMENTED", "hint: "]);
+    assert_fails(&driver.call("delete-volume memory:a --secret-file k=/no/file"), 2, &["cannot read /no/file"]);
+    let twice = driver.call("create-volume --name f --parameter a=1 --parameter a=2");
+    assert_fails(&twice, 2, &["--parameter a is given twice"]);
+}
+
+#[test]
+fn a_signal_ends_the_driver_and_removes_its_socket() {
+    let mut driver = Driver::start();
+    assert!(driver.socket().exists());
+    let pid = i32::try_from(driver.child.id()).expect("a pid");
+    kill(Pid::from_raw(pid), Signal::SIGTERM).expect("it runs");
+    assert_eq!(driver.child.wait().expect("it ends").code(), Some(0));
+    assert!(!driver.socket().exists());
 }

@@ -16,7 +16,8 @@ Exit codes:
   1  it failed, and that is final
   2  wrong usage or configuration; nothing was tried
   3  the endpoint cannot be reached
-  4  it failed, but may still be running (CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED): repeat the same call
+  4  it failed, but may still be running: repeat the same call
+     (CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED)
 
 Examples:
   longshore serve
@@ -49,8 +50,8 @@ pub enum Command {
 }
 
 const SERVE_EXAMPLES: &str = "\
-A flag goes before the environment, that before the file, that before the default. Without --config there is one backend,
-`image`, with one pool in the folder `pool` of the state folder.
+A flag goes before the environment, that before the file, that before the default.
+Without --config there is one backend, `image`, with one pool in the folder `pool` of the state folder.
 
 Examples:
   longshore serve
@@ -58,15 +59,15 @@ Examples:
   longshore serve --config /etc/longshore.yaml --check
 
 A configuration file:
-  backends:                        # the first is the default; the StorageClass parameter `backend` names another
-    - name: local                  # the part of every volume id before the colon
+  backends:              # the first is the default; the parameter `backend` names another
+    - name: local        # the part of every volume id before the colon
       type: image
       pools:
         - name: default
           path: /var/lib/longshore/pool
     - name: memory
       type: fake
-  It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, and log with format and level.";
+It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, and log with format and level.";
 
 /// What `serve` is told by flags.
 #[derive(Debug, Default, Args)]

@@ -25,19 +25,20 @@ mod snapshots;
 use client::Client;
 
 const EXAMPLES: &str = "\
-Examples, a volume's life:
+Examples, a volume's life (K=/var/lib/kubelet/a, with the folder $K/staging):
   longshore call create-volume --name a --size 1GiB --fs xfs
-  longshore call stage-volume image:a --fs xfs --staging /var/lib/kubelet/a/staging
-  longshore call publish-volume image:a --fs xfs --staging /var/lib/kubelet/a/staging --target /var/lib/kubelet/a/mount
+  longshore call stage-volume image:a --fs xfs --staging $K/staging
+  longshore call publish-volume image:a --fs xfs --staging $K/staging --target $K/mount
   longshore call create-snapshot image:a --name before
   longshore call expand-volume image:a --size 2GiB
-  longshore call node-expand-volume image:a --path /var/lib/kubelet/a/mount
+  longshore call node-expand-volume image:a --path $K/mount
   longshore call create-volume --name b --size 2GiB --fs xfs --from-snapshot image:before
-  longshore call unpublish-volume image:a --target /var/lib/kubelet/a/mount
-  longshore call unstage-volume image:a --staging /var/lib/kubelet/a/staging
+  longshore call unpublish-volume image:a --target $K/mount
+  longshore call unstage-volume image:a --staging $K/staging
   longshore call delete-volume image:a
 
-Exit codes: 0 done, 1 failed for good, 2 wrong usage, 3 endpoint not reached, 4 failed but may still be running.";
+Exit codes: 0 done, 1 failed for good, 2 wrong usage, 3 endpoint not reached,
+4 failed but may still be running.";
 
 /// What `call` is told.
 #[derive(Debug, Args)]

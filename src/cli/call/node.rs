@@ -91,9 +91,9 @@ pub struct StageArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The target's parent folder must exist, the target is made. Examples:\n  \
-                        longshore call publish-volume image:a --fs xfs --staging /var/lib/kubelet/a/staging --target /var/lib/kubelet/a/mount\n  \
-                        longshore call publish-volume csi-scratch --target /var/lib/kubelet/scratch \\\n      \
+#[command(after_help = "The target's parent folder must exist, the target is made. Examples (K=/var/lib/kubelet/a):\n  \
+                        longshore call publish-volume image:a --fs xfs --staging $K/staging --target $K/mount\n  \
+                        longshore call publish-volume csi-scratch --target $K/scratch \\\n      \
                         --context csi.storage.k8s.io/ephemeral=true --context size=1GiB")]
 pub struct PublishArgs {
     volume_id: String,
