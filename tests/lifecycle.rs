@@ -378,9 +378,10 @@ fn changed_blocks_are_what_was_written() {
         write(50 << 20, 2);
         let target = snapshot(&harness, "target", &placed);
 
+        let mut metadata = harness.metadata();
         let allocated = harness.block_on(async {
             let request = csi::GetMetadataAllocatedRequest { snapshot_id: base.snapshot_id.clone(), ..Default::default() };
-            let mut stream = harness.metadata().get_metadata_allocated(request).await.expect("a stream").into_inner();
+            let mut stream = metadata.get_metadata_allocated(request).await.expect("a stream").into_inner();
             let mut blocks = Vec::new();
             while let Some(message) = stream.message().await.expect("a message") {
                 assert_eq!(message.volume_capacity_bytes, 64 * MIB);
@@ -399,8 +400,9 @@ fn changed_blocks_are_what_was_written() {
                 max_results: 1,
                 ..Default::default()
             };
+            let mut metadata = harness.metadata();
             harness.block_on(async {
-                let mut stream = harness.metadata().get_metadata_delta(request).await.expect("a stream").into_inner();
+                let mut stream = metadata.get_metadata_delta(request).await.expect("a stream").into_inner();
                 let mut blocks = Vec::new();
                 while let Some(message) = stream.message().await.expect("a message") {
                     assert!(message.block_metadata.len() <= 1, "max_results");

@@ -148,13 +148,13 @@ impl Harness {
             let mut log = log;
             for line in lines.map_while(Result::ok) {
                 writeln!(log, "{line}").ok();
-                if line.contains("serving") {
+                if line.contains("listening") {
                     ready.send(()).ok();
                 }
             }
         });
         self.driver = Some(driver);
-        if wait.recv().is_err() {
+        if wait.recv_timeout(std::time::Duration::from_secs(20)).is_err() {
             panic!("the driver ended:\n{}", self.log());
         }
     }
@@ -312,7 +312,7 @@ impl Drop for Harness {
             umount2(point.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
         for (device, file) in loop_files() {
-            if file.starts_with(&pool) {
+            if file.starts_with(&format!("{pool}/")) {
                 Command::new("losetup").args(["--detach", &device]).status().ok();
             }
         }
