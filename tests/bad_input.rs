@@ -218,12 +218,9 @@ fn a_pool_that_is_gone_read_only_damaged_or_taken() {
         let mut second = Harness::new(Pool::Local);
         let theirs = fs::read_to_string(harness.path("config.yaml")).expect("the configuration");
         fs::write(second.path("config.yaml"), theirs).expect("the configuration");
-        second.start();
-        let status =
-            second.block_on(second.controller().create_volume(create("x", 64, Some("ext4"), "image"))).err().expect("taken");
-        assert_says(&status, Code::Unavailable, &["pool", &harness.pid().to_string()]);
-        let probe = second.block_on(second.identity().probe(csi::ProbeRequest {}));
-        assert!(probe.is_err() || probe.is_ok_and(|probe| probe.into_inner().ready == Some(false)));
+        assert!(!second.try_start(), "two processes provision from one pool");
+        let said = second.log();
+        assert!(said.contains("images") && said.contains(&format!("process {}", harness.pid())), "{said}");
         drop(second);
         harness.kill();
 
@@ -258,7 +255,7 @@ fn a_pool_that_is_gone_read_only_damaged_or_taken() {
         harness.start();
         let request = create("new", 64, Some("ext4"), "image");
         let status = harness.block_on(harness.controller().create_volume(request.clone())).err().expect("read-only");
-        assert_says(&status, Code::Unavailable, &["read-only"]);
+        assert_says(&status, Code::Unavailable, &["Read-only"]);
         harness.kill();
         run("mount", ["-o", "remount,rw", &text(&harness.path("pool"))]);
 

@@ -116,8 +116,12 @@ fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {
 }
 
 fn open(backend: &BackendConfig, config: &Config) -> volume::Result<Arc<dyn Backend>> {
+    let pools_seen = config.state_dir.path().join("pools");
     Ok(match backend.clone() {
-        BackendConfig::Image(image) => Arc::new(ImageBackend::open(image, Role { provision: config.mode.controller() })?),
+        BackendConfig::Image(image) => {
+            let role = Role { provision: config.mode.controller() };
+            Arc::new(ImageBackend::open_remembering(image, role, Some(&pools_seen))?)
+        }
         BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
     })
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
+use crate::os::block::Device;
 use crate::os::copy;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
@@ -80,6 +81,10 @@ impl Connect for ImageBackend {
         let (_, image) = located.seen.whole()?;
         if confirm(Some(source), image.inode)?.is_none() {
             return Err(not_this(id, source));
+        }
+        if let Source::Device(device) = source {
+            // What someone wrote through the device may still be in its own cache.
+            Device::open(&device.path, false)?.flush()?;
         }
         let file = located.ready.open_image(Kind::Volume, id.local(), Access::Read)?;
         let opened = files::look_at(&file, &located.ready.place(Kind::Volume, id.local()))?;

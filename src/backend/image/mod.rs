@@ -14,6 +14,7 @@
 //! What is not here: mounts, file systems and locks per volume, which are `ops`'s.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::volume::{AccessMode, BackendName, Error, Result, Topology, Volume};
@@ -64,9 +65,15 @@ impl ImageBackend {
     /// What waiting will not mend: `Invalid` for a configuration or folder that cannot be; `InUse` for a pool from which
     /// another process provisions; `Unproven` for a damaged `longshore-pool.json`.
     pub fn open(config: ImageConfig, role: Role) -> Result<ImageBackend> {
+        ImageBackend::open_remembering(config, role, None)
+    }
+
+    /// As `open`; which pool was where is remembered in the folder `memory`, over restarts: a mount point that is bare
+    /// after a reboot is then no new pool.
+    pub fn open_remembering(config: ImageConfig, role: Role, memory: Option<&Path>) -> Result<ImageBackend> {
         config.validate()?;
         let ImageConfig { name, pools, node } = config;
-        let pools = pools.into_iter().map(|pool| Pool::open(pool, name.clone(), role)).collect::<Result<Vec<_>>>()?;
+        let pools = pools.into_iter().map(|pool| Pool::open(pool, name.clone(), role, memory)).collect::<Result<Vec<_>>>()?;
         let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
         let backend = ImageBackend { name, topology, role, pools };
         if role.provision {

@@ -13,7 +13,7 @@ use crate::volume::{BackendName, Error, Result};
 
 use super::config::{PoolConfig, Role};
 use super::meta::{self, Marker};
-use super::pool::{ARCHIVE, ESSENTIAL, GROUPS, Limits, Pool, RETAINED, Ready, SNAPSHOTS, TMP, TRASH, VOLUMES, down};
+use super::pool::{ARCHIVE, ESSENTIAL, GROUPS, Limits, Memory, Pool, RETAINED, Ready, SNAPSHOTS, TMP, TRASH, VOLUMES, down};
 use super::{files, inspect};
 
 const MARKER: &str = "longshore-pool.json";
@@ -29,11 +29,18 @@ pub(super) struct Opening<'a> {
     role: Role,
     /// The id that the pool must have, if it was open before.
     expected: Option<&'a str>,
+    memory: Option<&'a Memory>,
 }
 
 impl<'a> Opening<'a> {
     pub fn new(pool: &'a Pool) -> Self {
-        Opening { config: &pool.config, backend: &pool.backend, role: pool.role, expected: pool.id.get().map(String::as_str) }
+        Opening {
+            config: &pool.config,
+            backend: &pool.backend,
+            role: pool.role,
+            expected: pool.id.get().map(String::as_str),
+            memory: pool.memory.as_ref(),
+        }
     }
 
     pub fn run(&self) -> Result<Ready> {
@@ -86,13 +93,21 @@ impl<'a> Opening<'a> {
         match files::look_through(path) {
             Ok(_) => {}
             Err(error) if error.is_missing() && self.role.provision && self.expected.is_none() => self.make_folder()?,
-            Err(error) => return Err(self.down(format!("{error}; mount or make it"))),
+            Err(error) => return Err(self.down(format!("{error}; mount or make it{}", self.forget()))),
         }
         let flags = libc::O_DIRECTORY | libc::O_PATH;
         let folder = File::options().read(true).custom_flags(flags).open(path);
         let folder = folder.map_err(|error| self.down(format!("{}; it must be a folder", os::Error::io("open", path, error))))?;
         let seen = files::look_at(&folder, path).map_err(|error| self.down(error.to_string()))?;
         Ok((folder, seen.inode))
+    }
+
+    /// What to do about a pool that was here and will not come back.
+    fn forget(&self) -> String {
+        let forget = |memory: &Memory| {
+            format!(", or, if it is gone for good, stop us, remove {} and start again", memory.path().display())
+        };
+        self.expected.and(self.memory).map(forget).unwrap_or_default()
     }
 
     fn make_folder(&self) -> Result<()> {
@@ -109,7 +124,7 @@ impl<'a> Opening<'a> {
         let text = files::read(folder.as_fd(), Path::new(MARKER), meta::LONGEST).map_err(|error| self.down(error.to_string()))?;
         let Some(text) = text else {
             return match self.expected {
-                Some(_) => Err(self.down(format!("{MARKER} is gone; mount the pool's file system again"))),
+                Some(_) => Err(self.down(format!("{MARKER} is gone; mount the pool's file system again{}", self.forget()))),
                 None => Ok(None),
             };
         };
@@ -124,7 +139,7 @@ impl<'a> Opening<'a> {
             return Err(Error::invalid("pools.path", reason));
         }
         if self.expected.is_some_and(|expected| expected != marker.id) {
-            return Err(self.down("another pool lies here now; mount the right file system, or restart to take this one"));
+            return Err(self.down(format!("another pool lies here now; mount the right file system{}", self.forget())));
         }
         Ok(Some(marker))
     }

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 
-use crate::os::{self, copy};
+use crate::os::{self, copy, durable};
 use crate::volume::{BackendName, Error, Result};
 
 use super::config::{PoolConfig, Role};
@@ -26,6 +26,8 @@ use super::ledger::Ledger;
 use super::meta::{self, Damage};
 use super::opening::Opening;
 
+/// Bytes of the file that remembers a pool's id.
+const LONGEST_ID: u64 = 256;
 pub(super) const GROUPS: &str = "groups";
 pub(super) const TMP: &str = "tmp";
 pub(super) const TRASH: &str = "trash";
@@ -70,8 +72,40 @@ pub(super) struct Pool {
     /// The random id of the pool that was here first. What appears in its place later must be the same: a folder that is
     /// suddenly empty is a file system that was unmounted, not a new pool.
     pub id: OnceLock<String>,
+    /// Keeps the id over restarts.
+    pub memory: Option<Memory>,
     /// Held while it is opened, which may take long; nobody waits for it.
     opening: Mutex<()>,
+}
+
+/// Where a node remembers, outside of the pool, which pool it has seen in a place.
+#[derive(Debug)]
+pub(super) struct Memory {
+    folder: PathBuf,
+    /// `<backend>.<pool>`
+    name: String,
+}
+
+impl Memory {
+    /// The file, for the operator who wants it forgotten.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(&self.name)
+    }
+
+    fn recall(&self) -> Result<Option<String>> {
+        let text = durable::read(&self.path(), LONGEST_ID)?;
+        Ok(text.map(|text| String::from_utf8_lossy(&text).trim().to_owned()).filter(|id| !id.is_empty()))
+    }
+
+    fn keep(&self, id: &str) -> os::Result<()> {
+        if durable::read(&self.path(), LONGEST_ID)?.is_some() {
+            return Ok(());
+        }
+        if !self.folder.is_dir() {
+            files::make_folder(&self.folder)?;
+        }
+        durable::write(&self.folder, &self.name, format!("{id}\n").as_bytes())
+    }
 }
 
 /// A pool that is there.
@@ -116,8 +150,13 @@ impl Pool {
     ///
     /// # Errors
     /// What waiting will not mend: a folder that is none of ours, another process that has it.
-    pub fn open(config: PoolConfig, backend: BackendName, role: Role) -> Result<Pool> {
-        let pool = Pool { config, backend, role, current: Mutex::new(None), id: OnceLock::new(), opening: Mutex::new(()) };
+    pub fn open(config: PoolConfig, backend: BackendName, role: Role, memory: Option<&Path>) -> Result<Pool> {
+        let memory = memory.map(|folder| Memory { folder: folder.to_owned(), name: format!("{backend}.{}", config.name) });
+        let id = OnceLock::new();
+        if let Some(known) = memory.as_ref().map(Memory::recall).transpose()?.flatten() {
+            id.get_or_init(|| known);
+        }
+        let pool = Pool { config, backend, role, current: Mutex::new(None), id, memory, opening: Mutex::new(()) };
         match Opening::new(&pool).run() {
             Ok(ready) => pool.set(ready),
             Err(error @ Error::BackendDown { .. }) => {
@@ -160,8 +199,11 @@ impl Pool {
     }
 
     fn set(&self, ready: Ready) {
-        // Fails where it is known already, which `Opening` has compared.
-        self.id.get_or_init(|| ready.id.clone());
+        // Where it is known already, `Opening` has compared.
+        let id = self.id.get_or_init(|| ready.id.clone());
+        if let Some(Err(error)) = self.memory.as_ref().map(|memory| memory.keep(id)) {
+            tracing::warn!(pool = self.config.name, %error, "after a restart an empty folder would be taken for a new pool");
+        }
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(ready));
     }
 

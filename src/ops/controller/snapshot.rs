@@ -39,9 +39,15 @@ impl Controller {
     }
 
     /// Removes a snapshot; one that is not there is fine (DeleteSnapshot).
+    ///
+    /// # Errors
+    /// `Invalid` for a member of a group, as the specification wants it: it goes with its group only.
     pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
         let snapshots = snapshots(self.backend(id.backend())?)?;
         let _snapshot = self.locks.exclusive(Key::Snapshot(id.clone()), "delete snapshot")?;
+        if let Some(group) = snapshots.find_snapshot(id)?.and_then(|snapshot| snapshot.group) {
+            return Err(Error::invalid("snapshot_id", format!("{id} is part of group {group}; delete the group")));
+        }
         snapshots.delete_snapshot(id)
     }
 
