@@ -16,7 +16,7 @@ build: deps ## build target/release/longshore
 run: build ## start the driver and walk one volume through its life, as root
 	@scripts/demo
 
-test: ## everything: format, clippy, cargo test, csi-sanity, virtual machine
+test: ## everything: format, clippy, cargo test, step matrices, csi-sanity, virtual machine
 	@scripts/deps test
 	@scripts/test
 
