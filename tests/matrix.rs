@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use common::{Harness, MIB, Pool, capability, create, isolated, text};
 use longshore::csi;
+use longshore::volume::SnapshotId;
 use tonic::{Code, Status};
 
 /// The calls of the story, in its order.
@@ -65,6 +66,11 @@ const CONTENT: &[u8] = b"what was written before must be there byte by byte";
 /// Behind what any file system keeps at the start of its device, so that it is a place of its own on a raw one.
 const PLACE: u64 = 1 << 20;
 
+/// The snapshot of the volume in the group.
+fn member() -> String {
+    SnapshotId::derive(&"image".parse().expect("a name"), "together/story").to_string()
+}
+
 struct Story {
     harness: Harness,
     fstype: Option<&'static str>,
@@ -89,7 +95,11 @@ impl Story {
     }
 
     fn size(&self) -> i64 {
-        if self.fstype == Some("xfs") { 320 } else { 136 }
+        match self.fstype {
+            Some("xfs") => 320,
+            Some("btrfs") => 256,
+            _ => 64,
+        }
     }
 
     fn source(&self, call: Call) -> csi::VolumeContentSource {
@@ -175,8 +185,11 @@ impl Story {
                     node.node_unstage_volume(request).await.map(drop)
                 }
                 Call::DeleteGroup => {
-                    let request =
-                        csi::DeleteVolumeGroupSnapshotRequest { group_snapshot_id: GROUP.to_owned(), ..Default::default() };
+                    let request = csi::DeleteVolumeGroupSnapshotRequest {
+                        group_snapshot_id: GROUP.to_owned(),
+                        snapshot_ids: vec![member()],
+                        ..Default::default()
+                    };
                     groups.delete_volume_group_snapshot(request).await.map(drop)
                 }
                 Call::DeleteSnapshot => {
@@ -264,6 +277,17 @@ impl Story {
         assert!(self.harness.stop(), "the driver ends with success");
     }
 
+    /// Whether the driver came to this step, by what it said; after an answer or an end all is said.
+    fn reached(&self, step: u64) -> bool {
+        self.harness.log().contains(&format!("fault: step {step}: "))
+    }
+
+    /// The call has fewer steps: the fault must not meet a later one.
+    fn disarm(&mut self) {
+        assert!(self.harness.stop(), "the driver ends with success");
+        self.start_with("");
+    }
+
     fn start_with(&mut self, fault: &str) {
         self.harness.set("LONGSHORE_FAULT", fault);
         self.harness.start();
@@ -283,10 +307,13 @@ fn crash(story: &mut Story, call: Call, fault: &str, step: u64, then: Then) -> b
     story.walk_to(call);
     story.start_with(&format!("{fault}@{step}"));
     let answer = story.perform(call);
-    // The kill may come a moment after the answer where it was asked for within the last step.
-    let killed = if answer.is_err() { story.harness.wait_end() } else { story.harness.has_ended() };
+    // The kill may come a moment after the answer, where it was asked for within the last step.
+    let killed = story.reached(step);
+    assert!(!killed || story.harness.wait_end(), "it was not killed {when}");
+    story.harness.forget_log();
     if !killed {
         assert!(answer.is_ok(), "{when}: {answer:?}");
+        story.disarm();
         story.content(call);
         story.tear_down(&when);
         return false;
@@ -373,8 +400,11 @@ fn fault_matrix(fstype: Option<&'static str>, errno: &'static str) {
                     }
                     story.perform_ok(call, &format!("repeated after {status} {when}"));
                 }
+                let reached = story.reached(step);
+                if !reached {
+                    story.disarm();
+                }
                 story.content(call);
-                let reached = story.harness.log().contains(&format!("fault: step {step}: "));
                 for later in story.calls().filter(|later| *later > call).collect::<Vec<_>>() {
                     story.perform_ok(later, &format!("after {when}"));
                     story.content(later);

@@ -31,12 +31,13 @@ impl FsType {
         }
     }
 
-    /// The smallest device on which mkfs makes one: xfsprogs refuses below 300 MiB, btrfs-progs below some 110 MiB.
+    /// The smallest device on which mkfs makes one that can grow: xfsprogs refuses below 300 MiB; btrfs-progs
+    /// makes smaller ones, but the kernel refuses to resize to less than 256 MiB, so that they could not grow.
     pub const fn least_size(self) -> Bytes {
         match self {
             FsType::Ext4 => Bytes::mib(2),
             FsType::Xfs => Bytes::mib(300),
-            FsType::Btrfs => Bytes::mib(128),
+            FsType::Btrfs => Bytes::mib(256),
         }
     }
 }
