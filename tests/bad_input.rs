@@ -18,7 +18,7 @@ fn assert_says(status: &Status, code: Code, words: &[&str]) {
 }
 
 fn create_fails(harness: &Harness, request: csi::CreateVolumeRequest) -> Status {
-    let status = harness.block_on(harness.controller().create_volume(request)).err().expect("refused");
+    let status = harness.block_on(harness.controller().create_volume(request)).expect_err("refused");
     harness.assert_pool_empty();
     status
 }
@@ -60,12 +60,11 @@ fn ids_that_are_none_of_ours() {
                 volume_capability: Some(capability(Some("ext4"))),
                 ..Default::default()
             };
-            let status = harness.block_on(harness.node().node_stage_volume(request)).err().expect("refused");
+            let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
             assert_eq!(status.code(), Code::NotFound, "{id:?}: {status}");
         }
         let request = csi::DeleteVolumeRequest { volume_id: "ebs:vol-1".to_owned(), ..Default::default() };
-        let status =
-            harness.block_on(harness.controller().delete_volume(request)).err().expect("not ours to say that it is gone");
+        let status = harness.block_on(harness.controller().delete_volume(request)).expect_err("not ours to say that it is gone");
         assert_says(&status, Code::Unavailable, &["ebs", "configuration"]);
     });
 }
@@ -146,7 +145,7 @@ fn mount_options_that_no_one_knows_leave_nothing_behind() {
             volume_capability: Some(capability),
             ..Default::default()
         };
-        let status = harness.block_on(harness.node().node_stage_volume(request)).err().expect("refused");
+        let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
         assert!(status.message().contains("colour"), "{status}");
         harness.assert_nothing_left();
     });
@@ -167,7 +166,7 @@ fn a_stranger_on_the_staging_path_is_left_alone() {
             volume_capability: Some(capability(Some("ext4"))),
             ..Default::default()
         };
-        let status = harness.block_on(harness.node().node_stage_volume(request)).err().expect("refused");
+        let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
         assert!(status.message().contains("tmpfs"), "{status}");
         let request = csi::NodeUnstageVolumeRequest { volume_id: "image:v".to_owned(), staging_target_path: text(&staging) };
         let _ = harness.block_on(harness.node().node_unstage_volume(request));
@@ -197,7 +196,7 @@ fn a_device_with_data_is_never_formatted() {
                 volume_capability: Some(capability(Some("ext4"))),
                 ..Default::default()
             };
-            let status = harness.block_on(harness.node().node_stage_volume(request)).err().expect("refused");
+            let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
             assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
             assert!(before == fs::read(&image).expect("the image"), "it was written to, with data at {offset}");
             harness.assert_nothing_left();
@@ -234,15 +233,14 @@ fn a_pool_that_is_gone_read_only_damaged_or_taken() {
             harness.block_on(harness.controller().controller_get_volume(request))
         };
         get("image:whole").expect("not harmed");
-        let status = get("image:torn").err().expect("damaged");
+        let status = get("image:torn").expect_err("damaged");
         assert_ne!(status.code(), Code::NotFound, "cannot see is not gone: {status}");
         assert!(status.message().contains("meta.json"), "{status}");
         let request = csi::DeleteVolumeRequest { volume_id: "image:torn".to_owned(), ..Default::default() };
-        harness.block_on(harness.controller().delete_volume(request)).err().expect("never deleted");
+        harness.block_on(harness.controller().delete_volume(request)).expect_err("never deleted");
         harness
             .block_on(harness.controller().create_volume(create("torn", 64, Some("ext4"), "image")))
-            .err()
-            .expect("never overwritten");
+            .expect_err("never overwritten");
         assert_eq!(fs::read(&meta).expect("still there"), content[..content.len() / 2]);
         assert!(harness.path("pool/images/volumes/torn/image").exists());
         let request = csi::ControllerGetVolumeHealthRequest { volume_id: "image:torn".to_owned(), ..Default::default() };
@@ -254,7 +252,7 @@ fn a_pool_that_is_gone_read_only_damaged_or_taken() {
         run("mount", ["-o", "remount,ro", &text(&harness.path("pool"))]);
         harness.start();
         let request = create("new", 64, Some("ext4"), "image");
-        let status = harness.block_on(harness.controller().create_volume(request.clone())).err().expect("read-only");
+        let status = harness.block_on(harness.controller().create_volume(request.clone())).expect_err("read-only");
         assert_says(&status, Code::Unavailable, &["Read-only"]);
         harness.kill();
         run("mount", ["-o", "remount,rw", &text(&harness.path("pool"))]);
@@ -263,10 +261,10 @@ fn a_pool_that_is_gone_read_only_damaged_or_taken() {
         fs::rename(harness.path("pool/images"), harness.path("pool/elsewhere")).expect("moved away");
         harness.start();
         let request = csi::ControllerGetVolumeRequest { volume_id: "image:whole".to_owned() };
-        let status = harness.block_on(harness.controller().controller_get_volume(request)).err().expect("cannot be seen");
+        let status = harness.block_on(harness.controller().controller_get_volume(request)).expect_err("cannot be seen");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         let request = csi::DeleteVolumeRequest { volume_id: "image:whole".to_owned(), ..Default::default() };
-        harness.block_on(harness.controller().delete_volume(request)).err().expect("cannot be seen, so not deleted");
+        harness.block_on(harness.controller().delete_volume(request)).expect_err("cannot be seen, so not deleted");
         assert!(!harness.path("pool/images").exists(), "no new pool is made where an old one is missing");
     });
 }

@@ -254,7 +254,7 @@ fn a_read_only_publish_cannot_be_written_while_another_can() {
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
 
         let refused =
-            harness.block_on(harness.node().node_unstage_volume(unstage_request(&placed))).err().expect("still published");
+            harness.block_on(harness.node().node_unstage_volume(unstage_request(&placed))).expect_err("still published");
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
         let request = csi::NodeUnpublishVolumeRequest { target_path: text(&reader), ..unpublish_request(&placed) };
         harness.block_on(harness.node().node_unpublish_volume(request)).expect("unpublished");
@@ -274,7 +274,7 @@ fn read_write_once_pod_is_published_once() {
         let placed = place(&harness, request);
         let second = harness.target("second-pod");
         let request = csi::NodePublishVolumeRequest { target_path: text(&second), ..placed.publish_request() };
-        let refused = harness.block_on(harness.node().node_publish_volume(request)).err().expect("a second pod");
+        let refused = harness.block_on(harness.node().node_publish_volume(request)).expect_err("a second pod");
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
         assert!(!second.exists(), "nothing is left of the refused publish");
         remove(&harness, &placed);
@@ -295,14 +295,14 @@ fn nothing_is_published_that_is_not_staged() {
             staging: harness.staging("unstaged"),
             target: harness.target("unstaged"),
         };
-        let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).err().expect("not staged");
+        let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect_err("not staged");
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
         assert!(!placed.target.exists());
 
         // After a stage that someone else unmounted, too: a pod must not write into the node's own disk.
         harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("staged");
         nix::mount::umount2(&placed.staging, nix::mount::MntFlags::UMOUNT_NOFOLLOW).expect("unmounted behind its back");
-        let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).err().expect("not staged");
+        let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect_err("not staged");
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
         harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("staged again");
         harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published");
@@ -437,7 +437,7 @@ fn a_group_of_snapshots_is_of_one_instant() {
         assert_eq!(group.snapshots.len(), 2);
         assert!(group.snapshots.iter().all(|member| member.group_snapshot_id == group.group_snapshot_id && member.ready_to_use));
         let request = csi::DeleteSnapshotRequest { snapshot_id: group.snapshots[0].snapshot_id.clone(), ..Default::default() };
-        harness.block_on(harness.controller().delete_snapshot(request)).err().expect("a member goes with its group only");
+        harness.block_on(harness.controller().delete_snapshot(request)).expect_err("a member goes with its group only");
         let request = csi::DeleteVolumeGroupSnapshotRequest {
             group_snapshot_id: group.group_snapshot_id.clone(),
             snapshot_ids: group.snapshots.iter().map(|member| member.snapshot_id.clone()).collect(),

@@ -74,13 +74,13 @@ impl CapacityRange {
         };
         let required = said("capacity_range.required_bytes", required_bytes)?;
         let limit = said("capacity_range.limit_bytes", limit_bytes)?;
-        if let (Some(required), Some(limit)) = (required, limit) {
-            if required > limit {
-                return Err(Error::invalid(
-                    "capacity_range",
-                    format!("required_bytes ({required}) is more than limit_bytes ({limit})"),
-                ));
-            }
+        if let (Some(required), Some(limit)) = (required, limit)
+            && required > limit
+        {
+            return Err(Error::invalid(
+                "capacity_range",
+                format!("required_bytes ({required}) is more than limit_bytes ({limit})"),
+            ));
         }
         Ok(CapacityRange { required, limit })
     }

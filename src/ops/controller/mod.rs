@@ -126,10 +126,10 @@ impl Controller {
         if let Some(capability) = capabilities.iter().find(|capability| capability.least_size() > volume.capacity) {
             return Ok(Some(format!("{} is too small: it takes {}", volume.capacity, capability.least_size())));
         }
-        if let Some(told) = volume_context.get(CONTEXT_KEY) {
-            if serde_json::from_str::<serde_json::Value>(told).ok().as_ref() != Some(&volume.parameters) {
-                return Ok(Some(format!("volume_context {CONTEXT_KEY} is {told}, the volume has {}", volume.parameters)));
-            }
+        if let Some(told) = volume_context.get(CONTEXT_KEY)
+            && serde_json::from_str::<serde_json::Value>(told).ok().as_ref() != Some(&volume.parameters)
+        {
+            return Ok(Some(format!("volume_context {CONTEXT_KEY} is {told}, the volume has {}", volume.parameters)));
         }
         if !parameters.is_empty() {
             let wanted = Parameters::parse(&self.registry, parameters).map(|(_, parameters)| parameters.to_json());
