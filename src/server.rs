@@ -116,7 +116,9 @@ pub async fn serve(endpoint: &Endpoint, services: Services, shutdown: impl Futur
     services.readiness().set_ready(true);
     tracing::info!(%endpoint, "listening");
     let (listener, file) = socket.split();
+    let tidying = tokio::spawn(services.tasks().clone().tidy_memory());
     let result = run(listener, &services, shutdown, grace).await;
+    tidying.abort();
     file.remove();
     result
 }

@@ -21,6 +21,7 @@ use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
 use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
+use crate::os::memory;
 use crate::rpc::{Parts, Services};
 use crate::{server, volume};
 
@@ -40,6 +41,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.check {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
+    memory::be_frugal();
     start_log(&config.log)?;
     let services = build(&config)?;
     let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;

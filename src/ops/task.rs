@@ -8,8 +8,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::os::memory;
 use crate::os::step::{self, Progress};
 use crate::volume::{Error, Result};
+
+/// Often enough that a burst leaves nothing, seldom enough to cost nothing.
+const TIDY_AFTER: Duration = Duration::from_secs(5);
 
 /// Runs operations, and knows how many run.
 #[derive(Clone, Debug)]
@@ -48,6 +52,18 @@ impl Tasks {
         match handle.await {
             Ok(result) => result,
             Err(panic) => Err(Error::failed("run", "operation", panic)),
+        }
+    }
+
+    /// Gives free memory back to the kernel some seconds after work was done, again and again; never ends.
+    pub async fn tidy_memory(self) {
+        let mut running = self.running.subscribe();
+        while running.changed().await.is_ok() {
+            tokio::time::sleep(TIDY_AFTER).await;
+            running.mark_unchanged();
+            if let Err(panic) = tokio::task::spawn_blocking(memory::give_back).await {
+                tracing::error!(%panic, "memory is not given back");
+            }
         }
     }
 

@@ -19,6 +19,7 @@ pub mod freeze;
 pub mod fs;
 pub mod loopdev;
 pub mod memfd;
+pub mod memory;
 pub mod mount;
 pub mod mountinfo;
 pub mod path;

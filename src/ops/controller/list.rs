@@ -8,8 +8,9 @@ use std::str::FromStr;
 use super::*;
 use crate::volume::Snapshot;
 
-/// The most entries of one page where the CO sets no limit: an answer must fit into a gRPC message (4 MiB by default).
-const LARGEST_PAGE: usize = 4096;
+/// The most entries of one page where the CO sets no limit: an answer must fit into a gRPC message (4 MiB by default),
+/// and into little memory.
+const LARGEST_PAGE: usize = 500;
 
 /// One page of a list.
 #[derive(Clone, Debug)]
