@@ -3,6 +3,8 @@
 //! Only who owns the process may talk to it: the socket's file is never anything but 0600, from the instant it exists. A
 //! file that a dead process left is replaced; one that a living process listens on is not.
 
+mod traffic;
+
 use std::fmt;
 use std::fs;
 use std::io;
@@ -14,10 +16,13 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::time::Instant;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::rpc::Services;
+
+use traffic::{Counted, Traffic};
 
 /// The kernel's limit: `sun_path` of sockaddr_un has 108 bytes, the last of them NUL.
 const LONGEST_PATH: usize = 107;
@@ -25,8 +30,10 @@ const LONGEST_PATH: usize = 107;
 const BACKLOG: u32 = 1024;
 /// For how long a process that may still listen is given to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For how long connections may stay open once nothing runs any more.
+/// For how long connections may stay open once nothing runs any more, while they still carry something.
 const CLOSING: Duration = Duration::from_secs(1);
+/// A connection that carries nothing for that long has got its last answer.
+const QUIET: Duration = Duration::from_millis(20);
 
 /// Why the socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -125,13 +132,16 @@ pub async fn serve(endpoint: &Endpoint, services: Services, shutdown: impl Futur
 
 async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<Output = ()>, grace: Duration) -> Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let traffic = Traffic::default();
+    let counting = traffic.clone();
+    let incoming = UnixListenerStream::new(listener).map(move |stream| stream.map(|stream| Counted::new(stream, &counting)));
     let serving = Server::builder()
         .add_service(services.identity())
         .add_optional_service(services.controller())
         .add_optional_service(services.group_controller())
         .add_optional_service(services.snapshot_metadata())
         .add_optional_service(services.node())
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+        .serve_with_incoming_shutdown(incoming, async {
             // An error says that the other end was dropped, which is a reason to stop too.
             stopped.await.unwrap_or_default();
         });
@@ -155,7 +165,10 @@ async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<
     };
     // The last answers are still to be sent; a client that merely keeps its connection open does not keep us.
     if ended.is_none() {
-        ended = tokio::time::timeout(CLOSING, &mut serving).await.ok();
+        tokio::select! {
+            result = &mut serving => ended = Some(result),
+            () = traffic.quiet(QUIET, CLOSING) => {}
+        }
     }
     // What had arrived just before, and began only now.
     drained &= services.tasks().drained(deadline.saturating_duration_since(Instant::now())).await;

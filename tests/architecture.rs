@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A layer, and what of this crate it may name.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("volume", &["volume"]),
     ("os", &["os", "volume"]),
     ("backend", &["backend", "os", "volume"]),
@@ -16,12 +16,13 @@ const LAYERS: [(&str, &[&str]); 9] = [
     ("config.rs", &["config", "backend", "volume"]),
     ("config", &["config", "backend", "volume"]),
     ("server.rs", &["server", "rpc", "csi", "ops", "os", "volume"]),
+    ("server", &["server", "rpc", "csi", "ops", "os", "volume"]),
     ("cli", &["cli", "config", "server", "rpc", "csi", "ops", "backend", "os", "volume"]),
 ];
 
 /// Crates that speak gRPC, and the layers that may.
 const GRPC: [&str; 4] = ["tonic::", "prost::", "prost_types::", "crate::csi"];
-const GRPC_LAYERS: [&str; 3] = ["rpc", "server.rs", "cli"];
+const GRPC_LAYERS: [&str; 4] = ["rpc", "server.rs", "server", "cli"];
 
 fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {

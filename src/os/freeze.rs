@@ -28,6 +28,10 @@ use super::{Error, Result, step};
 const GUARD: &str = "freeze-guard";
 /// How long the guard may take to write out what is dirty, before it freezes anything.
 const FLUSH: Duration = Duration::from_secs(120);
+/// How long another's freeze is waited for. The guard of a driver that was just killed thaws at once, but it may come to that
+/// only after the next driver has started.
+const FOREIGN: Duration = Duration::from_secs(1);
+const FOREIGN_PAUSE: Duration = Duration::from_millis(10);
 /// How long a thaw may take.
 const THAW: Duration = Duration::from_secs(30);
 
@@ -75,7 +79,7 @@ pub struct Frozen {
 /// frozen (EOPNOTSUPP: tmpfs) is only written out. Two descriptors of one mounted device count once.
 ///
 /// # Errors
-/// `Io`: EBUSY if one is frozen already, by whomever; EPERM without CAP_SYS_ADMIN. `Deadline` if it takes too long; what then gets
+/// `Io`: EBUSY if one is frozen already, by whomever, and stays so for a second; EPERM without CAP_SYS_ADMIN. `Deadline` if it takes too long; what then gets
 /// frozen late is thawed at once.
 ///
 /// Between this and the thaw the caller must write nothing to these file systems, its log included: it would wait for itself.
@@ -349,6 +353,27 @@ fn guard(descriptors: &[RawFd], longest: Duration) -> Word {
     if wait_for_sign(Some(begun)) {
         return Word::Thawed;
     }
+    let frozen = loop {
+        match freeze_all(descriptors) {
+            Ok(frozen) => break frozen,
+            Err(Word::Failed { action: Action::Freeze, errno, .. })
+                if errno == Errno::EBUSY as i32 && begun.elapsed() < FOREIGN =>
+            {
+                if wait_for_sign(Instant::now().checked_add(FOREIGN_PAUSE)) {
+                    return Word::Thawed;
+                }
+            }
+            Err(word) => return word,
+        }
+    };
+    // If nobody is there to hear it, standard input is closed, too.
+    let asked = say(&Word::Frozen).is_err() || wait_for_sign(begun.checked_add(longest));
+    let failed = thaw_all(&frozen);
+    failed.unwrap_or(if asked { Word::Thawed } else { Word::Late })
+}
+
+/// All or none; those that can be frozen.
+fn freeze_all(descriptors: &[RawFd]) -> Result<Vec<RawFd>, Word> {
     let mut frozen = Vec::new();
     for descriptor in descriptors {
         match freeze_one(*descriptor) {
@@ -357,14 +382,11 @@ fn guard(descriptors: &[RawFd], longest: Duration) -> Word {
             Err(Errno::EOPNOTSUPP) => {}
             Err(errno) => {
                 let first = Word::Failed { action: Action::Freeze, descriptor: *descriptor, errno: errno as i32 };
-                return thaw_all(&frozen).unwrap_or(first);
+                return Err(thaw_all(&frozen).unwrap_or(first));
             }
         }
     }
-    // If nobody is there to hear it, standard input is closed, too.
-    let asked = say(&Word::Frozen).is_err() || wait_for_sign(begun.checked_add(longest));
-    let failed = thaw_all(&frozen);
-    failed.unwrap_or(if asked { Word::Thawed } else { Word::Late })
+    Ok(frozen)
 }
 
 /// Until standard input closes (true), or the deadline (false).

@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::future::Future;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -130,8 +129,12 @@ impl Harness {
     /// As `start`; `false` where the driver refuses to start.
     pub fn try_start(&mut self) -> bool {
         let socket = self.path("csi.sock");
-        let log = fs::OpenOptions::new().append(true).create(true).open(self.path("driver.log")).expect("a log");
-        let mut driver = Command::new(env!("CARGO_BIN_EXE_longshore"))
+        let path = self.path("driver.log");
+        let log = fs::OpenOptions::new().append(true).create(true).open(&path).expect("a log");
+        let before = usize::try_from(log.metadata().expect("the log").len()).expect("a length");
+        let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("inotify");
+        rustix::fs::inotify::add_watch(&watch, &path, rustix::fs::inotify::WatchFlags::MODIFY).expect("the log is watched");
+        let driver = Command::new(env!("CARGO_BIN_EXE_longshore"))
             .arg("serve")
             .args(["--node-id", "node-1", "--endpoint"])
             .arg(format!("unix://{}", socket.display()))
@@ -144,24 +147,26 @@ impl Harness {
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(log)
             .spawn()
             .expect("the driver starts");
-        // The driver says on its log that it serves; reading on keeps the pipe from filling up.
-        let (ready, wait) = std::sync::mpsc::channel();
-        let lines = BufReader::new(driver.stderr.take().expect("its log")).lines();
-        std::thread::spawn(move || {
-            use std::io::Write;
-            let mut log = log;
-            for line in lines.map_while(Result::ok) {
-                writeln!(log, "{line}").ok();
-                if line.contains("listening") {
-                    ready.send(()).ok();
-                }
-            }
-        });
+        // The driver says on its log that it serves.
+        let patience = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ended = pidfd(&driver);
         self.driver = Some(driver);
-        wait.recv_timeout(std::time::Duration::from_secs(20)).is_ok()
+        while !fs::read_to_string(&path).expect("the log").get(before..).is_some_and(|said| said.contains("listening")) {
+            let mut polled = [
+                rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN),
+                rustix::event::PollFd::new(&ended, rustix::event::PollFlags::IN),
+            ];
+            let some = rustix::event::poll(&mut polled, Some(&patience)).expect("a poll");
+            if some == 0 || !polled[1].revents().is_empty() {
+                return false;
+            }
+            let mut events = [std::mem::MaybeUninit::uninit(); 4096];
+            rustix::fs::inotify::Reader::new(&watch, &mut events).next().expect("events");
+        }
+        true
     }
 
     /// Everything that drivers of this test have said.
@@ -189,13 +194,7 @@ impl Harness {
     /// Waits for the driver's end, which is under way; `false` where it has not come after some seconds.
     pub fn wait_end(&mut self) -> bool {
         let Some(driver) = self.driver.as_mut() else { return true };
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(driver.id()).expect("a pid"));
-        // A pidfd becomes readable when its process ends.
-        let descriptor = rustix::process::pidfd_open(
-            rustix::process::Pid::from_raw(pid.as_raw()).expect("a pid"),
-            rustix::process::PidfdFlags::empty(),
-        )
-        .expect("a pidfd");
+        let descriptor = pidfd(driver);
         let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
         let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
         rustix::event::poll(&mut polled, Some(&patience)).expect("a poll");
@@ -328,6 +327,12 @@ impl Drop for Harness {
             Command::new("losetup").args(["--detach", device]).status().ok();
         }
     }
+}
+
+/// Becomes readable when the process ends.
+fn pidfd(process: &Child) -> std::os::fd::OwnedFd {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(process.id()).expect("a pid")).expect("a pid");
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("a pidfd")
 }
 
 /// Every loop device with its backing file, from sysfs.

@@ -197,11 +197,10 @@ pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
     // What must last is that it is gone from here. Whether the trash shows it after a crash is all the same.
     let parent = pool.path.join(kind.folder());
     step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
-    match kind {
-        Kind::Volume => pool.ledger.remove_volume(local),
-        Kind::Snapshot => pool.ledger.remove_snapshot(local),
-    }
-    step("empty trash", &to.display(), || files::remove_folder(&to)).map_err(|error| pool.failure(error))
+    step("empty trash", &to.display(), || files::remove_folder(&to)).map_err(|error| pool.failure(error))?;
+    // Not before: until its disk is given back it counts, and by the ledger a repeated call finds what is left.
+    pool.ledger.remove(kind, local);
+    Ok(())
 }
 
 /// Makes a rename out of `kind`'s folder into `to` durable.
@@ -214,16 +213,18 @@ pub(super) fn sync_both(pool: &Ready, kind: Kind, to: &Path) -> Result<()> {
     .map_err(|error| pool.failure(error))
 }
 
-/// Removes what a failed call left of something that is not in place, and makes sure that it stays away.
-pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
+/// Brings to its end what a failed call began with something that is not in place any more: makes sure that it stays
+/// away, and removes what is left of it. Whether the failed call had left something that still counted.
+pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<bool> {
+    // Always: a rename whose sync failed leaves nothing else to see. Where it is in order this costs nothing.
+    let parent = pool.path.join(kind.folder());
+    step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
     for parent in [TMP, TRASH] {
         let relative = Path::new(parent).join(kind.passing_name(local));
-        if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_none() {
-            continue;
+        if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
+            let folder = pool.path.join(relative);
+            step("remove leftover", &folder.display(), || files::remove_folder(&folder)).map_err(|error| pool.failure(error))?;
         }
-        let folder = pool.path.join(relative);
-        sync_both(pool, kind, &pool.path.join(parent))?;
-        step("remove leftover", &folder.display(), || files::remove_folder(&folder)).map_err(|error| pool.failure(error))?;
     }
-    Ok(())
+    Ok(pool.ledger.remove(kind, local))
 }

@@ -39,9 +39,7 @@ impl Groups for ImageBackend {
 
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
         let Some(first) = members.first() else { return Err(Error::invalid("source_volume_ids", "at least one is needed")) };
-        for stray in self.stray_members(id)? {
-            draft::throw_away(&stray.0, Kind::Snapshot, &stray.1)?;
-        }
+        self.remove_stray_members(id)?;
         members.iter().try_for_each(|member| self.remove_stray(&member.id))?;
         let begun = members.iter().map(|member| self.begin(member)).collect::<Result<Vec<_>>>()?;
         let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
@@ -75,12 +73,8 @@ impl Groups for ImageBackend {
             step("remove group record", &folder.join(&file).display(), || durable::remove(&folder, &file))
                 .map_err(|error| ready.failure(error))?;
         }
-        let members = self.stray_members(id)?;
-        let changed = known || !members.is_empty();
-        for (ready, local) in members {
-            draft::throw_away(&ready, Kind::Snapshot, &local)?;
-        }
-        Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+        let removed = self.remove_stray_members(id)?;
+        Ok(if known || removed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }
 }
 
@@ -103,18 +97,22 @@ impl ImageBackend {
         self.search(|ready| inspect::group_record(ready, id.local()))
     }
 
-    /// The members of a group in all pools that are known to have no record.
-    fn stray_members(&self, id: &GroupId) -> Result<Vec<(Arc<Ready>, Box<str>)>> {
-        let mut members = Vec::new();
+    /// Removes the members of a group that has no record, from all pools; those, too, of which an earlier call left a part in
+    /// the trash. Whether there were any.
+    fn remove_stray_members(&self, id: &GroupId) -> Result<bool> {
+        let mut removed = false;
         for pool in &self.pools {
             let ready = pool.ready()?;
             for local in ready.ledger.members(id.local()) {
-                if self.is_stray(&ready, &local)? {
-                    members.push((pool.writable()?, local));
+                if !ready.has(Kind::Snapshot, &local)? {
+                    removed |= draft::clear_leftovers(&*pool.writable()?, Kind::Snapshot, &local)?;
+                } else if self.is_stray(&ready, &local)? {
+                    draft::throw_away(&*pool.writable()?, Kind::Snapshot, &local)?;
+                    removed = true;
                 }
             }
         }
-        Ok(members)
+        Ok(removed)
     }
 
     fn is_stray(&self, ready: &Ready, local: &str) -> Result<bool> {

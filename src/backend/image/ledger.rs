@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::pool::Kind;
+
 /// Records of some hundred bytes per volume or snapshot; everything else is read from the disk when asked for.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
@@ -73,13 +75,20 @@ impl Inner {
         self.promised = self.promised.saturating_add(entry.promised);
     }
 
-    fn remove_snapshot(&mut self, id: &str) {
-        let Some(taken) = self.snapshots.remove(id) else { return };
+    fn remove_volume(&mut self, id: &str) -> bool {
+        let Some(capacity) = self.volumes.remove(id) else { return false };
+        self.promised = self.promised.saturating_sub(capacity);
+        true
+    }
+
+    fn remove_snapshot(&mut self, id: &str) -> bool {
+        let Some(taken) = self.snapshots.remove(id) else { return false };
         self.promised = self.promised.saturating_sub(taken.promised);
         self.by_source.remove(&(taken.source, id.into()));
         if let Some(group) = taken.group {
             self.by_group.remove(&(group, id.into()));
         }
+        true
     }
 }
 
@@ -123,19 +132,16 @@ impl Ledger {
         self.inner().put_volume(id, capacity);
     }
 
-    pub fn remove_volume(&self, id: &str) {
-        let mut inner = self.inner();
-        if let Some(capacity) = inner.volumes.remove(id) {
-            inner.promised = inner.promised.saturating_sub(capacity);
+    /// Whether it was there.
+    pub fn remove(&self, kind: Kind, id: &str) -> bool {
+        match kind {
+            Kind::Volume => self.inner().remove_volume(id),
+            Kind::Snapshot => self.inner().remove_snapshot(id),
         }
     }
 
     pub fn put_snapshot(&self, entry: Entry<'_>) {
         self.inner().put_snapshot(entry);
-    }
-
-    pub fn remove_snapshot(&self, id: &str) {
-        self.inner().remove_snapshot(id);
     }
 
     /// Up to `max` volumes after `after`, in order.
@@ -245,8 +251,8 @@ mod tests {
         assert_eq!(ledger.left(100), 20);
         ledger.set_kept(30);
         assert_eq!(ledger.left(100), 0);
-        ledger.remove_volume("a");
-        ledger.remove_volume("a");
+        ledger.remove(Kind::Volume, "a");
+        ledger.remove(Kind::Volume, "a");
         assert_eq!(ledger.left(100), 70);
     }
 
@@ -262,7 +268,7 @@ mod tests {
         assert_eq!(names(ledger.snapshots(Some("a"), None, 9)), ["s1", "s3", "s4"]);
         assert_eq!(names(ledger.snapshots(Some("a"), Some("s1"), 1)), ["s3"]);
         assert_eq!(names(ledger.members("g")), ["s2", "s3"]);
-        ledger.remove_snapshot("s3");
+        ledger.remove(Kind::Snapshot, "s3");
         assert_eq!(names(ledger.members("g")), ["s2"]);
         assert_eq!(names(ledger.snapshots(Some("a"), None, 9)), ["s1", "s4"]);
         assert_eq!(ledger.promised(), 30);

@@ -14,7 +14,7 @@ use super::draft::{self, Draft, Job};
 use super::files::{self, Access, IMAGE, META, Seen};
 use super::meta::{self, FORMAT, VolumeMeta, to_nanos};
 use super::pool::{ARCHIVE, Kind, RETAINED, Ready};
-use super::{ImageBackend, ImageParameters, Ledger, Located, capacity};
+use super::{ImageBackend, ImageParameters, Ledger, Located, capacity, inspect};
 
 /// What a new volume is copied from.
 struct Origin {
@@ -70,11 +70,7 @@ impl Provision for ImageBackend {
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let local = id.local();
         let Some(Located { pool, seen, .. }) = self.locate::<VolumeMeta>(local)? else {
-            for ready in self.all_ready()?.iter().filter(|ready| ready.is_writable()) {
-                draft::clear_leftovers(ready, Kind::Volume, local)?;
-                ready.ledger.remove_volume(local);
-            }
-            return Ok(Outcome::Unchanged(()));
+            return self.finish_deletion(Kind::Volume, local);
         };
         let ready = pool.writable()?;
         let (meta, image) = seen.whole()?;
@@ -103,6 +99,19 @@ impl Provision for ImageBackend {
 }
 
 impl ImageBackend {
+    /// Deletes what is not in place: a call that failed may have left a part of it.
+    pub(super) fn finish_deletion(&self, kind: Kind, local: &str) -> Result<Outcome<()>> {
+        let mut changed = false;
+        for ready in self.all_ready()?.iter().filter(|ready| ready.is_writable()) {
+            if draft::clear_leftovers(ready, kind, local)? {
+                changed = true;
+                // It may be among what is kept.
+                ready.ledger.set_kept(inspect::kept(ready));
+            }
+        }
+        Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+    }
+
     fn open_origin(&self, source: &ContentSource) -> Result<Origin> {
         let (pool, kind, local, volume) = match source {
             ContentSource::Snapshot(id) => {
@@ -225,7 +234,7 @@ fn keep(ready: &Ready, local: &str, folder: &'static str) -> Result<()> {
     draft::sync_both(ready, Kind::Volume, &parent)?;
     // Counted as kept before it is no longer counted as promised: never less than there is.
     let ledger: &Ledger = &ready.ledger;
-    ledger.set_kept(super::inspect::kept(ready));
-    ledger.remove_volume(local);
+    ledger.set_kept(inspect::kept(ready));
+    ledger.remove(Kind::Volume, local);
     Ok(())
 }

@@ -37,11 +37,7 @@ impl Snapshots for ImageBackend {
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
         let local = id.local();
         let Some(Located { pool, seen, .. }) = self.locate::<SnapshotMeta>(local)? else {
-            for ready in self.all_ready()?.iter().filter(|ready| ready.is_writable()) {
-                draft::clear_leftovers(ready, Kind::Snapshot, local)?;
-                ready.ledger.remove_snapshot(local);
-            }
-            return Ok(Outcome::Unchanged(()));
+            return self.finish_deletion(Kind::Snapshot, local);
         };
         let ready = pool.writable()?;
         let (meta, _) = seen.whole()?;

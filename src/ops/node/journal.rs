@@ -171,6 +171,20 @@ impl Journal {
         Ok(names(&self.folder)?.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
+    /// Removes what killed writers left: half-written files, and folders in which there is nothing. Only for the start, when
+    /// nobody writes.
+    pub fn sweep(&self) -> Result<()> {
+        sweep_files(&self.folder)?;
+        for id in self.volumes()? {
+            let folder = self.of(&id);
+            sweep_files(&folder)?;
+            if names(&folder)?.is_empty() {
+                os::step::step("remove leftover", &folder.display(), || remove_empty(&folder))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Records mounts that are about to be frozen; answers the record's name.
     pub fn write_frozen(&self, number: u64, entry: &FrozenEntry) -> Result<String> {
         let name = format!("{FROZEN}{}-{number}.json", std::process::id());
@@ -220,11 +234,7 @@ impl Journal {
                 Err(error) if error.is_missing() => {}
                 other => other?,
             }
-            match fs::remove_dir(&folder) {
-                Ok(()) => Ok(()),
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTEMPTY | libc::EEXIST)) => Ok(()),
-                Err(error) => Err(os::Error::io("remove journal folder", &folder, error)),
-            }
+            remove_empty(&folder)
         })?;
         Ok(())
     }
@@ -240,6 +250,23 @@ impl Journal {
             other => Ok(other),
         }
     }
+}
+
+/// Removes a volume's folder if nothing is in it.
+fn remove_empty(folder: &Path) -> os::Result<()> {
+    match fs::remove_dir(folder) {
+        Ok(()) => Ok(()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTEMPTY | libc::EEXIST)) => Ok(()),
+        Err(error) => Err(os::Error::io("remove journal folder", folder, error)),
+    }
+}
+
+/// Removes what [`durable::write`] leaves when it is cut off.
+fn sweep_files(folder: &Path) -> Result<()> {
+    for name in names(folder)?.iter().filter(|name| name.starts_with('.') && name.ends_with(".json.tmp")) {
+        os::step::step("remove leftover", &folder.join(name).display(), || durable::remove(folder, name))?;
+    }
+    Ok(())
 }
 
 /// `target-<the first 16 hexadecimal digits of the path's SHA-256>.json`.
@@ -355,6 +382,22 @@ mod tests {
         journal.remove_target(&id(), Path::new("/t/2")).expect("removes");
         assert!(!state.path().join("journal/image:a").exists());
         journal.remove_stage(&id()).expect("nothing to remove is fine");
+    }
+
+    #[test]
+    fn what_killed_writers_left_is_swept_and_entries_stay() {
+        let state = tempfile::tempdir().expect("a folder");
+        let journal = Journal::open(state.path()).expect("opens");
+        journal.write_stage(&entry()).expect("writes");
+        let folder = state.path().join("journal");
+        fs::write(folder.join("image:a/.stage.json.tmp"), "{").expect("writes");
+        fs::write(folder.join(".frozen-1-0.json.tmp"), "{").expect("writes");
+        fs::create_dir(folder.join("image:b")).expect("makes");
+        fs::write(folder.join("image:b/.stage.json.tmp"), "").expect("writes");
+        journal.sweep().expect("sweeps");
+        assert_eq!(names(&folder).expect("reads"), ["image:a"]);
+        assert_eq!(names(&folder.join("image:a")).expect("reads"), ["stage.json"]);
+        journal.sweep().expect("nothing to sweep is fine");
     }
 
     #[test]

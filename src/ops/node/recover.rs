@@ -20,6 +20,9 @@ pub(super) fn recover(node: &Node) {
     if let Err(error) = quiesce::thaw_left(node) {
         tracing::error!(error = %chain(&error), "what an earlier process left frozen; run `fsfreeze -u` on the mount if a volume hangs");
     }
+    if let Err(error) = node.journal.sweep() {
+        tracing::error!(error = %chain(&error), "half-written files in the journal's folder could not be removed");
+    }
     let volumes = match node.journal.volumes() {
         Ok(volumes) => volumes,
         Err(error) => {
