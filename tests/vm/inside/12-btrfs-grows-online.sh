@@ -3,4 +3,4 @@ set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
 
-grows_online btrfs 128MiB 512MiB $((512 << 20))
+grows_online btrfs 256MiB 768MiB $((768 << 20))
