@@ -1,0 +1,111 @@
+//! One stuck volume never holds up another, and work outlives its caller.
+#![cfg(feature = "faults")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Harness, Pool, capability, create, isolated, text};
+use longshore::csi;
+use tonic::Code;
+
+fn stage_request(harness: &Harness, name: &str) -> csi::NodeStageVolumeRequest {
+    csi::NodeStageVolumeRequest {
+        volume_id: format!("image:{name}"),
+        staging_target_path: text(&harness.staging(name)),
+        volume_capability: Some(capability(Some("ext4"))),
+        ..Default::default()
+    }
+}
+
+/// Stages and unstages `name` some times; the median of how long both took.
+fn pace(harness: &Harness, name: &str) -> Duration {
+    let mut node = harness.node();
+    let mut times: Vec<Duration> = (0..15)
+        .map(|_| {
+            let started = Instant::now();
+            harness.block_on(node.node_stage_volume(stage_request(harness, name))).expect("staged");
+            let request = csi::NodeUnstageVolumeRequest {
+                volume_id: format!("image:{name}"),
+                staging_target_path: text(&harness.staging(name)),
+            };
+            harness.block_on(node.node_unstage_volume(request)).expect("unstaged");
+            started.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+#[test]
+fn a_stuck_volume_is_told_and_no_other_waits_for_it() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.set("LONGSHORE_FAULT", "");
+        harness.start();
+        for name in ["stuck", "free"] {
+            harness.block_on(harness.controller().create_volume(create(name, 64, Some("ext4"), "image"))).expect("created");
+        }
+        let before = pace(&harness, "free");
+        assert!(harness.stop());
+
+        // The third step of a stage never ends. The client gives up; the work, and its lock, stay.
+        harness.set("LONGSHORE_FAULT", "hang@3");
+        harness.start();
+        let mut node = harness.node();
+        let mut request = tonic::Request::new(stage_request(&harness, "stuck"));
+        request.set_timeout(Duration::from_millis(300));
+        harness.block_on(node.node_stage_volume(request)).err().expect("the client gave up");
+        for _ in 0..3 {
+            let busy = harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).err().expect("busy");
+            assert_eq!(busy.code(), Code::Aborted, "{busy}");
+            assert!(busy.message().contains("stage has been at"), "{busy}");
+        }
+        let meanwhile = pace(&harness, "free");
+        println!("stage and unstage: {before:?} alone, {meanwhile:?} beside a stuck volume");
+        assert!(meanwhile < before * 3 + Duration::from_millis(50), "{before:?} alone, {meanwhile:?} beside a stuck volume");
+
+        // Killed and started again, the stuck one goes on as if nothing had been.
+        harness.kill();
+        harness.set("LONGSHORE_FAULT", "");
+        harness.start();
+        let mut node = harness.node();
+        harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).expect("staged");
+        let request = csi::NodeUnstageVolumeRequest {
+            volume_id: "image:stuck".to_owned(),
+            staging_target_path: text(&harness.staging("stuck")),
+        };
+        harness.block_on(node.node_unstage_volume(request)).expect("unstaged");
+        harness.assert_nothing_left();
+    });
+}
+
+#[test]
+fn work_is_finished_though_its_caller_has_gone() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        harness.block_on(harness.controller().create_volume(create("left", 64, Some("ext4"), "image"))).expect("created");
+        // Too short for a mkfs and a mount: most of these callers are gone before the end.
+        let mut node = harness.node();
+        for milliseconds in 1..=8 {
+            let mut request = tonic::Request::new(stage_request(&harness, "left"));
+            request.set_timeout(Duration::from_millis(milliseconds));
+            let _gone_or_done = harness.block_on(node.node_stage_volume(request));
+        }
+        let staged = loop {
+            match harness.block_on(node.node_stage_volume(stage_request(&harness, "left"))) {
+                Err(status) if status.code() == Code::Aborted => {}
+                answer => break answer,
+            }
+        };
+        staged.expect("the work of a caller that has gone is found done");
+        assert_eq!(common::mounts_at(&harness.staging("left")), 1, "staged once");
+        let request = csi::NodeUnstageVolumeRequest {
+            volume_id: "image:left".to_owned(),
+            staging_target_path: text(&harness.staging("left")),
+        };
+        harness.block_on(node.node_unstage_volume(request)).expect("unstaged");
+        harness.assert_nothing_left();
+    });
+}
