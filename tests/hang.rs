@@ -55,9 +55,9 @@ fn a_stuck_volume_is_told_and_no_other_waits_for_it() {
         let mut node = harness.node();
         let mut request = tonic::Request::new(stage_request(&harness, "stuck"));
         request.set_timeout(Duration::from_millis(300));
-        harness.block_on(node.node_stage_volume(request)).err().expect("the client gave up");
+        harness.block_on(node.node_stage_volume(request)).expect_err("the client gave up");
         for _ in 0..3 {
-            let busy = harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).err().expect("busy");
+            let busy = harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).expect_err("busy");
             assert_eq!(busy.code(), Code::Aborted, "{busy}");
             assert!(busy.message().contains("stage has been at"), "{busy}");
         }

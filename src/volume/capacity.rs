@@ -3,12 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 
 /// A number of bytes. Reads `10GiB`, `500M` or plain bytes; prints binary units.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
@@ -35,6 +36,29 @@ impl FromStr for Bytes {
         text.parse::<bytesize::ByteSize>()
             .map(|size| Bytes(size.as_u64()))
             .map_err(|_| Error::invalid("size", format!("{text:?} is no size: write 10GiB, 500M or a number of bytes")))
+    }
+}
+
+/// From a number of bytes, as files of ours have it, or from text, as people write it.
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Size;
+        impl Visitor<'_> for Size {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 10GiB, 500M or a number of bytes")
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Size)
     }
 }
 

@@ -14,7 +14,7 @@ pub struct FakeConfig {
     pub name: BackendName,
     /// How much may be promised to volumes and snapshots together, as `100GiB` or a number of bytes. Default 1TiB. Memory
     /// is taken only for what is written.
-    #[serde(default = "default_capacity", deserialize_with = "size_text::deserialize")]
+    #[serde(default = "default_capacity")]
     pub capacity: Bytes,
     /// How many volumes may be attached to one node. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,27 +104,6 @@ pub enum Tier {
     Bronze,
     Silver,
     Gold,
-}
-
-/// A size as text or as a number of bytes.
-mod size_text {
-    use serde::{Deserialize, Deserializer};
-
-    use crate::volume::Bytes;
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Number(u64),
-        Text(String),
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-        match Written::deserialize(deserializer)? {
-            Written::Number(bytes) => Ok(Bytes(bytes)),
-            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
-        }
-    }
 }
 
 #[cfg(test)]

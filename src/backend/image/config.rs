@@ -36,7 +36,7 @@ pub struct PoolConfig {
     #[serde(default = "one")]
     pub overcommit: f64,
     /// How much of the file system is ours, as `100GiB` or a number of bytes. Default: all of it.
-    #[serde(default, with = "size_text", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,
 }
 
@@ -158,32 +158,6 @@ mod optional_bool {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
         super::text_bool::deserialize(deserializer).map(Some)
-    }
-}
-
-/// A size as text or as a number of bytes.
-mod size_text {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use crate::volume::Bytes;
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Number(u64),
-        Text(String),
-    }
-
-    pub fn serialize<S: Serializer>(size: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {
-        size.serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
-        match Option::<Written>::deserialize(deserializer)? {
-            None => Ok(None),
-            Some(Written::Number(bytes)) => Ok(Some(Bytes(bytes))),
-            Some(Written::Text(text)) => text.parse().map(Some).map_err(serde::de::Error::custom),
-        }
     }
 }
 
