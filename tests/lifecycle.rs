@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, text};
 use longshore::csi;
@@ -469,5 +470,18 @@ fn a_killed_driver_finds_everything_again() {
         remove(&harness, &placed);
         harness.assert_nothing_left();
         harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn a_client_that_only_keeps_its_connection_does_not_delay_the_end() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let mut identity = harness.identity();
+        harness.block_on(identity.probe(csi::ProbeRequest {})).expect("it answers");
+        let begun = Instant::now();
+        assert!(harness.stop_unheard(), "SIGTERM ends it with success");
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
     });
 }

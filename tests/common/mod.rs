@@ -206,12 +206,23 @@ impl Harness {
         fs::write(self.path("driver.log"), "").expect("the log");
     }
 
-    /// SIGTERM, and whether it ended with success.
+    /// SIGTERM, and whether it ended with success. Our clients hear that it goes, as living ones do.
     pub fn stop(&mut self) -> bool {
-        let Some(mut driver) = self.driver.take() else { return false };
+        let Some(driver) = self.terminate() else { return false };
+        let end = self.runtime.block_on(async { tokio::task::spawn_blocking(move || reap(driver)).await });
+        end.expect("the driver is reaped")
+    }
+
+    /// As `stop`, but our clients keep their connections and say nothing.
+    pub fn stop_unheard(&mut self) -> bool {
+        self.terminate().is_some_and(reap)
+    }
+
+    fn terminate(&mut self) -> Option<Child> {
+        let driver = self.driver.take()?;
         let pid = nix::unistd::Pid::from_raw(i32::try_from(driver.id()).expect("a pid"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("the driver lives");
-        driver.wait().expect("the driver is reaped").success()
+        Some(driver)
     }
 
     pub fn pid(&self) -> u32 {
@@ -327,6 +338,10 @@ impl Drop for Harness {
             Command::new("losetup").args(["--detach", device]).status().ok();
         }
     }
+}
+
+fn reap(mut driver: Child) -> bool {
+    driver.wait().expect("the driver is reaped").success()
 }
 
 /// Becomes readable when the process ends.
