@@ -147,6 +147,7 @@ impl Config {
         })?;
         let state_dir = said.state_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_STATE_DIR));
         let backends = said.backends.map_or_else(|| default_backends(&state_dir, &node_id), Ok)?;
+        let backends = backends.into_iter().map(|backend| backend.on_node(&node_id)).collect();
         Ok(Config {
             mode: said.mode.unwrap_or_default(),
             endpoint: said.endpoint.unwrap_or_default(),
@@ -171,7 +172,7 @@ fn default_backends(state_dir: &Folder, node_id: &NodeId) -> Result<Vec<BackendC
     let name =
         "image".parse().map_err(|error: volume::Error| ConfigError::Default { field: "backends", reason: error.to_string() })?;
     let pool = PoolConfig { name: "default".to_owned(), path: state_dir.path().join("pool"), overcommit: 1.0, capacity: None };
-    Ok(vec![BackendConfig::Image(ImageConfig { name, pools: vec![pool], node: Some(node_id.clone()) })])
+    Ok(vec![BackendConfig::Image(ImageConfig { name, pools: vec![pool], node: Some(node_id.clone()), shared: false })])
 }
 
 #[cfg(test)]

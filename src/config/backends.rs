@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::backend::fake::FakeConfig;
 use crate::backend::image::{ImageConfig, PoolConfig};
-use crate::volume::{self, BackendName};
+use crate::volume::{self, BackendName, NodeId};
 
 /// One backend, by its `type`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,6 +34,16 @@ impl BackendConfig {
             BackendConfig::Image(config) => &config.pools,
             BackendConfig::Fake(_) => &[],
         }
+    }
+
+    /// What lies on a local disk is on this node's, unless the file says otherwise.
+    pub(super) fn on_node(mut self, node_id: &NodeId) -> BackendConfig {
+        if let BackendConfig::Image(image) = &mut self
+            && !image.shared
+        {
+            image.node.get_or_insert_with(|| node_id.clone());
+        }
+        self
     }
 
     fn validate(&self) -> volume::Result<()> {

@@ -139,7 +139,7 @@ pub fn pool(name: &str, path: &Path) -> PoolConfig {
 }
 
 pub fn config(pools: Vec<PoolConfig>) -> ImageConfig {
-    ImageConfig { name: name(), pools, node: None }
+    ImageConfig { name: name(), pools, node: None, shared: false }
 }
 
 pub fn name() -> BackendName {

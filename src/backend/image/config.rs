@@ -16,10 +16,14 @@ pub struct ImageConfig {
     pub name: BackendName,
     /// Where the images lie; at least one.
     pub pools: Vec<PoolConfig>,
-    /// The node that has these pools on its local disks; its volumes are then only reachable there
-    /// (`topology.longshore.dev/node`). Absent: they are reachable from everywhere.
+    /// The node that has these pools on its local disks; its volumes are only reachable there
+    /// (`topology.longshore.dev/node`). In a configuration file the default is this process's node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
+    /// `true`: all nodes have these pools mounted at the same paths (a cluster's file system), so that the volumes are
+    /// reachable from everywhere. Default `false`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 /// One folder of images.
@@ -59,6 +63,12 @@ impl ImageConfig {
     pub fn validate(&self) -> Result<()> {
         if self.pools.is_empty() {
             return Err(Error::invalid("pools", format!("backend {} has none; name at least one folder", self.name)));
+        }
+        if let Some(node) = self.node.as_ref().filter(|_| self.shared) {
+            return Err(Error::invalid(
+                "shared",
+                format!("the pools are on node {node} only, or on all nodes: leave one of the two out"),
+            ));
         }
         let mut names = BTreeSet::new();
         for (at, pool) in self.pools.iter().enumerate() {
@@ -185,6 +195,7 @@ mod tests {
     fn what_can_not_be_is_refused_by_name() {
         for (yaml, field) in [
             ("name: a\npools: []\n", "pools"),
+            ("name: a\nnode: n\nshared: true\npools: [{name: p, path: /srv}]\n", "shared"),
             ("name: a\npools: [{name: p, path: srv}]\n", "pools.path"),
             ("name: a\npools: [{name: p, path: /}]\n", "pools.path"),
             ("name: a\npools: [{name: p, path: /srv/../x}]\n", "pools.path"),

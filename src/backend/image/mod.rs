@@ -72,7 +72,7 @@ impl ImageBackend {
     /// after a reboot is then no new pool.
     pub fn open_remembering(config: ImageConfig, role: Role, memory: Option<&Path>) -> Result<ImageBackend> {
         config.validate()?;
-        let ImageConfig { name, pools, node } = config;
+        let ImageConfig { name, pools, node, shared: _ } = config;
         let pools = pools.into_iter().map(|pool| Pool::open(pool, name.clone(), role, memory)).collect::<Result<Vec<_>>>()?;
         let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
         let backend = ImageBackend { name, topology, role, pools };
