@@ -485,3 +485,42 @@ fn a_client_that_only_keeps_its_connection_does_not_delay_the_end() {
         assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
     });
 }
+
+/// Damages the file system in an image with debugfs, as a crash of the machine might.
+fn damage(harness: &Harness, requests: &[&str]) -> PathBuf {
+    let image = harness.path("pool/images/volumes/hurt/image");
+    for request in requests.iter().chain(&["set_super_value state 0"]) {
+        common::run("debugfs", ["-w", "-R", request, &text(&image)]);
+    }
+    image
+}
+
+#[test]
+fn errors_that_fsck_may_mend_are_mended_before_the_mount_and_others_are_told() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let placed = place(&harness, create("hurt", 64, Some("ext4"), "image"));
+        fs::write(placed.target.join("file"), "kept").expect("written");
+        let take_off = || {
+            harness.block_on(harness.node().node_unpublish_volume(unpublish_request(&placed))).expect("unpublished");
+            harness.block_on(harness.node().node_unstage_volume(unstage_request(&placed))).expect("unstaged");
+        };
+        take_off();
+        let image = damage(&harness, &["set_super_value free_blocks_count 1"]);
+        harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("mended and staged");
+        harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published");
+        assert_eq!(fs::read_to_string(placed.target.join("file")).expect("still there"), "kept");
+        take_off();
+        common::run("e2fsck", ["-fn", &text(&image)]);
+        assert!(harness.log().contains("mended errors"), "it is told");
+
+        damage(&harness, &["clri <2>"]);
+        let before = fs::read(&image).expect("the image");
+        let status =
+            harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect_err("not for a machine to mend");
+        assert!(status.message().contains("e2fsck"), "{status}");
+        harness.assert_nothing_left();
+        assert!(before.len() == fs::read(&image).expect("the image").len(), "it is neither formatted nor cut");
+    });
+}
