@@ -456,6 +456,37 @@ fn a_group_of_snapshots_is_of_one_instant() {
 }
 
 #[test]
+fn a_snapshot_is_usable_where_its_volume_is_and_says_so() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let volume = harness.block_on(harness.controller().create_volume(create("here", 16, None, "image"))).expect("created");
+        let place = volume.into_inner().volume.expect("a volume").accessible_topology;
+        assert_eq!(place[0].segments["topology.longshore.dev/node"], "node-1");
+        let request = |node: &str| csi::CreateSnapshotRequest {
+            source_volume_id: "image:here".to_owned(),
+            name: format!("at-{node}"),
+            accessibility_requirements: Some(csi::TopologyRequirement {
+                requisite: vec![csi::Topology {
+                    segments: HashMap::from([("topology.longshore.dev/node".to_owned(), node.to_owned())]),
+                }],
+                preferred: Vec::new(),
+            }),
+            ..Default::default()
+        };
+        let taken = harness.block_on(harness.controller().create_snapshot(request("node-1"))).expect("a snapshot").into_inner();
+        let taken = taken.snapshot.expect("a snapshot");
+        assert!(taken.accessible_topology == place);
+        let refused = harness.block_on(harness.controller().create_snapshot(request("node-2"))).expect_err("not from there");
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        delete_snapshot(&harness, &taken.snapshot_id);
+        let request = csi::DeleteVolumeRequest { volume_id: "image:here".to_owned(), ..Default::default() };
+        harness.block_on(harness.controller().delete_volume(request)).expect("deleted");
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
 fn a_killed_driver_finds_everything_again() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Xfs);

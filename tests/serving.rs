@@ -136,6 +136,7 @@ impl Snapshots for Stand {
             created: SystemTime::UNIX_EPOCH,
             ready: true,
             group: None,
+            topology: None,
         };
         Ok(["before", "after"].contains(&id.local()).then_some(snapshot))
     }

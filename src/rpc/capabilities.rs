@@ -59,9 +59,6 @@ impl Capabilities {
 
     /// Of the plugin "as a whole": the same from every instance, whichever services it has (CSI spec,
     /// GetPluginCapabilities). So it does not depend on the mode of this process.
-    ///
-    /// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS (alpha) is left out: a snapshot always lies where its volume lies, so there is
-    /// no place to choose for it, and a volume made from it says by its own topology where it can be used.
     pub(super) fn plugin(&self) -> Vec<csi::PluginCapability> {
         let service = |service: Service| csi::PluginCapability {
             r#type: Some(csi::plugin_capability::Type::Service(csi::plugin_capability::Service { r#type: service.into() })),
@@ -72,6 +69,8 @@ impl Capabilities {
         let offers = &self.offers;
         let mut all = vec![service(Service::ControllerService)];
         all.extend(offers.topology.then(|| service(Service::VolumeAccessibilityConstraints)));
+        // A snapshot lies where its volume lies: what is restored from it can be used there only.
+        all.extend((offers.topology && offers.snapshots).then(|| service(Service::SnapshotAccessibilityConstraints)));
         all.extend(offers.groups.then(|| service(Service::GroupControllerService)));
         all.extend(offers.changed_blocks.then(|| service(Service::SnapshotMetadataService)));
         all.extend(offers.expand.then_some(online));
@@ -159,11 +158,11 @@ mod tests {
 
     #[test]
     fn everything_offered_is_everything_of_the_protocol() {
-        // All of the protocol's, less UNKNOWN, and less what `plugin` says is left out.
+        // All of the protocol's, less UNKNOWN.
         assert_eq!(all().controller().len(), 16);
         assert_eq!(all().node().len(), 7);
         assert_eq!(all().group_controller().len(), 1);
-        assert_eq!(all().plugin().len(), 5);
+        assert_eq!(all().plugin().len(), 6);
         assert!(Rpc::ALL.iter().all(|rpc| all().serves(*rpc)));
     }
 

@@ -121,7 +121,8 @@ impl csi::controller_server::Controller for ControllerService {
 
     async fn create_snapshot(&self, request: Request<csi::CreateSnapshotRequest>) -> Answer<csi::CreateSnapshotResponse> {
         let controller = self.controller.clone();
-        let work = move |create: CreateSnapshot| controller.snapshot(&create.name, &create.source, &create.parameters);
+        let work =
+            move |create: CreateSnapshot| controller.snapshot(&create.name, &create.source, &create.parameters, &create.topology);
         let snapshot = self.services.mutate(Rpc::CreateSnapshot, request, work).await?;
         Ok(Response::new(csi::CreateSnapshotResponse { snapshot: Some(encode::snapshot(&snapshot)) }))
     }

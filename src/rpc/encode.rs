@@ -90,8 +90,7 @@ pub(super) fn snapshot(snapshot: &Snapshot) -> csi::Snapshot {
         creation_time: Some(snapshot.created.into()),
         ready_to_use: snapshot.ready,
         group_snapshot_id: snapshot.group.as_ref().map(ToString::to_string).unwrap_or_default(),
-        // Only with SNAPSHOT_ACCESSIBILITY_CONSTRAINTS; see `capabilities`.
-        accessible_topology: Vec::new(),
+        accessible_topology: snapshot.topology.iter().map(topology).collect(),
     }
 }
 
@@ -177,6 +176,7 @@ mod tests {
             created: SystemTime::UNIX_EPOCH + Duration::from_secs(5),
             ready,
             group: Some("image:together".parse().expect("an id")),
+            topology: None,
         }
     }
 

@@ -42,6 +42,8 @@ pub struct Snapshot {
     pub created: SystemTime,
     pub ready: bool,
     pub group: Option<GroupId>,
+    /// From where volumes made of it can be reached; `None` is from everywhere.
+    pub topology: Option<Topology>,
 }
 
 /// Snapshots of several volumes, all of one instant.

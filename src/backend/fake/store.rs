@@ -294,6 +294,7 @@ impl StoredSnapshot {
             created: self.created,
             ready: true,
             group: self.group.clone(),
+            topology: None,
         }
     }
 }

@@ -32,7 +32,7 @@ impl Groups for ImageBackend {
                 device: format!("group snapshot {id}"),
                 reason: format!("its member {member} is gone; delete the group"),
             })?;
-            snapshots.push(meta.into_snapshot());
+            snapshots.push(meta.into_snapshot(self.topology.clone()));
         }
         Ok(Some(Group { id: record.id, name: record.name, created: from_nanos(record.created), snapshots }))
     }
@@ -58,7 +58,7 @@ impl Groups for ImageBackend {
             id: record.id,
             name: record.name,
             created: from_nanos(created),
-            snapshots: metas.into_iter().map(SnapshotMeta::into_snapshot).collect(),
+            snapshots: metas.into_iter().map(|meta| meta.into_snapshot(self.topology.clone())).collect(),
         })
     }
 

@@ -103,7 +103,7 @@ impl VolumeMeta {
 }
 
 impl SnapshotMeta {
-    pub fn into_snapshot(self) -> Snapshot {
+    pub fn into_snapshot(self, topology: Option<Topology>) -> Snapshot {
         Snapshot {
             id: self.id,
             name: self.name,
@@ -112,6 +112,7 @@ impl SnapshotMeta {
             created: from_nanos(self.created),
             ready: true,
             group: self.group.map(|member| member.id),
+            topology,
         }
     }
 }

@@ -19,7 +19,7 @@ impl Snapshots for ImageBackend {
     }
 
     fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
-        Ok(self.visible_snapshot(id)?.map(|(_, meta)| meta.into_snapshot()))
+        Ok(self.visible_snapshot(id)?.map(|(_, meta)| meta.into_snapshot(self.topology.clone())))
     }
 
     fn create_snapshot(&self, spec: &SnapshotSpec, quiesce: &dyn Quiesce) -> Result<Snapshot> {
@@ -29,7 +29,9 @@ impl Snapshots for ImageBackend {
         let draft = Draft::begin(&pool, Kind::Snapshot, spec.id.local())?;
         let instant = draft::copy_at_one_instant(quiesce, &[begun.job(spec, &draft)]);
         match instant.and_then(|instant| begun.complete(spec, None, to_nanos(instant), &draft)) {
-            Ok((meta, reservation)) => place(draft, &pool, reservation, &meta).map(|()| meta.into_snapshot()),
+            Ok((meta, reservation)) => {
+                place(draft, &pool, reservation, &meta).map(|()| meta.into_snapshot(self.topology.clone()))
+            }
             Err(error) => Err(draft.discard(error)),
         }
     }
@@ -62,7 +64,7 @@ impl Snapshots for ImageBackend {
                 tracing::warn!(snapshot = %meta.id, %error, "listed, though its group cannot be seen");
                 true
             });
-            Ok(visible.then(|| meta.into_snapshot()))
+            Ok(visible.then(|| meta.into_snapshot(self.topology.clone())))
         })
     }
 }

@@ -184,6 +184,17 @@ fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()
     backend.check_capability(capability)
 }
 
+/// Whether what lies in this backend can be reached from where it is asked for.
+fn check_place(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement) -> Result<()> {
+    match backend.topology().filter(|place| !wanted.accepts(place)) {
+        None => Ok(()),
+        Some(place) => Err(Error::NoCapacity {
+            place: format!("the topology asked for ({:?})", wanted.requisite),
+            reason: format!("backend {} is only in {:?}", backend.name(), place.0),
+        }),
+    }
+}
+
 /// The id of the snapshot of `source` in a group: a digest of both names, so that no plain snapshot's name can meet it.
 fn member_id(group: &str, source: &VolumeId) -> (SnapshotId, String) {
     let name = format!("{group}/{}", source.local());

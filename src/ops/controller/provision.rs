@@ -109,12 +109,7 @@ impl Controller {
         id: VolumeId,
         parameters: serde_json::Value,
     ) -> Result<VolumeSpec> {
-        if let Some(place) = backend.topology().filter(|place| !request.topology.accepts(place)) {
-            return Err(Error::NoCapacity {
-                place: format!("the topology asked for ({:?})", request.topology.requisite),
-                reason: format!("backend {} is only in {:?}", backend.name(), place.0),
-            });
-        }
+        check_place(backend, &request.topology)?;
         let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose()?;
         let usable = request.capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
         let least = usable.max(source_size.unwrap_or_default());

@@ -16,10 +16,18 @@ impl Controller {
     ///
     /// # Errors
     /// `Conflict` where the name is taken by a snapshot of another volume.
-    pub fn snapshot(&self, name: &str, source: &VolumeId, parameters: &RawParameters) -> Result<Outcome<Snapshot>> {
+    /// `NoCapacity` where it must be usable from a place that its volume is not in.
+    pub fn snapshot(
+        &self,
+        name: &str,
+        source: &VolumeId,
+        parameters: &RawParameters,
+        topology: &TopologyRequirement,
+    ) -> Result<Outcome<Snapshot>> {
         let backend = self.backend(source.backend())?;
         let snapshots = snapshots(backend)?;
         snapshots.check(parameters)?;
+        check_place(backend, topology)?;
         let id = SnapshotId::derive(source.backend(), name);
         let _snapshot = self.locks.exclusive(Key::Snapshot(id.clone()), "create snapshot")?;
         if let Some(existing) = snapshots.find_snapshot(&id)? {

@@ -1,9 +1,11 @@
 //! Requests of the Controller service about snapshots.
 
+use super::capability::requirement;
 use super::controller::List;
 use super::*;
 use crate::csi;
 use crate::ops::controller::SnapshotFilter;
+use crate::volume::TopologyRequirement;
 
 /// CreateSnapshot.
 #[derive(Debug)]
@@ -11,6 +13,7 @@ pub(in crate::rpc) struct CreateSnapshot {
     pub name: String,
     pub source: VolumeId,
     pub parameters: RawParameters,
+    pub topology: TopologyRequirement,
 }
 
 impl TryFrom<csi::CreateSnapshotRequest> for CreateSnapshot {
@@ -21,12 +24,8 @@ impl TryFrom<csi::CreateSnapshotRequest> for CreateSnapshot {
         let name = name(&request.name)?;
         let parameters = parameters("parameters", request.parameters)?;
         secrets(request.secrets)?;
-        if request.accessibility_requirements.is_some() {
-            let reason =
-                "is only for drivers with SNAPSHOT_ACCESSIBILITY_CONSTRAINTS; here a snapshot lies where its volume lies";
-            return Err(Error::invalid("accessibility_requirements", reason));
-        }
-        Ok(CreateSnapshot { name, source: volume(source)?, parameters })
+        let topology = requirement(request.accessibility_requirements)?;
+        Ok(CreateSnapshot { name, source: volume(source)?, parameters, topology })
     }
 }
 
