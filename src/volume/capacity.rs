@@ -14,7 +14,6 @@ use super::error::{Error, Result};
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    pub const KIB: Bytes = Bytes(1 << 10);
     pub const MIB: Bytes = Bytes(1 << 20);
     pub const GIB: Bytes = Bytes(1 << 30);
 

@@ -6,7 +6,7 @@ impl Controller {
     /// Binds a volume to a node; the answer is for the node (ControllerPublishVolume). A backend whose volumes need no
     /// binding answers with nothing, since the capability is the whole driver's.
     pub fn attach(&self, request: &AttachRequest) -> Result<Outcome<BTreeMap<String, String>>> {
-        let backend = self.backend(&request.id.backend().clone())?;
+        let backend = self.backend(request.id.backend())?;
         let _volume = self.locks.exclusive(Key::Volume(request.id.clone()), "attach")?;
         self.existing(backend, &request.id)?;
         check_capability(backend.as_ref(), &request.capability)?;

@@ -17,7 +17,7 @@ impl Controller {
         let _volume = self.locks.exclusive(Key::Volume(id.clone()), "expand")?;
         let now = self.existing(backend, id)?.capacity;
         let wanted = range.required().unwrap_or(now).max(now).round_up(provision(backend)?.unit());
-        if let Some(limit) = range.limit().filter(|limit| wanted.max(now) > *limit) {
+        if let Some(limit) = range.limit().filter(|limit| wanted > *limit) {
             return Err(Error::OutOfRange {
                 field: "capacity_range.limit_bytes",
                 reason: format!("it has {now} and would have {wanted}, above the limit of {limit}; volumes do not shrink"),

@@ -371,16 +371,8 @@ impl<'a> Job<'a> {
         if matches!(error, Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. }) {
             return error;
         }
-        let mut left = Vec::new();
-        while let Some(undo) = self.done.pop() {
-            // What the journal says must be true to the last: it goes only when nothing else is left.
-            if undo == Undo::Journal && !left.is_empty() {
-                continue;
-            }
-            if let Err(failure) = self.undo_one(undo) {
-                left.push(failure.to_string());
-            }
-        }
+        let done = std::mem::take(&mut self.done);
+        let mut left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
         if let (Some(fstype), Some(source)) = (self.entry.formatting, &self.entry.source) {
             left.push(format!("a mkfs of {fstype} was cut off on {}; the next stage makes it anew", super::source_name(source)));
         }
@@ -407,6 +399,21 @@ impl<'a> Job<'a> {
             Undo::Journal => self.node.journal.remove_stage(id),
         }
     }
+}
+
+/// Undoes the latest first, going on after an error; answers what could not be undone. The journal goes only when nothing
+/// else is left: what it says must be true to the last.
+pub(super) fn undo_in_reverse<U: Copy + PartialEq>(done: Vec<U>, journal: U, undo_one: impl Fn(U) -> Result<()>) -> Vec<String> {
+    let mut left = Vec::new();
+    for undo in done.into_iter().rev() {
+        if undo == journal && !left.is_empty() {
+            continue;
+        }
+        if let Err(failure) = undo_one(undo) {
+            left.push(failure.to_string());
+        }
+    }
+    left
 }
 
 /// The CO's mount options, parted.

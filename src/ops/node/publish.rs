@@ -12,7 +12,7 @@ use crate::os::path::Root;
 use crate::os::step::step;
 use crate::volume::{AccessMode, AccessType, Capability, Error, Outcome, Result, VolumeId};
 
-use super::execute::{apply_group, split_flags, unmount_all};
+use super::execute::{apply_group, split_flags, undo_in_reverse, unmount_all};
 use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
 use super::observe::{self, At};
 use super::plan::{self, Publish, SeenTarget, WantedTarget};
@@ -283,15 +283,8 @@ impl<'a> Job<'a> {
     }
 
     fn undo(&mut self, error: Error) -> Error {
-        let mut left = Vec::new();
-        while let Some(undo) = self.done.pop() {
-            if undo == Undo::Journal && !left.is_empty() {
-                continue;
-            }
-            if let Err(failure) = self.undo_one(undo) {
-                left.push(failure.to_string());
-            }
-        }
+        let done = std::mem::take(&mut self.done);
+        let left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
 
