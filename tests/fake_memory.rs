@@ -37,7 +37,7 @@ fn an_idle_volume_takes_less_than_500_bytes() {
     config.capacity = Bytes(1 << 60);
     let fake = Fake::new(config, "here".parse().expect("a valid node id")).expect("a valid configuration");
     let parameters = serde_json::json!({
-        "node": { "mkfsOptions": "", "discard": "false", "fsck": "true" },
+        "node": { "mkfsOptions": "", "discard": "false", "fsck": "true", "encryption": "none" },
         "backend": { "medium": "block" },
     });
     let before = resident();

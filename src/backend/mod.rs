@@ -281,6 +281,13 @@ pub struct BlockDevice {
     pub identity: String,
 }
 
+impl BlockDevice {
+    /// What a LUKS mapping is called below /dev/mapper, by its identity: `CRYPT-<type>-<uuid>-<name>`.
+    pub fn mapper_name(&self) -> Option<&str> {
+        self.identity.strip_prefix("CRYPT-")?.splitn(3, '-').nth(2)
+    }
+}
+
 /// What a node needs to know to connect a volume.
 #[derive(Clone, Debug)]
 pub struct ConnectRequest<'a> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::Backend;
 use crate::backend::registry::Registry;
-use crate::volume::{Error, NodeParameters, RawParameters, Result};
+use crate::volume::{Bytes, Capability, Error, NodeParameters, RawParameters, Result};
 
 /// The key in volume_context under which the controller sends them to the node.
 pub const CONTEXT_KEY: &str = "longshore.dev/parameters";
@@ -42,6 +42,12 @@ impl Parameters {
             None => return Err(Error::invalid("parameters", format!("{raw:?}: this backend knows none of its own"))),
         };
         Ok(Parameters { node, backend })
+    }
+
+    /// The least size of a volume that can be used as each of `capabilities` says.
+    pub fn least(&self, capabilities: &[Capability]) -> Bytes {
+        let usable = capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
+        Bytes(usable.0 + self.node.encryption.overhead().0)
     }
 
     /// As the volume keeps them.

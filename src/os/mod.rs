@@ -12,12 +12,14 @@ use crate::volume;
 
 pub mod block;
 pub mod copy;
+pub mod dm;
 pub mod durable;
 #[cfg(feature = "faults")]
 mod faults;
 pub mod freeze;
 pub mod fs;
 pub mod loopdev;
+pub mod luks;
 pub mod memfd;
 pub mod memory;
 pub mod mount;

@@ -151,6 +151,8 @@ fn start(path: &Path, run: &Run<'_>) -> Result<Child> {
         .env_clear()
         .env("LC_ALL", "C")
         .env("PATH", SEARCH)
+        // libdevmapper waits for udev by a semaphore that no udev outside of our container sees.
+        .env("DM_DISABLE_UDEV", "1")
         .current_dir("/")
         .process_group(0)
         .stdin(if run.stdin.is_empty() { Stdio::null() } else { Stdio::piped() })
@@ -360,7 +362,7 @@ mod tests {
         let output = run(sh("/usr/bin/env; pwd; readlink /proc/self/fd/0")).unwrap();
         let mut lines: Vec<&str> = output.stdout.lines().filter(|line| !line.starts_with("PWD=")).collect();
         lines.sort_unstable();
-        assert_eq!(lines, ["/", "/dev/null", "LC_ALL=C", &format!("PATH={SEARCH}")]);
+        assert_eq!(lines, ["/", "/dev/null", "DM_DISABLE_UDEV=1", "LC_ALL=C", &format!("PATH={SEARCH}")]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::Bytes;
 use super::error::{Error, Result};
 
 /// What Kubernetes' sidecars add by themselves (`csi.storage.k8s.io/pvc/name` and so on).
@@ -63,17 +64,42 @@ pub struct NodeParameters {
     /// `false` leaves out the file system check before a mount. Default `true`.
     #[serde(with = "text_bool")]
     pub fsck: bool,
+    /// `luks2`: encrypted on its device, by the passphrase in the node-stage secret `encryptionPassphrase`. The header takes
+    /// 16 MiB of the capacity. Default `none`.
+    pub encryption: Encryption,
+}
+
+/// How a volume lies on its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    #[default]
+    None,
+    Luks2,
+}
+
+impl Encryption {
+    /// The secret that holds the passphrase.
+    pub const SECRET: &str = "encryptionPassphrase";
+
+    /// What it takes of the volume's capacity.
+    pub const fn overhead(self) -> Bytes {
+        match self {
+            Encryption::None => Bytes(0),
+            Encryption::Luks2 => Bytes(16 << 20),
+        }
+    }
 }
 
 impl Default for NodeParameters {
     fn default() -> Self {
-        NodeParameters { mkfs_options: String::new(), discard: false, fsck: true }
+        NodeParameters { mkfs_options: String::new(), discard: false, fsck: true, encryption: Encryption::None }
     }
 }
 
 impl NodeParameters {
     /// The names of the parameters above.
-    pub const KEYS: [&str; 3] = ["mkfsOptions", "discard", "fsck"];
+    pub const KEYS: [&str; 4] = ["mkfsOptions", "discard", "fsck", "encryption"];
 
     /// The arguments of mkfs.
     ///

@@ -134,7 +134,9 @@ impl Harness {
         let before = usize::try_from(log.metadata().expect("the log").len()).expect("a length");
         let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("inotify");
         rustix::fs::inotify::add_watch(&watch, &path, rustix::fs::inotify::WatchFlags::MODIFY).expect("the log is watched");
-        let driver = Command::new(env!("CARGO_BIN_EXE_longshore"))
+        // A test program that was taken elsewhere (into a virtual machine) is told where its driver is there.
+        let program = std::env::var_os("LONGSHORE").unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
+        let driver = Command::new(program)
             .arg("serve")
             .args(["--node-id", "node-1", "--endpoint"])
             .arg(format!("unix://{}", socket.display()))

@@ -123,8 +123,11 @@ impl Controller {
         if let Some(why) = capabilities.iter().find_map(|capability| check_capability(backend.as_ref(), capability).err()) {
             return Ok(Some(why.to_string()));
         }
-        if let Some(capability) = capabilities.iter().find(|capability| capability.least_size() > volume.capacity) {
-            return Ok(Some(format!("{} is too small: it takes {}", volume.capacity, capability.least_size())));
+        let kept: Parameters = serde_json::from_value(volume.parameters.clone())
+            .map_err(|error| Error::failed("read parameters", id.to_string(), error))?;
+        let least = kept.least(capabilities);
+        if least > volume.capacity {
+            return Ok(Some(format!("{} is too small: it takes {least}", volume.capacity)));
         }
         if let Some(told) = volume_context.get(CONTEXT_KEY)
             && serde_json::from_str::<serde_json::Value>(told).ok().as_ref() != Some(&volume.parameters)

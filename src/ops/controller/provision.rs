@@ -22,11 +22,10 @@ impl Controller {
         let _volume = self.locks.exclusive(Key::Volume(id.clone()), "create volume")?;
         let _source = self.lock_source(request.source.as_ref())?;
 
-        let parameters = parameters.to_json();
         let outcome = match provision.find(&id)? {
-            Some(existing) => Outcome::Unchanged(fits(existing, request, &parameters)?),
+            Some(existing) => Outcome::Unchanged(fits(existing, request, &parameters.to_json())?),
             None => {
-                let spec = self.specify(backend, request, id.clone(), parameters)?;
+                let spec = self.specify(backend, request, id.clone(), &parameters)?;
                 Outcome::Changed(provision.create(&spec, self.quiesce())?)
             }
         };
@@ -71,7 +70,7 @@ impl Controller {
     ) -> Result<CapacityAnswer> {
         let (backend, parameters) = Parameters::parse(&self.registry, parameters)?;
         let provision = provision(backend)?;
-        let least = capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
+        let least = parameters.least(capabilities);
         let query = CapacityQuery { parameters: parameters.backend, topology: topology.cloned(), least };
         let answer = provision.capacity(&query)?;
         let usable = capabilities.iter().all(|capability| check_capability(backend.as_ref(), capability).is_ok());
@@ -107,12 +106,11 @@ impl Controller {
         backend: &Arc<dyn Backend>,
         request: &ProvisionRequest,
         id: VolumeId,
-        parameters: serde_json::Value,
+        parameters: &Parameters,
     ) -> Result<VolumeSpec> {
         check_place(backend, &request.topology)?;
         let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose()?;
-        let usable = request.capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
-        let least = usable.max(source_size.unwrap_or_default());
+        let least = parameters.least(&request.capabilities).max(source_size.unwrap_or_default());
         let unit = provision(backend)?.unit();
         let capacity = request.range.choose(source_size.unwrap_or(DEFAULT_SIZE), least, unit)?;
         Ok(VolumeSpec {
@@ -120,7 +118,7 @@ impl Controller {
             name: request.name.clone(),
             capacity,
             source: request.source.clone(),
-            parameters,
+            parameters: parameters.to_json(),
             topology: request.topology.clone(),
         })
     }

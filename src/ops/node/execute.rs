@@ -10,12 +10,13 @@ use crate::os::fs::Contents;
 use crate::os::mount::{self, Attributes};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
-use crate::os::{self, fs};
-use crate::volume::{Error, FsType, Result};
+use crate::os::{self, fs, luks};
+use crate::volume::{Encryption, Error, FsType, Result};
 
 use super::journal::{Access, Phase, StageEntry, VERSION};
 use super::observe::{self, At};
-use super::plan::{self, Found, Prepare, Start, WantedAccess};
+use super::plan::{self, Found, Locked, Mapping, Prepare, Start, Unlock, WantedAccess};
+use super::sources::mapping_name;
 use super::stage::Order;
 use super::{Node, group, unexpected};
 
@@ -27,6 +28,7 @@ const HIGHEST_STACK: usize = 64;
 enum Undo {
     Journal,
     Connection,
+    Mapping,
     Folder,
     Mount,
 }
@@ -40,19 +42,28 @@ pub(super) struct Job<'a> {
     /// As it is, or will be, in the journal.
     entry: StageEntry,
     device: Option<Device>,
+    luks: Option<Luks>,
     done: Vec<Undo>,
+}
+
+/// The device below a mapping.
+struct Luks {
+    below: Device,
+    /// Its header says that nothing was ever kept in it.
+    new: bool,
 }
 
 impl<'a> Job<'a> {
     pub fn new(node: &'a Node, order: &'a Order<'a>, earlier: Option<StageEntry>) -> Job<'a> {
         let wanted = &order.wanted;
         // A mkfs that was cut off is remembered until it was done, with the device that it was for.
-        let cut_off = earlier.as_ref().filter(|entry| entry.formatting.is_some());
+        let cut_off = earlier.as_ref().filter(|entry| entry.cut_off());
         let entry = StageEntry {
             version: VERSION,
             id: wanted.id.clone(),
             phase: Phase::Staging,
             source: cut_off.and_then(|entry| entry.source.clone()),
+            mapping: None,
             access: match &wanted.access {
                 WantedAccess::Block => Access::Block,
                 WantedAccess::Filesystem { mount_flags, .. } => {
@@ -63,12 +74,13 @@ impl<'a> Job<'a> {
             staging: wanted.staging.clone(),
             read_only: wanted.read_only,
             formatting: cut_off.and_then(|entry| entry.formatting),
+            encrypting: cut_off.is_some_and(|entry| entry.encrypting),
             inline: wanted.inline,
             boot: node.boot.clone(),
             parameters: order.parameters.to_json(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        Job { node, order, earlier, entry, device: None, done: Vec::new() }
+        Job { node, order, earlier, entry, device: None, luks: None, done: Vec::new() }
     }
 
     /// Runs the first round's steps, and all that follows from what they find.
@@ -78,6 +90,7 @@ impl<'a> Job<'a> {
             match start {
                 Start::ClearMounts => self.clear_mounts()?,
                 Start::Disconnect => {
+                    self.node.close_mapping(&self.entry.id)?;
                     let hint = self.earlier.as_ref().and_then(|entry| entry.source.as_ref());
                     self.order.backend.connect().disconnect(&self.entry.id, hint)?;
                 }
@@ -85,7 +98,7 @@ impl<'a> Job<'a> {
                     self.done.push(Undo::Journal);
                     if self.earlier.is_some() {
                         // What an earlier stage connected must not outlive the entry that says so.
-                        self.done.push(Undo::Connection);
+                        self.done.extend([Undo::Connection, Undo::Mapping]);
                     }
                     self.node.journal.write_stage(&self.entry)?;
                 }
@@ -93,9 +106,12 @@ impl<'a> Job<'a> {
                 Start::Adopt => {}
             }
         }
-        let source = self.entry.source.clone().ok_or_else(|| unexpected(&self.entry.staging, "nothing was connected"))?;
+        let source = self.unlocked()?;
         match (&self.order.wanted.access, &source) {
-            (WantedAccess::Block, Source::Device(device)) => drop(self.open(device)?),
+            (WantedAccess::Block, Source::Device(device)) => {
+                drop(self.open(device)?);
+                self.no_longer_new()?;
+            }
             (WantedAccess::Block, Source::Filesystem { .. }) => {
                 return Err(Error::Unsupported {
                     what: format!("raw block access to volume {}", self.entry.id),
@@ -109,6 +125,7 @@ impl<'a> Job<'a> {
             (WantedAccess::Filesystem { fstype, .. }, Source::Device(device)) => self.filesystem(*fstype, device)?,
         }
         self.device = None;
+        self.luks = None;
         if let (Some(gid), Access::Filesystem { .. }) = (self.order.group, &self.entry.access) {
             apply_group(self.order.root, &self.entry.staging, gid, self.entry.read_only)?;
         }
@@ -116,16 +133,24 @@ impl<'a> Job<'a> {
         self.node.journal.write_stage(&self.entry)
     }
 
-    /// Ends a mkfs that was cut off, without mounting: afterwards the device holds a whole file system.
-    pub fn finish_mkfs(&mut self) -> Result<()> {
+    /// Ends what was cut off while it wrote on the device, without mounting and without a secret: afterwards the device holds
+    /// a whole file system, or a LUKS header that tells that there is none behind it, or nothing.
+    pub fn finish_cut_off(&mut self) -> Result<()> {
         self.connect()?;
-        // Another device by now: what is on it, or is not, is none of ours.
-        if self.entry.formatting.is_none() {
+        let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
+        if self.entry.encrypting {
+            let below = self.open(&device)?;
+            if plan::unlock(false, &self.look_below(&device, &below)?)?.contains(&Unlock::Wipe) {
+                step("wipe", &device.path.display(), || luks::wipe(&below))?;
+            }
             return Ok(());
         }
-        let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
+        // Another device by now: what is on it, or is not, is none of ours.
+        if self.entry.formatting.is_none() || self.order.parameters.node.encryption != Encryption::None {
+            return Ok(());
+        }
         self.device = Some(self.open(&device)?);
-        let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(&device)?)?;
+        let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(None, &device)?)?;
         for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_))) {
             self.prepare(prepare, &device)?;
         }
@@ -135,8 +160,8 @@ impl<'a> Job<'a> {
 
     fn clear_mounts(&self) -> Result<()> {
         let Some(earlier) = &self.earlier else { return Ok(()) };
-        let (_, sources) = self.node.sources(&earlier.id, Some(earlier))?;
-        unmount_all(&earlier.staging, &sources)?;
+        let sources = self.node.sources(&earlier.id, Some(earlier))?;
+        unmount_all(&earlier.staging, &sources.all)?;
         Ok(())
     }
 
@@ -157,8 +182,109 @@ impl<'a> Job<'a> {
         };
         if !same {
             self.entry.formatting = None;
+            self.entry.encrypting = false;
         }
         self.entry.source = Some(source);
+        Ok(())
+    }
+
+    /// What is to be mounted or shown: what was connected, or the mapping that shows it in clear.
+    fn unlocked(&mut self) -> Result<Source> {
+        let source = self.entry.source.clone().ok_or_else(|| unexpected(&self.entry.staging, "nothing was connected"))?;
+        match (&source, self.order.parameters.node.encryption) {
+            (_, Encryption::None) => Ok(source),
+            (Source::Device(device), Encryption::Luks2) => {
+                let mapping = self.unlock(device)?;
+                self.entry.mapping = Some(mapping.clone());
+                Ok(Source::Device(mapping))
+            }
+            (Source::Filesystem { .. }, Encryption::Luks2) => Err(Error::Unsupported {
+                what: format!("encryption of volume {}", self.entry.id),
+                reason: "its backend has no devices that could be encrypted".to_owned(),
+            }),
+        }
+    }
+
+    fn unlock(&mut self, device: &BlockDevice) -> Result<BlockDevice> {
+        let id = self.entry.id.clone();
+        let passphrase =
+            self.order.secrets.get(Encryption::SECRET).filter(|passphrase| !passphrase.is_empty()).ok_or_else(|| {
+                let reason = format!("volume {id} is encrypted: the node-stage secret must have {}", Encryption::SECRET);
+                Error::invalid("secrets", reason)
+            })?;
+        let below = self.open(device)?;
+        let locked = self.look_below(device, &below)?;
+        let steps = plan::unlock(self.entry.read_only, &locked)?;
+        self.done.push(Undo::Mapping);
+        let (object, name) = (device.path.display(), mapping_name(&id));
+        for unlock in steps {
+            match unlock {
+                Unlock::Close => self.node.close_mapping(&id)?,
+                Unlock::RecordFormat => {
+                    self.entry.encrypting = true;
+                    self.node.journal.write_stage(&self.entry)?;
+                }
+                Unlock::Wipe => step("wipe", &object, || luks::wipe(&below))?,
+                Unlock::Format => {
+                    step("encrypt", &object, || luks::format(&below, passphrase))?;
+                    self.entry.encrypting = false;
+                }
+                Unlock::Open => {
+                    let discard = self.order.parameters.node.discard;
+                    step("open mapping", &name, || luks::open(&below, &name, passphrase, self.entry.read_only, discard))?
+                        .ok_or_else(|| Error::Denied {
+                            object: format!("volume {id}"),
+                            reason: format!("the passphrase in the secret {} does not open it", Encryption::SECRET),
+                        })?;
+                }
+                Unlock::Grow => step("grow mapping", &name, || luks::grow(&name))?,
+            }
+        }
+        let new = luks::header(&below)?.is_some_and(|header| header.new);
+        self.luks = Some(Luks { below, new });
+        let mapping = self.node.sources(&id, Some(&self.entry))?.mapping_on_connected();
+        mapping.ok_or_else(|| unexpected(&device.path, format!("its mapping {name} is not there after it was opened")))
+    }
+
+    fn look_below(&self, device: &BlockDevice, below: &Device) -> Result<Locked> {
+        let header = luks::header(below)?;
+        let contents = match &header {
+            // Of no interest behind a header that is whole.
+            Some(_) if !self.entry.encrypting => Contents::Other("LUKS".to_owned()),
+            _ => self.contents(device, below, self.entry.encrypting)?,
+        };
+        let sources = self.node.sources(&self.entry.id, Some(&self.entry))?;
+        let mapping = match (&sources.mapping, sources.mapping_on_connected()) {
+            (None, _) => Mapping::None,
+            (Some(_), Some(_)) => Mapping::Whole,
+            (Some(_), None) => Mapping::Stale,
+        };
+        Ok(Locked {
+            device: device.path.display().to_string(),
+            contents,
+            header,
+            interrupted: self.entry.encrypting,
+            device_read_only: below.read_only()?,
+            mapping,
+        })
+    }
+
+    /// What a connected device holds, by its backend's word or by looking.
+    fn contents(&self, device: &BlockDevice, open: &Device, written: bool) -> Result<Contents> {
+        let source = Source::Device(device.clone());
+        let vouched = !written && self.order.backend.connect().proven_empty(&self.entry.id, &source)?;
+        if vouched { Ok(Contents::Blank) } else { Ok(step("probe", &device.path.display(), || fs::probe(open))?) }
+    }
+
+    /// Says in the LUKS header, if there is one, that data is kept behind it from now on.
+    fn no_longer_new(&mut self) -> Result<()> {
+        self.mark(false)
+    }
+
+    fn mark(&mut self, new: bool) -> Result<()> {
+        let Some(luks) = self.luks.as_mut().filter(|luks| luks.new != new) else { return Ok(()) };
+        step("mark", &luks.below.path().display(), || luks::mark(&luks.below, new))?;
+        luks.new = new;
         Ok(())
     }
 
@@ -190,7 +316,7 @@ impl<'a> Job<'a> {
 
     fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
         self.device = Some(self.open(device)?);
-        let found = self.look(device)?;
+        let found = self.look(fstype, device)?;
         let check = self.order.parameters.node.fsck;
         for prepare in plan::prepare(fstype, self.entry.read_only, check, &found)? {
             self.prepare(prepare, device)?;
@@ -198,19 +324,31 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    fn look(&self, device: &BlockDevice) -> Result<Found> {
+    fn look(&self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
         let source = Source::Device(device.clone());
         let open = self.opened(device)?;
-        let vouched = self.entry.formatting.is_none() && self.order.backend.connect().proven_empty(&self.entry.id, &source)?;
-        let contents = if vouched { Contents::Blank } else { step("probe", &device.path.display(), || fs::probe(open))? };
+        let mut interrupted = self.entry.formatting;
+        let contents = match &self.luks {
+            None => self.contents(device, open, interrupted.is_some())?,
+            Some(luks) => match step("probe", &device.path.display(), || fs::probe(open))? {
+                // A mkfs that came to its end, on another node or before the journal was lost.
+                Contents::Filesystem(whole) => Contents::Filesystem(whole),
+                // Noise, or half a file system: whatever it looks like means nothing.
+                _ if luks.new => {
+                    interrupted = interrupted.or(fstype).or(Some(FsType::DEFAULT));
+                    Contents::Blank
+                }
+                other => other,
+            },
+        };
         let fs_size = match &contents {
-            Contents::Filesystem(fstype) if self.entry.formatting.is_none() => Some(fs::size_on_device(open, *fstype)?),
+            Contents::Filesystem(fstype) if interrupted.is_none() => Some(fs::size_on_device(open, *fstype)?),
             _ => None,
         };
         Ok(Found {
             device: device.path.display().to_string(),
             contents,
-            interrupted: self.entry.formatting,
+            interrupted,
             fs_size,
             device_size: open.size()?,
             device_read_only: open.read_only()?,
@@ -226,6 +364,7 @@ impl<'a> Job<'a> {
         let name = device.path.display().to_string();
         match prepare {
             Prepare::RecordMkfs(fstype) => {
+                self.mark(true)?;
                 self.entry.formatting = Some(fstype);
                 self.node.journal.write_stage(&self.entry)
             }
@@ -242,7 +381,10 @@ impl<'a> Job<'a> {
                 step("grow", &name, || fs::grow_unmounted(self.opened(device)?, fstype).map_err(Error::from))?;
                 Ok(())
             }
-            Prepare::Mount(fstype) => self.mount(fstype.as_str(), &device.path, &[]),
+            Prepare::Mount(fstype) => {
+                self.no_longer_new()?;
+                self.mount(fstype.as_str(), &device.path, &[])
+            }
             Prepare::GrowMounted(fstype) => {
                 let staging = &self.entry.staging;
                 step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, staging).map_err(Error::from))
@@ -299,8 +441,7 @@ impl<'a> Job<'a> {
     /// One mount, of this device, as it was asked for: else what follows would write somewhere else.
     fn seen_mounted(&self, fstype: &str, read_only: bool) -> Result<()> {
         let staging = &self.entry.staging;
-        let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
-        match observe::at(&MountTable::read()?, staging, &sources) {
+        match observe::at(&MountTable::read()?, staging, &self.entry.shown()) {
             At::Ours(mount) if mount.fstype != fstype => {
                 Err(unexpected(staging, format!("{} is mounted there instead of {fstype}", mount.fstype)))
             }
@@ -315,9 +456,8 @@ impl<'a> Job<'a> {
     }
 
     fn adopt(&mut self) -> Result<()> {
-        let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
         let table = MountTable::read()?;
-        let At::Ours(mount) = observe::at(&table, &self.entry.staging, &sources) else {
+        let At::Ours(mount) = observe::at(&table, &self.entry.staging, &self.entry.shown()) else {
             return Err(unexpected(&self.entry.staging, "the mount that was there is gone; repeat the call"));
         };
         tracing::warn!(volume = %self.entry.id, path = %self.entry.staging.display(), "a mount without a journal entry was taken over");
@@ -367,14 +507,16 @@ impl<'a> Job<'a> {
     /// Undoes what was done, in reverse, going on after an error; says in the error what is left.
     pub fn undo(mut self, error: Error) -> Error {
         self.device = None;
+        self.luks = None;
         // It may still become connected: what was begun stays in the journal, for the next stage or unstage.
         if matches!(error, Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. }) {
             return error;
         }
         let done = std::mem::take(&mut self.done);
         let mut left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
-        if let (Some(fstype), Some(source)) = (self.entry.formatting, &self.entry.source) {
-            left.push(format!("a mkfs of {fstype} was cut off on {}; the next stage makes it anew", super::source_name(source)));
+        if let (true, Some(source)) = (self.entry.cut_off(), &self.entry.source) {
+            let what = self.entry.formatting.map_or("LUKS format".to_owned(), |fstype| format!("mkfs of {fstype}"));
+            left.push(format!("a {what} was cut off on {}; the next stage makes it anew", super::source_name(source)));
         }
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
@@ -382,11 +524,9 @@ impl<'a> Job<'a> {
     fn undo_one(&self, undo: Undo) -> Result<()> {
         let (id, staging) = (&self.entry.id, &self.entry.staging);
         match undo {
-            Undo::Mount => {
-                let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
-                unmount_all(staging, &sources).map(|_| ())
-            }
+            Undo::Mount => unmount_all(staging, &self.entry.shown()).map(|_| ()),
             Undo::Folder => Ok(step("remove folder", &staging.display(), || self.order.root.remove(staging))?),
+            Undo::Mapping => self.node.close_mapping(id),
             Undo::Connection => {
                 if let Some(source) = &self.entry.source {
                     self.node.unused(id, source)?;
@@ -395,7 +535,7 @@ impl<'a> Job<'a> {
                 Ok(())
             }
             // An inline volume's entry goes with the volume.
-            Undo::Journal if self.entry.formatting.is_some() || self.entry.inline => Ok(()),
+            Undo::Journal if self.entry.cut_off() || self.entry.inline => Ok(()),
             Undo::Journal => self.node.journal.remove_stage(id),
         }
     }

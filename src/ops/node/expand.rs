@@ -4,12 +4,14 @@ use crate::backend::Source;
 use crate::ops::lock::Key;
 use crate::os::block::Device;
 use crate::os::fs;
+use crate::os::luks;
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, FsType, Result, VolumeId};
 
 use super::journal::{Access, Phase, StageEntry};
 use super::observe::{self, At};
+use super::sources::mapping_name;
 use super::{ExpandRequest, Handle, Node, source_name, stats, unexpected};
 
 pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
@@ -29,16 +31,21 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
         return Err(Error::InUse { object: format!("volume {id}"), by });
     }
     let connect = node.backend(id)?.connect();
-    let source = connect
-        .connected(id, entry.source.as_ref())?
-        .ok_or_else(|| not_staged(id, "it is no longer connected; unstage it and stage it again"))?;
+    let gone = || not_staged(id, "it is no longer connected; unstage it and stage it again");
+    let sources = node.sources(id, Some(&entry))?;
+    let used = sources.used(entry.encryption()?).ok_or_else(gone)?;
+    let source = sources.connected.ok_or_else(gone)?;
     let size = step("refresh", &source_name(&source), || connect.refresh(id, &source))?;
     if let Some(required) = request.required.filter(|required| size < *required) {
         let reason = format!("device {} has {size}, less than {required}; expand the volume first", source_name(&source));
         return Err(Error::OutOfRange { field: "capacity_range.required_bytes", reason });
     }
-    if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(_)) = (&entry.access, &source) {
-        grow(&entry, fstype, &source)?;
+    if used != source {
+        let name = mapping_name(id);
+        step("grow mapping", &name, || luks::grow(&name))?;
+    }
+    if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(_)) = (&entry.access, &used) {
+        grow(&entry, fstype, &used)?;
     }
     Ok(size)
 }

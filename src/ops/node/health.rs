@@ -61,8 +61,8 @@ pub(super) fn storage_health(node: &Node) -> Result<Health> {
 
 /// What this node sees of a staged volume.
 fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &mut Health) -> Result<()> {
-    let (connected, _) = node.sources(&entry.id, Some(entry))?;
-    let Some(source) = connected.filter(is_there) else {
+    let used = node.sources(&entry.id, Some(entry))?.used(entry.encryption()?);
+    let Some(source) = used.filter(is_there) else {
         let device = entry.source.as_ref().map(source_name).unwrap_or_default();
         let message = format!("volume {} is no longer connected as {device}; unstage it and stage it again", entry.id);
         add(health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });

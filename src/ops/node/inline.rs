@@ -131,12 +131,12 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
     }
     backend.check_capability(&capability)?;
     let size = raw.take("size").map(|text| text.parse::<Bytes>()).transpose()?.unwrap_or(DEFAULT_SIZE);
-    let least = capability.least_size();
+    let parameters = Parameters::for_backend(backend, raw)?;
+    let least = parameters.least(std::slice::from_ref(&capability));
     if size < least {
         let reason = format!("{size} is below the least possible size; ask for at least {least}");
         return Err(Error::OutOfRange { field: "volume_context.size", reason });
     }
-    let parameters = Parameters::for_backend(backend, raw)?;
     let spec = VolumeSpec {
         id: VolumeId::derive(backend.name(), name),
         name: name.to_owned(),
@@ -154,6 +154,7 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
         id: recipe.spec.id.clone(),
         phase: Phase::Staging,
         source: None,
+        mapping: None,
         access: match access {
             WantedAccess::Block => Access::Block,
             WantedAccess::Filesystem { mount_flags, .. } => Access::Filesystem { fstype: None, mount_flags: mount_flags.clone() },
@@ -162,6 +163,7 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
         staging: staging.to_owned(),
         read_only,
         formatting: None,
+        encrypting: false,
         inline: true,
         boot: node.boot.clone(),
         parameters: recipe.spec.parameters.clone(),

@@ -14,9 +14,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::backend::Source;
+use crate::backend::{BlockDevice, Source};
 use crate::os::{self, durable};
-use crate::volume::{AccessMode, Error, FsType, Result, VolumeId};
+use crate::volume::{AccessMode, Encryption, Error, FsType, NodeParameters, Result, VolumeId};
 
 /// The form of the files. Another number is another version's file and is left alone.
 pub const VERSION: u32 = 1;
@@ -59,6 +59,9 @@ pub struct StageEntry {
     pub phase: Phase,
     /// What `Connect::connect` answered; `None` until then.
     pub source: Option<Source>,
+    /// The LUKS mapping that shows it in clear, where it is encrypted; `None` until then.
+    #[serde(default)]
+    pub mapping: Option<BlockDevice>,
     pub access: Access,
     pub mode: AccessMode,
     pub staging: PathBuf,
@@ -66,6 +69,9 @@ pub struct StageEntry {
     /// Set after the device in `source` was proven blank and before mkfs, cleared after it: a mkfs that was cut off is
     /// done again on this very device, instead of being taken for somebody's data.
     pub formatting: Option<FsType>,
+    /// The same for the LUKS header: set before it is written, cleared after.
+    #[serde(default)]
+    pub encrypting: bool,
     /// An ephemeral volume, deleted when it is unpublished.
     pub inline: bool,
     /// The boot in which this was written: mounts and device numbers of another boot mean nothing.
@@ -74,6 +80,32 @@ pub struct StageEntry {
     pub parameters: serde_json::Value,
     /// Seconds since 1970.
     pub created: u64,
+}
+
+impl StageEntry {
+    /// Something of ours was cut off while it wrote on the device in `source`.
+    pub fn cut_off(&self) -> bool {
+        self.encrypting || self.formatting.is_some()
+    }
+
+    /// What its mounts can be of.
+    pub fn shown(&self) -> Vec<Source> {
+        self.source.clone().into_iter().chain(self.mapping.clone().map(Source::Device)).collect()
+    }
+
+    /// How the volume lies on its device, by its parameters.
+    ///
+    /// # Errors
+    /// Not final where the parameters are not as we wrote them: whoever cannot read them must not take ciphertext for data.
+    pub fn encryption(&self) -> Result<Encryption> {
+        #[derive(Deserialize)]
+        struct OfNode {
+            #[serde(default)]
+            node: NodeParameters,
+        }
+        let parameters = OfNode::deserialize(&self.parameters);
+        Ok(parameters.map_err(|error| Error::failed("read parameters", self.id.to_string(), error))?.node.encryption)
+    }
 }
 
 /// A target at which a volume is published, or was to be.
@@ -347,11 +379,13 @@ mod tests {
             id: id(),
             phase: Phase::Staging,
             source: None,
+            mapping: None,
             access: Access::Filesystem { fstype: None, mount_flags: vec!["noexec".to_owned()] },
             mode: AccessMode::SingleNodeWriter,
             staging: "/var/lib/kubelet/s".into(),
             read_only: false,
             formatting: Some(FsType::Xfs),
+            encrypting: false,
             inline: false,
             boot: "b".to_owned(),
             parameters: serde_json::json!({ "node": BTreeMap::<String, String>::new() }),

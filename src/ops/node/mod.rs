@@ -33,6 +33,7 @@ mod plan;
 mod publish;
 mod quiesce;
 mod recover;
+mod sources;
 mod stage;
 mod stats;
 mod unpublish;
@@ -239,7 +240,7 @@ impl Node {
         if let Some(entry) = self.journal.stage(id)? {
             let staging = entry.staging.display();
             // Its mkfs must be seen to an end before another volume can have this identity.
-            if self.same_boot(&entry) || entry.formatting.is_some() {
+            if self.same_boot(&entry) || entry.cut_off() {
                 return Ok(Some(format!("it is staged on node {node} at {staging}; unstage it first")));
             }
         }
@@ -271,18 +272,6 @@ impl Node {
 
     fn same_boot(&self, entry: &StageEntry) -> bool {
         entry.boot == self.boot
-    }
-
-    /// What the volume is now, and all that it is or was in this boot: only mounts of these are its own.
-    fn sources(&self, id: &VolumeId, entry: Option<&StageEntry>) -> Result<(Option<Source>, Vec<Source>)> {
-        let journaled = entry.filter(|entry| self.same_boot(entry)).and_then(|entry| entry.source.clone());
-        let connected = match self.registry.get(id.backend()) {
-            Some(backend) => backend.connect().connected(id, journaled.as_ref())?,
-            None => None,
-        };
-        let mut all: Vec<Source> = connected.clone().into_iter().collect();
-        all.extend(journaled.filter(|journaled| connected.as_ref() != Some(journaled)));
-        Ok((connected, all))
     }
 }
 

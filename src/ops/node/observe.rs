@@ -31,8 +31,11 @@ pub fn boot() -> Result<String> {
 /// Whether `mount` shows the file system of `source`.
 pub fn is_filesystem_of(mount: &Mount, source: &Source) -> bool {
     match source {
-        // btrfs has a device number of its own making; there the kernel keeps the device's path.
-        Source::Device(device) if mount.fstype == "btrfs" => mount.source == device.path,
+        // btrfs has a device number of its own making; there the kernel keeps the path by which it, or udev, saw the device last.
+        Source::Device(device) if mount.fstype == "btrfs" => {
+            let mapper = device.mapper_name().map(|name| Path::new("/dev/mapper").join(name));
+            mount.source == device.path || Some(&mount.source) == mapper.as_ref()
+        }
         Source::Device(device) => mount.device == device.number,
         Source::Filesystem { fstype, source, .. } => mount.fstype == *fstype && mount.source == Path::new(source),
     }

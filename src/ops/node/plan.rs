@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::Source;
 use crate::os::fs::Contents;
+use crate::os::luks::Header;
 use crate::os::mountinfo::Mount;
 use crate::volume::{AccessMode, Error, FsType, Result, VolumeId};
 
@@ -41,6 +42,8 @@ pub struct Seen {
     pub same_boot: bool,
     /// What the backend says now.
     pub connected: Option<Source>,
+    /// It is not encrypted, or its mapping lies on what is connected.
+    pub unlocked: bool,
     /// What is mounted at the staging path.
     pub staging: At,
 }
@@ -82,7 +85,7 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
             WantedAccess::Block => seen.connected.is_some() && seen.connected == entry.source,
             WantedAccess::Filesystem { .. } => seen.connected.is_some() && matches!(seen.staging, At::Ours(_)),
         };
-        if whole {
+        if whole && seen.unlocked {
             return Ok(steps);
         }
     }
@@ -152,13 +155,110 @@ fn same_flags(a: &[String], b: &[String]) -> bool {
     sorted(a) == sorted(b)
 }
 
+/// What the device of an encrypted volume showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Locked {
+    /// `/dev/loop3`, for messages.
+    pub device: String,
+    pub contents: Contents,
+    pub header: Option<Header>,
+    /// A LUKS format of ours on this very device that was cut off; nothing was ever kept in it.
+    pub interrupted: bool,
+    /// The device itself takes no writes.
+    pub device_read_only: bool,
+    pub mapping: Mapping,
+}
+
+/// The mapping of an encrypted volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    None,
+    /// It is whole and lies on this device.
+    Whole,
+    /// Half made, or on another device.
+    Stale,
+}
+
+/// What makes the device of an encrypted volume appear in clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unlock {
+    Close,
+    /// Write into the journal that a LUKS format begins.
+    RecordFormat,
+    /// Take away what a cut-off format left.
+    Wipe,
+    Format,
+    Open,
+    /// The device may have grown since the mapping was opened.
+    Grow,
+}
+
+/// # Errors
+/// `Unproven` for anything on the device that is neither a LUKS2 header nor proven nothing: it is left as it is.
+pub fn unlock(read_only: bool, locked: &Locked) -> Result<Vec<Unlock>> {
+    let refuse = |reason: String| Err(Error::Unproven { device: locked.device.clone(), reason });
+    let blank = locked.interrupted || locked.contents == Contents::Blank;
+    let mut steps = Vec::new();
+    if locked.mapping == Mapping::Stale || (locked.mapping == Mapping::Whole && blank) {
+        steps.push(Unlock::Close);
+    }
+    if blank && (read_only || locked.device_read_only) {
+        return refuse("it is blank, and to be used read-only: there is nothing to open. Stage it for writing once".to_owned());
+    }
+    match (&locked.contents, &locked.header) {
+        (contents, _) if locked.interrupted && foreign_to_luks(contents).is_some() => {
+            return refuse(format!(
+                "its LUKS format was cut off, but now it holds {}: somebody else wrote to it. {}",
+                foreign_to_luks(contents).unwrap_or_default(),
+                wipe_remedy(&locked.device)
+            ));
+        }
+        _ if locked.interrupted => steps.extend([Unlock::RecordFormat, Unlock::Wipe, Unlock::Format, Unlock::Open]),
+        (_, Some(header)) if header.version == 2 => match locked.mapping {
+            Mapping::Whole if !read_only => steps.push(Unlock::Grow),
+            Mapping::Whole => {}
+            Mapping::None | Mapping::Stale => steps.push(Unlock::Open),
+        },
+        (_, Some(header)) => {
+            return refuse(format!(
+                "its LUKS header is of version {}, not 2; with the volume unstaged, `cryptsetup convert --type luks2` changes it",
+                header.version
+            ));
+        }
+        (Contents::Blank, None) => steps.extend([Unlock::RecordFormat, Unlock::Format, Unlock::Open]),
+        (Contents::Filesystem(found), None) => {
+            return refuse(format!(
+                "it holds {found} in clear, but is to be encrypted; its data is left as it is. Use it without encryption, or \
+                 copy it into a new volume"
+            ));
+        }
+        (Contents::Other(what) | Contents::Unknown(what), None) => {
+            return refuse(format!(
+                "it is neither proven blank nor encrypted with LUKS2 ({what}), and is not formatted. {}",
+                wipe_remedy(&locked.device)
+            ));
+        }
+    }
+    Ok(steps)
+}
+
+/// What no LUKS format writes.
+fn foreign_to_luks(contents: &Contents) -> Option<String> {
+    match contents {
+        Contents::Filesystem(found) => Some(found.to_string()),
+        Contents::Other(what) => (!what.contains("LUKS")).then(|| what.clone()),
+        Contents::Blank | Contents::Unknown(_) => None,
+    }
+}
+
 /// What a connected device showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// `/dev/loop3`, for messages.
     pub device: String,
     pub contents: Contents,
-    /// A mkfs of ours on this very device that was cut off; it was never mounted since.
+    /// A mkfs of ours on this very device that was cut off, or a LUKS header over it that says that there never was one; it was
+    /// never mounted since.
     pub interrupted: Option<FsType>,
     /// Of the file system, where there is one.
     pub fs_size: Option<u64>,
@@ -199,14 +299,17 @@ pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Fou
             return Ok(vec![Prepare::RecordMkfs(fstype), Prepare::Mkfs(fstype), Prepare::Mount(fstype)]);
         }
         Contents::Other(what) => {
-            return Err(unproven(found, format!("it holds {what}, and is not formatted over it. {}", wipe_remedy(found))));
+            return Err(unproven(
+                found,
+                format!("it holds {what}, and is not formatted over it. {}", wipe_remedy(&found.device)),
+            ));
         }
         Contents::Unknown(why) => {
             return Err(unproven(
                 found,
                 format!(
                     "it is neither proven blank nor a known file system ({why}), and is not formatted. {}",
-                    wipe_remedy(found)
+                    wipe_remedy(&found.device)
                 ),
             ));
         }
@@ -247,8 +350,10 @@ fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Fou
         return Err(unproven(found, "its mkfs was cut off, but it is mounted; unmount it first".to_owned()));
     }
     if let Some(what) = foreign {
-        let reason =
-            format!("its mkfs ({begun}) was cut off, but now it holds {what}: somebody else wrote to it. {}", wipe_remedy(found));
+        let reason = format!(
+            "its mkfs ({begun}) was cut off, but now it holds {what}: somebody else wrote to it. {}",
+            wipe_remedy(&found.device)
+        );
         return Err(unproven(found, reason));
     }
     writable_for_mkfs(read_only, found)?;
@@ -374,8 +479,8 @@ fn unproven(found: &Found, reason: String) -> Error {
     Error::Unproven { device: found.device.clone(), reason }
 }
 
-fn wipe_remedy(found: &Found) -> String {
-    format!("If nothing on it is needed, run `wipefs -a {}` by hand, or use a new volume", found.device)
+fn wipe_remedy(device: &str) -> String {
+    format!("If nothing on it is needed, run `wipefs -a {device}` by hand, or use a new volume")
 }
 
 /// A path on which someone else mounted something.

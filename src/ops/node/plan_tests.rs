@@ -35,6 +35,7 @@ fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
         id: id(),
         phase: Phase::Staged,
         source: Some(device(3)),
+        mapping: None,
         access: match &wanted.access {
             WantedAccess::Block => Access::Block,
             WantedAccess::Filesystem { mount_flags, .. } => {
@@ -45,6 +46,7 @@ fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
         staging: wanted.staging.clone(),
         read_only: wanted.read_only,
         formatting: None,
+        encrypting: false,
         inline: wanted.inline,
         boot: "b".to_owned(),
         parameters: serde_json::Value::Null,
@@ -68,7 +70,7 @@ fn mounted(fstype: &str, options: &str) -> Mount {
 }
 
 fn seen(entry: Option<StageEntry>, connected: Option<Source>, staging: At) -> Seen {
-    Seen { entry, same_boot: true, connected, staging }
+    Seen { entry, same_boot: true, connected, unlocked: true, staging }
 }
 
 fn ours() -> At {
@@ -158,7 +160,7 @@ fn what_was_cut_off_is_begun_afresh() {
         ),
     ];
     for (entry, same_boot, connected, staging, steps) in cases {
-        let seen = Seen { entry: Some(entry), same_boot, connected, staging };
+        let seen = Seen { entry: Some(entry), same_boot, connected, unlocked: true, staging };
         assert_eq!(start(&wanted, &seen).expect("goes on"), steps, "{seen:?}");
     }
 }
@@ -166,7 +168,7 @@ fn what_was_cut_off_is_begun_afresh() {
 #[test]
 fn after_a_reboot_it_may_be_staged_otherwise() {
     let entry = entry_of(&filesystem(EXT4, &[]), "ext4");
-    let seen = Seen { entry: Some(entry), same_boot: false, connected: None, staging: At::Nothing };
+    let seen = Seen { entry: Some(entry), same_boot: false, connected: None, unlocked: true, staging: At::Nothing };
     for wanted in [block(), Wanted { staging: "/k/other".into(), ..filesystem(XFS, &["noexec"]) }] {
         assert_eq!(start(&wanted, &seen).expect("free"), [Start::Begin, Start::Connect]);
     }
@@ -350,4 +352,59 @@ fn a_device_is_protected_for_all_its_targets_or_for_none() {
     assert!(protection(&id(), &target_wanted(true, false), &others).is_ok());
     assert!(matches!(protection(&id(), &target_wanted(false, false), &others), Err(Error::InUse { .. })));
     assert!(protection(&id(), &target_wanted(false, false), &[]).is_ok());
+}
+
+fn locked(contents: Contents, version: Option<u16>) -> Locked {
+    Locked {
+        device: "/dev/loop3".to_owned(),
+        contents,
+        header: version.map(|version| Header { version, uuid: "0".to_owned(), new: false }),
+        interrupted: false,
+        device_read_only: false,
+        mapping: Mapping::None,
+    }
+}
+
+#[test]
+fn only_what_is_blank_is_encrypted() {
+    use Unlock::*;
+    let blank = locked(Contents::Blank, None);
+    let luks = locked(Contents::Other("LUKS".to_owned()), Some(2));
+    assert_eq!(unlock(false, &blank).unwrap(), [RecordFormat, Format, Open]);
+    assert_eq!(unlock(false, &luks).unwrap(), [Open]);
+    assert_eq!(unlock(true, &luks).unwrap(), [Open]);
+    assert_eq!(unlock(false, &Locked { mapping: Mapping::Whole, ..luks.clone() }).unwrap(), [Grow]);
+    assert_eq!(unlock(true, &Locked { mapping: Mapping::Whole, ..luks.clone() }).unwrap(), []);
+    assert_eq!(unlock(false, &Locked { mapping: Mapping::Stale, ..luks.clone() }).unwrap(), [Close, Open]);
+    for (contents, version, says) in [
+        (Contents::Filesystem(FsType::Xfs), None, "holds xfs in clear"),
+        (Contents::Other("GPT".to_owned()), None, "neither proven blank nor encrypted with LUKS2 (GPT)"),
+        (Contents::Unknown("an error".to_owned()), None, "(an error)"),
+        (Contents::Other("LUKS".to_owned()), Some(1), "version 1"),
+    ] {
+        let error = unlock(false, &locked(contents, version)).unwrap_err().to_string();
+        assert!(error.contains(says) && error.contains("/dev/loop3"), "{error}");
+    }
+    assert!(unlock(true, &blank).is_err());
+    assert!(unlock(false, &Locked { device_read_only: true, ..blank }).is_err());
+}
+
+#[test]
+fn a_cut_off_luks_format_is_done_again_unless_somebody_else_wrote() {
+    use Unlock::*;
+    let cut_off = |contents| Locked { interrupted: true, ..locked(contents, None) };
+    for contents in [
+        Contents::Blank,
+        Contents::Unknown("data at 0".to_owned()),
+        Contents::Other("LUKS".to_owned()),
+        Contents::Other("LUKS2 secondary header at 16 KiB".to_owned()),
+    ] {
+        assert_eq!(unlock(false, &cut_off(contents)).unwrap(), [RecordFormat, Wipe, Format, Open]);
+    }
+    let open = Locked { mapping: Mapping::Whole, ..cut_off(Contents::Other("LUKS".to_owned())) };
+    assert_eq!(unlock(false, &open).unwrap(), [Close, RecordFormat, Wipe, Format, Open]);
+    for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("GPT".to_owned())] {
+        let error = unlock(false, &cut_off(contents)).unwrap_err().to_string();
+        assert!(error.contains("somebody else wrote"), "{error}");
+    }
 }

@@ -91,9 +91,9 @@ fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<
     if entry.phase != Phase::Staged {
         return Err(not_staged(id, "its stage did not come to its end, or is being undone; stage it again".to_owned()));
     }
-    let (connected, sources) = node.sources(id, Some(entry))?;
-    let source =
-        connected.ok_or_else(|| not_staged(id, "it is no longer connected; unstage it and stage it again".to_owned()))?;
+    let sources = node.sources(id, Some(entry))?;
+    let gone = || not_staged(id, "it is no longer connected; unstage it and stage it again".to_owned());
+    let source = sources.used(entry.encryption()?).ok_or_else(gone)?;
     if let Access::Filesystem { .. } = entry.access {
         let staging = entry.staging.display();
         match observe::at(table, &entry.staging, std::slice::from_ref(&source)) {
@@ -103,7 +103,7 @@ fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<
             At::Foreign(mount) => return Err(plan::taken(&entry.staging, &mount)),
         }
     }
-    Ok((source, sources))
+    Ok((source, sources.all))
 }
 
 fn not_staged(id: &VolumeId, reason: String) -> Error {

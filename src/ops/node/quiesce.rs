@@ -67,18 +67,22 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
 /// What must be frozen of a volume; a raw device is flushed.
 fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
     let entry = node.journal.stage(id)?.filter(|entry| entry.phase == Phase::Staged && node.same_boot(entry));
-    let (connected, _) = node.sources(id, entry.as_ref())?;
-    let Some(source) = connected else { return Ok(None) };
+    let sources = node.sources(id, entry.as_ref())?.all;
     if let Some(entry) = entry.filter(|entry| entry.access != Access::Block && !entry.read_only) {
-        let sources = std::slice::from_ref(&source);
-        if let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, sources) {
+        if let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, &sources) {
             let mount = open_mount(node.root_of(&entry), &entry.staging)?
                 .ok_or_else(|| unexpected(&entry.staging, "the staging folder vanished"))?;
             return Ok(Some((entry.staging, mount)));
         }
     }
-    if let Source::Device(device) = &source {
-        let open = Device::open(&device.path, false)?;
+    // What is written to a mapping goes to the device below it, which comes first in the list.
+    for source in sources.iter().rev() {
+        let Source::Device(device) = source else { continue };
+        let open = match Device::open(&device.path, false) {
+            // What it was once.
+            Err(error) if error.is_missing() => continue,
+            open => open?,
+        };
         if open.number() == device.number {
             step("flush", &device.path.display(), || open.flush())?;
         }

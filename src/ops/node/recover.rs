@@ -51,7 +51,7 @@ fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mo
     let Some(entry) = entry else { return targets.is_empty() };
     // Write protection is to be looked at.
     let block = entry.access == Access::Block;
-    let sources: Vec<_> = entry.source.clone().into_iter().collect();
+    let sources = entry.shown();
     let published = |target: &TargetEntry| {
         mounted.get(target.target.as_path()).is_some_and(|mounts| mounts.iter().all(|mount| observe::is_of(mount, &sources)))
     };
@@ -81,10 +81,11 @@ fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Moun
 /// will stage again, or unstage.
 fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();
-    if entry.phase == Phase::Staging && entry.formatting.is_some() {
-        let (connected, sources) = node.sources(&id, Some(&entry))?;
-        super::execute::unmount_all(&entry.staging, &sources)?;
-        if let Some(source) = connected {
+    if entry.phase == Phase::Staging && entry.cut_off() {
+        let sources = node.sources(&id, Some(&entry))?;
+        super::execute::unmount_all(&entry.staging, &sources.all)?;
+        node.close_mapping(&id)?;
+        if let Some(source) = sources.connected {
             node.unused(&id, &source)?;
             node.backend(&id)?.connect().disconnect(&id, Some(&source))?;
         }
@@ -100,15 +101,15 @@ fn undo(node: &Node, entry: StageEntry) -> Result<()> {
 /// A target that is mounted is whole: a mount appears in one instant, with all its attributes. One that is not was cut off
 /// before, or after its unmounting.
 fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targets: &[TargetEntry]) -> Result<()> {
-    let (connected, sources) = node.sources(id, entry)?;
+    let sources = node.sources(id, entry)?;
     let table = MountTable::read()?;
     let mut protected = false;
     for target in targets {
-        if mounted_target(&table, target, &sources) {
+        if mounted_target(&table, target, &sources.all) {
             protected |= target.block && target.read_only;
             continue;
         }
-        if let At::Foreign(mount) = observe::at(&table, &target.target, &sources) {
+        if let At::Foreign(mount) = observe::at(&table, &target.target, &sources.all) {
             tracing::error!(
                 volume = %id, path = %target.target.display(), source = %mount.source.display(),
                 "something else is mounted at a published target; unmount it, then unpublish the volume"
@@ -121,9 +122,8 @@ fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targe
         }
         node.journal.remove_target(id, &target.target)?;
     }
-    let writable = entry.is_some_and(|entry| entry.access == Access::Block && !entry.read_only);
-    match connected {
-        Some(source) if writable && !protected => allow_writes(&source),
-        _ => Ok(()),
+    match entry.filter(|entry| entry.access == Access::Block && !entry.read_only && !protected) {
+        Some(entry) => sources.used(entry.encryption()?).map_or(Ok(()), |source| allow_writes(&source)),
+        None => Ok(()),
     }
 }

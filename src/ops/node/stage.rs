@@ -88,8 +88,9 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
 }
 
 fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<Seen> {
-    let (connected, sources) = node.sources(&order.wanted.id, entry.as_ref())?;
-    let staging = observe::at(&MountTable::read()?, &order.wanted.staging, &sources);
+    let sources = node.sources(&order.wanted.id, entry.as_ref())?;
+    let staging = observe::at(&MountTable::read()?, &order.wanted.staging, &sources.all);
+    let unlocked = sources.used(order.parameters.node.encryption).is_some();
     let same_boot = entry.as_ref().is_some_and(|entry| node.same_boot(entry));
-    Ok(Seen { entry, same_boot, connected, staging })
+    Ok(Seen { entry, same_boot, connected: sources.connected, unlocked, staging })
 }

@@ -65,8 +65,8 @@ pub(super) fn name(handle: &Handle) -> String {
 pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> {
     let place = place(node, handle, path)?;
     let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", place.entry.id, path.display()) };
-    let (connected, _) = node.sources(&place.entry.id, Some(&place.entry))?;
-    let source = connected.ok_or_else(missing)?;
+    let sources = node.sources(&place.entry.id, Some(&place.entry))?;
+    let source = sources.used(place.entry.encryption()?).ok_or_else(missing)?;
     if place.block {
         return block_stats(node, &place, &source, missing);
     }

@@ -39,16 +39,16 @@ fn lock(node: &Node, id: &VolumeId) -> Result<Guard> {
 
 /// The caller holds the volume and the target.
 pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target: &Path) -> Result<Outcome<()>> {
-    let (connected, sources) = node.sources(id, entry)?;
+    let sources = node.sources(id, entry)?;
     let journaled = node.journal.target(id, target)?;
-    let outcome = clear(node, target, &sources, journaled.is_some())?;
+    let outcome = clear(node, target, &sources.all, journaled.is_some())?;
     let Some(journaled) = journaled else { return Ok(outcome) };
     if journaled.block
         && journaled.read_only
-        && entry.is_some_and(|entry| !entry.read_only)
-        && let Some(source) = &connected
+        && let Some(entry) = entry.filter(|entry| !entry.read_only)
+        && let Some(source) = sources.used(entry.encryption()?)
     {
-        end_protection(node, id, target, source)?;
+        end_protection(node, id, target, &source)?;
     }
     node.journal.remove_target(id, target)?;
     Ok(Outcome::Changed(()))

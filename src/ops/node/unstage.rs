@@ -7,6 +7,7 @@ use crate::backend::Source;
 use crate::ops::lock::Key;
 use crate::ops::parameters::Parameters;
 use crate::os::block::Device;
+use crate::os::dm;
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::volume::{Error, Outcome, Result, Secrets, VolumeId};
@@ -25,8 +26,8 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
         Some(entry) if entry.staging != staging && node.same_boot(&entry) => {
             // Nothing of the volume's is to be at this path; its stage elsewhere is not what was asked about.
             tracing::warn!(volume = %id, path = %staging.display(), staged = %entry.staging.display(), "unstage of another path");
-            let (_, sources) = node.sources(id, Some(&entry))?;
-            let count = execute::unmount_all(&staging, &sources)?;
+            let sources = node.sources(id, Some(&entry))?;
+            let count = execute::unmount_all(&staging, &sources.all)?;
             Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
         }
         Some(entry) => finish(node, entry),
@@ -36,19 +37,20 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
 
 /// The journal is lost, or there never was a stage: only what the backend says is the volume's is undone.
 fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
-    let (connected, sources) = node.sources(id, None)?;
-    if !sources.is_empty() {
-        unpublished(node, id, staging, &sources)?;
+    let sources = node.sources(id, None)?;
+    if !sources.all.is_empty() {
+        unpublished(node, id, staging, &sources.all)?;
     }
-    let count = execute::unmount_all(staging, &sources)?;
-    match (connected, node.registry.get(id.backend())) {
+    let count = execute::unmount_all(staging, &sources.all)?;
+    node.close_mapping(id)?;
+    match (sources.connected, node.registry.get(id.backend())) {
         (Some(source), Some(backend)) => {
             node.unused(id, &source)?;
             allow_writes(&source)?;
             backend.connect().disconnect(id, Some(&source))?;
             Ok(Outcome::Changed(()))
         }
-        _ if count > 0 => Ok(Outcome::Changed(())),
+        _ if count > 0 || sources.mapping.is_some() => Ok(Outcome::Changed(())),
         _ => Ok(Outcome::Unchanged(())),
     }
 }
@@ -60,31 +62,32 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
 /// `InUse` while it is published; not final where something is left.
 pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> {
     let id = entry.id.clone();
-    let (connected, sources) = node.sources(&id, Some(&entry))?;
-    unpublished(node, &id, &entry.staging, &sources)?;
+    let sources = node.sources(&id, Some(&entry))?;
+    unpublished(node, &id, &entry.staging, &sources.all)?;
     // Seen before anything is undone, so that a refusal changes nothing.
-    if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &sources) {
+    if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &sources.all) {
         return Err(super::plan::taken(&entry.staging, &mount));
     }
     if entry.phase != Phase::Unstaging {
         entry.phase = Phase::Unstaging;
         node.journal.write_stage(&entry)?;
     }
-    execute::unmount_all(&entry.staging, &sources)?;
-    if entry.formatting.is_some() && !entry.inline {
-        finish_mkfs(node, &entry);
+    execute::unmount_all(&entry.staging, &sources.all)?;
+    node.close_mapping(&id)?;
+    if entry.cut_off() && !entry.inline {
+        finish_cut_off(node, &entry);
     }
     match node.registry.get(id.backend()) {
         Some(backend) => {
-            if let Some(source) = &connected {
+            if let Some(source) = &sources.connected {
                 node.unused(&id, source)?;
                 allow_writes(source)?;
             }
-            backend.connect().disconnect(&id, sources.first())?;
+            backend.connect().disconnect(&id, sources.all.first())?;
         }
-        None if sources.is_empty() => {}
+        None if sources.all.is_empty() => {}
         None => {
-            let device = sources.first().map(source_name).unwrap_or_default();
+            let device = sources.all.first().map(source_name).unwrap_or_default();
             return Err(Error::BackendDown {
                 backend: id.backend().to_string(),
                 reason: format!("it is no longer configured, but volume {id} is still connected by it as {device}; configure it"),
@@ -99,7 +102,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
 
 /// A device whose mkfs was cut off would be taken for somebody's data for ever, so it is ended before the journal
 /// forgets it. If that fails, the volume stays unformatted: a loss of nothing, and said.
-fn finish_mkfs(node: &Node, entry: &StageEntry) {
+fn finish_cut_off(node: &Node, entry: &StageEntry) {
     let attempt = || -> Result<()> {
         let order = Order {
             backend: node.backend(&entry.id)?.as_ref(),
@@ -118,13 +121,13 @@ fn finish_mkfs(node: &Node, entry: &StageEntry) {
             publish_context: &BTreeMap::new(),
             secrets: &Secrets::default(),
         };
-        Job::new(node, &order, Some(entry.clone())).finish_mkfs()
+        Job::new(node, &order, Some(entry.clone())).finish_cut_off()
     };
     if let Err(error) = attempt() {
         tracing::error!(
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
-            "a mkfs was cut off and could not be ended; the volume never held data. It will not be formatted again by \
+            "a mkfs or LUKS format was cut off and could not be ended; the volume never held data. It will not be formatted again by \
              itself: delete it and make a new one, or run wipefs on its device"
         );
     }
@@ -187,10 +190,20 @@ impl Node {
         if let Some(target) = self.journal.targets(id)?.iter().find(|target| mounted_target(&table, target, sources)) {
             return Err(published_at(id, &target.target));
         }
-        match table.iter().find(|mount| observe::is_of(mount, sources)) {
-            Some(mount) => Err(published_at(id, &mount.mount_point)),
-            None => Ok(()),
+        if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, sources)) {
+            return Err(published_at(id, &mount.mount_point));
         }
+        let Source::Device(device) = source else { return Ok(()) };
+        let holders = dm::holders(device.number)?;
+        if holders.is_empty() {
+            return Ok(());
+        }
+        let by = format!(
+            "{} lies on its device {}; take that down first (`lsblk` shows it)",
+            holders.join(", "),
+            device.path.display()
+        );
+        Err(Error::InUse { object: format!("volume {id}"), by })
     }
 }
 

@@ -73,16 +73,19 @@ kill_driver() {
 
 call() { longshore call --endpoint "$endpoint" --json "$@"; }
 
+# How a volume is to be used: a file system's name, or `block`.
+usage() { if [ "$1" = block ]; then echo --block; else echo "--fs=$1"; fi; }
+
 # create NAME SIZE FS [ARGUMENT...]: prints the volume's id.
 create() {
     local name=$1 size=$2 fs=$3
     shift 3
-    call create-volume --name "$name" --size "$size" --fs "$fs" "$@" | jq -er .volume.volume_id
+    call create-volume --name "$name" --size "$size" "$(usage "$fs")" "$@" | jq -er .volume.volume_id
 }
 
 # stage ID FS [NAME] and its inverse; NAME tells several volumes of one test apart.
-stage() { mkdir -p "$staging${3:-}" && call stage-volume "$1" --staging "$staging${3:-}" --fs "$2" >/dev/null; }
-publish() { call publish-volume "$1" --staging "$staging${3:-}" --target "$target${3:-}" --fs "$2" >/dev/null; }
+stage() { mkdir -p "$staging${3:-}" && call stage-volume "$1" --staging "$staging${3:-}" "$(usage "$2")" >/dev/null; }
+publish() { call publish-volume "$1" --staging "$staging${3:-}" --target "$target${3:-}" "$(usage "$2")" >/dev/null; }
 unpublish() { call unpublish-volume "$1" --target "$target${2:-}" >/dev/null; }
 unstage() { call unstage-volume "$1" --staging "$staging${2:-}" >/dev/null; }
 delete() { call delete-volume "$1" >/dev/null; }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs inside the virtual machine: each name in ./tests as one test, in a folder of its own on the root image. Its verdict and
 # seconds go to $OUT/NAME.verdict, what it printed to $OUT/NAME.log. Status 77 means skipped. A test may leave no mount and
-# no loop device; what it leaves fails it and is taken away, so that the next one is not harmed.
+# no mapping and no loop device; what it leaves fails it and is taken away, so that the next one is not harmed.
 set -u
 
 here=$PWD
@@ -9,15 +9,17 @@ export PATH=$here:$PATH
 
 mounts() { awk '{ print $5 }' /proc/self/mountinfo; }
 
-# Prints what was left, and takes it away: processes, mounts (last first), loop devices.
+# Prints what was left, and takes it away: processes, mounts (last first), mappings, loop devices.
 leftovers() {
     local place
     comm -13 <(sort <<<"$mounts_before") <(mounts | sort) | sed 's/^/left mounted: /'
+    dmsetup ls | grep -v '^No devices' | sed 's/^/left mapping: /'
     losetup -n -l -O NAME,BACK-FILE | sed 's/^/left loop device: /'
     pkill -KILL -x longshore && echo "left running: longshore"
     mounts | tac | while read -r place; do
         grep -qxF "$place" <<<"$mounts_before" || umount -l "$place"
     done
+    dmsetup remove_all
     losetup -D
 }
 
@@ -27,7 +29,7 @@ while read -r test; do
     DIR=/var/tmp/$test
     mkdir -p "$DIR"
     export DIR
-    (cd "$DIR" && timeout -k 5 150 bash "$here/$test.sh") >"$OUT/$test.log" 2>&1
+    (cd "$DIR" && timeout -k 5 900 bash "$here/$test.sh") >"$OUT/$test.log" 2>&1
     status=$?
     case $status in
     0) verdict=PASS ;;

@@ -1,0 +1,142 @@
+//! What a volume is on this node: what its backend connected, and the LUKS mapping that may lie on that.
+
+use crate::backend::{BlockDevice, Source};
+use crate::os::dm::{self, Mapped};
+use crate::os::step::step;
+use crate::volume::{Encryption, Error, Result, VolumeId};
+
+use super::journal::StageEntry;
+use super::{Node, unexpected};
+
+/// A longer name would not fit into a mapping's UUID, which cryptsetup makes of it.
+const LONGEST_NAME: usize = 80;
+const MADE_BY_CRYPTSETUP: &str = "CRYPT-";
+
+/// What a volume is now, and was.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources {
+    /// What the backend says that it is connected as.
+    pub connected: Option<Source>,
+    /// Its mapping, be it half made, or left over on what was connected before.
+    pub mapping: Option<Mapped>,
+    /// All that it is or was in this boot: only mounts of these are its own.
+    pub all: Vec<Source>,
+}
+
+impl Sources {
+    /// What is to be mounted or shown to a pod; `None` where it is not all there. Ciphertext is never shown.
+    pub fn used(&self, encryption: Encryption) -> Option<Source> {
+        match encryption {
+            Encryption::None => self.connected.clone(),
+            Encryption::Luks2 => self.mapping_on_connected().map(Source::Device),
+        }
+    }
+
+    /// The mapping, where it is whole and lies on what is connected now.
+    pub fn mapping_on_connected(&self) -> Option<BlockDevice> {
+        let (Some(mapping), Some(Source::Device(device))) = (&self.mapping, &self.connected) else { return None };
+        (mapping.live && mapping.below == [device.number]).then(|| shown(mapping))
+    }
+}
+
+/// A mapping as a device like any other.
+pub(super) fn shown(mapping: &Mapped) -> BlockDevice {
+    BlockDevice { path: mapping.path.clone(), number: mapping.number, identity: mapping.uuid.clone() }
+}
+
+/// What the volume's mapping is called: by its id, where that is short enough.
+pub(super) fn mapping_name(id: &VolumeId) -> String {
+    use sha2::{Digest, Sha256};
+    let name = format!("longshore-{id}");
+    if name.len() <= LONGEST_NAME {
+        return name;
+    }
+    let digest: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("longshore-{digest}")
+}
+
+impl Node {
+    pub(super) fn sources(&self, id: &VolumeId, entry: Option<&StageEntry>) -> Result<Sources> {
+        let entry = entry.filter(|entry| self.same_boot(entry));
+        let journaled = entry.and_then(|entry| entry.source.clone());
+        let connected = match self.registry.get(id.backend()) {
+            Some(backend) => backend.connect().connected(id, journaled.as_ref())?,
+            None => None,
+        };
+        let mapping = self.mapping(id)?;
+        let mut all: Vec<Source> = Vec::new();
+        let mapped = [mapping.as_ref().map(shown), entry.and_then(|entry| entry.mapping.clone())];
+        let known = [connected.clone(), journaled].into_iter().chain(mapped.map(|mapping| mapping.map(Source::Device)));
+        for source in known.flatten() {
+            if !all.contains(&source) {
+                all.push(source);
+            }
+        }
+        Ok(Sources { connected, mapping, all })
+    }
+
+    /// The volume's mapping, whatever it lies on.
+    fn mapping(&self, id: &VolumeId) -> Result<Option<Mapped>> {
+        let name = mapping_name(id);
+        match dm::find(&name)? {
+            // A half-made one has no UUID yet.
+            Some(other) if !other.uuid.is_empty() && !other.uuid.starts_with(MADE_BY_CRYPTSETUP) => {
+                Err(unexpected(&other.path, format!("{name} is no LUKS mapping ({}); rename or remove it", other.uuid)))
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// Closes the volume's mapping, if there is one, seen to be gone on return.
+    ///
+    /// # Errors
+    /// `InUse` while it is mounted or published; not final where something has it open.
+    pub(super) fn close_mapping(&self, id: &VolumeId) -> Result<()> {
+        let Some(mapping) = self.mapping(id)? else { return Ok(()) };
+        self.unused(id, &Source::Device(shown(&mapping)))?;
+        let name = mapping_name(id);
+        step("close mapping", &name, || dm::remove(&name)).map(drop).map_err(|error| {
+            let busy = error.errno() == Some(libc::EBUSY);
+            let error = Error::from(error);
+            if busy {
+                error.but_left(format!("a process has {} open: `fuser -v` shows which", mapping.path.display()))
+            } else {
+                error
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_named_after_its_volume() {
+        assert_eq!(mapping_name(&"image:a".parse().expect("an id")), "longshore-image:a");
+        let long = |end: &str| mapping_name(&format!("image:{}{end}", "x".repeat(100)).parse().expect("an id"));
+        assert_eq!(long("a").len(), "longshore-".len() + 64);
+        assert_ne!(long("a"), long("b"));
+    }
+
+    #[test]
+    fn ciphertext_is_never_shown() {
+        let device = BlockDevice { path: "/dev/loop3".into(), number: (7, 3), identity: "x".to_owned() };
+        let mapped = |live, below: &[(u32, u32)]| Mapped {
+            path: "/dev/dm-0".into(),
+            number: (253, 0),
+            uuid: "CRYPT-LUKS2-0-longshore-image:a".to_owned(),
+            live,
+            below: below.to_vec(),
+        };
+        let used = |mapping| {
+            let sources = Sources { connected: Some(Source::Device(device.clone())), mapping, all: Vec::new() };
+            sources.used(Encryption::Luks2)
+        };
+        assert_eq!(used(None), None);
+        assert_eq!(used(Some(mapped(false, &[]))), None, "half made");
+        assert_eq!(used(Some(mapped(true, &[(7, 4)]))), None, "on another device");
+        let whole = mapped(true, &[(7, 3)]);
+        assert_eq!(used(Some(whole.clone())), Some(Source::Device(shown(&whole))));
+    }
+}

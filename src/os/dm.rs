@@ -1,0 +1,202 @@
+//! Device-mapper devices, by name (linux/dm-ioctl.h). Only to look and to remove: what makes one (cryptsetup) is a program.
+//!
+//! A program that is killed may leave a device without a table, which sysfs shows on nothing and which its own tool
+//! then neither opens nor closes; so this asks the kernel itself.
+#![allow(unsafe_code, reason = "the device-mapper's ioctls have no safe wrapper")]
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{Error, Result};
+
+const CONTROL: &str = "/dev/mapper/control";
+/// udev opens each new device for an instant, to look at it.
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+const NAME_LENGTH: usize = 128;
+
+/// A device that is mapped onto others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// `/dev/dm-0`: the kernel's own node, which is there without udev.
+    pub path: PathBuf,
+    pub number: (u32, u32),
+    /// Who made it, and of what: `CRYPT-LUKS2-<uuid>-<name>`.
+    pub uuid: String,
+    /// It has a table. One that has none was cut off while it was made.
+    pub live: bool,
+    /// What it lies on.
+    pub below: Vec<(u32, u32)>,
+}
+
+mod ioctl {
+    use super::Request;
+    nix::ioctl_readwrite!(remove, 0xfd, 4, Request);
+    nix::ioctl_readwrite!(status, 0xfd, 7, Request);
+}
+
+const ACTIVE_PRESENT: u32 = 1 << 5;
+
+/// struct dm_ioctl
+#[repr(C)]
+struct Request {
+    version: [u32; 3],
+    data_size: u32,
+    data_start: u32,
+    target_count: u32,
+    open_count: i32,
+    flags: u32,
+    event_nr: u32,
+    padding: u32,
+    dev: u64,
+    name: [u8; NAME_LENGTH],
+    uuid: [u8; 129],
+    data: [u8; 7],
+}
+
+impl Request {
+    fn of(name: &str) -> Result<Request> {
+        let mut bytes = [0; NAME_LENGTH];
+        // The last byte stays zero.
+        match bytes.get_mut(..name.len()) {
+            Some(place) if name.len() < NAME_LENGTH && !name.is_empty() => place.copy_from_slice(name.as_bytes()),
+            _ => {
+                let reason = format!("a device-mapper name has 1 to {} bytes", NAME_LENGTH - 1);
+                return Err(Error::Unexpected { object: name.to_owned(), reason });
+            }
+        }
+        let size = u32::try_from(size_of::<Request>()).unwrap_or_default();
+        Ok(Request {
+            version: [4, 0, 0],
+            data_size: size,
+            data_start: size,
+            target_count: 0,
+            open_count: 0,
+            flags: 0,
+            event_nr: 0,
+            padding: 0,
+            dev: 0,
+            name: bytes,
+            uuid: [0; 129],
+            data: [0; 7],
+        })
+    }
+}
+
+/// The device called `name`; `None` where there is none, or no device-mapper in this kernel.
+pub fn find(name: &str) -> Result<Option<Mapped>> {
+    let Some(control) = control()? else { return Ok(None) };
+    let mut request = Request::of(name)?;
+    // SAFETY: the descriptor is open, and `request` is a dm_ioctl that says its own size.
+    match unsafe { ioctl::status(control.as_raw_fd(), &raw mut request) } {
+        Ok(_) => {}
+        Err(nix::errno::Errno::ENXIO) => return Ok(None),
+        Err(errno) => return Err(Error::io("look for mapping", name, errno)),
+    }
+    let number = (rustix::fs::major(request.dev), rustix::fs::minor(request.dev));
+    let end = request.uuid.iter().position(|byte| *byte == 0).unwrap_or_default();
+    Ok(Some(Mapped {
+        path: format!("/dev/dm-{}", number.1).into(),
+        number,
+        uuid: String::from_utf8_lossy(request.uuid.get(..end).unwrap_or_default()).into_owned(),
+        live: request.flags & ACTIVE_PRESENT != 0,
+        below: neighbours(number, "slaves")?.into_iter().map(|(_, number)| number).collect(),
+    }))
+}
+
+/// Removes the device called `name`, seen to be gone on return. `false` where there is none.
+///
+/// # Errors
+/// EBUSY while something has it open.
+pub fn remove(name: &str) -> Result<bool> {
+    let Some(control) = control()? else { return Ok(false) };
+    let begun = Instant::now();
+    loop {
+        let mut request = Request::of(name)?;
+        // SAFETY: the descriptor is open, and `request` is a dm_ioctl that says its own size.
+        match unsafe { ioctl::remove(control.as_raw_fd(), &raw mut request) } {
+            Ok(_) => break,
+            Err(nix::errno::Errno::ENXIO) => return Ok(false),
+            Err(nix::errno::Errno::EBUSY) if begun.elapsed() < LONGEST_LOOK => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(errno) => return Err(Error::io("remove mapping", name, errno)),
+        }
+    }
+    // Made by libdevmapper where udev did not; udev takes its own away.
+    let node = Path::new("/dev/mapper").join(name);
+    match fs::remove_file(&node) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove device node", &node, error)),
+        _ => Ok(true),
+    }
+}
+
+/// The devices that lie on the device of this number, such as `dm-3`.
+pub fn holders(number: (u32, u32)) -> Result<Vec<String>> {
+    Ok(neighbours(number, "holders")?.into_iter().map(|(name, _)| name).collect())
+}
+
+fn neighbours((major, minor): (u32, u32), kind: &str) -> Result<Vec<(String, (u32, u32))>> {
+    let folder = Path::new("/sys/dev/block").join(format!("{major}:{minor}")).join(kind);
+    let entries = match fs::read_dir(&folder) {
+        // The device is gone, or is a partition, whose holders are its disk's.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| Error::io("list", &folder, error))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| Error::io("list", &folder, error))?;
+        let path = entry.path().join("dev");
+        let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
+        let number = text.trim().split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        let number = number.ok_or_else(|| Error::Unexpected {
+            object: path.display().to_string(),
+            reason: format!("{text:?} is no device number"),
+        })?;
+        found.push((entry.file_name().to_string_lossy().into_owned(), number));
+    }
+    Ok(found)
+}
+
+/// `None` where the kernel has no device-mapper, so that nothing can be mapped.
+fn control() -> Result<Option<File>> {
+    match File::options().read(true).write(true).open(CONTROL) {
+        Ok(control) => Ok(Some(control)),
+        // There is a node, but nothing in the kernel behind it.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let misc = fs::read_to_string("/proc/misc").map_err(|error| Error::io("read", "/proc/misc", error))?;
+            if misc.lines().any(|line| line.split_whitespace().nth(1) == Some("device-mapper")) {
+                return Err(Error::io("open (the kernel has a device-mapper; is /dev the node's own?)", CONTROL, error));
+            }
+            Ok(None)
+        }
+        Err(error) => Err(Error::io("open", CONTROL, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_is_as_large_as_the_kernels() {
+        assert_eq!(size_of::<Request>(), 312);
+    }
+
+    #[test]
+    fn what_is_not_there_is_none() {
+        assert_eq!(find("longshore-no-such-mapping").expect("asked"), None);
+        assert!(!remove("longshore-no-such-mapping").expect("asked"));
+        assert_eq!(holders((7, 9999)).expect("asked"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_is_refused() {
+        for name in ["", &"x".repeat(128)] {
+            assert!(Request::of(name).is_err(), "{name:?}");
+        }
+        assert!(Request::of(&"x".repeat(127)).is_ok());
+    }
+}

@@ -1,0 +1,171 @@
+//! LUKS2 (cryptsetup(8)): an encrypted device, its header, and the mapping that shows it in clear.
+//!
+//! A header says in its `subsystem` field whether what it encrypts was ever given a file system ([`NEW`]), so that a
+//! mkfs that was cut off is known for one on whatever node the volume turns up next.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use super::block::Device;
+use super::dm::{self, Mapped};
+use super::process::{Output, Run, Tool, run, run_ok};
+use super::{Error, Result};
+use crate::volume::Encryption;
+
+/// Both headers and the key slots, as `luksFormat` lays them out: what is encrypted begins behind.
+pub const OVERHEAD: u64 = Encryption::Luks2.overhead().0;
+/// Nothing was ever kept in it.
+const NEW: &str = "longshore-new";
+const USED: &str = "longshore";
+
+const CRYPTSETUP: Tool = Tool { name: "cryptsetup", package: "cryptsetup-bin" };
+/// A key is derived in seconds on purpose; a slow and loaded machine takes many of them.
+const LONGEST: Duration = Duration::from_secs(300);
+/// cryptsetup's exit status for a passphrase that opens no key slot.
+const WRONG_PASSPHRASE: i32 = 2;
+
+/// What deriving the key costs. 64 MiB of memory instead of up to 1 GiB: it is taken within the driver's own memory limit, for
+/// several volumes at a time.
+const COST: &[&str] = if cfg!(feature = "faults") {
+    // Hundreds of headers are made in a test, none of which protects anything.
+    &["--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-parallel", "1", "--pbkdf-force-iterations", "4"]
+} else {
+    &["--pbkdf", "argon2id", "--pbkdf-memory", "65536", "--pbkdf-parallel", "1"]
+};
+
+/// What the start of an encrypted device says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// 1 or 2.
+    pub version: u16,
+    /// Without dashes, as in [`Mapped::uuid`].
+    pub uuid: String,
+    /// Nothing was ever kept in it: what it shows in clear is noise, or half a file system.
+    pub new: bool,
+}
+
+/// The header at the start of the device; `None` where there is none.
+pub fn header(device: &Device) -> Result<Option<Header>> {
+    let mut bytes = [0; 512];
+    if device.size()? < OVERHEAD {
+        return Ok(None);
+    }
+    device.file().read_exact_at(&mut bytes, 0).map_err(|error| Error::io("read header of", device.path(), error))?;
+    Ok(parse(&bytes))
+}
+
+/// The LUKS2 On-Disk Format Specification, section 2.1. cryptsetup checks what it protects by a checksum.
+fn parse(bytes: &[u8; 512]) -> Option<Header> {
+    let rest = bytes.strip_prefix(b"LUKS\xba\xbe")?;
+    let version = u16::from_be_bytes(*rest.first_chunk()?);
+    let text = |range: std::ops::Range<usize>| {
+        let field = bytes.get(range).unwrap_or_default();
+        let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+        String::from_utf8_lossy(field.get(..end).unwrap_or_default()).into_owned()
+    };
+    let uuid = text(168..208).replace('-', "");
+    Some(Header { version, uuid, new: version == 2 && text(208..256) == NEW })
+}
+
+/// Writes a header onto a device that was proven blank, marked as new.
+///
+/// # Errors
+/// `Tool` with what cryptsetup said. Cut off, it leaves a part within the first [`OVERHEAD`] bytes.
+pub fn format(device: &Device, passphrase: &str) -> Result<()> {
+    let arguments = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", NEW];
+    cryptsetup(device, &[&arguments, COST].concat(), None, passphrase).and_then(|output| accept(device, output))?;
+    device.flush()
+}
+
+/// Makes what is encrypted appear as the mapping `name`. `Ok(None)`: the passphrase is wrong.
+///
+/// Without the kernel's keyring, so that it can grow later without the passphrase, which the CO does not send then.
+pub fn open(device: &Device, name: &str, passphrase: &str, read_only: bool, discard: bool) -> Result<Option<Mapped>> {
+    let mut arguments = vec!["open", "--type", "luks2", "--disable-keyring", "--key-file", "-"];
+    arguments.extend(read_only.then_some("--readonly"));
+    arguments.extend(discard.then_some("--allow-discards"));
+    let output = cryptsetup(device, &arguments, Some(name), passphrase)?;
+    if output.status == Ok(WRONG_PASSPHRASE) {
+        return Ok(None);
+    }
+    accept(device, output)?;
+    match dm::find(name)? {
+        Some(mapped) if mapped.live && mapped.below == [device.number()] => Ok(Some(mapped)),
+        other => Err(Error::Unexpected {
+            object: name.to_owned(),
+            reason: format!("the mapping that was made is not on {}: {other:?}", device.path().display()),
+        }),
+    }
+}
+
+/// Makes the mapping as large as its device has become.
+pub fn grow(name: &str) -> Result<()> {
+    let arguments = vec!["resize".to_owned(), name.to_owned()];
+    let command = Run { tool: CRYPTSETUP, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: LONGEST };
+    run_ok(command, name, &[0]).map(drop)
+}
+
+/// Writes into the header whether what it encrypts is new.
+pub fn mark(device: &Device, new: bool) -> Result<()> {
+    let subsystem = if new { NEW } else { USED };
+    cryptsetup(device, &["config", "--subsystem", subsystem], None, "").and_then(|output| accept(device, output))?;
+    device.flush()
+}
+
+/// Takes away what [`format`] wrote, or a part of it. Everything that is encrypted is lost for ever.
+pub fn wipe(device: &Device) -> Result<()> {
+    const PIECE: u64 = 1 << 20;
+    let zeroes = vec![0; 1 << 20];
+    for offset in (0..OVERHEAD.min(device.size()?)).step_by(zeroes.len()) {
+        let rest = usize::try_from(PIECE.min(device.size()? - offset)).unwrap_or_default();
+        let piece = zeroes.get(..rest).unwrap_or_default();
+        device.file().write_all_at(piece, offset).map_err(|error| Error::io("wipe", device.path(), error))?;
+    }
+    device.flush()
+}
+
+/// `cryptsetup OPTIONS DEVICE [NAME]`, with the device by its open descriptor and the passphrase on standard input.
+fn cryptsetup(device: &Device, options: &[&str], name: Option<&str>, passphrase: &str) -> Result<Output> {
+    use std::os::fd::AsRawFd;
+    let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+    arguments.push(format!("/proc/self/fd/{}", device.file().as_raw_fd()));
+    arguments.extend(name.map(str::to_owned));
+    let stdin = passphrase.as_bytes().to_vec();
+    run(Run { tool: CRYPTSETUP, arguments, keep: vec![device.file().as_fd()], stdin, deadline: LONGEST })
+}
+
+fn accept(device: &Device, output: Output) -> Result<()> {
+    let status = match output.status {
+        Ok(0) => return Ok(()),
+        Ok(code) => format!("exit status {code}"),
+        Err(signal) => format!("killed by signal {signal}"),
+    };
+    let said = output.stderr.trim().to_owned();
+    Err(Error::Tool { tool: CRYPTSETUP.name, object: device.path().display().to_string(), status, output: said })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(version: u8, subsystem: &[u8]) -> [u8; 512] {
+        let mut bytes = [0; 512];
+        let mut put = |offset: usize, what: &[u8]| bytes[offset..offset + what.len()].copy_from_slice(what);
+        put(0, b"LUKS\xba\xbe\0");
+        put(7, &[version]);
+        put(168, b"0123-4567");
+        put(208, subsystem);
+        bytes
+    }
+
+    #[test]
+    fn a_header_says_whether_it_is_new() {
+        let header = |new| Header { version: 2, uuid: "01234567".to_owned(), new };
+        assert_eq!(parse(&bytes(2, b"longshore-new")), Some(header(true)));
+        assert_eq!(parse(&bytes(2, b"longshore")), Some(header(false)));
+        assert_eq!(parse(&bytes(2, b"longshore-newer")), Some(header(false)));
+        assert_eq!(parse(&bytes(1, b"longshore-new")).map(|header| header.new), Some(false));
+        assert_eq!(parse(&[0; 512]), None);
+    }
+}
