@@ -6,11 +6,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::os::step::{self, Progress};
 use crate::volume::{Error, GroupId, Result, SnapshotId, VolumeId};
+
+use super::sync::Mutex;
 
 /// What can be locked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,14 +35,24 @@ impl fmt::Display for Key {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Exclusive,
+    Shared,
+}
+
 #[derive(Debug)]
-struct Entry {
-    /// How many share it; 0 is one exclusive holder.
-    sharers: usize,
-    /// Of the holder, or of the first that shares it.
+struct Holder {
     operation: &'static str,
     since: Instant,
     progress: Arc<Progress>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    way: Way,
+    /// Oldest first, never empty; one where it is exclusive.
+    holders: Vec<Arc<Holder>>,
 }
 
 /// All that is locked now. An entry exists only while it is held, so this costs nothing when idle.
@@ -55,6 +67,7 @@ pub struct Locks {
 pub struct Guard {
     locks: Locks,
     key: Key,
+    holder: Arc<Holder>,
 }
 
 /// An operation that runs now.
@@ -72,7 +85,7 @@ impl Locks {
     /// # Errors
     /// `Busy`, with what the holder does and since when.
     pub fn exclusive(&self, key: Key, operation: &'static str) -> Result<Guard> {
-        self.take(key, operation, 0)
+        self.take(key, operation, Way::Exclusive)
     }
 
     /// Together with others that share it.
@@ -80,7 +93,7 @@ impl Locks {
     /// # Errors
     /// `Busy` while someone holds it alone.
     pub fn shared(&self, key: Key, operation: &'static str) -> Result<Guard> {
-        self.take(key, operation, 1)
+        self.take(key, operation, Way::Shared)
     }
 
     /// What runs now, oldest first.
@@ -88,35 +101,34 @@ impl Locks {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let mut running: Vec<Running> = held
             .iter()
-            .map(|(key, entry)| Running {
+            .flat_map(|(key, entry)| entry.holders.iter().map(move |holder| (key, holder)))
+            .map(|(key, holder)| Running {
                 object: key.to_string(),
-                operation: entry.operation,
-                step: entry.progress.now().0,
-                since: entry.since.elapsed(),
+                operation: holder.operation,
+                step: holder.progress.now().0,
+                since: holder.since.elapsed(),
             })
             .collect();
         running.sort_by_key(|entry| std::cmp::Reverse(entry.since));
         running
     }
 
-    fn take(&self, key: Key, operation: &'static str, sharers: usize) -> Result<Guard> {
+    fn take(&self, key: Key, operation: &'static str, way: Way) -> Result<Guard> {
+        let holder = Arc::new(Holder { operation, since: Instant::now(), progress: step::current() });
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        match held.get_mut(&key) {
-            None => {
-                let entry = Entry { sharers, operation, since: Instant::now(), progress: step::current() };
-                held.insert(key.clone(), entry);
-            }
-            Some(entry) if sharers > 0 && entry.sharers > 0 => entry.sharers += 1,
-            Some(entry) => {
-                return Err(Error::Busy {
-                    object: key.to_string(),
-                    operation: entry.operation,
-                    step: entry.progress.now().0,
-                    since: entry.since.elapsed(),
-                });
-            }
+        let entry = held.entry(key.clone()).or_insert(Entry { way, holders: Vec::new() });
+        if let Some(oldest) = entry.holders.first()
+            && (way, entry.way) != (Way::Shared, Way::Shared)
+        {
+            return Err(Error::Busy {
+                object: key.to_string(),
+                operation: oldest.operation,
+                step: oldest.progress.now().0,
+                since: oldest.since.elapsed(),
+            });
         }
-        Ok(Guard { locks: self.clone(), key })
+        entry.holders.push(holder.clone());
+        Ok(Guard { locks: self.clone(), key, holder })
     }
 }
 
@@ -131,53 +143,10 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let mut held = self.locks.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = held.get_mut(&self.key) {
-            entry.sharers = entry.sharers.saturating_sub(1);
-            if entry.sharers == 0 {
+            entry.holders.retain(|holder| !Arc::ptr_eq(holder, &self.holder));
+            if entry.holders.is_empty() {
                 held.remove(&self.key);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn volume() -> Key {
-        Key::Volume("image:a".parse().expect("a valid id"))
-    }
-
-    #[test]
-    fn the_second_is_told_what_the_first_does() {
-        let locks = Locks::default();
-        let progress = Arc::new(Progress::default());
-        let guard = step::with_progress(progress, || {
-            let guard = locks.exclusive(volume(), "stage").expect("free");
-            step::note("mkfs", &"/dev/loop3");
-            guard
-        });
-        let error = locks.shared(volume(), "publish").expect_err("held");
-        assert!(error.to_string().contains("stage has been at \"mkfs /dev/loop3\""), "{error}");
-        drop(guard);
-        assert!(locks.shared(volume(), "publish").is_ok());
-    }
-
-    #[test]
-    fn sharers_keep_the_exclusive_out_until_the_last_has_left() {
-        let locks = Locks::default();
-        let first = locks.shared(volume(), "publish").expect("free");
-        let second = locks.shared(volume(), "publish").expect("shared");
-        drop(first);
-        assert!(locks.exclusive(volume(), "unstage").is_err());
-        drop(second);
-        assert!(locks.exclusive(volume(), "unstage").is_ok());
-        assert!(locks.running().is_empty(), "an idle lock costs nothing");
-    }
-
-    #[test]
-    fn keys_do_not_disturb_each_other() {
-        let locks = Locks::default();
-        let _volume = locks.exclusive(volume(), "stage").expect("free");
-        let _target = locks.exclusive(Key::target(Path::new("/a")), "publish").expect("another object");
     }
 }

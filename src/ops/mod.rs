@@ -5,9 +5,16 @@
 
 pub mod controller;
 pub mod lock;
+#[cfg(test)]
+mod lock_tests;
 pub mod node;
 pub mod parameters;
 pub mod task;
 
 pub use controller::Controller;
 pub use node::Node;
+
+/// What the locks are built on. The model checker includes `lock.rs` over a mutex of its own (tests/loom).
+mod sync {
+    pub use std::sync::Mutex;
+}

@@ -1,7 +1,8 @@
 //! Work that outlives its caller.
 //!
 //! A client that times out makes tonic drop the handler. The work must not be dropped with it, half-way through a mkfs:
-//! it runs on a thread of its own, with its locks, and the handler only waits for it.
+//! it runs on a thread of its own, with its locks, and the handler only waits for it. Work that has not begun by then never
+//! begins: its caller may have called the inverse meanwhile, which found nothing to undo.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ impl Drop for Counted {
 }
 
 impl Tasks {
-    /// Runs `work` to its end on a thread that may block, whatever becomes of the caller.
+    /// Runs `work` on a thread that may block; once it has begun to its end, whatever becomes of the caller.
     ///
     /// # Errors
     /// Those of `work`; a panic becomes a failure that is not final, since nobody knows how far it came.
@@ -44,15 +45,20 @@ impl Tasks {
         self.running.send_modify(|running| *running += 1);
         let counted = Counted(self.running.clone());
         let span = tracing::Span::current();
+        let caller = Arc::new(());
+        let waiting = Arc::downgrade(&caller);
         let handle = tokio::task::spawn_blocking(move || {
             let _counted = counted;
             let _entered = span.enter();
+            if waiting.upgrade().is_none() {
+                drop(work);
+                return Err(Error::Pending { object: "operation".to_owned(), reason: "nobody waits for it".to_owned() });
+            }
             step::with_progress(Arc::new(Progress::default()), work)
         });
-        match handle.await {
-            Ok(result) => result,
-            Err(panic) => Err(Error::failed("run", "operation", panic)),
-        }
+        let result = handle.await;
+        drop(caller);
+        result.unwrap_or_else(|panic| Err(Error::failed("run", "operation", panic)))
     }
 
     /// Gives free memory back to the kernel some seconds after work was done, again and again; never ends.
@@ -96,6 +102,28 @@ mod tests {
         finish.send(()).expect("it still runs");
         assert!(tasks.drained(Duration::from_secs(10)).await);
         seen.try_recv().expect("it came to its end");
+    }
+
+    /// As where every thread has a stuck operation: the next waits for one, and its caller does not.
+    #[test]
+    fn work_does_not_begin_when_the_caller_has_gone() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build().expect("one");
+        runtime.block_on(async {
+            let tasks = Tasks::default();
+            let (finish, wait) = mpsc::channel::<()>();
+            let stuck = tokio::spawn({
+                let tasks = tasks.clone();
+                async move { tasks.run(move || wait.recv().map_err(|gone| Error::failed("wait", "test", gone))).await }
+            });
+            tokio::task::yield_now().await;
+            let (done, seen) = mpsc::channel::<()>();
+            let call = tasks.run(move || done.send(()).map_err(|gone| Error::failed("tell", "test", gone)));
+            assert!(tokio::time::timeout(Duration::from_millis(20), call).await.is_err(), "the caller gave up");
+            finish.send(()).expect("it still runs");
+            stuck.await.expect("no panic").expect("done");
+            assert!(tasks.drained(Duration::from_secs(10)).await);
+            seen.try_recv().expect_err("it began for nobody");
+        });
     }
 
     #[tokio::test]

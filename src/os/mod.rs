@@ -18,6 +18,8 @@ pub mod durable;
 mod faults;
 pub mod freeze;
 pub mod fs;
+#[cfg(feature = "faults")]
+mod gate;
 pub mod loopdev;
 pub mod luks;
 pub mod memfd;

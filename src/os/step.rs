@@ -58,9 +58,11 @@ pub fn step<T, E: From<super::Error>>(
     object: &dyn std::fmt::Display,
     effect: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
+    note(name, object);
+    #[cfg(feature = "faults")]
+    let _within = super::gate::enter(name, object);
     let span = tracing::debug_span!("step", name, %object);
     let _entered = span.enter();
-    note(name, object);
     #[cfg(feature = "faults")]
     if CURRENT.with(|current| current.borrow().is_some())
         && let Some(source) = super::faults::before(name, object)

@@ -125,13 +125,14 @@ enum Level {
 }
 
 /// By method and finality: what was only looked at is for those who look closely; what the caller can put right is a
-/// warning, and so is ABORTED, which turns away a second call while the first is at work; the rest needs an operator.
+/// warning, and so is ABORTED, which turns away a second call while the first is at work, and CANCELLED, of a call that nobody
+/// waited for; the rest needs an operator.
 fn level(rpc: Rpc, code: Code) -> Level {
     match code {
         Code::Ok if rpc.mutates() => Level::Info,
         Code::Ok => Level::Debug,
         Code::Internal | Code::Unknown | Code::DataLoss => Level::Error,
-        Code::Aborted => Level::Warn,
+        Code::Aborted | Code::Cancelled => Level::Warn,
         code if status::is_final(rpc, code) => Level::Warn,
         _ => Level::Error,
     }
@@ -206,7 +207,12 @@ impl Report {
 
 impl Drop for Report {
     fn drop(&mut self) {
-        if !self.told {
+        if self.told {
+            return;
+        }
+        if self.caller_gone.load(Ordering::Relaxed) && !std::thread::panicking() {
+            self.line(Code::Cancelled, "none", "its caller had gone before it began");
+        } else {
             self.line(Code::Unavailable, "unknown", "ended without an answer: it panicked, or the driver is stopping");
         }
     }
@@ -226,6 +232,7 @@ mod tests {
             (Rpc::CreateVolume, Code::ResourceExhausted, Level::Warn),
             (Rpc::ControllerPublishVolume, Code::ResourceExhausted, Level::Error),
             (Rpc::NodeStageVolume, Code::Aborted, Level::Warn),
+            (Rpc::NodeStageVolume, Code::Cancelled, Level::Warn),
             (Rpc::NodeStageVolume, Code::Internal, Level::Error),
             (Rpc::NodeStageVolume, Code::Unavailable, Level::Error),
         ] {
