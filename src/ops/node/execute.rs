@@ -192,10 +192,14 @@ impl<'a> Job<'a> {
         self.device = Some(self.open(device)?);
         let found = self.look(device)?;
         let check = self.order.parameters.node.fsck;
-        for prepare in plan::prepare(fstype, self.entry.read_only, check, &found)? {
-            self.prepare(prepare, device)?;
+        let steps = plan::prepare(fstype, self.entry.read_only, check, &found)?;
+        for prepare in &steps {
+            if let Prepare::Mkfs(fstype) = prepare {
+                // Options that are refused are no mkfs that was cut off.
+                self.order.parameters.node.mkfs_arguments(*fstype)?;
+            }
         }
-        Ok(())
+        steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
     }
 
     fn look(&self, device: &BlockDevice) -> Result<Found> {
@@ -251,7 +255,7 @@ impl<'a> Job<'a> {
     }
 
     fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
-        let arguments = self.order.parameters.node.mkfs_arguments()?;
+        let arguments = self.order.parameters.node.mkfs_arguments(fstype)?;
         let open = self.opened(device)?;
         let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments));
         // It may have refused before it wrote anything: then there is nothing to remember.
