@@ -9,6 +9,7 @@ use crate::os::block::Device;
 use crate::os::fs::Contents;
 use crate::os::mount::{self, Attributes};
 use crate::os::mountinfo::MountTable;
+use crate::os::path::Root;
 use crate::os::step::step;
 use crate::os::{self, fs};
 use crate::volume::{Error, FsType, Result};
@@ -110,7 +111,7 @@ impl<'a> Job<'a> {
         }
         self.device = None;
         if let (Some(gid), Access::Filesystem { .. }) = (self.order.group, &self.entry.access) {
-            apply_group(self.order.root, &self.entry.staging, gid, self.entry.read_only)?;
+            apply_group(self.order.root, &self.entry.staging, &source, gid, self.entry.read_only)?;
         }
         self.entry.phase = Phase::Staged;
         self.node.journal.write_stage(&self.entry)
@@ -136,7 +137,7 @@ impl<'a> Job<'a> {
     fn clear_mounts(&self) -> Result<()> {
         let Some(earlier) = &self.earlier else { return Ok(()) };
         let (_, sources) = self.node.sources(&earlier.id, Some(earlier))?;
-        unmount_all(&earlier.staging, &sources)?;
+        unmount_all(self.order.root, &earlier.staging, &sources)?;
         Ok(())
     }
 
@@ -248,8 +249,8 @@ impl<'a> Job<'a> {
             }
             Prepare::Mount(fstype) => self.mount(fstype.as_str(), &device.path, &[]),
             Prepare::GrowMounted(fstype) => {
-                let staging = &self.entry.staging;
-                step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, staging).map_err(Error::from))
+                let mount = observe::open(self.order.root, &self.entry.staging, &Source::Device(device.clone()))?;
+                step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, mount.as_fd()).map_err(Error::from))
             }
         }
     }
@@ -388,7 +389,7 @@ impl<'a> Job<'a> {
         match undo {
             Undo::Mount => {
                 let sources: Vec<Source> = self.entry.source.clone().into_iter().collect();
-                unmount_all(staging, &sources).map(|_| ())
+                unmount_all(self.order.root, staging, &sources).map(|_| ())
             }
             Undo::Folder => Ok(step("remove folder", &staging.display(), || self.order.root.remove(staging))?),
             Undo::Connection => {
@@ -428,12 +429,12 @@ pub(super) fn split_flags(flags: &[String]) -> Result<(Attributes, Vec<String>)>
     mount::split_options(flags).map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error.to_string()))
 }
 
-/// Gives the file system mounted at `path` to the group. Answers whether anything had to be done.
-pub(super) fn apply_group(root: &os::path::Root, path: &Path, gid: u32, read_only: bool) -> Result<bool> {
+/// Gives the file system of `source`, mounted at `path`, to the group. Answers whether anything had to be done.
+pub(super) fn apply_group(root: &Root, path: &Path, source: &Source, gid: u32, read_only: bool) -> Result<bool> {
     if read_only {
         return Ok(false);
     }
-    let place = root.open_path(path)?.ok_or_else(|| unexpected(path, "it vanished"))?;
+    let place = observe::open(root, path, source)?;
     Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || group::apply(place.as_fd(), path, gid))?)
 }
 
@@ -441,14 +442,14 @@ pub(super) fn apply_group(root: &os::path::Root, path: &Path, gid: u32, read_onl
 ///
 /// # Errors
 /// `InUse` for a mount of someone else, which stays; not final where the kernel says that it is busy.
-pub(super) fn unmount_all(path: &Path, sources: &[Source]) -> Result<usize> {
+pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Result<usize> {
     for count in 0..HIGHEST_STACK {
-        match observe::at(&MountTable::read()?, path, sources) {
-            At::Nothing => return Ok(count),
-            At::Foreign(mount) => return Err(plan::taken(path, &mount)),
-            At::Ours(_) | At::Stack(_) => {}
+        let table = MountTable::read()?;
+        if let At::Foreign(mount) = observe::at(&table, path, sources) {
+            return Err(plan::taken(path, &mount));
         }
-        step("unmount", &path.display(), || mount::unmount(path)).map_err(|error| {
+        let Some(top) = table.at(path).last().map(|mount| mount.id) else { return Ok(count) };
+        step("unmount", &path.display(), || mount::unmount(root, path, top)).map_err(|error| {
             let busy = error.errno() == Some(libc::EBUSY);
             let error = Error::from(error);
             if busy {

@@ -15,13 +15,12 @@ use crate::os;
 use crate::os::block::Device;
 use crate::os::freeze::{self, Frozen};
 use crate::os::mountinfo::MountTable;
-use crate::os::path::Root;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
+use super::Node;
 use super::journal::{Access, FrozenEntry, Journal, Phase, VERSION};
 use super::observe::{self, At};
-use super::{Node, unexpected};
 
 /// A copy without reflink of a large volume takes that long; after it the volume's user comes first.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -72,8 +71,7 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
     if let Some(entry) = entry.filter(|entry| entry.access != Access::Block && !entry.read_only) {
         let sources = std::slice::from_ref(&source);
         if let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, sources) {
-            let mount = open_mount(node.root_of(&entry), &entry.staging)?
-                .ok_or_else(|| unexpected(&entry.staging, "the staging folder vanished"))?;
+            let mount = open_mount(observe::open(node.root_of(&entry), &entry.staging, &source)?, &entry.staging)?;
             return Ok(Some((entry.staging, mount)));
         }
     }
@@ -87,12 +85,9 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
 }
 
 /// A descriptor that FIFREEZE takes.
-fn open_mount(root: &Root, path: &Path) -> Result<Option<OwnedFd>> {
-    let Some(place) = root.open_path(path)? else { return Ok(None) };
+fn open_mount(place: OwnedFd, path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mount =
-        rustix::fs::openat(&place, ".", flags, Mode::empty()).map_err(|errno| os::Error::io("open mount", path, errno))?;
-    Ok(Some(mount))
+    Ok(rustix::fs::openat(&place, ".", flags, Mode::empty()).map_err(|errno| os::Error::io("open mount", path, errno))?)
 }
 
 impl Hold {
@@ -139,7 +134,8 @@ fn thaw_one(node: &Node, path: &Path) -> Result<()> {
     if table.at(path).is_empty() {
         return Ok(());
     }
-    if let Some(mount) = open_mount(root, path)? {
+    if let Some(place) = root.open_path(path)? {
+        let mount = open_mount(place, path)?;
         step("thaw", &path.display(), || freeze::thaw(mount.as_fd()))?;
         tracing::warn!(path = %path.display(), "thawed what an earlier process may have left frozen");
     }

@@ -83,7 +83,7 @@ fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();
     if entry.phase == Phase::Staging && entry.formatting.is_some() {
         let (connected, sources) = node.sources(&id, Some(&entry))?;
-        super::execute::unmount_all(&entry.staging, &sources)?;
+        super::execute::unmount_all(node.root_of(&entry), &entry.staging, &sources)?;
         if let Some(source) = connected {
             node.unused(&id, &source)?;
             node.backend(&id)?.connect().disconnect(&id, Some(&source))?;

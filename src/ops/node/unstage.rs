@@ -26,7 +26,7 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
             // Nothing of the volume's is to be at this path; its stage elsewhere is not what was asked about.
             tracing::warn!(volume = %id, path = %staging.display(), staged = %entry.staging.display(), "unstage of another path");
             let (_, sources) = node.sources(id, Some(&entry))?;
-            let count = execute::unmount_all(&staging, &sources)?;
+            let count = execute::unmount_all(&node.kubelet, &staging, &sources)?;
             Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
         }
         Some(entry) => finish(node, entry),
@@ -40,7 +40,7 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
     if !sources.is_empty() {
         unpublished(node, id, staging, &sources)?;
     }
-    let count = execute::unmount_all(staging, &sources)?;
+    let count = execute::unmount_all(&node.kubelet, staging, &sources)?;
     match (connected, node.registry.get(id.backend())) {
         (Some(source), Some(backend)) => {
             node.unused(id, &source)?;
@@ -70,7 +70,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
         entry.phase = Phase::Unstaging;
         node.journal.write_stage(&entry)?;
     }
-    execute::unmount_all(&entry.staging, &sources)?;
+    execute::unmount_all(node.root_of(&entry), &entry.staging, &sources)?;
     if entry.formatting.is_some() && !entry.inline {
         finish_mkfs(node, &entry);
     }
