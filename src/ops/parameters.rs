@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::Backend;
 use crate::backend::registry::Registry;
-use crate::volume::{Bytes, Capability, Error, NodeParameters, RawParameters, Result};
+use crate::volume::{Bytes, Capability, Error, FsType, NodeParameters, RawParameters, Result};
 
 /// The key in volume_context under which the controller sends them to the node.
 pub const CONTEXT_KEY: &str = "longshore.dev/parameters";
@@ -35,7 +35,12 @@ impl Parameters {
     /// As `parse`, for a backend that is known already.
     pub fn for_backend(backend: &dyn Backend, mut raw: RawParameters) -> Result<Parameters> {
         let node: NodeParameters = raw.split(&NodeParameters::KEYS).parse()?;
-        node.mkfs_arguments()?;
+        // For which type is known on the node, where it is asked again.
+        let arguments = FsType::ALL.map(|fstype| node.mkfs_arguments(fstype));
+        if arguments.iter().all(Result::is_err) {
+            let [first, ..] = arguments;
+            first?;
+        }
         let backend = match backend.provision() {
             Some(provision) => provision.parameters(&raw)?,
             None if raw.is_empty() => serde_json::Value::Null,

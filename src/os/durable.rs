@@ -41,13 +41,13 @@ fn fill(folder: &OwnedFd, name: &str, content: &[u8]) -> Result<(), (&'static st
     rustix::fs::fsync(&file).map_err(|errno| ("sync", errno))
 }
 
-/// The whole file; `None` where there is none. More than `limit` bytes is an error.
+/// The whole file; `None` where there is none. A link is not followed. More than `limit` bytes is an error.
 ///
 /// # Errors
 /// `Io`; `Unexpected` where it is no regular file or too long.
 pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
     // O_NONBLOCK: a FIFO in its place does not hang us.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(fd) => File::from(fd),
         Err(Errno::NOENT) => return Ok(None),

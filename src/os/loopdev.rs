@@ -559,7 +559,7 @@ mod tests {
             assert_eq!(sys(&device, "loop/autoclear"), "0");
             backing.file.set_len(20 << 20).unwrap();
             assert_eq!(refresh(&device.path).unwrap(), 20 << 20);
-            mount::unmount(&path).unwrap();
+            rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).unwrap();
             root.remove(&path).unwrap();
         });
         detach(&device.path, device.backing).unwrap();
@@ -629,7 +629,7 @@ mod tests {
                 assert!(content[..512] == [0; 512] && content[512..1024] == [7; 512] && content[1024..] == [0; 512], "{fstype}");
                 detach(&attached.path, attached.backing).unwrap();
                 drop(file);
-                mount::unmount(&path).unwrap();
+                rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).unwrap();
             });
         }
         detach(&large.path, large.backing).unwrap();

@@ -1,16 +1,18 @@
 //! Mounts, by the new mount API: fsopen(2), fsmount(2), open_tree(2), mount_setattr(2), move_mount(2). Linux 5.12.
 #![allow(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
 
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
+use super::path::Root;
 use super::{Error, Result};
 
 /// What fsconfig(2) takes for one value.
@@ -236,9 +238,32 @@ pub fn attach(mount: OwnedFd, target: BorrowedFd<'_>, target_path: &Path) -> Res
     move_mount(&mount, "", target, "", flags).map_err(|errno| Error::io("mount onto", target_path, errno))
 }
 
-/// Unmounts what is on top at `path`, never following a link (UMOUNT_NOFOLLOW). EBUSY is an error, EINVAL (no mount) too.
-pub fn unmount(path: &Path) -> Result<()> {
-    rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|errno: Errno| Error::io("unmount", path, errno))
+/// Unmounts the mount `id` (of mountinfo), which is on top at `path`. Through the open parent folder, and only if it is this
+/// mount that lies there: the path may by now lead over a link, or to another's.
+///
+/// # Errors
+/// `Path`, `Unexpected` where it is not there any more; `Io`: EBUSY.
+pub fn unmount(root: &Root, path: &Path, id: u64) -> Result<()> {
+    let (parent, name) = root.parent(path)?;
+    if id_at(parent.as_fd(), &name, path)? != id {
+        return Err(Error::Unexpected { object: path.display().to_string(), reason: "another mount is there by now".to_owned() });
+    }
+    // A name that is mounted upon cannot be renamed. The mount itself must not be held open: it would be busy.
+    let place = Path::new(&format!("/proc/self/fd/{}", parent.as_raw_fd())).join(name);
+    rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(|errno| Error::io("unmount", path, errno))
+}
+
+/// The id, in mountinfo, of the mount that an open place is on.
+pub fn id(place: BorrowedFd<'_>, path: &Path) -> Result<u64> {
+    id_at(place, OsStr::new(""), path)
+}
+
+fn id_at(folder: BorrowedFd<'_>, name: &OsStr, path: &Path) -> Result<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    match rustix::fs::statx(folder, name, flags, StatxFlags::MNT_ID) {
+        Ok(seen) => Ok(seen.stx_mnt_id),
+        Err(errno) => Err(Error::io("look at", path, errno)),
+    }
 }
 
 /// For tests that mount.
@@ -267,15 +292,14 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use rustix::fs::{Mode, OFlags, openat};
+    use rustix::io::Errno;
 
     use super::testing::in_own_namespace;
     use super::*;
     use crate::os::mountinfo::{Mount, MountTable};
-    use crate::os::path::Root;
 
     fn split(options: &[&str]) -> Result<(Attributes, Vec<String>)> {
         split_options(&options.iter().map(|&option| option.to_owned()).collect::<Vec<_>>())
@@ -398,11 +422,13 @@ mod tests {
             let sources = || at(&path).iter().map(|mount| mount.source.display().to_string()).collect::<Vec<_>>();
             assert_eq!(sources(), ["first", "second"]);
             assert_eq!(root.remove(&path).unwrap_err().errno(), Some(libc::EBUSY));
-            unmount(&path).unwrap();
+            let lower = at(&path)[0].id;
+            assert!(matches!(unmount(&root, &path, lower), Err(Error::Unexpected { .. })), "only what is on top");
+            unmount(&root, &path, at(&path)[1].id).unwrap();
             assert_eq!(sources(), ["first"]);
-            unmount(&path).unwrap();
+            unmount(&root, &path, lower).unwrap();
             assert!(at(&path).is_empty());
-            assert_eq!(unmount(&path).unwrap_err().errno(), Some(libc::EINVAL));
+            assert!(matches!(unmount(&root, &path, lower), Err(Error::Unexpected { .. })));
             root.remove(&path).unwrap();
         });
     }
@@ -491,7 +517,7 @@ mod tests {
             assert_eq!(at(&path)[0].root, Path::new("/null"));
             // A repeated call finds the device there.
             root.make_file(&path, 0o600).unwrap();
-            unmount(&path).unwrap();
+            unmount(&root, &path, at(&path)[0].id).unwrap();
             assert!(path.metadata().unwrap().is_file());
 
             let folder = root.path().join("folder");
@@ -509,13 +535,16 @@ mod tests {
             let (path, link) = (root.path().join("a"), root.path().join("link"));
             let target = root.make_dir(&path, 0o700).unwrap();
             attach(tmpfs("x", &Attributes::default()), target.as_fd(), &path).unwrap();
+            let id = at(&path)[0].id;
             symlink(&path, &link).unwrap();
-            assert_eq!(unmount(&link).unwrap_err().errno(), Some(libc::EINVAL));
+            assert!(unmount(&root, &link, id).is_err());
+            symlink(root.path(), root.path().join("way")).unwrap();
+            assert!(matches!(unmount(&root, &root.path().join("way/a"), id), Err(Error::Path { .. })));
             assert_eq!(at(&path).len(), 1);
             let open = std::fs::File::create(path.join("f")).unwrap();
-            assert_eq!(unmount(&path).unwrap_err().errno(), Some(libc::EBUSY));
+            assert_eq!(unmount(&root, &path, id).unwrap_err().errno(), Some(libc::EBUSY));
             drop(open);
-            unmount(&path).unwrap();
+            unmount(&root, &path, id).unwrap();
         });
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -14,6 +14,9 @@ use super::{Error, Result};
 const PATH_LIMIT: usize = 4096;
 /// NAME_MAX of every file system we meet.
 const NAME_LIMIT: usize = 255;
+/// So many components below a root may be mounts of the operator's (`pods`, `plugins/kubernetes.io`). What is mounted further
+/// down is a volume, and nothing is done in one.
+const FURNITURE: usize = 2;
 
 /// A folder below which everything asked for must lie: the kubelet's folder, the state folder, a pool.
 #[derive(Debug)]
@@ -80,12 +83,20 @@ impl Root {
     /// Opens what is at the absolute `path` with O_PATH: never through a link, at any component (ELOOP becomes
     /// [`super::Error::Path`] saying so). Missing is `Ok(None)`; any other failure is an error.
     pub fn open_path(&self, path: &Path) -> Result<Option<OwnedFd>> {
-        let relative = self.relative(path)?;
-        match beneath(&self.folder, &relative, OFlags::PATH, 0) {
+        let place = match self.place(path) {
+            Err(error) if error.is_missing() => return Ok(None),
+            place => place?,
+        };
+        match beneath(&place.parent, place.name.as_ref(), OFlags::PATH, 0) {
             Ok(fd) => Ok(Some(fd)),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.error("open", path, &relative, errno)),
+            Err(errno) => Err(self.error("open", path, &place.relative, errno)),
         }
+    }
+
+    /// The open parent folder of `path`, as in `open_path`, and its name in there.
+    pub fn parent(&self, path: &Path) -> Result<(OwnedFd, OsString)> {
+        self.place(path).map(|place| (place.parent, place.name))
     }
 
     /// Makes one folder (its parent exists) and opens it with O_PATH. An existing folder is fine. `mode` is less the umask.
@@ -105,8 +116,8 @@ impl Root {
         }
     }
 
-    /// Makes one empty file (its parent exists) to mount a device on, and opens it with O_PATH. An existing regular
-    /// file or device node is fine, a folder is not. `mode` is less the umask.
+    /// Makes one empty file (its parent exists) to mount a device on, and opens it with O_PATH. An existing empty
+    /// file or device node is fine, a folder or a file with data is not. `mode` is less the umask.
     ///
     /// # Errors
     /// `Path` where a link or anything else is there, `Io` where the parent is missing.
@@ -121,27 +132,30 @@ impl Root {
         let fd = beneath(&place.parent, place.name.as_ref(), OFlags::PATH, 0).map_err(|errno| fail("open file", errno))?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| fail("stat", errno))?;
         match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if stat.st_size > 0 => Err(with_data(path)),
             FileType::RegularFile | FileType::BlockDevice | FileType::CharacterDevice => Ok(fd),
             FileType::Directory => Err(Error::Path { path: path.to_owned(), reason: "is a folder, not a file".to_owned() }),
             _ => Err(Error::Path { path: path.to_owned(), reason: "is neither a file nor a device".to_owned() }),
         }
     }
 
-    /// Removes one empty folder or one file (never a tree). Missing is fine. Whoever calls has seen in mountinfo that it is no mount.
+    /// Removes one empty folder or one empty file (never a tree). Missing is fine. Whoever calls has seen in mountinfo that it is
+    /// no mount.
     ///
     /// # Errors
-    /// `Path` where it is a link, which is not ours; `Io` with ENOTEMPTY, with EBUSY where it is a mount after all.
+    /// `Path` where it is a link or a file with data, which are not ours; `Io` with ENOTEMPTY, with EBUSY where it is a mount after all.
     pub fn remove(&self, path: &Path) -> Result<()> {
         let place = match self.place(path) {
             Err(error) if error.is_missing() => return Ok(()),
             place => place?,
         };
-        let kind = match rustix::fs::statat(&place.parent, &place.name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+        let stat = match rustix::fs::statat(&place.parent, &place.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(()),
             Err(errno) => return Err(self.error("stat", path, &place.relative, errno)),
         };
-        let flags = match kind {
+        let flags = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile if stat.st_size > 0 => return Err(with_data(path)),
             FileType::Symlink => return Err(self.error("remove", path, &place.relative, Errno::LOOP)),
             FileType::Directory => AtFlags::REMOVEDIR,
             _ => AtFlags::empty(),
@@ -159,15 +173,28 @@ impl Root {
             return Err(Error::Path { path: path.to_owned(), reason: "has no name".to_owned() });
         };
         let name = name.to_owned();
-        let folder = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        match beneath(&self.folder, folder, OFlags::PATH | OFlags::DIRECTORY, 0) {
-            Ok(parent) => Ok(Place { parent, name, relative }),
+        match self.folder(parent) {
+            Ok(folder) => Ok(Place { parent: folder, name, relative }),
             Err(errno) => Err(self.error("open folder", &self.path.join(parent), parent, errno)),
         }
     }
 
-    /// What `errno` means for `path`: ELOOP is a link, and we say which.
+    /// Opens a folder at a relative path, perhaps an empty one.
+    fn folder(&self, relative: &Path) -> Result<OwnedFd, Errno> {
+        let mut components = relative.components();
+        let furniture: PathBuf = std::iter::once(Component::CurDir).chain(components.by_ref().take(FURNITURE)).collect();
+        let folder = resolve(&self.folder, &furniture, OFlags::PATH | OFlags::DIRECTORY, 0, WITHOUT_LINKS)?;
+        match components.as_path() {
+            rest if rest.as_os_str().is_empty() => Ok(folder),
+            rest => resolve(&folder, rest, OFlags::PATH | OFlags::DIRECTORY, 0, WITHOUT_LINKS | ResolveFlags::NO_XDEV),
+        }
+    }
+
+    /// What `errno` means for `path`: ELOOP is a link, and we say which; EXDEV a mount.
     fn error(&self, action: &'static str, path: &Path, relative: &Path, errno: Errno) -> Error {
+        if errno == Errno::XDEV {
+            return Error::Path { path: path.to_owned(), reason: "lies inside what is mounted on the way".to_owned() };
+        }
         if errno != Errno::LOOP {
             return Error::io(action, path, errno);
         }
@@ -196,16 +223,25 @@ struct Place {
     relative: PathBuf,
 }
 
-/// openat2(2), without links. It answers EAGAIN when something was renamed or mounted at the wrong moment.
+const WITHOUT_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
 fn beneath(folder: impl AsFd, path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    resolve(folder, path, flags, mode, WITHOUT_LINKS)
+}
+
+/// openat2(2). It answers EAGAIN when something was renamed or mounted at the wrong moment.
+fn resolve(folder: impl AsFd, path: &Path, flags: OFlags, mode: u32, how: ResolveFlags) -> Result<OwnedFd, Errno> {
     let mut tries = 0;
     loop {
-        match rustix::fs::openat2(&folder, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode), resolve) {
+        match rustix::fs::openat2(&folder, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode), how) {
             Err(Errno::AGAIN | Errno::INTR) if tries < 100 => tries += 1,
             answer => return answer,
         }
     }
+}
+
+fn with_data(path: &Path) -> Error {
+    Error::Path { path: path.to_owned(), reason: "is a file with data, which no volume's target is; move it away".to_owned() }
 }
 
 /// Fit to be repeated in an error.
@@ -300,6 +336,37 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_done_inside_a_volume_and_all_inside_an_operators_mount() {
+        crate::os::mount::testing::in_own_namespace(|| {
+            let ground = ground();
+            let mount = |path: &str| {
+                std::fs::create_dir_all(ground.at(path)).unwrap();
+                let none: Option<&str> = None;
+                nix::mount::mount(Some("x"), &ground.at(path), Some("tmpfs"), nix::mount::MsFlags::empty(), none).unwrap();
+            };
+            for operators in ["pods", "plugins/kubernetes.io"] {
+                mount(operators);
+                ground.root.make_dir(&ground.at(&format!("{operators}/new")), 0o700).unwrap();
+            }
+            mount("pods/a/volume");
+            assert!(ground.root.open_path(&ground.at("pods/a/volume")).unwrap().is_some(), "the mount itself is a target");
+            for inside in ["pods/a/volume/new", "pods/a/volume/new/deep"] {
+                std::fs::create_dir_all(ground.at("pods/a/volume/new")).unwrap();
+                let path = ground.at(inside);
+                for answer in [
+                    reason(ground.root.open_path(&path)),
+                    reason(ground.root.make_dir(&path, 0o700)),
+                    reason(ground.root.make_file(&path, 0o700)),
+                    reason(ground.root.remove(&path)),
+                ] {
+                    assert!(answer.contains("inside what is mounted"), "{answer}");
+                }
+            }
+            assert!(ground.at("pods/a/volume/new").is_dir());
+        });
+    }
+
+    #[test]
     fn a_name_of_255_bytes_works() {
         let ground = ground();
         let path = ground.at(&"n".repeat(255));
@@ -365,7 +432,8 @@ mod tests {
         assert!(reason(ground.root.make_dir(&ground.at("file"), 0o700)).contains("not as a folder"));
         assert!(reason(ground.root.make_file(&ground.at("folder"), 0o600)).contains("is a folder"));
         assert!(reason(ground.root.make_file(&ground.at("fifo"), 0o600)).contains("neither"));
-        ground.root.make_file(&ground.at("file"), 0o600).unwrap();
+        assert!(reason(ground.root.make_file(&ground.at("file"), 0o600)).contains("with data"));
+        assert!(reason(ground.root.remove(&ground.at("file"))).contains("with data"));
         assert_eq!(std::fs::read(ground.at("file")).unwrap(), b"kept");
         assert!(ground.at("fifo").metadata().unwrap().file_type().is_fifo());
     }

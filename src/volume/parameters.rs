@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Bytes;
+use super::capability::FsType;
 use super::error::{Error, Result};
 
 /// What Kubernetes' sidecars add by themselves (`csi.storage.k8s.io/pvc/name` and so on).
@@ -56,7 +57,7 @@ impl RawParameters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeParameters {
-    /// Further arguments of mkfs, separated by spaces, such as `-m 0 -i 8192`. None may force it.
+    /// Further arguments of mkfs, separated by spaces, such as `-m 0 -i 8192`. None may force it, or name a file or device.
     pub mkfs_options: String,
     /// `true`: freed blocks are given back to the storage at once (mount option `discard`). Default `false`.
     #[serde(with = "text_bool")]
@@ -101,30 +102,68 @@ impl NodeParameters {
     /// The names of the parameters above.
     pub const KEYS: [&str; 4] = ["mkfsOptions", "discard", "fsck", "encryption"];
 
-    /// The arguments of mkfs.
+    /// The arguments of mkfs for a file system of this type.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for one that would override what protects data on the device.
-    pub fn mkfs_arguments(&self) -> Result<Vec<String>> {
-        let arguments: Vec<String> = self.mkfs_options.split_whitespace().map(str::to_owned).collect();
-        let forced = arguments.iter().find(|argument| {
-            let short = argument.starts_with('-') && !argument.starts_with("--");
-            argument.starts_with("--force") || (short && argument[1..].chars().any(|letter| letter == 'F' || letter == 'f'))
-        });
-        let stray = arguments.iter().find(|argument| argument.starts_with('/'));
-        match (forced, stray) {
-            (Some(argument), _) => Err(Error::invalid(
-                "parameters.mkfsOptions",
-                format!("{argument:?} would force mkfs over existing data; leave it out"),
-            )),
-            (_, Some(argument)) => Err(Error::invalid(
-                "parameters.mkfsOptions",
-                format!("{argument:?} names a file or device; only options are allowed"),
-            )),
-            _ => Ok(arguments),
+    /// INVALID_ARGUMENT for what is not known to be harmless. mkfs runs as root, and a pod's author may choose these: some of
+    /// its options copy files of the node into the volume (`-d`, `--rootdir`) or write to another device (`-l logdev=`), and
+    /// a word that is no option is another device to format.
+    pub fn mkfs_arguments(&self, fstype: FsType) -> Result<Vec<String>> {
+        let (valued, plain, long) = mkfs_options(fstype);
+        let refuse = |word: &str, reason: &str| Err(Error::invalid("parameters.mkfsOptions", format!("{word:?} {reason}")));
+        let mut words = self.mkfs_options.split_whitespace();
+        while let Some(word) = words.next() {
+            let value = if let Some((name, value)) = word.strip_prefix("--").and_then(|option| option.split_once('=')) {
+                if !long.contains(&name) {
+                    return refuse(word, &format!("may not be given to mkfs.{fstype}; of the long options only {long:?}"));
+                }
+                value
+            } else {
+                let Some(letters) = word.strip_prefix('-').filter(|letters| !letters.is_empty()) else {
+                    return refuse(word, "is neither an option nor the value of one; only options are allowed");
+                };
+                let last = letters.trim_start_matches(|letter| plain.contains(letter));
+                match last.chars().next() {
+                    None => continue,
+                    Some(letter) if valued.contains(letter) => match &last[letter.len_utf8()..] {
+                        "" => match words.next() {
+                            Some(value) => value,
+                            None => return refuse(word, "needs a value"),
+                        },
+                        glued => glued,
+                    },
+                    Some(_) => {
+                        let reason = format!(
+                            "may not be given to mkfs.{fstype}: -{} with a value and -{} without are allowed, which neither \
+                             force it nor name a file",
+                            valued.split("").filter(|letter| !letter.is_empty()).collect::<Vec<_>>().join(" -"),
+                            plain.split("").filter(|letter| !letter.is_empty()).collect::<Vec<_>>().join(" -"),
+                        );
+                        return refuse(word, &reason);
+                    }
+                }
+            };
+            if value.contains('/') || value.split(',').any(|part| NAMING.contains(&part.split('=').next().unwrap_or_default())) {
+                return refuse(value, "names a file or device, which no option of mkfs may");
+            }
+        }
+        Ok(self.mkfs_options.split_whitespace().map(str::to_owned).collect())
+    }
+}
+
+/// The options of mkfs that may be given: letters that take a value, letters that do not, long names that take one.
+const fn mkfs_options(fstype: FsType) -> (&'static str, &'static str, &'static [&'static str]) {
+    match fstype {
+        FsType::Ext4 => ("bCEeGgIiJLmNOTU", "Dqv", &[]),
+        FsType::Xfs => ("bdiLlmns", "Kq", &[]),
+        FsType::Btrfs => {
+            ("bdLmnORsU", "KMqv", &["csum", "data", "features", "label", "metadata", "nodesize", "sectorsize", "uuid"])
         }
     }
 }
+
+/// What names a file or device in the value of an option (`-J device=`, `-d file,name=`, `-l logdev=`, `-r rtdev=`).
+const NAMING: [&str; 5] = ["device", "file", "logdev", "name", "rtdev"];
 
 /// What DeleteVolume does with the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,10 +228,56 @@ mod tests {
     }
 
     #[test]
-    fn mkfs_is_never_forced() {
-        for options in ["-F", "-f", "--force", "-qF", "-m 0 -F", "/dev/sda"] {
-            let parameters = NodeParameters { mkfs_options: options.to_owned(), ..NodeParameters::default() };
-            assert!(parameters.mkfs_arguments().is_err(), "{options}");
+    fn mkfs_is_never_forced_and_is_given_no_file() {
+        let arguments = |options: &str, fstype| {
+            NodeParameters { mkfs_options: options.to_owned(), ..NodeParameters::default() }.mkfs_arguments(fstype)
+        };
+        for options in [
+            "-F",
+            "-f",
+            "--force",
+            "-qF",
+            "-m 0 -F",
+            "-K -f",
+            "-",
+            "--",
+            "--roo=etc",
+            "--rootdir=etc",
+            "--rootdir etc",
+            "-r etc",
+            "-retc",
+            "/dev/sda",
+            "dev",
+            "..",
+            "-q dev",
+            "-m 0 dev",
+            "-d etc/x",
+            "-J device=sda",
+            "-l logdev=sda",
+            "-l size=9,logdev=sda",
+            "-d file,name=sda",
+            "-r rtdev=sda",
+            "-p proto",
+            "-c options=x",
+            "-z undo",
+            "-L a/b",
+            "-é",
+            "-L",
+        ] {
+            for fstype in FsType::ALL {
+                assert!(arguments(options, fstype).is_err(), "{options} for {fstype}");
+            }
+        }
+        // A folder for mkfs.ext4, a section of the disk or a profile for the others.
+        assert!(arguments("-d etc", FsType::Ext4).is_err() && arguments("-detc", FsType::Ext4).is_err());
+        for (options, fstype) in [
+            ("", FsType::Ext4),
+            ("-m 0 -i 8192 -O ^has_journal -E lazy_itable_init=0,discard -J size=4", FsType::Ext4),
+            ("-qm0 -L data", FsType::Ext4),
+            ("-K -d agcount=4,su=64k,sw=2 -m reflink=1,crc=1 -l size=16m -n ftype=1", FsType::Xfs),
+            ("-K -d single -m dup --csum=xxhash -O no-holes", FsType::Btrfs),
+        ] {
+            assert_eq!(arguments(options, fstype).expect(options).join(" "), options, "{fstype}");
         }
     }
 }

@@ -19,6 +19,8 @@ pub(super) const META: &str = "meta.json";
 /// All that a folder of ours can hold; the last is what a cut-off [`os::durable::write`] leaves.
 const KNOWN: [&str; 3] = [IMAGE, META, ".meta.json.tmp"];
 
+const BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
+
 /// What the kernel says of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
@@ -43,9 +45,10 @@ fn seen(stat: &rustix::fs::Stat) -> Seen {
     }
 }
 
-/// Looks at `relative` without following a link at its end; `None` where there is nothing.
+/// Looks at `relative`, through no link at any component; `None` where there is nothing.
 pub(super) fn look(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<Seen>> {
-    match rustix::fs::statat(root, relative, AtFlags::SYMLINK_NOFOLLOW) {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW).and_then(rustix::fs::fstat) {
         Ok(stat) => Ok(Some(seen(&stat))),
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(Error::io("look at", relative, error)),
@@ -77,8 +80,7 @@ pub(super) fn open(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os:
     };
     // Non-blocking, so that a pipe somebody put there can't hold us; it means nothing for regular files.
     let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let below = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let file = match rustix::fs::openat2(root, relative, flags, Mode::empty(), below) {
+    let file = match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW) {
         Ok(descriptor) => File::from(descriptor),
         Err(Errno::NOENT) => return Ok(None),
         Err(error) => return Err(Error::io("open", relative, error)),
@@ -153,13 +155,20 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> os::Result<()> {
 /// Removes a folder of ours with the files that we know, one by one. Missing is fine; a file that is not ours makes it
 /// stay, with an error.
 pub(super) fn remove_folder(path: &Path) -> os::Result<()> {
-    match look(CWD, path)? {
-        None => return Ok(()),
-        Some(seen) if seen.folder => {}
-        Some(_) => return Err(Error::Unexpected { object: path.display().to_string(), reason: "it is no folder".to_owned() }),
-    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(folder) => folder,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            return Err(Error::Unexpected { object: path.display().to_string(), reason: "it is no folder".to_owned() });
+        }
+        Err(error) => return Err(Error::io("open folder", path, error)),
+    };
     for name in KNOWN {
-        remove_file(&path.join(name))?;
+        match rustix::fs::unlinkat(&folder, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(Error::io("remove", path.join(name), error)),
+        }
     }
     match rustix::fs::rmdir(path) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

@@ -9,6 +9,7 @@ use crate::os::block::Device;
 use crate::os::fs::Contents;
 use crate::os::mount::{self, Attributes};
 use crate::os::mountinfo::MountTable;
+use crate::os::path::Root;
 use crate::os::step::step;
 use crate::os::{self, fs, luks};
 use crate::volume::{Encryption, Error, FsType, Result};
@@ -127,7 +128,7 @@ impl<'a> Job<'a> {
         self.device = None;
         self.luks = None;
         if let (Some(gid), Access::Filesystem { .. }) = (self.order.group, &self.entry.access) {
-            apply_group(self.order.root, &self.entry.staging, gid, self.entry.read_only)?;
+            apply_group(self.order.root, &self.entry.staging, &source, gid, self.entry.read_only)?;
         }
         self.entry.phase = Phase::Staged;
         self.node.journal.write_stage(&self.entry)
@@ -161,7 +162,7 @@ impl<'a> Job<'a> {
     fn clear_mounts(&self) -> Result<()> {
         let Some(earlier) = &self.earlier else { return Ok(()) };
         let sources = self.node.sources(&earlier.id, Some(earlier))?;
-        unmount_all(&earlier.staging, &sources.all)?;
+        unmount_all(self.order.root, &earlier.staging, &sources.all)?;
         Ok(())
     }
 
@@ -318,10 +319,14 @@ impl<'a> Job<'a> {
         self.device = Some(self.open(device)?);
         let found = self.look(fstype, device)?;
         let check = self.order.parameters.node.fsck;
-        for prepare in plan::prepare(fstype, self.entry.read_only, check, &found)? {
-            self.prepare(prepare, device)?;
+        let steps = plan::prepare(fstype, self.entry.read_only, check, &found)?;
+        for prepare in &steps {
+            if let Prepare::Mkfs(fstype) = prepare {
+                // Options that are refused are no mkfs that was cut off.
+                self.order.parameters.node.mkfs_arguments(*fstype)?;
+            }
         }
-        Ok(())
+        steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
     }
 
     fn look(&self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
@@ -386,14 +391,14 @@ impl<'a> Job<'a> {
                 self.mount(fstype.as_str(), &device.path, &[])
             }
             Prepare::GrowMounted(fstype) => {
-                let staging = &self.entry.staging;
-                step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, staging).map_err(Error::from))
+                let mount = observe::open(self.order.root, &self.entry.staging, &Source::Device(device.clone()))?;
+                step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, mount.as_fd()).map_err(Error::from))
             }
         }
     }
 
     fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
-        let arguments = self.order.parameters.node.mkfs_arguments()?;
+        let arguments = self.order.parameters.node.mkfs_arguments(fstype)?;
         let open = self.opened(device)?;
         let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments));
         // It may have refused before it wrote anything: then there is nothing to remember.
@@ -524,7 +529,7 @@ impl<'a> Job<'a> {
     fn undo_one(&self, undo: Undo) -> Result<()> {
         let (id, staging) = (&self.entry.id, &self.entry.staging);
         match undo {
-            Undo::Mount => unmount_all(staging, &self.entry.shown()).map(|_| ()),
+            Undo::Mount => unmount_all(self.order.root, staging, &self.entry.shown()).map(|_| ()),
             Undo::Folder => Ok(step("remove folder", &staging.display(), || self.order.root.remove(staging))?),
             Undo::Mapping => self.node.close_mapping(id),
             Undo::Connection => {
@@ -564,12 +569,12 @@ pub(super) fn split_flags(flags: &[String]) -> Result<(Attributes, Vec<String>)>
     mount::split_options(flags).map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error.to_string()))
 }
 
-/// Gives the file system mounted at `path` to the group. Answers whether anything had to be done.
-pub(super) fn apply_group(root: &os::path::Root, path: &Path, gid: u32, read_only: bool) -> Result<bool> {
+/// Gives the file system of `source`, mounted at `path`, to the group. Answers whether anything had to be done.
+pub(super) fn apply_group(root: &Root, path: &Path, source: &Source, gid: u32, read_only: bool) -> Result<bool> {
     if read_only {
         return Ok(false);
     }
-    let place = root.open_path(path)?.ok_or_else(|| unexpected(path, "it vanished"))?;
+    let place = observe::open(root, path, source)?;
     Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || group::apply(place.as_fd(), path, gid))?)
 }
 
@@ -577,14 +582,14 @@ pub(super) fn apply_group(root: &os::path::Root, path: &Path, gid: u32, read_onl
 ///
 /// # Errors
 /// `InUse` for a mount of someone else, which stays; not final where the kernel says that it is busy.
-pub(super) fn unmount_all(path: &Path, sources: &[Source]) -> Result<usize> {
+pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Result<usize> {
     for count in 0..HIGHEST_STACK {
-        match observe::at(&MountTable::read()?, path, sources) {
-            At::Nothing => return Ok(count),
-            At::Foreign(mount) => return Err(plan::taken(path, &mount)),
-            At::Ours(_) | At::Stack(_) => {}
+        let table = MountTable::read()?;
+        if let At::Foreign(mount) = observe::at(&table, path, sources) {
+            return Err(plan::taken(path, &mount));
         }
-        step("unmount", &path.display(), || mount::unmount(path)).map_err(|error| {
+        let Some(top) = table.at(path).last().map(|mount| mount.id) else { return Ok(count) };
+        step("unmount", &path.display(), || mount::unmount(root, path, top)).map_err(|error| {
             let busy = error.errno() == Some(libc::EBUSY);
             let error = Error::from(error);
             if busy {

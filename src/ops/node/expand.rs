@@ -1,5 +1,7 @@
 //! NodeExpandVolume.
 
+use std::os::fd::AsFd;
+
 use crate::backend::Source;
 use crate::ops::lock::Key;
 use crate::os::block::Device;
@@ -45,13 +47,13 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
         step("grow mapping", &name, || luks::grow(&name))?;
     }
     if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(_)) = (&entry.access, &used) {
-        grow(&entry, fstype, &used)?;
+        grow(node, &entry, fstype, &used)?;
     }
     Ok(size)
 }
 
 /// Grows the mounted file system, by its staging mount.
-fn grow(entry: &StageEntry, fstype: &str, source: &Source) -> Result<()> {
+fn grow(node: &Node, entry: &StageEntry, fstype: &str, source: &Source) -> Result<()> {
     let Source::Device(device) = source else { return Ok(()) };
     let fstype: FsType = fstype.parse()?;
     match observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(source)) {
@@ -66,7 +68,8 @@ fn grow(entry: &StageEntry, fstype: &str, source: &Source) -> Result<()> {
     if fs::size_on_device(&open, fstype)? >= open.size()? {
         return Ok(());
     }
-    Ok(step("grow", &device.path.display(), || fs::grow_mounted(&open, fstype, &entry.staging))?)
+    let mount = observe::open(node.root_of(entry), &entry.staging, source)?;
+    Ok(step("grow", &device.path.display(), || fs::grow_mounted(&open, fstype, mount.as_fd()))?)
 }
 
 fn not_staged(id: &VolumeId, reason: &str) -> Error {

@@ -1,13 +1,13 @@
 //! What the kernel shows: what is mounted where, and whether it is the volume's.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use crate::backend::{BlockDevice, Source};
 use crate::os;
 use crate::os::mountinfo::{Mount, MountTable};
 use crate::os::path::Root;
-use crate::volume::Result;
+use crate::volume::{Error, Result};
 
 /// What is mounted at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +67,30 @@ pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> At {
     }
 }
 
+/// Opens the one mount of this volume at `path`, and sees that it is this which is open: what mountinfo showed at a path may
+/// have made way for something else since.
+///
+/// # Errors
+/// Where it is not there.
+pub fn open(root: &Root, path: &Path, source: &Source) -> Result<OwnedFd> {
+    let gone = || super::unexpected(path, "the volume's mount is not there; repeat the call");
+    let place = root.open_path(path)?.ok_or_else(gone)?;
+    let id = os::mount::id(place.as_fd(), path)?;
+    match at(&MountTable::read()?, path, std::slice::from_ref(source)) {
+        At::Ours(mount) if mount.id == id => Ok(place),
+        _ => Err(gone()),
+    }
+}
+
+/// Refuses a path in which something is mounted: it would be covered, or its unmounting fail.
+pub fn nothing_inside(table: &MountTable, path: &Path) -> Result<()> {
+    let Some(inside) = table.below(path).next() else { return Ok(()) };
+    Err(Error::InUse {
+        object: path.display().to_string(),
+        by: format!("{} is mounted inside it at {}; unmount that first", inside.source.display(), inside.mount_point.display()),
+    })
+}
+
 /// The number of the block device that lies open, `None` where it is none.
 pub fn device_number(place: BorrowedFd<'_>, path: &Path) -> Result<Option<(u32, u32)>> {
     let stat = rustix::fs::fstat(place).map_err(|errno| os::Error::io("stat", path, errno))?;
@@ -77,7 +101,7 @@ pub fn device_number(place: BorrowedFd<'_>, path: &Path) -> Result<Option<(u32, 
 /// Whether `path` shows exactly this device's node.
 pub fn shows_device(root: &Root, path: &Path, device: &BlockDevice) -> Result<bool> {
     let Some(place) = root.open_path(path)? else { return Ok(false) };
-    Ok(device_number(std::os::fd::AsFd::as_fd(&place), path)? == Some(device.number))
+    Ok(device_number(place.as_fd(), path)? == Some(device.number))
 }
 
 #[cfg(test)]

@@ -42,8 +42,8 @@ pub struct Seen {
     pub same_boot: bool,
     /// What the backend says now.
     pub connected: Option<Source>,
-    /// It is not encrypted, or its mapping lies on what is connected.
-    pub unlocked: bool,
+    /// What is mounted or shown of it: what is connected, or the mapping on it, where it is encrypted.
+    pub used: Option<Source>,
     /// What is mounted at the staging path.
     pub staging: At,
 }
@@ -85,7 +85,7 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
             WantedAccess::Block => seen.connected.is_some() && seen.connected == entry.source,
             WantedAccess::Filesystem { .. } => seen.connected.is_some() && matches!(seen.staging, At::Ours(_)),
         };
-        if whole && seen.unlocked {
+        if whole && seen.used.is_some() {
             return Ok(steps);
         }
     }

@@ -70,7 +70,7 @@ fn mounted(fstype: &str, options: &str) -> Mount {
 }
 
 fn seen(entry: Option<StageEntry>, connected: Option<Source>, staging: At) -> Seen {
-    Seen { entry, same_boot: true, connected, unlocked: true, staging }
+    Seen { entry, same_boot: true, used: connected.clone(), connected, staging }
 }
 
 fn ours() -> At {
@@ -160,7 +160,7 @@ fn what_was_cut_off_is_begun_afresh() {
         ),
     ];
     for (entry, same_boot, connected, staging, steps) in cases {
-        let seen = Seen { entry: Some(entry), same_boot, connected, unlocked: true, staging };
+        let seen = Seen { entry: Some(entry), same_boot, used: connected.clone(), connected, staging };
         assert_eq!(start(&wanted, &seen).expect("goes on"), steps, "{seen:?}");
     }
 }
@@ -168,7 +168,7 @@ fn what_was_cut_off_is_begun_afresh() {
 #[test]
 fn after_a_reboot_it_may_be_staged_otherwise() {
     let entry = entry_of(&filesystem(EXT4, &[]), "ext4");
-    let seen = Seen { entry: Some(entry), same_boot: false, connected: None, unlocked: true, staging: At::Nothing };
+    let seen = Seen { entry: Some(entry), same_boot: false, connected: None, used: None, staging: At::Nothing };
     for wanted in [block(), Wanted { staging: "/k/other".into(), ..filesystem(XFS, &["noexec"]) }] {
         assert_eq!(start(&wanted, &seen).expect("free"), [Start::Begin, Start::Connect]);
     }

@@ -76,6 +76,9 @@ pub(super) fn run(
         plan::protection(&entry.id, &wanted, &seen.others)?;
     }
     let decision = plan::publish(&entry.id, &wanted, &seen)?;
+    if decision == Publish::Mount {
+        observe::nothing_inside(&table, &job.target.target)?;
+    }
     match job.run(decision) {
         Ok(outcome) => Ok(outcome),
         Err(error) => Err(job.undo(error)),
@@ -186,7 +189,7 @@ impl<'a> Job<'a> {
         self.node.journal.write_target(&self.target)?;
         if let Some(gid) = self.group.filter(|_| !self.target.block) {
             let root = self.node.root_of(self.entry);
-            apply_group(root, &self.entry.staging, gid, self.target.read_only)?;
+            apply_group(root, &self.entry.staging, &self.source, gid, self.target.read_only)?;
         }
         let place = self.make_place()?;
         match self.source.clone() {
@@ -208,9 +211,7 @@ impl<'a> Job<'a> {
     }
 
     fn bind_filesystem(&mut self, place: OwnedFd) -> Result<()> {
-        let staging = &self.entry.staging;
-        let root = self.node.root_of(self.entry);
-        let from = root.open_path(staging)?.ok_or_else(|| unexpected(staging, "the staging folder vanished"))?;
+        let from = observe::open(self.node.root_of(self.entry), &self.entry.staging, &self.source)?;
         self.bind(from, place)?;
         let target = &self.target.target;
         match observe::at(&MountTable::read()?, target, std::slice::from_ref(&self.source)) {
@@ -291,7 +292,7 @@ impl<'a> Job<'a> {
     fn undo_one(&self, undo: Undo) -> Result<()> {
         let target = &self.target.target;
         match undo {
-            Undo::Mount => unmount_all(target, std::slice::from_ref(&self.source)).map(|_| ()),
+            Undo::Mount => unmount_all(self.root, target, std::slice::from_ref(&self.source)).map(|_| ()),
             Undo::Protection => super::unstage::allow_writes(&self.source),
             Undo::Place => remove_place(self.root, target),
             Undo::Journal => self.node.journal.remove_target(&self.entry.id, target),

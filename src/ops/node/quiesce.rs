@@ -15,13 +15,12 @@ use crate::os;
 use crate::os::block::Device;
 use crate::os::freeze::{self, Frozen};
 use crate::os::mountinfo::MountTable;
-use crate::os::path::Root;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
+use super::Node;
 use super::journal::{Access, FrozenEntry, Journal, Phase, VERSION};
 use super::observe::{self, At};
-use super::{Node, unexpected};
 
 /// A copy without reflink of a large volume takes that long; after it the volume's user comes first.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -67,16 +66,17 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
 /// What must be frozen of a volume; a raw device is flushed.
 fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
     let entry = node.journal.stage(id)?.filter(|entry| entry.phase == Phase::Staged && node.same_boot(entry));
-    let sources = node.sources(id, entry.as_ref())?.all;
+    let sources = node.sources(id, entry.as_ref())?;
     if let Some(entry) = entry.filter(|entry| entry.access != Access::Block && !entry.read_only) {
-        if let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, &sources) {
-            let mount = open_mount(node.root_of(&entry), &entry.staging)?
-                .ok_or_else(|| unexpected(&entry.staging, "the staging folder vanished"))?;
+        if let Some(source) = sources.used(entry.encryption()?)
+            && let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(&source))
+        {
+            let mount = open_mount(observe::open(node.root_of(&entry), &entry.staging, &source)?, &entry.staging)?;
             return Ok(Some((entry.staging, mount)));
         }
     }
     // What is written to a mapping goes to the device below it, which comes first in the list.
-    for source in sources.iter().rev() {
+    for source in sources.all.iter().rev() {
         let Source::Device(device) = source else { continue };
         let open = match Device::open(&device.path, false) {
             // What it was once.
@@ -91,12 +91,9 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
 }
 
 /// A descriptor that FIFREEZE takes.
-fn open_mount(root: &Root, path: &Path) -> Result<Option<OwnedFd>> {
-    let Some(place) = root.open_path(path)? else { return Ok(None) };
+fn open_mount(place: OwnedFd, path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mount =
-        rustix::fs::openat(&place, ".", flags, Mode::empty()).map_err(|errno| os::Error::io("open mount", path, errno))?;
-    Ok(Some(mount))
+    Ok(rustix::fs::openat(&place, ".", flags, Mode::empty()).map_err(|errno| os::Error::io("open mount", path, errno))?)
 }
 
 impl Hold {
@@ -143,7 +140,8 @@ fn thaw_one(node: &Node, path: &Path) -> Result<()> {
     if table.at(path).is_empty() {
         return Ok(());
     }
-    if let Some(mount) = open_mount(root, path)? {
+    if let Some(place) = root.open_path(path)? {
+        let mount = open_mount(place, path)?;
         step("thaw", &path.display(), || freeze::thaw(mount.as_fd()))?;
         tracing::warn!(path = %path.display(), "thawed what an earlier process may have left frozen");
     }

@@ -83,7 +83,7 @@ fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();
     if entry.phase == Phase::Staging && entry.cut_off() {
         let sources = node.sources(&id, Some(&entry))?;
-        super::execute::unmount_all(&entry.staging, &sources.all)?;
+        super::execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
         node.close_mapping(&id)?;
         if let Some(source) = sources.connected {
             node.unused(&id, &source)?;

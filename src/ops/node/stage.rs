@@ -11,8 +11,9 @@ use crate::volume::{AccessType, Capability, Outcome, Result, Secrets, VolumeId};
 
 use super::execute::{self, Job};
 use super::journal::StageEntry;
+use super::observe::{self, At};
 use super::plan::{self, Seen, Wanted, WantedAccess};
-use super::{Node, StageRequest, observe};
+use super::{Node, StageRequest};
 
 /// A stage that was asked for, checked.
 pub(super) struct Order<'a> {
@@ -71,9 +72,9 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
     let seen = look(node, order, entry)?;
     let steps = plan::start(&order.wanted, &seen)?;
     if steps.is_empty() {
-        let changed = match (order.group, &order.wanted.access) {
-            (Some(gid), WantedAccess::Filesystem { .. }) => {
-                execute::apply_group(order.root, &order.wanted.staging, gid, order.wanted.read_only)?
+        let changed = match (order.group, &order.wanted.access, &seen.used) {
+            (Some(gid), WantedAccess::Filesystem { .. }, Some(source)) => {
+                execute::apply_group(order.root, &order.wanted.staging, source, gid, order.wanted.read_only)?
             }
             _ => false,
         };
@@ -89,8 +90,12 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
 
 fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<Seen> {
     let sources = node.sources(&order.wanted.id, entry.as_ref())?;
-    let staging = observe::at(&MountTable::read()?, &order.wanted.staging, &sources.all);
-    let unlocked = sources.used(order.parameters.node.encryption).is_some();
+    let table = MountTable::read()?;
+    let staging = observe::at(&table, &order.wanted.staging, &sources.all);
+    if staging == At::Nothing {
+        observe::nothing_inside(&table, &order.wanted.staging)?;
+    }
+    let used = sources.used(order.parameters.node.encryption);
     let same_boot = entry.as_ref().is_some_and(|entry| node.same_boot(entry));
-    Ok(Seen { entry, same_boot, connected: sources.connected, unlocked, staging })
+    Ok(Seen { entry, same_boot, connected: sources.connected, used, staging })
 }

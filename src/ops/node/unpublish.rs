@@ -12,7 +12,7 @@ use super::journal::{Access, StageEntry};
 use super::plan;
 use super::publish::remove_place;
 use super::unstage::{allow_writes, mounted_target};
-use super::{Node, execute};
+use super::{Node, execute, observe};
 
 pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
     let target = node.place(target)?;
@@ -27,7 +27,7 @@ pub(super) fn unpublish_unknown(node: &Node, name: &str, target: &Path) -> Resul
     let target = node.place(target)?;
     let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
     tracing::debug!(volume = %name, "no such inline volume in the journal");
-    clear(node, &target, &[], false)
+    clear(node, &target, &[])
 }
 
 /// Raw block targets share the write protection of their device: one at a time.
@@ -41,7 +41,7 @@ fn lock(node: &Node, id: &VolumeId) -> Result<Guard> {
 pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target: &Path) -> Result<Outcome<()>> {
     let sources = node.sources(id, entry)?;
     let journaled = node.journal.target(id, target)?;
-    let outcome = clear(node, target, &sources.all, journaled.is_some())?;
+    let outcome = clear(node, target, &sources.all)?;
     let Some(journaled) = journaled else { return Ok(outcome) };
     if journaled.block
         && journaled.read_only
@@ -55,26 +55,17 @@ pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target
 }
 
 /// Takes this volume's mounts from the target, then the target itself.
-fn clear(node: &Node, target: &Path, sources: &[Source], journaled: bool) -> Result<Outcome<()>> {
-    if let Some(inside) = MountTable::read()?.below(target).next() {
-        return Err(Error::InUse {
-            object: format!("target {}", target.display()),
-            by: format!(
-                "{} is mounted inside it at {}; unmount that first",
-                inside.source.display(),
-                inside.mount_point.display()
-            ),
-        });
-    }
-    let count = execute::unmount_all(target, sources)?;
+fn clear(node: &Node, target: &Path, sources: &[Source]) -> Result<Outcome<()>> {
+    observe::nothing_inside(&MountTable::read()?, target)?;
+    let count = execute::unmount_all(&node.kubelet, target, sources)?;
     let Some(place) = node.kubelet.open_path(target)? else {
         return Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) });
     };
-    // A file that we know nothing of goes only if it can have been a place to mount on.
+    // A file goes only if it can have been a place to mount on.
     let stat = rustix::fs::fstat(&place).map_err(|errno| os::Error::io("stat", target, errno))?;
     let file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
     drop(place);
-    if !journaled && count == 0 && file && stat.st_size > 0 {
+    if file && stat.st_size > 0 {
         return Err(Error::InUse {
             object: format!("target {}", target.display()),
             by: "it is a file with data, which no volume's target is; move it away".to_owned(),

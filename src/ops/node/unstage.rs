@@ -27,7 +27,7 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
             // Nothing of the volume's is to be at this path; its stage elsewhere is not what was asked about.
             tracing::warn!(volume = %id, path = %staging.display(), staged = %entry.staging.display(), "unstage of another path");
             let sources = node.sources(id, Some(&entry))?;
-            let count = execute::unmount_all(&staging, &sources.all)?;
+            let count = execute::unmount_all(&node.kubelet, &staging, &sources.all)?;
             Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
         }
         Some(entry) => finish(node, entry),
@@ -41,7 +41,7 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
     if !sources.all.is_empty() {
         unpublished(node, id, staging, &sources.all)?;
     }
-    let count = execute::unmount_all(staging, &sources.all)?;
+    let count = execute::unmount_all(&node.kubelet, staging, &sources.all)?;
     node.close_mapping(id)?;
     match (sources.connected, node.registry.get(id.backend())) {
         (Some(source), Some(backend)) => {
@@ -72,7 +72,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
         entry.phase = Phase::Unstaging;
         node.journal.write_stage(&entry)?;
     }
-    execute::unmount_all(&entry.staging, &sources.all)?;
+    execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
     node.close_mapping(&id)?;
     if entry.cut_off() && !entry.inline {
         finish_cut_off(node, &entry);

@@ -1,11 +1,12 @@
 //! File systems that become as large as their device.
-#![allow(unsafe_code, reason = "EXT4_IOC_RESIZE_FS has no safe wrapper")]
+#![allow(unsafe_code, reason = "the ioctls that grow ext4 and xfs have no safe wrapper")]
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
 use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
 
 use super::check::e2fsck;
 use super::superblock::{self, Superblock};
@@ -18,6 +19,31 @@ const LONGEST: Duration = Duration::from_secs(3600);
 mod ioctl {
     // The new number of blocks. linux/fs/ext4/ext4.h
     nix::ioctl_write_ptr!(ext4_resize, b'f', 16, u64);
+
+    /// struct xfs_fsop_geom_v1; of it, what we read. linux/fs/xfs/libxfs/xfs_fs.h
+    #[repr(C)]
+    #[derive(Default)]
+    pub struct XfsGeometry {
+        /// Bytes.
+        pub block_size: u32,
+        other: [u32; 6],
+        /// The most of the space that inodes may have, in percent.
+        pub most_for_inodes: u32,
+        /// Blocks of the data section.
+        pub data_blocks: u64,
+        rest: [u64; 9],
+    }
+
+    /// struct xfs_growfs_data.
+    #[repr(C)]
+    pub struct XfsGrow {
+        pub blocks: u64,
+        pub most_for_inodes: u32,
+        pub padding: u32,
+    }
+
+    nix::ioctl_read!(xfs_geometry, b'X', 100, XfsGeometry);
+    nix::ioctl_write_ptr!(xfs_grow, b'X', 110, XfsGrow);
 }
 
 /// The size in bytes of the file system, from its superblock on the device.
@@ -73,31 +99,34 @@ pub fn grow_unmounted(device: &Device, fstype: FsType) -> Result<bool> {
     Ok(true)
 }
 
-/// Grows a mounted file system to its device's size. One that is as large already is fine.
+/// Grows a mounted file system to its device's size. One that is as large already is fine. `mount` is where it is mounted,
+/// open with O_PATH: a path might lead elsewhere by the time that a program opens it.
 ///
-/// ext4 by the same ioctl as resize2fs, whose exit status does not tell why; xfs_growfs; btrfs filesystem resize.
+/// ext4 and xfs by the same ioctls as resize2fs and xfs_growfs, which find the mount by its path, or tell nothing by their exit
+/// status; btrfs filesystem resize.
 ///
 /// # Errors
-/// `Io` (ext4; EPERM without CAP_SYS_RESOURCE), `Tool`.
-pub fn grow_mounted(device: &Device, fstype: FsType, mount_point: &Path) -> Result<()> {
-    let place = mount_point.to_str().ok_or_else(|| Error::Path {
-        path: mount_point.to_owned(),
-        reason: "not UTF-8, so that no tool can be given it".to_owned(),
-    })?;
-    let (tool, arguments) = match fstype {
-        FsType::Ext4 => return grow_mounted_ext4(device, mount_point),
-        FsType::Xfs => (Tool { name: "xfs_growfs", package: "xfsprogs" }, vec!["-d", place]),
-        FsType::Btrfs => (Tool { name: "btrfs", package: "btrfs-progs" }, vec!["filesystem", "resize", "max", place]),
-    };
-    let arguments = arguments.into_iter().map(str::to_owned).collect();
-    run_ok(Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: LONGEST }, place, &[0])?;
-    Ok(())
+/// `Io` (ext4: EPERM without CAP_SYS_RESOURCE), `Tool`.
+pub fn grow_mounted(device: &Device, fstype: FsType, mount: BorrowedFd<'_>) -> Result<()> {
+    let failed = |errno: rustix::io::Errno| Error::io("open mount of", device.path(), errno);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::openat(mount, ".", flags, Mode::empty()).map_err(failed)?;
+    match fstype {
+        FsType::Ext4 => grow_mounted_ext4(device, &folder),
+        FsType::Xfs => grow_mounted_xfs(device, &folder),
+        FsType::Btrfs => {
+            let tool = Tool { name: "btrfs", package: "btrfs-progs" };
+            let place = format!("/proc/self/fd/{}", folder.as_raw_fd());
+            let arguments = ["filesystem", "resize", "max", &place].map(str::to_owned).to_vec();
+            let command = Run { tool, arguments, keep: vec![folder.as_fd()], stdin: Vec::new(), deadline: LONGEST };
+            run_ok(command, &device_name(device), &[0]).map(drop)
+        }
+    }
 }
 
-fn grow_mounted_ext4(device: &Device, mount_point: &Path) -> Result<()> {
-    let failed = |action, error: std::io::Error| Error::io(action, mount_point, error);
-    let folder = File::open(mount_point).map_err(|error| failed("open", error))?;
-    let block = rustix::fs::fstatfs(&folder).map_err(|errno| failed("statfs", errno.into()))?.f_bsize;
+fn grow_mounted_ext4(device: &Device, folder: &OwnedFd) -> Result<()> {
+    let failed = |action, error: std::io::Error| Error::io(action, device.path(), error);
+    let block = rustix::fs::fstatfs(folder).map_err(|errno| failed("statfs", errno.into()))?.f_bsize;
     let block = u64::try_from(block).ok().filter(|block| *block > 0).unwrap_or(4096);
     let (now, wanted) = (size_on_device(device, FsType::Ext4)? / block, device.size()? / block);
     if wanted <= now {
@@ -107,11 +136,28 @@ fn grow_mounted_ext4(device: &Device, mount_point: &Path) -> Result<()> {
     match unsafe { ioctl::ext4_resize(folder.as_raw_fd(), &raw const wanted) } {
         Ok(_) => device.flush(),
         Err(nix::Error::EPERM) => Err(failed(
-            "grow the mounted ext4 (this takes CAP_SYS_RESOURCE, and a file system without recorded errors) at",
+            "grow the mounted ext4 (this takes CAP_SYS_RESOURCE, and a file system without recorded errors) of",
             nix::Error::EPERM.into(),
         )),
-        Err(errno) => Err(failed("grow the mounted ext4 at", errno.into())),
+        Err(errno) => Err(failed("grow the mounted ext4 of", errno.into())),
     }
+}
+
+fn grow_mounted_xfs(device: &Device, folder: &OwnedFd) -> Result<()> {
+    let failed = |action, errno: nix::Error| Error::io(action, device.path(), errno);
+    let mut geometry = ioctl::XfsGeometry::default();
+    // SAFETY: the descriptor is open, and the kernel writes as many bytes as the type has, by the ioctl's number.
+    unsafe { ioctl::xfs_geometry(folder.as_raw_fd(), &raw mut geometry) }
+        .map_err(|errno| failed("ask the mounted xfs of", errno))?;
+    let blocks = device.size()? / u64::from(geometry.block_size.max(512));
+    if blocks <= geometry.data_blocks {
+        return Ok(());
+    }
+    let wanted = ioctl::XfsGrow { blocks, most_for_inodes: geometry.most_for_inodes, padding: 0 };
+    // SAFETY: the descriptor is open, and the kernel reads one such struct.
+    unsafe { ioctl::xfs_grow(folder.as_raw_fd(), &raw const wanted) }
+        .map_err(|errno| failed("grow the mounted xfs of", errno))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -152,9 +198,9 @@ mod tests {
                 let mounted = Mounted::new(&under.device, folder.path(), fstype.as_str());
                 let total = || usage(File::open(folder.path()).unwrap().as_fd()).unwrap().total;
                 let before = total();
-                grow_mounted(&device, fstype, folder.path()).unwrap();
+                grow_mounted(&device, fstype, File::open(folder.path()).unwrap().as_fd()).unwrap();
                 assert!((299 * MIB..=301 * MIB).contains(&(total() - before)), "{fstype} {before} {}", total());
-                grow_mounted(&device, fstype, folder.path()).unwrap();
+                grow_mounted(&device, fstype, File::open(folder.path()).unwrap().as_fd()).unwrap();
                 drop(mounted);
                 assert_eq!(size_on_device(&device, fstype).unwrap(), 700 * MIB, "{fstype}");
                 assert_eq!(probe(&device).unwrap(), Contents::Filesystem(fstype));
@@ -170,10 +216,10 @@ mod tests {
             let _mounted = Mounted::new(&under.device, folder.path(), "ext4");
             let total = || usage(File::open(folder.path()).unwrap().as_fd()).unwrap().total;
             let before = total();
-            match grow_mounted(&device, FsType::Ext4, folder.path()) {
+            match grow_mounted(&device, FsType::Ext4, File::open(folder.path()).unwrap().as_fd()) {
                 Ok(()) => {
                     assert!(total() > before + 250 * MIB);
-                    grow_mounted(&device, FsType::Ext4, folder.path()).unwrap();
+                    grow_mounted(&device, FsType::Ext4, File::open(folder.path()).unwrap().as_fd()).unwrap();
                 }
                 Err(error) => {
                     assert_eq!(error.errno(), Some(libc::EPERM), "{error}");
