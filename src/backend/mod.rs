@@ -306,6 +306,12 @@ pub trait Connect: Send + Sync {
     /// a true hint makes this cheap, a wrong one is never believed.
     fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>>;
 
+    /// Whether a device still is what it was when `connect` answered it, be that no volume's any more: its name and number may be
+    /// another's by now, and then the mounts of it are, too. Without an answer of the backend's own, no device is believed.
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        Ok(matches!(source, Source::Filesystem { .. }))
+    }
+
     /// Undoes `connect`, seen to be undone on return. Not connected is `Unchanged`.
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>>;
 

@@ -54,6 +54,13 @@ impl Connect for Fake {
         Ok(device.map(device_source))
     }
 
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        match source {
+            Source::Device(device) => Ok(bound_as(device)?.is_some()),
+            Source::Filesystem { .. } => Ok(true),
+        }
+    }
+
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let known = self.store.lock().volume(id).ok().map(|volume| (volume.connected, volume.contents.clone()));
         let (mounted, contents) = known.unwrap_or_default();

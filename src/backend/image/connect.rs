@@ -56,9 +56,21 @@ impl Connect for ImageBackend {
         }
     }
 
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        let Source::Device(told) = source else { return Ok(false) };
+        Ok(status(&told.path)?.is_some_and(|device| identity(device.backing) == told.identity))
+    }
+
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let devices = match self.inode(id) {
-            Ok(Some(inode)) => loopdev::find(inode)?,
+            Ok(Some(inode)) => {
+                let mut devices = loopdev::find(inode)?;
+                // The image may have been replaced by another since: then the device shows what is no file of the pool's any more.
+                if confirm(hint, inode)?.is_none() {
+                    devices.extend(self.orphan(hint)?);
+                }
+                devices
+            }
             Ok(None) => self.orphan(hint)?.into_iter().collect(),
             // Without its pool the image can't be looked at, but its device can still be let go.
             Err(away) => vec![self.orphan(hint)?.ok_or(away)?],

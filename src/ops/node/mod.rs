@@ -276,12 +276,17 @@ impl Node {
     /// What the volume is now, and all that it is or was in this boot: only mounts of these are its own.
     fn sources(&self, id: &VolumeId, entry: Option<&StageEntry>) -> Result<(Option<Source>, Vec<Source>)> {
         let journaled = entry.filter(|entry| self.same_boot(entry)).and_then(|entry| entry.source.clone());
-        let connected = match self.registry.get(id.backend()) {
+        let backend = self.registry.get(id.backend());
+        let connected = match backend {
             Some(backend) => backend.connect().connected(id, journaled.as_ref())?,
             None => None,
         };
         let mut all: Vec<Source> = connected.clone().into_iter().collect();
-        all.extend(journaled.filter(|journaled| connected.as_ref() != Some(journaled)));
+        if let Some(journaled) = journaled.filter(|journaled| connected.as_ref() != Some(journaled))
+            && backend.map_or(Ok(true), |backend| backend.connect().is_still(&journaled))?
+        {
+            all.push(journaled);
+        }
         Ok((connected, all))
     }
 }

@@ -64,6 +64,13 @@ pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> At {
     }
 }
 
+/// Which mount (as numbered in mountinfo) an open file or folder was reached through.
+pub fn mount_id(place: BorrowedFd<'_>, path: &Path) -> Result<u64> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let stat = statx(place, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map_err(|errno| os::Error::io("stat", path, errno))?;
+    Ok(stat.stx_mnt_id)
+}
+
 /// The number of the block device that lies open, `None` where it is none.
 pub fn device_number(place: BorrowedFd<'_>, path: &Path) -> Result<Option<(u32, u32)>> {
     let stat = rustix::fs::fstat(place).map_err(|errno| os::Error::io("stat", path, errno))?;

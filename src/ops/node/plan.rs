@@ -78,11 +78,8 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
         if let At::Stack(count) = seen.staging {
             return Err(stacked(&wanted.staging, count));
         }
-        let whole = match wanted.access {
-            WantedAccess::Block => seen.connected.is_some() && seen.connected == entry.source,
-            WantedAccess::Filesystem { .. } => seen.connected.is_some() && matches!(seen.staging, At::Ours(_)),
-        };
-        if whole {
+        let mounted = wanted.access == WantedAccess::Block || matches!(seen.staging, At::Ours(_));
+        if mounted && seen.connected.is_some() && seen.connected == entry.source {
             return Ok(steps);
         }
     }
@@ -90,7 +87,10 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
     if seen.same_boot {
         steps.push(Start::ClearMounts);
     }
-    if seen.connected.is_some() && (entry.read_only != wanted.read_only || entry.phase == Phase::Unstaging) {
+    let otherwise = seen.connected.is_some() && (entry.read_only != wanted.read_only || entry.phase == Phase::Unstaging);
+    // What the journal names is no longer what the volume is (its image was replaced); nothing else will let it go.
+    let stale = seen.same_boot && entry.source.is_some() && seen.connected != entry.source;
+    if otherwise || stale {
         steps.push(Start::Disconnect);
     }
     steps.extend([Start::Begin, Start::Connect]);

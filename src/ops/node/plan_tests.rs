@@ -135,16 +135,13 @@ fn what_was_cut_off_is_begun_afresh() {
     let wanted = filesystem(EXT4, &[]);
     let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
     type Case<'a> = (StageEntry, bool, Option<Source>, At, &'a [Start]);
-    let cases: [Case<'_>; 6] = [
-        (at(Phase::Staging), true, None, At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
+    let afresh = [Start::ClearMounts, Start::Disconnect, Start::Begin, Start::Connect];
+    let cases: [Case<'_>; 7] = [
+        // What the journal names is not what the volume is now: it is let go first.
+        (at(Phase::Staging), true, None, At::Nothing, &afresh),
+        (at(Phase::Staged), true, Some(device(4)), ours(), &afresh),
         (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
-        (
-            at(Phase::Unstaging),
-            true,
-            Some(device(3)),
-            ours(),
-            &[Start::ClearMounts, Start::Disconnect, Start::Begin, Start::Connect],
-        ),
+        (at(Phase::Unstaging), true, Some(device(3)), ours(), &afresh),
         // Somebody unmounted it.
         (at(Phase::Staged), true, Some(device(3)), At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // A reboot: numbers and mounts of before mean nothing.

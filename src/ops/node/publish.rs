@@ -211,6 +211,11 @@ impl<'a> Job<'a> {
         let staging = &self.entry.staging;
         let root = self.node.root_of(self.entry);
         let from = root.open_path(staging)?.ok_or_else(|| unexpected(staging, "the staging folder vanished"))?;
+        // What lies open now is what will be bound: without its mount, the folder is the node's own disk.
+        match observe::at(&MountTable::read()?, staging, std::slice::from_ref(&self.source)) {
+            At::Ours(mount) if observe::mount_id(from.as_fd(), staging)? == mount.id => {}
+            _ => return Err(not_staged(&self.entry.id, format!("its mount at {} has gone; stage it again", staging.display()))),
+        }
         self.bind(from, place)?;
         let target = &self.target.target;
         match observe::at(&MountTable::read()?, target, std::slice::from_ref(&self.source)) {
