@@ -201,13 +201,13 @@ impl<'a> Job<'a> {
     fn look(&self, device: &BlockDevice) -> Result<Found> {
         let source = Source::Device(device.clone());
         let open = self.opened(device)?;
-        let vouched = self.entry.formatting.is_none() && self.order.backend.connect().proven_empty(&self.entry.id, &source)?;
-        let contents = if vouched { Contents::Blank } else { step("probe", &device.path.display(), || fs::probe(open))? };
+        let contents = self.probe(open)?;
         let fs_size = match &contents {
             Contents::Filesystem(fstype) if self.entry.formatting.is_none() => Some(fs::size_on_device(open, *fstype)?),
             _ => None,
         };
         Ok(Found {
+            volume: self.entry.id.clone(),
             device: device.path.display().to_string(),
             contents,
             interrupted: self.entry.formatting,
@@ -216,6 +216,11 @@ impl<'a> Job<'a> {
             device_read_only: open.read_only()?,
             mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)),
         })
+    }
+
+    fn probe(&self, open: &Device) -> Result<Contents> {
+        let beneath = self.order.backend.connect().beneath(&self.entry.id, open)?;
+        Ok(step("probe", &open.path().display(), || fs::probe(open, beneath.as_ref()))?)
     }
 
     fn opened(&self, device: &BlockDevice) -> Result<&Device> {
@@ -255,7 +260,7 @@ impl<'a> Job<'a> {
         let open = self.opened(device)?;
         let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments));
         // It may have refused before it wrote anything: then there is nothing to remember.
-        let whole = made.is_ok() || matches!(fs::probe(open), Ok(Contents::Blank));
+        let whole = made.is_ok() || matches!(self.probe(open), Ok(Contents::Blank));
         if whole {
             self.entry.formatting = None;
         }
@@ -271,6 +276,12 @@ impl<'a> Job<'a> {
             step("make folder", &staging.display(), || root.make_dir(&staging, 0o750))?;
         }
         let place = root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging folder vanished"))?;
+        if let Some(open) = &self.device {
+            let named = Device::open(device, false)?.number();
+            if named != open.number() {
+                return Err(unexpected(device, format!("by this name it is no longer the device of volume {}", self.entry.id)));
+            }
+        }
         self.done.push(Undo::Mount);
         step("mount", &format_args!("{} on {}", device.display(), staging.display()), || {
             let detached = mount::new_filesystem(fstype, device, &options, &attributes)?;

@@ -155,6 +155,7 @@ fn same_flags(a: &[String], b: &[String]) -> bool {
 /// What a connected device showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
+    pub volume: VolumeId,
     /// `/dev/loop3`, for messages.
     pub device: String,
     pub contents: Contents,
@@ -371,11 +372,16 @@ fn conflict(wanted: &Wanted, existing: &str, asked: &str) -> Error {
 }
 
 fn unproven(found: &Found, reason: String) -> Error {
-    Error::Unproven { device: found.device.clone(), reason }
+    Error::Unproven { device: format!("volume {} on {}", found.volume, found.device), reason }
 }
 
 fn wipe_remedy(found: &Found) -> String {
-    format!("If nothing on it is needed, run `wipefs -a {}` by hand, or use a new volume", found.device)
+    // The device is disconnected again when a person reads this.
+    format!(
+        "If nothing on it is wanted, use a new volume, or clear the storage of this one (`blkdiscard --zeroout`), but not as {}: \
+         by now that may be another's",
+        found.device
+    )
 }
 
 /// A path on which someone else mounted something.

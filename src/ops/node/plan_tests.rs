@@ -185,6 +185,7 @@ const SIZE: u64 = 1 << 30;
 fn found(contents: Contents) -> Found {
     let fs_size = matches!(contents, Contents::Filesystem(_)).then_some(SIZE);
     Found {
+        volume: "image:a".parse().expect("an id"),
         device: "/dev/loop3".to_owned(),
         contents,
         interrupted: None,

@@ -125,7 +125,7 @@ fn finish_mkfs(node: &Node, entry: &StageEntry) {
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
             "a mkfs was cut off and could not be ended; the volume never held data. It will not be formatted again by \
-             itself: delete it and make a new one, or run wipefs on its device"
+             itself: delete it and make a new one, or clear its storage (`blkdiscard --zeroout`)"
         );
     }
 }
