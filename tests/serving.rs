@@ -237,6 +237,10 @@ impl Connect for Stand {
         Ok(None)
     }
 
+    fn is_still(&self, _source: &Source) -> Result<bool> {
+        Ok(false)
+    }
+
     fn disconnect(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
         Ok(Outcome::Unchanged(()))
     }

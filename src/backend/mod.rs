@@ -13,11 +13,13 @@
 //! A backend knows neither gRPC nor mounts: on a node it only connects a volume and says what it became.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::os::block::Device;
 use crate::volume::{
     AccessMode, BackendName, Bytes, Capability, ContentSource, Extent, Group, GroupId, Health, NodeId, Outcome, RawParameters,
     Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
@@ -313,16 +315,25 @@ pub trait Connect: Send + Sync {
     /// a true hint makes this cheap, a wrong one is never believed.
     fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>>;
 
+    /// Whether a device still is what it was when `connect` answered it, be that no volume's any more: its name and number may be
+    /// another's by now, and then the mounts of it are, too. Without an answer of the backend's own, no device is believed.
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        Ok(matches!(source, Source::Filesystem { .. }))
+    }
+
     /// Undoes `connect`, seen to be undone on return. Not connected is `Unchanged`.
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>>;
 
     /// Makes the device as large as the volume has become; answers its size in bytes.
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes>;
 
-    /// Whether the backend itself knows that nothing was ever written to this volume (an image of one hole). `false`
-    /// only means that it cannot vouch for it.
-    fn proven_empty(&self, _id: &VolumeId, _source: &Source) -> Result<bool> {
-        Ok(false)
+    /// The file that the open device shows byte for byte, flushed: where it has holes, the device is blank without being read.
+    /// `None` where there is no such file.
+    ///
+    /// # Errors
+    /// `Unproven` where the open device is not this volume's, whatever its name.
+    fn beneath(&self, _id: &VolumeId, _device: &Device) -> Result<Option<File>> {
+        Ok(None)
     }
 
     /// Bytes in use, where the backend knows it of a raw device.

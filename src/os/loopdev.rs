@@ -209,6 +209,15 @@ pub fn status(path: &Path) -> Result<Option<Loop>> {
     }
 }
 
+/// Device and inode of what backs the open device: `None` where it is no loop device, or has no backing file.
+pub fn backing_of(device: &Device) -> Result<Option<(u64, u64)>> {
+    match info(device.file().as_raw_fd()) {
+        Ok(info) => Ok(Some(backing(&info))),
+        Err(Errno::ENXIO | Errno::ENOTTY | Errno::EINVAL) => Ok(None),
+        Err(errno) => Err(Error::io("read status of", device.path(), errno)),
+    }
+}
+
 fn info(fd: i32) -> Result<kernel::Info, Errno> {
     let mut info = kernel::Info::EMPTY;
     // SAFETY: `info` is laid out as the kernel's struct loop_info64, which it fills.

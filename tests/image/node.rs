@@ -6,6 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use longshore::backend::image::{ImageBackend, Role};
 use longshore::backend::{self, Backend, BlockDevice, ConnectRequest, Source};
+use longshore::os::block::Device;
+use longshore::os::fs::{Contents, probe};
 use longshore::os::loopdev;
 use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
 
@@ -62,8 +64,13 @@ fn a_volume_is_connected_once_and_found_by_identity() {
     let stat = fs::metadata(&image).expect("the image");
     assert_eq!(found.identity, format!("{}:{}", stat.dev(), stat.ino()));
     assert_eq!(size(&found), 8 * MIB);
-    assert!(node_side.proven_empty(&v, &source).expect("looked"));
-    assert!(matches!(node_side.proven_empty(&v, &other).expect_err("another's"), Error::Unproven { .. }));
+    let probed = || {
+        let open = Device::open(&found.path, false).expect("a device");
+        probe(&open, node_side.beneath(&v, &open).expect("looked").as_ref()).expect("a size")
+    };
+    assert_eq!(probed(), Contents::Blank);
+    let others = Device::open(&device(&other).path, false).expect("a device");
+    assert!(matches!(node_side.beneath(&v, &others).expect_err("another's"), Error::Unproven { .. }));
 
     assert_eq!(connect(&node, &v).expect("again"), Outcome::Unchanged(source.clone()));
     assert_eq!(node_side.connected(&v, None).expect("looked"), Some(source.clone()));
@@ -75,7 +82,7 @@ fn a_volume_is_connected_once_and_found_by_identity() {
     block.sync_all().expect("synced");
     drop(block);
     assert!(holds(&image, 4096, 4096, 9));
-    assert!(!node_side.proven_empty(&v, &source).expect("looked"));
+    assert!(matches!(probed(), Contents::Unknown(_)));
     assert!(node_side.used(&v).expect("looked").expect("known") >= Bytes(4096));
 
     provisioner.expand().expect("expands").expand(&v, Bytes(16 * MIB)).expect("expanded");

@@ -203,6 +203,46 @@ fn a_torn_journal_does_not_stop_the_undoing() {
     });
 }
 
+/// Every length that a torn write may have left, and the right length with nothing in it.
+#[test]
+fn a_journal_torn_anywhere_is_no_reason_to_touch_or_to_publish() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let publish = publish_request(&id, &staging, &target, &filesystem(None));
+        let node = world.node();
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.publish(&publish).unwrap();
+        fs::write(target.join("data"), "kept").unwrap();
+        drop(node);
+        let mut torn = 0;
+        for name in names(&world.journal(&id)) {
+            let path = world.journal(&id).join(&name);
+            let whole = fs::read(&path).unwrap();
+            let prefixes = (0..whole.len()).map(|length| whole[..length].to_vec());
+            for content in prefixes.chain([vec![0; whole.len()]]) {
+                fs::write(&path, &content).unwrap();
+                let node = world.node();
+                assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1), "{name}: {} bytes", content.len());
+                if name == "stage.json" {
+                    assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })), "{} bytes", content.len());
+                }
+                assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })), "{name}: {} bytes", content.len());
+                fs::remove_file(path.with_extension("json.damaged")).unwrap();
+                fs::write(&path, &whole).unwrap();
+                torn += 1;
+            }
+        }
+        println!("FIGURE: torn journals: {torn} lengths");
+        let node = world.node();
+        assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
+        assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
+        unpublish(&node, &id, &target).unwrap();
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
 #[test]
 fn a_publish_that_was_cut_off_is_undone_at_the_start() {
     world(|world| {

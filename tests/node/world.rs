@@ -67,6 +67,11 @@ impl Connect for Files {
         Ok(loopdev::find(backing)?.into_iter().next().map(source))
     }
 
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        let Source::Device(told) = source else { panic!("only devices here") };
+        Ok(loopdev::status(&told.path)?.is_some_and(|device| self::source(device) == *source))
+    }
+
     fn disconnect(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
         if self.stuck.load(Ordering::SeqCst) {
             return Err(Error::failed("disconnect", id.to_string(), std::io::Error::from_raw_os_error(libc::EIO)));

@@ -3,6 +3,7 @@
 //! What a device is we ask the kernel, never ourselves: a loop device is a volume's if its backing file has the volume's
 //! device and inode. That holds also for a device left by an earlier process, whose memfd only the device still has.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
-use crate::os::{self, copy, memfd};
+use crate::os::{self, memfd};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 impl Connect for Fake {
@@ -54,6 +55,13 @@ impl Connect for Fake {
         Ok(device.map(device_source))
     }
 
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        match source {
+            Source::Device(device) => Ok(bound_as(device)?.is_some()),
+            Source::Filesystem { .. } => Ok(true),
+        }
+    }
+
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let known = self.store.lock().volume(id).ok().map(|volume| (volume.connected, volume.contents.clone()));
         let (mounted, contents) = known.unwrap_or_default();
@@ -85,15 +93,15 @@ impl Connect for Fake {
         }
     }
 
-    fn proven_empty(&self, id: &VolumeId, source: &Source) -> Result<bool> {
+    fn beneath(&self, id: &VolumeId, device: &Device) -> Result<Option<File>> {
         let contents = self.store.lock().volume(id)?.contents.clone();
-        let (Source::Device(device), Some(contents)) = (source, contents) else { return Ok(false) };
-        if bound_as(device)?.is_none_or(|bound| bound.backing != contents.identity) {
-            return Ok(false);
-        }
+        let backing = loopdev::backing_of(device)?;
+        let contents = contents.filter(|contents| backing == Some(contents.identity));
+        let contents = contents.ok_or_else(|| unproven(device.path(), id))?;
         // What was written to the device may still be on its way to the memfd.
-        Device::open(&device.path, false)?.flush()?;
-        Ok(copy::is_all_hole(&contents.file)?)
+        device.flush()?;
+        let file = contents.file.try_clone().map_err(|error| os::Error::io("clone descriptor of", id.to_string(), error))?;
+        Ok(Some(file))
     }
 
     fn used(&self, id: &VolumeId) -> Result<Option<Bytes>> {
@@ -219,6 +227,7 @@ mod tests {
     use super::super::testing::{Bench, GIB, Still, fake, id, loops_work, member, node, snapshot_id, spec};
     use super::*;
     use crate::backend::{Attach, Expand, Provision, Snapshots, VolumeSpec};
+    use crate::os::fs::{Contents as Probed, probe};
     use crate::volume::{AccessMode, ContentSource, Secrets};
 
     fn device(source: Source) -> BlockDevice {
@@ -315,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn it_vouches_for_emptiness_until_something_is_written() {
+    fn what_lies_beneath_is_the_volumes_own_and_holds_what_is_written() {
         if !loops_work() {
             return;
         }
@@ -324,12 +333,17 @@ mod tests {
         bench.create("b", GIB);
         assert_eq!(bench.fake.used(&id("a")).expect("known"), Some(Bytes(0)));
         let source = bench.connect("a").expect("free").into_inner();
-        assert!(bench.fake.proven_empty(&id("a"), &source).expect("its own"));
-        assert!(!bench.fake.proven_empty(&id("b"), &source).expect("another's"));
+        let open = Device::open(&device(source.clone()).path, false).expect("a device");
+        let probed = || {
+            let beneath = bench.fake.beneath(&id("a"), &open).expect("its own");
+            probe(&open, beneath.as_ref()).expect("a size")
+        };
+        assert_eq!(probed(), Probed::Blank);
+        assert!(matches!(bench.fake.beneath(&id("b"), &open), Err(Error::Unproven { .. })), "another's");
         let file = File::options().write(true).open(&device(source.clone()).path).expect("a writable device");
         // Not synced: it is in the device's cache only.
         file.write_all_at(b"x", GIB.0 / 2).expect("room");
-        assert!(!bench.fake.proven_empty(&id("a"), &source).expect("its own"));
+        assert!(matches!(probed(), Probed::Unknown(_)));
         assert!(bench.fake.used(&id("a")).expect("known").expect("a block volume") >= Bytes(4096));
     }
 
@@ -411,7 +425,6 @@ mod tests {
         assert_eq!(bench.connect("a").expect("a repeat"), Outcome::Unchanged(expected.clone()));
         assert_eq!(bench.fake.connected(&id("a"), None).expect("known"), Some(expected.clone()));
         assert_eq!(bench.fake.refresh(&id("a"), &expected).expect("known"), GIB);
-        assert!(!bench.fake.proven_empty(&id("a"), &expected).expect("known"));
         assert_eq!(bench.fake.used(&id("a")).expect("its mount knows"), None);
         assert_eq!(bench.fake.disconnect(&id("a"), Some(&expected)).expect("known"), Outcome::Changed(()));
         assert_eq!(bench.fake.disconnect(&id("a"), None).expect("known"), Outcome::Unchanged(()));

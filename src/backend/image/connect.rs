@@ -1,10 +1,10 @@
 //! An image becomes a loop device of this node, known by the image's device and inode, never by its name.
 
+use std::fs::File;
 use std::path::Path;
 
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::block::Device;
-use crate::os::copy;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
@@ -56,9 +56,21 @@ impl Connect for ImageBackend {
         }
     }
 
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        let Source::Device(told) = source else { return Ok(false) };
+        Ok(status(&told.path)?.is_some_and(|device| identity(device.backing) == told.identity))
+    }
+
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let devices = match self.inode(id) {
-            Ok(Some(inode)) => loopdev::find(inode)?,
+            Ok(Some(inode)) => {
+                let mut devices = loopdev::find(inode)?;
+                // The image may have been replaced by another since: then the device shows what is no file of the pool's any more.
+                if confirm(hint, inode)?.is_none() {
+                    devices.extend(self.orphan(hint)?);
+                }
+                devices
+            }
             Ok(None) => self.orphan(hint)?.into_iter().collect(),
             // Without its pool the image can't be looked at, but its device can still be let go.
             Err(away) => vec![self.orphan(hint)?.ok_or(away)?],
@@ -71,24 +83,22 @@ impl Connect for ImageBackend {
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
         let inode = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let device = confirm(Some(source), inode)?.ok_or_else(|| not_this(id, source))?;
+        let device = confirm(Some(source), inode)?.ok_or_else(|| not_this(id, path_of(source)))?;
         let size = step("refresh loop device", &device.path.display(), || loopdev::refresh(&device.path))?;
         Ok(Bytes(size))
     }
 
-    fn proven_empty(&self, id: &VolumeId, source: &Source) -> Result<bool> {
-        let Some(located) = self.locate::<VolumeMeta>(id.local())? else { return Ok(false) };
-        let (_, image) = located.seen.whole()?;
-        if confirm(Some(source), image.inode)?.is_none() {
-            return Err(not_this(id, source));
+    fn beneath(&self, id: &VolumeId, device: &Device) -> Result<Option<File>> {
+        let Located { ready, seen, .. } = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        seen.whole()?;
+        let file = ready.open_image(Kind::Volume, id.local(), Access::Read)?;
+        let image = files::look_at(&file, &ready.place(Kind::Volume, id.local()))?;
+        if loopdev::backing_of(device)? != Some(image.inode) {
+            return Err(not_this(id, device.path()));
         }
-        if let Source::Device(device) = source {
-            // What someone wrote through the device may still be in its own cache.
-            Device::open(&device.path, false)?.flush()?;
-        }
-        let file = located.ready.open_image(Kind::Volume, id.local(), Access::Read)?;
-        let opened = files::look_at(&file, &located.ready.place(Kind::Volume, id.local()))?;
-        Ok(opened.inode == image.inode && copy::is_all_hole(&file)?)
+        // What someone wrote through the device may still be in its own cache.
+        device.flush()?;
+        Ok(Some(file))
     }
 
     fn used(&self, id: &VolumeId) -> Result<Option<Bytes>> {
@@ -169,10 +179,14 @@ fn source(device: &Loop) -> Source {
     Source::Device(BlockDevice { path: device.path.clone(), number: device.number, identity: identity(device.backing) })
 }
 
-fn not_this(id: &VolumeId, source: &Source) -> Error {
-    let device = match source {
-        Source::Device(device) => device.path.display().to_string(),
-        Source::Filesystem { source, .. } => source.clone(),
-    };
-    Error::Unproven { device, reason: format!("it does not show the image of {id}; nothing was done to it") }
+fn path_of(source: &Source) -> &Path {
+    match source {
+        Source::Device(device) => &device.path,
+        Source::Filesystem { source, .. } => Path::new(source),
+    }
+}
+
+fn not_this(id: &VolumeId, device: &Path) -> Error {
+    let reason = format!("it does not show the image of {id}; nothing was done to it. Unstage the volume and stage it again");
+    Error::Unproven { device: device.display().to_string(), reason }
 }

@@ -252,7 +252,7 @@ impl<'a> Job<'a> {
         let contents = match &header {
             // Of no interest behind a header that is whole.
             Some(_) if !self.entry.encrypting => Contents::Other("LUKS".to_owned()),
-            _ => self.contents(device, below, self.entry.encrypting)?,
+            _ => self.probe(below)?,
         };
         let sources = self.node.sources(&self.entry.id, Some(&self.entry))?;
         let mapping = match (&sources.mapping, sources.mapping_on_connected()) {
@@ -261,6 +261,7 @@ impl<'a> Job<'a> {
             (Some(_), None) => Mapping::Stale,
         };
         Ok(Locked {
+            volume: self.entry.id.clone(),
             device: device.path.display().to_string(),
             contents,
             header,
@@ -268,13 +269,6 @@ impl<'a> Job<'a> {
             device_read_only: below.read_only()?,
             mapping,
         })
-    }
-
-    /// What a connected device holds, by its backend's word or by looking.
-    fn contents(&self, device: &BlockDevice, open: &Device, written: bool) -> Result<Contents> {
-        let source = Source::Device(device.clone());
-        let vouched = !written && self.order.backend.connect().proven_empty(&self.entry.id, &source)?;
-        if vouched { Ok(Contents::Blank) } else { Ok(step("probe", &device.path.display(), || fs::probe(open))?) }
     }
 
     /// Says in the LUKS header, if there is one, that data is kept behind it from now on.
@@ -334,8 +328,8 @@ impl<'a> Job<'a> {
         let open = self.opened(device)?;
         let mut interrupted = self.entry.formatting;
         let contents = match &self.luks {
-            None => self.contents(device, open, interrupted.is_some())?,
-            Some(luks) => match step("probe", &device.path.display(), || fs::probe(open))? {
+            None => self.probe(open)?,
+            Some(luks) => match step("probe", &device.path.display(), || fs::probe(open, None))? {
                 // A mkfs that came to its end, on another node or before the journal was lost.
                 Contents::Filesystem(whole) => Contents::Filesystem(whole),
                 // Noise, or half a file system: whatever it looks like means nothing.
@@ -351,6 +345,7 @@ impl<'a> Job<'a> {
             _ => None,
         };
         Ok(Found {
+            volume: self.entry.id.clone(),
             device: device.path.display().to_string(),
             contents,
             interrupted,
@@ -359,6 +354,11 @@ impl<'a> Job<'a> {
             device_read_only: open.read_only()?,
             mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)),
         })
+    }
+
+    fn probe(&self, open: &Device) -> Result<Contents> {
+        let beneath = self.order.backend.connect().beneath(&self.entry.id, open)?;
+        Ok(step("probe", &open.path().display(), || fs::probe(open, beneath.as_ref()))?)
     }
 
     fn opened(&self, device: &BlockDevice) -> Result<&Device> {
@@ -402,7 +402,7 @@ impl<'a> Job<'a> {
         let open = self.opened(device)?;
         let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments));
         // It may have refused before it wrote anything: then there is nothing to remember.
-        let whole = made.is_ok() || matches!(fs::probe(open), Ok(Contents::Blank));
+        let whole = made.is_ok() || matches!(self.probe(open), Ok(Contents::Blank));
         if whole {
             self.entry.formatting = None;
         }
@@ -418,6 +418,12 @@ impl<'a> Job<'a> {
             step("make folder", &staging.display(), || root.make_dir(&staging, 0o750))?;
         }
         let place = root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging folder vanished"))?;
+        if let Some(open) = &self.device {
+            let named = Device::open(device, false)?.number();
+            if named != open.number() {
+                return Err(unexpected(device, format!("by this name it is no longer the device of volume {}", self.entry.id)));
+            }
+        }
         self.done.push(Undo::Mount);
         step("mount", &format_args!("{} on {}", device.display(), staging.display()), || {
             let detached = mount::new_filesystem(fstype, device, &options, &attributes)?;

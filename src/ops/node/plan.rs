@@ -81,11 +81,9 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
         if let At::Stack(count) = seen.staging {
             return Err(stacked(&wanted.staging, count));
         }
-        let whole = match wanted.access {
-            WantedAccess::Block => seen.connected.is_some() && seen.connected == entry.source,
-            WantedAccess::Filesystem { .. } => seen.connected.is_some() && matches!(seen.staging, At::Ours(_)),
-        };
-        if whole && seen.used.is_some() {
+        let mounted = wanted.access == WantedAccess::Block || matches!(seen.staging, At::Ours(_));
+        let connected = seen.connected.is_some() && seen.connected == entry.source && seen.used.is_some();
+        if mounted && connected {
             return Ok(steps);
         }
     }
@@ -93,7 +91,10 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
     if seen.same_boot {
         steps.push(Start::ClearMounts);
     }
-    if seen.connected.is_some() && (entry.read_only != wanted.read_only || entry.phase == Phase::Unstaging) {
+    let otherwise = seen.connected.is_some() && (entry.read_only != wanted.read_only || entry.phase == Phase::Unstaging);
+    // What the journal names is no longer what the volume is (its image was replaced); nothing else will let it go.
+    let stale = seen.same_boot && entry.source.is_some() && seen.connected != entry.source;
+    if otherwise || stale {
         steps.push(Start::Disconnect);
     }
     steps.extend([Start::Begin, Start::Connect]);
@@ -158,6 +159,7 @@ fn same_flags(a: &[String], b: &[String]) -> bool {
 /// What the device of an encrypted volume showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locked {
+    pub volume: VolumeId,
     /// `/dev/loop3`, for messages.
     pub device: String,
     pub contents: Contents,
@@ -196,7 +198,8 @@ pub enum Unlock {
 /// # Errors
 /// `Unproven` for anything on the device that is neither a LUKS2 header nor proven nothing: it is left as it is.
 pub fn unlock(read_only: bool, locked: &Locked) -> Result<Vec<Unlock>> {
-    let refuse = |reason: String| Err(Error::Unproven { device: locked.device.clone(), reason });
+    let refuse =
+        |reason: String| Err(Error::Unproven { device: format!("volume {} on {}", locked.volume, locked.device), reason });
     let blank = locked.interrupted || locked.contents == Contents::Blank;
     let mut steps = Vec::new();
     if locked.mapping == Mapping::Stale || (locked.mapping == Mapping::Whole && blank) {
@@ -254,6 +257,7 @@ fn foreign_to_luks(contents: &Contents) -> Option<String> {
 /// What a connected device showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
+    pub volume: VolumeId,
     /// `/dev/loop3`, for messages.
     pub device: String,
     pub contents: Contents,
@@ -476,11 +480,15 @@ fn conflict(wanted: &Wanted, existing: &str, asked: &str) -> Error {
 }
 
 fn unproven(found: &Found, reason: String) -> Error {
-    Error::Unproven { device: found.device.clone(), reason }
+    Error::Unproven { device: format!("volume {} on {}", found.volume, found.device), reason }
 }
 
 fn wipe_remedy(device: &str) -> String {
-    format!("If nothing on it is needed, run `wipefs -a {device}` by hand, or use a new volume")
+    // The device is disconnected again when a person reads this.
+    format!(
+        "If nothing on it is wanted, use a new volume, or clear the storage of this one (`blkdiscard --zeroout`), but not as \
+         {device}: by now that may be another's"
+    )
 }
 
 /// A path on which someone else mounted something.

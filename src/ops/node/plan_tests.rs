@@ -137,16 +137,13 @@ fn what_was_cut_off_is_begun_afresh() {
     let wanted = filesystem(EXT4, &[]);
     let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
     type Case<'a> = (StageEntry, bool, Option<Source>, At, &'a [Start]);
-    let cases: [Case<'_>; 6] = [
-        (at(Phase::Staging), true, None, At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
+    let afresh = [Start::ClearMounts, Start::Disconnect, Start::Begin, Start::Connect];
+    let cases: [Case<'_>; 7] = [
+        // What the journal names is not what the volume is now: it is let go first.
+        (at(Phase::Staging), true, None, At::Nothing, &afresh),
+        (at(Phase::Staged), true, Some(device(4)), ours(), &afresh),
         (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
-        (
-            at(Phase::Unstaging),
-            true,
-            Some(device(3)),
-            ours(),
-            &[Start::ClearMounts, Start::Disconnect, Start::Begin, Start::Connect],
-        ),
+        (at(Phase::Unstaging), true, Some(device(3)), ours(), &afresh),
         // Somebody unmounted it.
         (at(Phase::Staged), true, Some(device(3)), At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // A reboot: numbers and mounts of before mean nothing.
@@ -190,6 +187,7 @@ const SIZE: u64 = 1 << 30;
 fn found(contents: Contents) -> Found {
     let fs_size = matches!(contents, Contents::Filesystem(_)).then_some(SIZE);
     Found {
+        volume: "image:a".parse().expect("an id"),
         device: "/dev/loop3".to_owned(),
         contents,
         interrupted: None,
@@ -356,6 +354,7 @@ fn a_device_is_protected_for_all_its_targets_or_for_none() {
 
 fn locked(contents: Contents, version: Option<u16>) -> Locked {
     Locked {
+        volume: id(),
         device: "/dev/loop3".to_owned(),
         contents,
         header: version.map(|version| Header { version, uuid: "0".to_owned(), new: false }),

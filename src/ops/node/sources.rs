@@ -57,21 +57,20 @@ pub(super) fn mapping_name(id: &VolumeId) -> String {
 
 impl Node {
     pub(super) fn sources(&self, id: &VolumeId, entry: Option<&StageEntry>) -> Result<Sources> {
-        let entry = entry.filter(|entry| self.same_boot(entry));
-        let journaled = entry.and_then(|entry| entry.source.clone());
-        let connected = match self.registry.get(id.backend()) {
+        let journaled = entry.filter(|entry| self.same_boot(entry)).and_then(|entry| entry.source.clone());
+        let backend = self.registry.get(id.backend());
+        let connected = match backend {
             Some(backend) => backend.connect().connected(id, journaled.as_ref())?,
             None => None,
         };
-        let mapping = self.mapping(id)?;
-        let mut all: Vec<Source> = Vec::new();
-        let mapped = [mapping.as_ref().map(shown), entry.and_then(|entry| entry.mapping.clone())];
-        let known = [connected.clone(), journaled].into_iter().chain(mapped.map(|mapping| mapping.map(Source::Device)));
-        for source in known.flatten() {
-            if !all.contains(&source) {
-                all.push(source);
-            }
+        let mut all: Vec<Source> = connected.clone().into_iter().collect();
+        if let Some(journaled) = journaled.filter(|journaled| connected.as_ref() != Some(journaled))
+            && backend.map_or(Ok(true), |backend| backend.connect().is_still(&journaled))?
+        {
+            all.push(journaled);
         }
+        let mapping = self.mapping(id)?;
+        all.extend(mapping.as_ref().map(shown).map(Source::Device));
         Ok(Sources { connected, mapping, all })
     }
 

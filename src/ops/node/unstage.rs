@@ -128,7 +128,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) {
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
             "a mkfs or LUKS format was cut off and could not be ended; the volume never held data. It will not be formatted again by \
-             itself: delete it and make a new one, or run wipefs on its device"
+             itself: delete it and make a new one, or clear its storage (`blkdiscard --zeroout`)"
         );
     }
 }

@@ -24,12 +24,6 @@ pub fn data_extents(file: &File, offset: u64, emit: &mut dyn FnMut(u64, u64) -> 
     Ok(())
 }
 
-/// Whether the file is one single hole (its first SEEK_DATA is ENXIO after a sync). A file of no size is.
-pub fn is_all_hole(file: &File) -> Result<bool> {
-    file.sync_all().map_err(|error| failed("sync", file, error))?;
-    Ok(Data::of(file, 0)?.next()?.is_none())
-}
-
 /// The runs of data of a file, in order, as they are when asked for.
 pub(super) struct Data<'a> {
     file: &'a File,

@@ -42,8 +42,10 @@ pub(super) fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
         Ok(Output { status: Ok(0), .. }) => Ok(Checked::Clean),
         Ok(_) => Ok(Checked::Mended),
         Err(Error::Tool { tool, object, status, output }) => {
-            let output =
-                format!("{output}\nIt was left as it is. On this node, with the volume unmounted, run: e2fsck -f {name}");
+            let output = format!(
+                "{output}\nIt was left as it is. With the volume unstaged, run `e2fsck -f` on its storage, but not as {name}: by then \
+                 that may be another's"
+            );
             Err(Error::Tool { tool, object, status, output })
         }
         Err(error) => Err(error),
@@ -76,7 +78,7 @@ mod tests {
         debugfs(&under, "clri <2>").unwrap();
         debugfs(&under, "set_super_value state 2").unwrap();
         let error = check(&device, FsType::Ext4).unwrap_err().to_string();
-        assert!(error.contains("exit status 4") && error.contains(&format!("run: e2fsck -f {}", under.name())), "{error}");
+        assert!(error.contains("exit status 4") && error.contains("run `e2fsck -f`") && error.contains(under.name()), "{error}");
     }
 
     #[test]

@@ -203,7 +203,7 @@ mod tests {
                 grow_mounted(&device, fstype, File::open(folder.path()).unwrap().as_fd()).unwrap();
                 drop(mounted);
                 assert_eq!(size_on_device(&device, fstype).unwrap(), 700 * MIB, "{fstype}");
-                assert_eq!(probe(&device).unwrap(), Contents::Filesystem(fstype));
+                assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(fstype));
             }
         });
     }

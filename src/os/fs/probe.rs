@@ -5,12 +5,14 @@
 use std::fmt;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 
 use super::signature::{AT_START, START, Signature, places};
 use super::superblock::{self, Superblock};
 use super::*;
+use crate::os::copy;
+use crate::os::step::note;
 
 /// What a device holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,42 +21,35 @@ pub enum Contents {
     Filesystem(FsType),
     /// Something else that has a name: `LUKS`, `GPT partition table`, `ext4 backup superblock at 128 MiB`.
     Other(String),
-    /// Every place where a signature could be was read, and held zeroes only.
+    /// Zeroes from the first byte to the last: all of it was read, or is a hole in the file beneath.
     Blank,
     /// It could not be read everywhere, or holds data that we have no name for; why, with offsets.
     Unknown(String),
 }
 
-/// The first and the last of a device, which are read whole.
-const EDGE: u64 = 4 << 20;
-/// What is no larger is read whole.
-const SMALL: u64 = 16 << 20;
-/// Samples in between, so that a disk with data in unforeseen places has little chance to pass for blank.
-const SAMPLES: u64 = 64;
-const SAMPLE: u64 = 16 << 10;
 /// What is read at once.
 const CHUNK: usize = 1 << 20;
 
-const IF_UNWANTED: &str = "if nothing on this device is wanted, clear it with `blkdiscard --zeroout`";
-
-/// Looks, through the open descriptor.
+/// Looks, through the open descriptor. A device on which no signature is found is read to its first byte that is not zero,
+/// so a blank one to its end. `beneath` is the file whose bytes the device shows, where there is one: then its holes need not
+/// be read. The caller has flushed the device.
 ///
 /// # Errors
 /// Only of asking for the size. What cannot be read is [`Contents::Unknown`].
-pub fn probe(device: &Device) -> Result<Contents> {
-    Ok(contents(device.file(), device.size()?))
+pub fn probe(device: &Device, beneath: Option<&File>) -> Result<Contents> {
+    Ok(contents(device.file(), device.size()?, beneath))
 }
 
 /// The same for whatever can be read; `size` in bytes.
-pub(super) fn contents(file: &File, size: u64) -> Contents {
+pub(super) fn contents(file: &File, size: u64, beneath: Option<&File>) -> Contents {
     if size == 0 {
         return Contents::Unknown("its size is 0".to_owned());
     }
-    look(&mut Reader { file, size, buffer: Vec::new() }).unwrap_or_else(Contents::Unknown)
+    look(&mut Reader { file, size, buffer: Vec::new() }, beneath).unwrap_or_else(Contents::Unknown)
 }
 
 /// The error is why it is unknown.
-fn look(reader: &mut Reader<'_>) -> Result<Contents, String> {
+fn look(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Contents, String> {
     let start = reader.read(0, START.min(reader.size))?.to_vec();
     let others: Vec<&Signature> = AT_START.iter().filter(|signature| signature.is_in(&start)).collect();
     let ours: Vec<(FsType, Superblock)> =
@@ -66,7 +61,7 @@ fn look(reader: &mut Reader<'_>) -> Result<Contents, String> {
     match *sound.collect::<Vec<_>>() {
         [] => match without_ours(&ours, &others)? {
             Some(contents) => Ok(contents),
-            None => away_from_start(reader),
+            None => away_from_start(reader, beneath),
         },
         [(fstype, size)] => sole_superblock(reader, fstype, size, &others),
         [(one, _), (other, _), ..] => Err(two(one.as_str(), other.as_str())),
@@ -107,47 +102,41 @@ fn without_ours(ours: &[(FsType, Superblock)], others: &[&Signature]) -> Result<
     if let Some((fstype, found)) = ours.first() {
         return match found {
             Superblock::Foreign(name) => Ok(Some(Contents::Other(name.clone()))),
-            Superblock::Broken(why) => Err(format!("it begins as {fstype}, but {why}; {IF_UNWANTED}")),
+            Superblock::Broken(why) => Err(format!("it begins as {fstype}, but {why}")),
             Superblock::Sound { .. } => Ok(Some(Contents::Filesystem(*fstype))),
         };
     }
     Ok(others.first().map(other))
 }
 
-/// Nothing at the start has a name. All else must be zeroes.
-fn away_from_start(reader: &mut Reader<'_>) -> Result<Contents, String> {
-    let mut data: Option<u64> = None;
+/// Nothing at the start has a name. If anything is there at all, it may have one elsewhere.
+fn away_from_start(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Contents, String> {
+    let Some(data) = first_data(reader, beneath)? else { return Ok(Contents::Blank) };
     for place in places(reader.size) {
-        let bytes = reader.read(place.offset, place.length)?;
-        if let Some((name, advice)) = place.look(bytes) {
-            let offset = Offset(place.offset);
-            return Ok(Contents::Other(format!("{name} at {offset}, nothing known at the start ({advice}; {IF_UNWANTED})")));
-        }
-        data = data.into_iter().chain(first_set(bytes).map(|at| place.offset + at)).min();
-    }
-    for region in regions(reader.size) {
-        for offset in region.clone().step_by(CHUNK) {
-            let bytes = reader.read(offset, (region.end - offset).min(CHUNK as u64))?;
-            data = data.into_iter().chain(first_set(bytes).map(|at| offset + at)).min();
+        if let Some((name, advice)) = place.look(reader.read(place.offset, place.length)?) {
+            return Ok(Contents::Other(format!("{name} at {}, nothing known at the start ({advice})", Offset(place.offset))));
         }
     }
-    match data {
-        Some(offset) => Err(format!("there is data at {}, under no signature known here; {IF_UNWANTED}", Offset(offset))),
-        None => Ok(Contents::Blank),
-    }
+    Err(format!("there is data at {}, under no signature known here", Offset(data)))
 }
 
-/// What is read through and through.
-fn regions(size: u64) -> Vec<Range<u64>> {
-    let sample = |number: u64| {
-        let offset = size / SAMPLES * number;
-        let offset = offset - offset % 4096;
-        offset..size.min(offset + SAMPLE)
-    };
-    if size <= SMALL {
-        return std::iter::once(0..size).collect();
+/// Where the first byte is that is not zero.
+fn first_data(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Option<u64>, String> {
+    let Some(file) = beneath else { return reader.first_data(0..reader.size) };
+    let fail = |error: Error| format!("of the file beneath it cannot be said where it has data: {error}");
+    file.sync_all().map_err(|error| fail(Error::io("sync", "it", error)))?;
+    let mut found = Ok(None);
+    copy::data_extents(file, 0, &mut |offset, length| {
+        found = reader.first_data(offset..reader.size.min(offset + length));
+        if found == Ok(None) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })
+    .map_err(fail)?;
+    // Last, since it may have been cut while we read; some kernels show zeroes where a loop device's file has ended.
+    let length = file.metadata().map_err(|error| fail(Error::io("look at", "it", error)))?.len();
+    if length < reader.size {
+        return Err(format!("the file beneath it has only {length} bytes of its {}: it was cut short", reader.size));
     }
-    [0..EDGE, size - EDGE..size].into_iter().chain((1..SAMPLES).map(sample)).collect()
+    found
 }
 
 /// Which of the bytes is the first that is not zero.
@@ -167,6 +156,19 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Where the first byte in this range is that is not zero.
+    fn first_data(&mut self, range: Range<u64>) -> Result<Option<u64>, String> {
+        let size = self.size;
+        for offset in range.clone().step_by(CHUNK) {
+            note("probe", &format_args!("at {} of {} MiB", offset >> 20, size >> 20));
+            let bytes = self.read(offset, (range.end - offset).min(CHUNK as u64))?;
+            if let Some(at) = first_set(bytes) {
+                return Ok(Some(offset + at));
+            }
+        }
+        Ok(None)
+    }
+
     /// All `length` bytes at `offset`, or why not.
     fn read(&mut self, offset: u64, length: u64) -> Result<&[u8], String> {
         self.buffer.resize(usize::try_from(length).map_err(|error| error.to_string())?, 0);
@@ -222,7 +224,7 @@ mod tests {
     }
 
     fn seen(file: &tempfile::NamedTempFile) -> Contents {
-        contents(file.as_file(), file.as_file().metadata().unwrap().len())
+        contents(file.as_file(), file.as_file().metadata().unwrap().len(), Some(file.as_file()))
     }
 
     /// A device that is blank but for these.
@@ -353,9 +355,9 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_at_an_edge_is_enough_to_be_unknown() {
+    fn one_byte_anywhere_is_enough_to_be_unknown() {
         let size = 100 * MIB;
-        for offset in [0, 1023, 300_000, 4 * MIB - 1, size - 4 * MIB, size - 1, size / 64 * 7 / 4096 * 4096 + 5] {
+        for offset in [0, 1023, 300_000, 4 * MIB - 1, 50 * MIB + 17, size - 4 * MIB, size - 1] {
             let name = Offset(offset).to_string();
             unknown(&with(size, &[(offset, b"\x01")]), &format!("data at {name}"));
         }
@@ -367,10 +369,12 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_unknown() {
         let file = sparse(MIB);
-        unknown(&contents(file.as_file(), 0), "size is 0");
-        unknown(&contents(file.as_file(), 64 * MIB), "it has nothing at");
+        unknown(&contents(file.as_file(), 0, None), "size is 0");
+        unknown(&contents(file.as_file(), 64 * MIB, None), "it has nothing at");
+        let short = sparse(62 * MIB);
+        unknown(&contents(sparse(64 * MIB).as_file(), 64 * MIB, Some(short.as_file())), "it was cut short");
         let write_only = File::options().write(true).open(file.path()).unwrap();
-        unknown(&contents(&write_only, MIB), "cannot be read at byte 0");
+        unknown(&contents(&write_only, MIB, None), "cannot be read at byte 0");
     }
 
     /// The kernel's own EIO: the image ends before its loop device does.
@@ -378,12 +382,12 @@ mod tests {
     fn a_device_that_fails_is_unknown() {
         let Some(device) = Loop::new(64 * MIB) else { return };
         let open = Device::open(&device.device, false).unwrap();
-        assert_eq!(probe(&open).unwrap(), Contents::Blank);
+        assert_eq!(probe(&open, None).unwrap(), Contents::Blank);
         drop(open);
         device.image.set_len(62 * MIB).unwrap();
         tool("blockdev", &["--flushbufs", device.name()]);
         let open = Device::open(&device.device, false).unwrap();
-        unknown(&probe(&open).unwrap(), "cannot be read at");
+        unknown(&probe(&open, None).unwrap(), "cannot be read at");
     }
 
     #[test]
@@ -448,7 +452,7 @@ mod tests {
                 let Some(device) = Loop::new(400 * MIB) else { return };
                 tool(name, &["-q", device.name()]);
                 tool("blkdiscard", &["--zeroout", device.name()]);
-                assert_eq!(probe(&Device::open(&device.device, false).unwrap()).unwrap(), Contents::Blank, "{name}");
+                assert_eq!(probe(&Device::open(&device.device, false).unwrap(), None).unwrap(), Contents::Blank, "{name}");
             }
         });
     }
