@@ -38,7 +38,7 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
 fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
     let (connected, sources) = node.sources(id, None)?;
     if !sources.is_empty() {
-        unpublished(node, id, staging, &sources)?;
+        unpublished(node, id, staging, connected.as_ref(), &sources)?;
     }
     let count = execute::unmount_all(staging, &sources)?;
     match (connected, node.registry.get(id.backend())) {
@@ -61,7 +61,7 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
 pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> {
     let id = entry.id.clone();
     let (connected, sources) = node.sources(&id, Some(&entry))?;
-    unpublished(node, &id, &entry.staging, &sources)?;
+    unpublished(node, &id, &entry.staging, connected.as_ref(), &sources)?;
     // Seen before anything is undone, so that a refusal changes nothing.
     if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &sources) {
         return Err(super::plan::taken(&entry.staging, &mount));
@@ -132,8 +132,9 @@ fn finish_mkfs(node: &Node, entry: &StageEntry) {
 
 /// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no
 /// longer mounted is forgotten. Mounts outside are looked at after the staging mount is gone: they may be its copies in
-/// another view of the node's files, which go with it.
-fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -> Result<()> {
+/// another view of the node's files, which go with it. Anywhere else only mounts of what it is now are its own: a device
+/// that it once was may have become another volume's.
+fn unpublished(node: &Node, id: &VolumeId, staging: &Path, connected: Option<&Source>, sources: &[Source]) -> Result<()> {
     let table = MountTable::read()?;
     for target in node.journal.targets(id)? {
         if mounted_target(&table, &target, sources) {
@@ -146,7 +147,7 @@ fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -
         let ours = [node.kubelet.path(), node.state.path()].iter().any(|folder| mount.mount_point.starts_with(folder));
         ours && mount.mount_point != staging
     });
-    match elsewhere.find(|mount| observe::is_of(mount, sources)) {
+    match elsewhere.find(|mount| observe::is_of(mount, connected.map_or(&[], std::slice::from_ref))) {
         Some(mount) => Err(published_at(id, &mount.mount_point)),
         None => Ok(()),
     }
