@@ -504,6 +504,20 @@ fn a_killed_driver_finds_everything_again() {
     });
 }
 
+#[test]
+fn a_volume_that_cannot_have_its_mutable_parameters_is_not_left_behind() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let mut request = create("torn", 8, None, "image");
+        request.parameters.insert("preallocate".to_owned(), "true".to_owned());
+        request.mutable_parameters.insert("preallocate".to_owned(), "false".to_owned());
+        let status = harness.block_on(harness.controller().create_volume(request)).expect_err("a contradiction");
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        harness.assert_pool_empty();
+    });
+}
+
 /// A device's name and number are used again; a volume that once had it must not be taken for its user.
 #[test]
 fn a_device_that_became_another_volumes_does_not_keep_its_first_from_being_unstaged() {
