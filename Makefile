@@ -2,7 +2,9 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test sanity test-vm shell-vm bench
+.PHONY: help deps build run test soak sanity test-vm shell-vm bench
+# For how long `make soak` runs.
+SECONDS := 600
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,9 +18,13 @@ build: deps ## build target/release/longshore
 run: build ## start the driver and walk one volume through its life, as root
 	@scripts/demo
 
-test: ## everything: format, clippy, cargo test, step matrices, csi-sanity, virtual machine
+test: ## everything: format, clippy, cargo test, step matrices, soak, csi-sanity, virtual machine
 	@scripts/deps test
 	@scripts/test
+
+soak: ## many clients, a driver that is killed all the time, nothing lost: make soak SECONDS=600
+	@scripts/deps test
+	@LONGSHORE_SOAK=$(SECONDS) scripts/test soak
 
 sanity: ## the official CSI suite on every backend
 	@scripts/deps test

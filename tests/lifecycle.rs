@@ -505,6 +505,52 @@ fn a_killed_driver_finds_everything_again() {
 }
 
 #[test]
+fn a_volume_that_cannot_have_its_mutable_parameters_is_not_left_behind() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let mut request = create("torn", 8, None, "image");
+        request.parameters.insert("preallocate".to_owned(), "true".to_owned());
+        request.mutable_parameters.insert("preallocate".to_owned(), "false".to_owned());
+        let status = harness.block_on(harness.controller().create_volume(request)).expect_err("a contradiction");
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        harness.assert_pool_empty();
+    });
+}
+
+/// A device's name and number are used again; a volume that once had it must not be taken for its user.
+#[test]
+fn a_device_that_became_another_volumes_does_not_keep_its_first_from_being_unstaged() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let [first, second] = ["first", "second"].map(|name| place(&harness, create(name, 16, Some("ext4"), "image")));
+        harness.block_on(harness.node().node_unpublish_volume(unpublish_request(&first))).expect("unpublished");
+        harness.kill();
+        // As an unstage leaves it that ends between letting go of the device and forgetting it, and then a stage that gets
+        // the same device.
+        let entry = |name: &str| harness.path("state/journal").join(format!("image:{name}")).join("stage.json");
+        let read =
+            |name: &str| serde_json::from_slice::<serde_json::Value>(&fs::read(entry(name)).expect("a journal")).expect("JSON");
+        let (mut forgotten, other) = (read("first"), read("second"));
+        let device = forgotten["source"]["device"]["path"].as_str().expect("a device").to_owned();
+        common::run("umount", [&first.staging]);
+        common::run("losetup", ["--detach", &device]);
+        for field in ["path", "number"] {
+            forgotten["source"]["device"][field] = other["source"]["device"][field].clone();
+        }
+        fs::write(entry("first"), forgotten.to_string()).expect("written");
+        harness.start();
+        harness.block_on(harness.node().node_unstage_volume(unstage_request(&first))).expect("unstaged");
+        assert_eq!(mounts_at(&second.target), 1, "the other volume is left as it is");
+        remove(&harness, &first);
+        remove(&harness, &second);
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}
+
+#[test]
 fn a_client_that_only_keeps_its_connection_does_not_delay_the_end() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);

@@ -7,8 +7,11 @@
 //! - `hang`: the step never begins and never ends;
 //! - an errno's name (`EIO`, `ENOSPC`, `EBUSY`, `EROFS`): the step fails with it and does nothing.
 //!
-//! Each step is told on standard error, so that a test sees how many there are.
+//! `WHAT%P` makes P of 1000 steps go wrong, by chance.
+//!
+//! Each step is told on standard error, so that a test sees how many there are, and so is each that goes wrong.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +22,22 @@ use nix::unistd::Pid;
 
 struct Fault {
     what: String,
-    at: u64,
+    when: When,
+}
+
+enum When {
+    Step(u64),
+    PerMille(u64),
+}
+
+impl When {
+    fn is(&self, step: u64) -> bool {
+        match self {
+            When::Step(at) => step == *at,
+            // Hashes with random keys, so that no two processes fail at the same steps.
+            When::PerMille(share) => RandomState::new().hash_one(step) % 1000 < *share,
+        }
+    }
 }
 
 static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
@@ -29,8 +47,11 @@ fn fault() -> Option<&'static Fault> {
     FAULT
         .get_or_init(|| {
             let text = std::env::var("LONGSHORE_FAULT").ok()?;
-            let (what, at) = text.split_once('@')?;
-            Some(Fault { what: what.to_owned(), at: at.parse().ok()? })
+            let (what, when) = match text.split_once('@') {
+                Some((what, at)) => (what, When::Step(at.parse().ok()?)),
+                None => text.split_once('%').and_then(|(what, share)| Some((what, When::PerMille(share.parse().ok()?))))?,
+            };
+            Some(Fault { what: what.to_owned(), when })
         })
         .as_ref()
 }
@@ -40,9 +61,10 @@ pub(super) fn before(name: &str, object: &dyn std::fmt::Display) -> Option<io::E
     let fault = fault()?;
     let step = STEPS.fetch_add(1, Ordering::SeqCst) + 1;
     eprintln!("fault: step {step}: {name} {object}");
-    if step != fault.at {
+    if !fault.when.is(step) {
         return None;
     }
+    eprintln!("fault: {} at step {step}", fault.what);
     let errno = match fault.what.as_str() {
         "crash" => die(),
         "crash-within" => {

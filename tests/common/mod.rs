@@ -32,6 +32,8 @@ pub enum Pool {
     Local,
     /// An xfs with reflinks, over a loop device.
     Xfs,
+    /// Two pools: `default` on such an xfs, `plain` on an ext4, which has no reflinks, over another loop device.
+    XfsAndExt4,
 }
 
 /// Runs `test` on a thread of its own in a mount namespace of its own; without the right to make one, says so.
@@ -72,7 +74,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S
 /// A driver with its folders.
 pub struct Harness {
     folder: tempfile::TempDir,
-    pool_device: Option<String>,
+    pool_devices: Vec<String>,
     environment: Vec<(String, String)>,
     driver: Option<Child>,
     runtime: tokio::runtime::Runtime,
@@ -81,32 +83,47 @@ pub struct Harness {
 impl Harness {
     /// Folders and a pool; the driver is not started yet.
     pub fn new(pool: Pool) -> Harness {
-        let folder = tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/var/tmp").expect("a folder");
+        Harness::new_in("/var/tmp", pool)
+    }
+
+    /// As `new`, with all its folders and what the pools lie on below `place`.
+    pub fn new_in(place: &str, pool: Pool) -> Harness {
+        let folder = tempfile::Builder::new().prefix("longshore-test-").tempdir_in(place).expect("a folder");
         for name in ["kubelet", "state", "pool"] {
             fs::create_dir(folder.path().join(name)).expect("a folder");
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let mut harness = Harness { folder, pool_device: None, environment: Vec::new(), driver: None, runtime };
-        if pool == Pool::Xfs {
-            let image = harness.path("pool.img");
-            run("truncate", [OsStr::new("-s"), OsStr::new("4G"), image.as_os_str()]);
-            let device = run("losetup", [OsStr::new("--find"), OsStr::new("--show"), image.as_os_str()]);
-            harness.pool_device = Some(device.clone());
-            run("mkfs.xfs", ["-q", &device]);
-            mount(Some(device.as_str()), &harness.path("pool"), Some("xfs"), MsFlags::empty(), None::<&str>)
-                .expect("the pool is mounted");
+        let mut harness = Harness { folder, pool_devices: Vec::new(), environment: Vec::new(), driver: None, runtime };
+        if pool != Pool::Local {
+            harness.mount_pool("xfs", "pool");
         }
         fs::create_dir(harness.path("pool/images")).expect("a folder");
-        fs::write(harness.path("config.yaml"), harness.configuration()).expect("the configuration");
+        let mut pools = vec![("default", harness.path("pool/images"))];
+        if pool == Pool::XfsAndExt4 {
+            fs::create_dir(harness.path("pool/plain")).expect("a folder");
+            harness.mount_pool("ext4", "pool/plain");
+            fs::create_dir(harness.path("pool/plain/images")).expect("a folder");
+            pools.push(("plain", harness.path("pool/plain/images")));
+        }
+        let pools: String = pools
+            .into_iter()
+            .map(|(name, path)| format!("      - name: {name}\n        path: {}\n        overcommit: 8.0\n", path.display()))
+            .collect();
+        let backends =
+            format!("backends:\n  - name: image\n    type: image\n    pools:\n{pools}  - name: fake\n    type: fake\n");
+        fs::write(harness.path("config.yaml"), backends).expect("the configuration");
         harness
     }
 
-    fn configuration(&self) -> String {
-        let pool = self.path("pool/images");
-        format!(
-            "backends:\n  - name: image\n    type: image\n    pools:\n      - name: default\n        path: {}\n        overcommit: 8.0\n  - name: fake\n    type: fake\n",
-            pool.display()
-        )
+    /// A new file system of 4 GiB over a loop device of its own.
+    fn mount_pool(&mut self, fstype: &str, place: &str) {
+        let image = self.path(&format!("{fstype}.img"));
+        run("truncate", [OsStr::new("-s"), OsStr::new("4G"), image.as_os_str()]);
+        let device = run("losetup", [OsStr::new("--find"), OsStr::new("--show"), image.as_os_str()]);
+        self.pool_devices.push(device.clone());
+        run(&format!("mkfs.{fstype}"), ["-q", &device]);
+        mount(Some(device.as_str()), &self.path(place), Some(fstype), MsFlags::empty(), None::<&str>)
+            .expect("the pool is mounted");
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -195,10 +212,15 @@ impl Harness {
 
     /// Waits for the driver's end, which is under way; `false` where it has not come after some seconds.
     pub fn wait_end(&mut self) -> bool {
+        self.ends_within(std::time::Duration::from_secs(2))
+    }
+
+    /// Waits so long for the driver to end by itself, and says whether it did.
+    pub fn ends_within(&mut self, patience: std::time::Duration) -> bool {
         let Some(driver) = self.driver.as_mut() else { return true };
         let descriptor = pidfd(driver);
         let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
-        let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+        let patience = rustix::time::Timespec::try_from(patience).expect("a timespan");
         rustix::event::poll(&mut polled, Some(&patience)).expect("a poll");
         self.has_ended()
     }
@@ -238,13 +260,7 @@ impl Harness {
 
     pub fn channel(&self) -> Channel {
         let socket = self.path("csi.sock");
-        let endpoint = Endpoint::from_static("http://localhost");
-        self.runtime.block_on(async move {
-            endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
-                let socket = socket.clone();
-                async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
-            }))
-        })
+        self.runtime.block_on(async move { connect(socket) })
     }
 
     pub fn identity(&self) -> IdentityClient<Channel> {
@@ -305,10 +321,11 @@ impl Harness {
         assert_eq!(self.journal(), Vec::<String>::new(), "journal entries are left\n{}", self.log());
     }
 
-    /// No file is left in the pool, but for those that make it a pool.
+    /// No file is left in the pools, but for those that make them pools.
     pub fn assert_pool_empty(&self) {
-        let left: Vec<String> = files_below(&self.path("pool/images"))
-            .into_iter()
+        let of = |folder: &str| files_below(&self.path(folder)).into_iter();
+        let left: Vec<String> = of("pool/images")
+            .chain(of("pool/plain/images"))
             .filter(|file| file != "longshore-pool.json" && file != "lock")
             .collect();
         assert_eq!(left, Vec::<String>::new(), "the pool holds something\n{}", self.log());
@@ -324,8 +341,10 @@ impl Drop for Harness {
         let ours = self.folder.path().display().to_string();
         let mut points: Vec<String> = mount_points().into_iter().filter(|point| point.starts_with(&ours)).collect();
         points.sort();
-        let pool = self.path("pool").display().to_string();
-        for point in points.iter().rev().filter(|point| **point != pool) {
+        let [pool, plain] = ["pool", "pool/plain"].map(|name| self.path(name).display().to_string());
+        let (pools, others): (Vec<String>, Vec<String>) =
+            points.into_iter().rev().partition(|point| [&pool, &plain].contains(&point));
+        for point in others {
             umount2(point.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
         for (device, file) in loop_files() {
@@ -333,13 +352,21 @@ impl Drop for Harness {
                 Command::new("losetup").args(["--detach", &device]).status().ok();
             }
         }
-        if points.contains(&pool) {
+        for pool in pools {
             umount2(pool.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
-        if let Some(device) = &self.pool_device {
+        for device in &self.pool_devices {
             Command::new("losetup").args(["--detach", device]).status().ok();
         }
     }
+}
+
+/// A channel to a driver's socket, connected at its first use; to be called in a runtime.
+pub fn connect(socket: PathBuf) -> Channel {
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
+    }))
 }
 
 fn reap(mut driver: Child) -> bool {
@@ -353,7 +380,7 @@ fn pidfd(process: &Child) -> std::os::fd::OwnedFd {
 }
 
 /// Every loop device with its backing file, from sysfs.
-fn loop_files() -> Vec<(String, String)> {
+pub fn loop_files() -> Vec<(String, String)> {
     let entries = fs::read_dir("/sys/block").expect("sysfs");
     entries
         .filter_map(|entry| {
@@ -364,7 +391,7 @@ fn loop_files() -> Vec<(String, String)> {
         .collect()
 }
 
-fn mount_points() -> Vec<String> {
+pub fn mount_points() -> Vec<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
     table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect()
 }

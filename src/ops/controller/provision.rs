@@ -30,13 +30,10 @@ impl Controller {
             }
         };
         // A call that was cut off between the two is repeated, finds the volume, and sets them then.
-        match backend.modify().filter(|_| !request.mutable_parameters.is_empty()) {
-            Some(modify) => {
-                modify.modify(&id, &request.mutable_parameters)?;
-                let volume = self.existing(backend, &id)?;
-                Ok(outcome.map(|_| volume))
-            }
-            None => Ok(outcome),
+        let Some(modify) = backend.modify().filter(|_| !request.mutable_parameters.is_empty()) else { return Ok(outcome) };
+        match modify.modify(&id, &request.mutable_parameters) {
+            Ok(_) => self.existing(backend, &id).map(|volume| outcome.map(|_| volume)),
+            Err(error) => Err(take_back(provision, &id, &outcome, error)),
         }
     }
 
@@ -145,6 +142,18 @@ impl Controller {
                 Err(Error::Pending { object: format!("snapshot {id}"), reason: "is not ready to use yet".to_owned() })
             }
         }
+    }
+}
+
+/// A volume that cannot have its mutable parameters is not left behind a final error. One that was found may be in use.
+fn take_back(provision: &dyn Provision, id: &VolumeId, outcome: &Outcome<Volume>, error: Error) -> Error {
+    let left = match outcome {
+        Outcome::Changed(_) => provision.delete(id).err().map(|error| error.to_string()),
+        Outcome::Unchanged(_) => Some(format!("volume {id}, without its mutable parameters")),
+    };
+    match left {
+        Some(left) => error.but_left(left),
+        None => error.nothing_left(),
     }
 }
 
