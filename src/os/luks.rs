@@ -1,7 +1,7 @@
 //! LUKS2 (cryptsetup(8)): an encrypted device, its header, and the mapping that shows it in clear.
 //!
-//! A header says in its `subsystem` field whether what it encrypts was ever given a file system ([`NEW`]), so that a
-//! mkfs that was cut off is known for one on whatever node the volume turns up next.
+//! A header says in its `subsystem` field what is behind it ([`State`]), so that a mkfs or a growth that was cut off is known
+//! for one on whatever node the volume turns up next.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -15,9 +15,6 @@ use crate::volume::Encryption;
 
 /// Both headers and the key slots, as `luksFormat` lays them out: what is encrypted begins behind.
 pub const OVERHEAD: u64 = Encryption::Luks2.overhead().0;
-/// Nothing was ever kept in it.
-const NEW: &str = "longshore-new";
-const USED: &str = "longshore";
 
 const CRYPTSETUP: Tool = Tool { name: "cryptsetup", package: "cryptsetup-bin" };
 /// A key is derived in seconds on purpose; a slow and loaded machine takes many of them.
@@ -34,6 +31,27 @@ const COST: &[&str] = if cfg!(feature = "faults") {
     &["--pbkdf", "argon2id", "--pbkdf-memory", "65536", "--pbkdf-parallel", "1"]
 };
 
+/// What is behind a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing was ever kept in it: what it shows in clear is noise, or half a file system.
+    New,
+    /// A file system that was whole, and is being grown without being mounted.
+    Growing,
+    /// Whatever it shows in clear.
+    Used,
+}
+
+impl State {
+    const fn subsystem(self) -> &'static str {
+        match self {
+            State::New => "longshore-new",
+            State::Growing => "longshore-growing",
+            State::Used => "longshore",
+        }
+    }
+}
+
 /// What the start of an encrypted device says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -41,8 +59,7 @@ pub struct Header {
     pub version: u16,
     /// Without dashes, as in [`Mapped::uuid`].
     pub uuid: String,
-    /// Nothing was ever kept in it: what it shows in clear is noise, or half a file system.
-    pub new: bool,
+    pub state: State,
 }
 
 /// The header at the start of the device; `None` where there is none.
@@ -65,7 +82,9 @@ fn parse(bytes: &[u8; 512]) -> Option<Header> {
         String::from_utf8_lossy(field.get(..end).unwrap_or_default()).into_owned()
     };
     let uuid = text(168..208).replace('-', "");
-    Some(Header { version, uuid, new: version == 2 && text(208..256) == NEW })
+    let said = if version == 2 { text(208..256) } else { String::new() };
+    let state = [State::New, State::Growing].into_iter().find(|state| state.subsystem() == said).unwrap_or(State::Used);
+    Some(Header { version, uuid, state })
 }
 
 /// Writes a header onto a device that was proven blank, marked as new.
@@ -73,7 +92,7 @@ fn parse(bytes: &[u8; 512]) -> Option<Header> {
 /// # Errors
 /// `Tool` with what cryptsetup said. Cut off, it leaves a part within the first [`OVERHEAD`] bytes.
 pub fn format(device: &Device, passphrase: &str) -> Result<()> {
-    let arguments = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", NEW];
+    let arguments = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", State::New.subsystem()];
     cryptsetup(device, &[&arguments, COST].concat(), None, passphrase).and_then(|output| accept(device, output))?;
     device.flush()
 }
@@ -106,10 +125,9 @@ pub fn grow(name: &str) -> Result<()> {
     run_ok(command, name, &[0]).map(drop)
 }
 
-/// Writes into the header whether what it encrypts is new.
-pub fn mark(device: &Device, new: bool) -> Result<()> {
-    let subsystem = if new { NEW } else { USED };
-    cryptsetup(device, &["config", "--subsystem", subsystem], None, "").and_then(|output| accept(device, output))?;
+/// Writes into the header what is behind it.
+pub fn mark(device: &Device, state: State) -> Result<()> {
+    cryptsetup(device, &["config", "--subsystem", state.subsystem()], None, "").and_then(|output| accept(device, output))?;
     device.flush()
 }
 
@@ -160,12 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn a_header_says_whether_it_is_new() {
-        let header = |new| Header { version: 2, uuid: "01234567".to_owned(), new };
-        assert_eq!(parse(&bytes(2, b"longshore-new")), Some(header(true)));
-        assert_eq!(parse(&bytes(2, b"longshore")), Some(header(false)));
-        assert_eq!(parse(&bytes(2, b"longshore-newer")), Some(header(false)));
-        assert_eq!(parse(&bytes(1, b"longshore-new")).map(|header| header.new), Some(false));
+    fn a_header_says_what_is_behind_it() {
+        let header = |state| Header { version: 2, uuid: "01234567".to_owned(), state };
+        assert_eq!(parse(&bytes(2, b"longshore-new")), Some(header(State::New)));
+        assert_eq!(parse(&bytes(2, b"longshore-growing")), Some(header(State::Growing)));
+        assert_eq!(parse(&bytes(2, b"longshore")), Some(header(State::Used)));
+        assert_eq!(parse(&bytes(2, b"longshore-newer")), Some(header(State::Used)));
+        assert_eq!(parse(&bytes(1, b"longshore-new")).map(|header| header.state), Some(State::Used));
         assert_eq!(parse(&[0; 512]), None);
     }
 }

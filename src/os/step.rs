@@ -64,10 +64,8 @@ pub fn step<T, E: From<super::Error>>(
     let span = tracing::debug_span!("step", name, %object);
     let _entered = span.enter();
     #[cfg(feature = "faults")]
-    if CURRENT.with(|current| current.borrow().is_some())
-        && let Some(source) = super::faults::before(name, object)
-    {
-        return Err(super::Error::Io { action: name, object: object.to_string(), source }.into());
+    if CURRENT.with(|current| current.borrow().is_some()) {
+        return super::faults::run(name, object, effect);
     }
     effect()
 }

@@ -2,11 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{BlockDevice, ConnectRequest, Source};
 use crate::os::block::Device;
 use crate::os::fs::Contents;
+use crate::os::luks::State;
 use crate::os::mount::{self, Attributes};
 use crate::os::mountinfo::MountTable;
 use crate::os::path::Root;
@@ -23,6 +24,9 @@ use super::{Node, group, unexpected};
 
 /// More mounts than this on top of each other are not ours.
 const HIGHEST_STACK: usize = 64;
+
+/// How long a killed program may keep the device that it was given; the CO asks again.
+const LINGERING: Duration = Duration::from_secs(3);
 
 /// What was done and must be undone if a later step fails. Pushed before the side effect, since it may fail half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +54,15 @@ pub(super) struct Job<'a> {
 /// The device below a mapping.
 struct Luks {
     below: Device,
-    /// Its header says that nothing was ever kept in it.
-    new: bool,
+    /// What its header says of what is behind it.
+    state: State,
 }
 
 impl<'a> Job<'a> {
     pub fn new(node: &'a Node, order: &'a Order<'a>, earlier: Option<StageEntry>) -> Job<'a> {
         let wanted = &order.wanted;
-        // A mkfs that was cut off is remembered until it was done, with the device that it was for.
-        let cut_off = earlier.as_ref().filter(|entry| entry.cut_off());
+        // What was cut off is remembered until it was done, with the device that it was for.
+        let cut_off = earlier.as_ref().filter(|entry| entry.is_cut_off());
         let entry = StageEntry {
             version: VERSION,
             id: wanted.id.clone(),
@@ -76,6 +80,7 @@ impl<'a> Job<'a> {
             read_only: wanted.read_only,
             formatting: cut_off.and_then(|entry| entry.formatting),
             encrypting: cut_off.is_some_and(|entry| entry.encrypting),
+            growing: cut_off.is_some_and(|entry| entry.growing),
             inline: wanted.inline,
             boot: node.boot.clone(),
             parameters: order.parameters.to_json(),
@@ -111,7 +116,7 @@ impl<'a> Job<'a> {
         match (&self.order.wanted.access, &source) {
             (WantedAccess::Block, Source::Device(device)) => {
                 drop(self.open(device)?);
-                self.no_longer_new()?;
+                self.mark(State::Used)?;
             }
             (WantedAccess::Block, Source::Filesystem { .. }) => {
                 return Err(Error::Unsupported {
@@ -135,24 +140,24 @@ impl<'a> Job<'a> {
     }
 
     /// Ends what was cut off while it wrote on the device, without mounting and without a secret: afterwards the device holds
-    /// a whole file system, or a LUKS header that tells that there is none behind it, or nothing.
+    /// a whole file system, or a LUKS header that tells what there is behind it, or nothing.
     pub fn finish_cut_off(&mut self) -> Result<()> {
         self.connect()?;
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
         if self.entry.encrypting {
-            let below = self.open(&device)?;
+            let below = self.open_alone(&device)?;
             if plan::unlock(false, &self.look_below(&device, &below)?)?.contains(&Unlock::Wipe) {
                 step("wipe", &device.path.display(), || luks::wipe(&below))?;
             }
             return Ok(());
         }
         // Another device by now: what is on it, or is not, is none of ours.
-        if self.entry.formatting.is_none() || self.order.parameters.node.encryption != Encryption::None {
+        if !self.entry.is_cut_off() || self.order.parameters.node.encryption != Encryption::None {
             return Ok(());
         }
-        self.device = Some(self.open(&device)?);
+        self.device = Some(self.open_alone(&device)?);
         let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(None, &device)?)?;
-        for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_))) {
+        for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_) | Prepare::GrowUnmounted(_))) {
             self.prepare(prepare, &device)?;
         }
         self.device = None;
@@ -176,14 +181,13 @@ impl<'a> Job<'a> {
         };
         self.done.push(Undo::Connection);
         let source = self.order.backend.connect().connect(&request)?.into_inner();
-        // Another device than the one whose mkfs was cut off: what is on it is not ours.
+        // Another device than the one whose mkfs or growth was cut off: what is on it is not ours.
         let same = match (&self.entry.source, &source) {
             (Some(Source::Device(then)), Source::Device(now)) => then.identity == now.identity,
             _ => false,
         };
         if !same {
-            self.entry.formatting = None;
-            self.entry.encrypting = false;
+            (self.entry.formatting, self.entry.encrypting, self.entry.growing) = (None, false, false);
         }
         self.entry.source = Some(source);
         Ok(())
@@ -241,8 +245,8 @@ impl<'a> Job<'a> {
                 Unlock::Grow => step("grow mapping", &name, || luks::grow(&name))?,
             }
         }
-        let new = luks::header(&below)?.is_some_and(|header| header.new);
-        self.luks = Some(Luks { below, new });
+        let header = luks::header(&below)?.ok_or_else(|| unexpected(&device.path, "its LUKS header is gone"))?;
+        self.luks = Some(Luks { below, state: header.state });
         let mapping = self.node.sources(&id, Some(&self.entry))?.mapping_on_connected();
         mapping.ok_or_else(|| unexpected(&device.path, format!("its mapping {name} is not there after it was opened")))
     }
@@ -271,15 +275,11 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Says in the LUKS header, if there is one, that data is kept behind it from now on.
-    fn no_longer_new(&mut self) -> Result<()> {
-        self.mark(false)
-    }
-
-    fn mark(&mut self, new: bool) -> Result<()> {
-        let Some(luks) = self.luks.as_mut().filter(|luks| luks.new != new) else { return Ok(()) };
-        step("mark", &luks.below.path().display(), || luks::mark(&luks.below, new))?;
-        luks.new = new;
+    /// Says in the LUKS header, if there is one, what is behind it.
+    fn mark(&mut self, state: State) -> Result<()> {
+        let Some(luks) = self.luks.as_mut().filter(|luks| luks.state != state) else { return Ok(()) };
+        step("mark", &luks.below.path().display(), || luks::mark(&luks.below, state))?;
+        luks.state = state;
         Ok(())
     }
 
@@ -309,8 +309,17 @@ impl<'a> Job<'a> {
         Ok(Device::open(&device.path, true)?)
     }
 
+    /// As `open`, and not while a mkfs or a check that was killed still lives: it would write on what we find or make.
+    fn open_alone(&self, device: &BlockDevice) -> Result<Device> {
+        let opened = self.open(device)?;
+        if !self.entry.read_only {
+            opened.hold(LINGERING)?;
+        }
+        Ok(opened)
+    }
+
     fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
-        self.device = Some(self.open(device)?);
+        self.device = Some(self.open_alone(device)?);
         let found = self.look(fstype, device)?;
         let check = self.order.parameters.node.fsck;
         let steps = plan::prepare(fstype, self.entry.read_only, check, &found)?;
@@ -326,6 +335,7 @@ impl<'a> Job<'a> {
     fn look(&self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
         let source = Source::Device(device.clone());
         let open = self.opened(device)?;
+        let growing = self.entry.growing || self.luks.as_ref().is_some_and(|luks| luks.state == State::Growing);
         let mut interrupted = self.entry.formatting;
         let contents = match &self.luks {
             None => self.probe(open)?,
@@ -333,7 +343,7 @@ impl<'a> Job<'a> {
                 // A mkfs that came to its end, on another node or before the journal was lost.
                 Contents::Filesystem(whole) => Contents::Filesystem(whole),
                 // Noise, or half a file system: whatever it looks like means nothing.
-                _ if luks.new => {
+                _ if luks.state == State::New => {
                     interrupted = interrupted.or(fstype).or(Some(FsType::DEFAULT));
                     Contents::Blank
                 }
@@ -341,7 +351,7 @@ impl<'a> Job<'a> {
             },
         };
         let fs_size = match &contents {
-            Contents::Filesystem(fstype) if interrupted.is_none() => Some(fs::size_on_device(open, *fstype)?),
+            Contents::Filesystem(fstype) if interrupted.is_none() && !growing => Some(fs::size_on_device(open, *fstype)?),
             _ => None,
         };
         Ok(Found {
@@ -349,6 +359,7 @@ impl<'a> Job<'a> {
             device: device.path.display().to_string(),
             contents,
             interrupted,
+            growing,
             fs_size,
             device_size: open.size()?,
             device_read_only: open.read_only()?,
@@ -369,25 +380,31 @@ impl<'a> Job<'a> {
         let name = device.path.display().to_string();
         match prepare {
             Prepare::RecordMkfs(fstype) => {
-                self.mark(true)?;
+                self.mark(State::New)?;
                 self.entry.formatting = Some(fstype);
                 self.node.journal.write_stage(&self.entry)
             }
             Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?))?),
             Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
-            Prepare::Check(fstype) => {
-                let checked = step("check", &name, || fs::check(self.opened(device)?, fstype).map_err(Error::from))?;
-                if checked == fs::Checked::Mended {
-                    tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "the check before the mount mended errors");
-                }
-                Ok(())
+            Prepare::Check(fstype) => self.check(&name, fstype, || fs::check(self.opened(device)?, fstype).map_err(Error::from)),
+            Prepare::CheckFully(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Mend::Safely).map_err(Error::from))
             }
-            Prepare::GrowUnmounted(fstype) => {
-                step("grow", &name, || fs::grow_unmounted(self.opened(device)?, fstype).map_err(Error::from))?;
+            Prepare::MendGrowth(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Mend::All).map_err(Error::from))
+            }
+            Prepare::RecordGrowth => {
+                self.mark(State::Growing)?;
+                self.entry.growing = true;
+                self.node.journal.write_stage(&self.entry)
+            }
+            Prepare::GrowUnmounted(_) => {
+                step("grow", &name, || fs::grow_unmounted(self.opened(device)?).map_err(Error::from))?;
+                self.entry.growing = false;
                 Ok(())
             }
             Prepare::Mount(fstype) => {
-                self.no_longer_new()?;
+                self.mark(State::Used)?;
                 self.mount(fstype.as_str(), &device.path, &[])
             }
             Prepare::GrowMounted(fstype) => {
@@ -395,6 +412,13 @@ impl<'a> Job<'a> {
                 step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, mount.as_fd()).map_err(Error::from))
             }
         }
+    }
+
+    fn check(&self, name: &str, fstype: FsType, check: impl FnOnce() -> Result<fs::Checked>) -> Result<()> {
+        if step("check", &name, check)? == fs::Checked::Mended {
+            tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "the check before the mount mended errors");
+        }
+        Ok(())
     }
 
     fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
@@ -525,9 +549,15 @@ impl<'a> Job<'a> {
         }
         let done = std::mem::take(&mut self.done);
         let mut left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
-        if let (true, Some(source)) = (self.entry.cut_off(), &self.entry.source) {
-            let what = self.entry.formatting.map_or("LUKS format".to_owned(), |fstype| format!("mkfs of {fstype}"));
+        let cut_off = match self.entry.formatting {
+            Some(fstype) => Some(format!("mkfs of {fstype}")),
+            None => self.entry.encrypting.then(|| "LUKS format".to_owned()),
+        };
+        if let (Some(what), Some(source)) = (cut_off, &self.entry.source) {
             left.push(format!("a {what} was cut off on {}; the next stage makes it anew", super::source_name(source)));
+        }
+        if self.entry.growing {
+            left.push("the growth of its file system was cut off; the next stage goes on with it".to_owned());
         }
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
@@ -546,7 +576,7 @@ impl<'a> Job<'a> {
                 Ok(())
             }
             // An inline volume's entry goes with the volume.
-            Undo::Journal if self.entry.cut_off() || self.entry.inline => Ok(()),
+            Undo::Journal if self.entry.is_cut_off() || self.entry.inline => Ok(()),
             Undo::Journal => self.node.journal.remove_stage(id),
         }
     }

@@ -72,6 +72,10 @@ pub struct StageEntry {
     /// The same for the LUKS header: set before it is written, cleared after.
     #[serde(default)]
     pub encrypting: bool,
+    /// Set after a full check and before an ext4 that is not mounted is grown, cleared after it: what a resize2fs that was cut
+    /// off leaves is mended, instead of being left to a person as damage is that nobody can explain.
+    #[serde(default)]
+    pub growing: bool,
     /// An ephemeral volume, deleted when it is unpublished.
     pub inline: bool,
     /// The boot in which this was written: mounts and device numbers of another boot mean nothing.
@@ -83,9 +87,9 @@ pub struct StageEntry {
 }
 
 impl StageEntry {
-    /// Something of ours was cut off while it wrote on the device in `source`.
-    pub fn cut_off(&self) -> bool {
-        self.encrypting || self.formatting.is_some()
+    /// Whether the device holds a part of something that must be seen to an end.
+    pub fn is_cut_off(&self) -> bool {
+        self.formatting.is_some() || self.encrypting || self.growing
     }
 
     /// What its mounts can be of.
@@ -220,13 +224,14 @@ impl Journal {
     /// Records mounts that are about to be frozen; answers the record's name.
     pub fn write_frozen(&self, number: u64, entry: &FrozenEntry) -> Result<String> {
         let name = format!("{FROZEN}{}-{number}.json", std::process::id());
-        durable::write(&self.folder, &name, &encode(entry)?)?;
+        let content = encode(entry)?;
+        os::step::step("write journal", &name, || durable::write(&self.folder, &name, &content))?;
         Ok(name)
     }
 
     /// Forgets a record of frozen mounts.
     pub fn remove_frozen(&self, name: &str) -> Result<()> {
-        Ok(durable::remove(&self.folder, name)?)
+        Ok(os::step::step("remove journal", &name, || durable::remove(&self.folder, name))?)
     }
 
     /// What was frozen when an earlier process ended.
@@ -386,6 +391,7 @@ mod tests {
             read_only: false,
             formatting: Some(FsType::Xfs),
             encrypting: false,
+            growing: false,
             inline: false,
             boot: "b".to_owned(),
             parameters: serde_json::json!({ "node": BTreeMap::<String, String>::new() }),

@@ -74,8 +74,8 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     }
     execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
     node.close_mapping(&id)?;
-    if entry.cut_off() && !entry.inline {
-        finish_cut_off(node, &entry);
+    if entry.is_cut_off() && !entry.inline {
+        finish_cut_off(node, &entry)?;
     }
     match node.registry.get(id.backend()) {
         Some(backend) => {
@@ -100,9 +100,12 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     Ok(Outcome::Changed(()))
 }
 
-/// A device whose mkfs was cut off would be taken for somebody's data for ever, so it is ended before the journal
-/// forgets it. If that fails, the volume stays unformatted: a loss of nothing, and said.
-fn finish_cut_off(node: &Node, entry: &StageEntry) {
+/// A device whose mkfs was cut off would be taken for somebody's data for ever, and one whose growth was for a damaged one, so that
+/// is ended before the journal forgets it. If a mkfs cannot be, the volume stays unformatted: a loss of nothing, and said.
+///
+/// # Errors
+/// `Pending`, where the time for it is yet to come; any, where there is data that was growing.
+fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
     let attempt = || -> Result<()> {
         let order = Order {
             backend: node.backend(&entry.id)?.as_ref(),
@@ -123,14 +126,17 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) {
         };
         Job::new(node, &order, Some(entry.clone())).finish_cut_off()
     };
-    if let Err(error) = attempt() {
-        tracing::error!(
+    match attempt() {
+        Err(error) if entry.growing || matches!(error, Error::Pending { .. }) => return Err(error),
+        Err(error) => tracing::error!(
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
             "a mkfs or LUKS format was cut off and could not be ended; the volume never held data. It will not be formatted again by \
              itself: delete it and make a new one, or clear its storage (`blkdiscard --zeroout`)"
-        );
+        ),
+        Ok(()) => {}
     }
+    Ok(())
 }
 
 /// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no
