@@ -32,11 +32,9 @@ sanity: ## the official CSI suite on every backend
 	@csi-sanity/run
 
 test-vm: deps ## only what needs a whole kernel of its own (QEMU, emulated)
-	@cargo build --locked
 	@tests/vm/run
 
 shell-vm: deps ## a shell in that virtual machine, with the driver in it
-	@cargo build --locked
 	@tests/vm/run --shell
 
 bench: build ## one table of figures from this machine, as root

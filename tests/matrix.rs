@@ -47,6 +47,16 @@ const INLINE: Variant = Variant { name: "ephemeral", calls: &Call::INLINE, ..PLA
 /// The one that attaches. Its volumes go with their driver, so that it is failed only, not killed.
 const FAKE: Variant = Variant { name: "fake", backend: "fake", calls: &Call::ATTACHED, ..PLAIN };
 
+/// Encrypted: what else is done to such a device is as without.
+const LUKS: Variant = Variant {
+    name: "LUKS2 ext4",
+    parameters: &[("encryption", "luks2")],
+    secrets: &[("encryptionPassphrase", "a long passphrase")],
+    only: &[Call::Stage, Call::NodeExpand, Call::StageRestored, Call::Unstage],
+    ..PLAIN
+};
+const LUKS_BLOCK: Variant = Variant { name: "LUKS2 raw block", fstype: None, only: &[Call::Stage, Call::Unstage], ..LUKS };
+
 /// What else has steps of its own.
 const OTHERS: [Variant; 4] = [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE];
 
@@ -257,6 +267,10 @@ macro_rules! tests {
         #[test]
         fn $name() {
             for variant in $variants {
+                if let Some(why) = variant.cannot_run() {
+                    common::skipped(why);
+                    continue;
+                }
                 isolated(move || matrix($suite, variant, $only, $wrong));
             }
         }
@@ -290,6 +304,10 @@ tests! {
     a_node_step_fails_with_enospc: "fault matrix ENOSPC", enospc, [EXT4, BTRFS, BLOCK], &Call::ON_NODE;
     a_node_step_fails_with_ebusy: "fault matrix EBUSY", ebusy, [EXT4, XFS, BTRFS], &Call::ON_NODE;
     a_node_step_fails_with_erofs: "fault matrix EROFS", erofs, [EXT4, XFS, BLOCK], &Call::ON_NODE;
+    killed_before_every_step_luks: "crash matrix", crash, [LUKS, LUKS_BLOCK], &[];
+    killed_within_every_step_luks: "crash matrix within steps", crash_within, [LUKS], &[Call::Stage, Call::NodeExpand];
+    every_step_hangs_luks: "hang matrix", hang, [LUKS], &[Call::Stage];
+    every_step_fails_with_eio_luks: "fault matrix EIO", eio, [LUKS], &[Call::Stage, Call::NodeExpand, Call::Unstage];
     other_steps_fail_with_eio: "fault matrix EIO", eio, [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE, FAKE], &[];
     other_steps_fail_with_ebusy: "fault matrix EBUSY", ebusy, [TARGETS, READ_ONLY_BLOCK, INLINE], &[];
 }

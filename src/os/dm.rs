@@ -9,7 +9,9 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Error, Result};
+use nix::errno::Errno;
+
+use super::{Error, Result, udev};
 
 const CONTROL: &str = "/dev/mapper/control";
 /// udev opens each new device for an instant, to look at it.
@@ -91,7 +93,7 @@ pub fn find(name: &str) -> Result<Option<Mapped>> {
     // SAFETY: the descriptor is open, and `request` is a dm_ioctl that says its own size.
     match unsafe { ioctl::status(control.as_raw_fd(), &raw mut request) } {
         Ok(_) => {}
-        Err(nix::errno::Errno::ENXIO) => return Ok(None),
+        Err(Errno::ENXIO) => return Ok(None),
         Err(errno) => return Err(Error::io("look for mapping", name, errno)),
     }
     let number = (rustix::fs::major(request.dev), rustix::fs::minor(request.dev));
@@ -111,18 +113,25 @@ pub fn find(name: &str) -> Result<Option<Mapped>> {
 /// EBUSY while something has it open.
 pub fn remove(name: &str) -> Result<bool> {
     let Some(control) = control()? else { return Ok(false) };
-    let begun = Instant::now();
-    loop {
+    let mut there = true;
+    let gone = udev::wait_until(Instant::now().checked_add(LONGEST_LOOK), || {
         let mut request = Request::of(name)?;
         // SAFETY: the descriptor is open, and `request` is a dm_ioctl that says its own size.
         match unsafe { ioctl::remove(control.as_raw_fd(), &raw mut request) } {
-            Ok(_) => break,
-            Err(nix::errno::Errno::ENXIO) => return Ok(false),
-            Err(nix::errno::Errno::EBUSY) if begun.elapsed() < LONGEST_LOOK => {
-                std::thread::sleep(Duration::from_millis(50));
+            Ok(_) => Ok(true),
+            Err(Errno::ENXIO) => {
+                there = false;
+                Ok(true)
             }
-            Err(errno) => return Err(Error::io("remove mapping", name, errno)),
+            Err(Errno::EBUSY) => Ok(false),
+            Err(errno) => Err(Error::io("remove mapping", name, errno)),
         }
+    })?;
+    if !gone {
+        return Err(Error::io("remove mapping", name, Errno::EBUSY));
+    }
+    if !there {
+        return Ok(false);
     }
     // Made by libdevmapper where udev did not; udev takes its own away.
     let node = Path::new("/dev/mapper").join(name);

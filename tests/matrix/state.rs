@@ -51,9 +51,13 @@ fn mounts(harness: &Harness, lines: &mut Vec<String>) {
     }
 }
 
-/// `/dev/loop3` is `/dev/loop`.
+/// `/dev/loop3` is `/dev/loop`, `/dev/dm-0` is `/dev/dm-`.
 fn without_number(name: &str) -> &str {
-    if name.contains("loop") { name.trim_end_matches(|character: char| character.is_ascii_digit()) } else { name }
+    if name.contains("loop") || name.contains("/dm-") {
+        name.trim_end_matches(|character: char| character.is_ascii_digit())
+    } else {
+        name
+    }
 }
 
 /// Every file and folder, with its size, or with its content where that is JSON.

@@ -150,7 +150,7 @@ impl Call {
     }
 }
 
-/// What a story is told about. Another kind of volume (encrypted, say) is a parameter and a secret here.
+/// What a story is told about. Another kind of volume is a parameter and a secret here.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     pub name: &'static str,
@@ -164,6 +164,16 @@ pub struct Variant {
     pub calls: &'static [Call],
     /// The calls to disturb; none is all.
     pub only: &'static [Call],
+}
+
+impl Variant {
+    /// Why it cannot run on this machine, if so.
+    pub fn cannot_run(&self) -> Option<&'static str> {
+        let encrypted = self.parameters.iter().any(|(name, _)| *name == "encryption");
+        let devices = fs::read_to_string("/proc/misc").expect("proc");
+        (encrypted && !devices.contains("device-mapper"))
+            .then_some("no device-mapper here: what is encrypted is tested in the virtual machine")
+    }
 }
 
 /// A step as it ran undisturbed.

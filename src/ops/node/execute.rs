@@ -18,7 +18,6 @@ use crate::volume::{Encryption, Error, FsType, Result};
 use super::journal::{Access, Phase, StageEntry, VERSION};
 use super::observe::{self, At};
 use super::plan::{self, Found, Locked, Mapping, Prepare, Start, Unlock, WantedAccess};
-use super::sources::mapping_name;
 use super::stage::Order;
 use super::{Node, group, unexpected};
 
@@ -217,11 +216,11 @@ impl<'a> Job<'a> {
                 let reason = format!("volume {id} is encrypted: the node-stage secret must have {}", Encryption::SECRET);
                 Error::invalid("secrets", reason)
             })?;
-        let below = self.open(device)?;
+        let below = self.open_alone(device)?;
         let locked = self.look_below(device, &below)?;
         let steps = plan::unlock(self.entry.read_only, &locked)?;
         self.done.push(Undo::Mapping);
-        let (object, name) = (device.path.display(), mapping_name(&id));
+        let (object, name) = (device.path.display(), self.node.mapping_name(&id));
         for unlock in steps {
             match unlock {
                 Unlock::Close => self.node.close_mapping(&id)?,

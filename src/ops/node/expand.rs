@@ -13,7 +13,6 @@ use crate::volume::{Bytes, Error, FsType, Result, VolumeId};
 
 use super::journal::{Access, Phase, StageEntry};
 use super::observe::{self, At};
-use super::sources::mapping_name;
 use super::{ExpandRequest, Handle, Node, source_name, stats, unexpected};
 
 pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
@@ -43,7 +42,7 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
         return Err(Error::OutOfRange { field: "capacity_range.required_bytes", reason });
     }
     if used != source {
-        let name = mapping_name(id);
+        let name = node.mapping_name(id);
         step("grow mapping", &name, || luks::grow(&name))?;
     }
     if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(_)) = (&entry.access, &used) {

@@ -68,13 +68,12 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
 fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
     let entry = node.journal.stage(id)?.filter(|entry| entry.phase == Phase::Staged && node.same_boot(entry));
     let sources = node.sources(id, entry.as_ref())?;
-    if let Some(entry) = entry.filter(|entry| entry.access != Access::Block && !entry.read_only) {
-        if let Some(source) = sources.used(entry.encryption()?)
-            && let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(&source))
-        {
-            let mount = open_mount(observe::open(node.root_of(&entry), &entry.staging, &source)?, &entry.staging)?;
-            return Ok(Some((entry.staging, mount)));
-        }
+    if let Some(entry) = entry.filter(|entry| entry.access != Access::Block && !entry.read_only)
+        && let Some(source) = sources.used(entry.encryption()?)
+        && let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(&source))
+    {
+        let mount = open_mount(observe::open(node.root_of(&entry), &entry.staging, &source)?, &entry.staging)?;
+        return Ok(Some((entry.staging, mount)));
     }
     // What is written to a mapping goes to the device below it, which comes first in the list.
     for source in sources.all.iter().rev() {

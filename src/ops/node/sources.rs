@@ -1,5 +1,9 @@
 //! What a volume is on this node: what its backend connected, and the LUKS mapping that may lie on that.
 
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
 use crate::backend::{BlockDevice, Source};
 use crate::os::dm::{self, Mapped};
 use crate::os::step::step;
@@ -44,15 +48,20 @@ pub(super) fn shown(mapping: &Mapped) -> BlockDevice {
     BlockDevice { path: mapping.path.clone(), number: mapping.number, identity: mapping.uuid.clone() }
 }
 
-/// What the volume's mapping is called: by its id, where that is short enough.
-pub(super) fn mapping_name(id: &VolumeId) -> String {
-    use sha2::{Digest, Sha256};
-    let name = format!("longshore-{id}");
+/// What a volume's mapping is called: by its id, where that is short enough, and by the driver's state folder, since the names
+/// are the machine's and another driver on it may have a volume of this id.
+fn mapping_name(state: &Path, id: &VolumeId) -> String {
+    let driver = digest(state.as_os_str().as_encoded_bytes());
+    let name = format!("longshore-{}-{id}", &driver[..8]);
     if name.len() <= LONGEST_NAME {
         return name;
     }
-    let digest: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("longshore-{digest}")
+    format!("longshore-{}", digest(name.as_bytes()))
+}
+
+/// In hexadecimal digits.
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Node {
@@ -74,9 +83,14 @@ impl Node {
         Ok(Sources { connected, mapping, all })
     }
 
+    /// What the volume's mapping is called below /dev/mapper.
+    pub(super) fn mapping_name(&self, id: &VolumeId) -> String {
+        mapping_name(self.state.path(), id)
+    }
+
     /// The volume's mapping, whatever it lies on.
     fn mapping(&self, id: &VolumeId) -> Result<Option<Mapped>> {
-        let name = mapping_name(id);
+        let name = self.mapping_name(id);
         match dm::find(&name)? {
             // A half-made one has no UUID yet.
             Some(other) if !other.uuid.is_empty() && !other.uuid.starts_with(MADE_BY_CRYPTSETUP) => {
@@ -93,7 +107,7 @@ impl Node {
     pub(super) fn close_mapping(&self, id: &VolumeId) -> Result<()> {
         let Some(mapping) = self.mapping(id)? else { return Ok(()) };
         self.unused(id, &Source::Device(shown(&mapping)))?;
-        let name = mapping_name(id);
+        let name = self.mapping_name(id);
         step("close mapping", &name, || dm::remove(&name)).map(drop).map_err(|error| {
             let busy = error.errno() == Some(libc::EBUSY);
             let error = Error::from(error);
@@ -112,8 +126,10 @@ mod tests {
 
     #[test]
     fn a_mapping_is_named_after_its_volume() {
-        assert_eq!(mapping_name(&"image:a".parse().expect("an id")), "longshore-image:a");
-        let long = |end: &str| mapping_name(&format!("image:{}{end}", "x".repeat(100)).parse().expect("an id"));
+        let name = |state: &str, id: &str| mapping_name(Path::new(state), &id.parse().expect("an id"));
+        assert_eq!(name("/a", "image:a"), "longshore-6a50dc85-image:a");
+        assert_ne!(name("/b", "image:a"), name("/a", "image:a"), "another driver's");
+        let long = |end: &str| name("/a", &format!("image:{}{end}", "x".repeat(100)));
         assert_eq!(long("a").len(), "longshore-".len() + 64);
         assert_ne!(long("a"), long("b"));
     }
