@@ -1,70 +1,128 @@
 //! Failures on demand, for tests: compiled in only with the feature `faults`.
 //!
 //! `LONGSHORE_FAULT=WHAT@N` in the driver's environment makes the N-th step (from 1, counted where steps run, in calls
-//! only, not while the driver starts) go wrong once:
+//! only, not while the driver starts) go wrong once. With `LONGSHORE_FAULT_FILE=PATH` that file says `ORDER WHAT@N` and is read
+//! before each step: when it has changed, steps are counted from 1 again, so that one driver can be failed many times.
 //! - `crash`: the process is killed (SIGKILL) before the step;
-//! - `crash-within`: it is killed a few milliseconds into the step;
+//! - `crash-within:MICROSECONDS`: it is killed that long after the step began;
 //! - `hang`: the step never begins and never ends;
+//! - `stop`: a program that the step starts is stopped (SIGSTOP) at once;
+//! - `overdue`: the same, and its deadline passes;
 //! - an errno's name (`EIO`, `ENOSPC`, `EBUSY`, `EROFS`): the step fails with it and does nothing.
 //!
-//! Each step is told on standard error, so that a test sees how many there are.
+//! Each step and each program is told on standard error, so that a test sees how many there are and how long they take.
 
+use std::cell::Cell;
+use std::fmt::Display;
 use std::io;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-struct Fault {
-    what: String,
-    at: u64,
+/// The deadline of a program that is stopped.
+const OVERDUE: Duration = Duration::from_millis(100);
+
+/// The order in force, and how many steps have run since it came.
+static ORDER: Mutex<(String, u64)> = Mutex::new((String::new(), 0));
+
+thread_local! {
+    /// Whether programs are stopped, and with which deadline instead of their own.
+    static STOPPED: Cell<Option<Option<Duration>>> = const { Cell::new(None) };
 }
 
-static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
-static STEPS: AtomicU64 = AtomicU64::new(0);
-
-fn fault() -> Option<&'static Fault> {
-    FAULT
-        .get_or_init(|| {
-            let text = std::env::var("LONGSHORE_FAULT").ok()?;
-            let (what, at) = text.split_once('@')?;
-            Some(Fault { what: what.to_owned(), at: at.parse().ok()? })
-        })
-        .as_ref()
-}
-
-/// What becomes of the step that is about to run: an error number to fail with, or nothing.
-pub(super) fn before(name: &str, object: &dyn std::fmt::Display) -> Option<io::Error> {
-    let fault = fault()?;
-    let step = STEPS.fetch_add(1, Ordering::SeqCst) + 1;
-    eprintln!("fault: step {step}: {name} {object}");
-    if step != fault.at {
-        return None;
+/// What is to happen, and the number of the step that is about to run; `None` where nobody asked for faults.
+fn order() -> Option<(String, u64)> {
+    let text = match std::env::var_os("LONGSHORE_FAULT_FILE") {
+        Some(path) => std::fs::read_to_string(path).ok()?,
+        None => std::env::var("LONGSHORE_FAULT").ok()?,
+    };
+    let mut order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
+    if order.0 != text {
+        *order = (text, 0);
     }
-    let errno = match fault.what.as_str() {
-        "crash" => die(),
-        "crash-within" => {
-            std::thread::spawn(|| {
-                std::thread::park_timeout(Duration::from_millis(4));
+    order.1 += 1;
+    Some(order.clone())
+}
+
+/// Runs a step, unless it is to go wrong.
+pub(super) fn run<T, E: From<super::Error>>(
+    name: &'static str,
+    object: &dyn Display,
+    effect: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    let Some((text, step)) = order() else { return effect() };
+    eprintln!("fault: step {step}: {name} {object}");
+    if let Some((what, at)) = text.split_whitespace().last().and_then(|order| order.split_once('@'))
+        && at.parse() == Ok(step)
+        && let Some(errno) = happen(what)
+    {
+        let source = io::Error::from_raw_os_error(errno);
+        return Err(super::Error::Io { action: name, object: object.to_string(), source }.into());
+    }
+    let begun = Instant::now();
+    let result = effect();
+    STOPPED.set(None);
+    eprintln!("fault: step {step} took {} us", begun.elapsed().as_micros());
+    result
+}
+
+/// The error number to fail with, if it is that.
+fn happen(what: &str) -> Option<i32> {
+    match what.split_once(':').unwrap_or((what, "")) {
+        ("crash", _) => die(),
+        ("crash-within", microseconds) => {
+            let delay = Duration::from_micros(microseconds.parse().unwrap_or(4000));
+            std::thread::spawn(move || {
+                let end = Instant::now() + delay;
+                while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+                    std::thread::park_timeout(left);
+                }
                 die()
             });
-            return None;
+            None
         }
-        "hang" => loop {
+        ("hang", _) => loop {
             std::thread::park();
         },
-        "EIO" => libc::EIO,
-        "ENOSPC" => libc::ENOSPC,
-        "EBUSY" => libc::EBUSY,
-        "EROFS" => libc::EROFS,
-        other => {
-            eprintln!("fault: {other:?} is not known");
-            return None;
+        ("stop", _) => {
+            STOPPED.set(Some(None));
+            None
         }
-    };
-    Some(io::Error::from_raw_os_error(errno))
+        ("overdue", _) => {
+            STOPPED.set(Some(Some(OVERDUE)));
+            None
+        }
+        ("EIO", _) => Some(libc::EIO),
+        ("ENOSPC", _) => Some(libc::ENOSPC),
+        ("EBUSY", _) => Some(libc::EBUSY),
+        ("EROFS", _) => Some(libc::EROFS),
+        _ => {
+            eprintln!("fault: {what:?} is not known");
+            None
+        }
+    }
+}
+
+/// Hears of every program that was started; the deadline that it has instead of its own.
+pub(super) fn started(program: &str, pid: u32) -> Option<Duration> {
+    order_given().then(|| eprintln!("fault: program {program} is {pid}"))?;
+    let deadline = STOPPED.get()?;
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP).ok();
+    eprintln!("fault: program {program} is stopped");
+    deadline
+}
+
+/// Hears of every program that came to its end.
+pub(super) fn ended(program: &str) {
+    if order_given() {
+        eprintln!("fault: ended {program}");
+    }
+}
+
+fn order_given() -> bool {
+    ["LONGSHORE_FAULT_FILE", "LONGSHORE_FAULT"].into_iter().any(|name| std::env::var_os(name).is_some())
 }
 
 fn die() -> ! {

@@ -88,10 +88,12 @@ impl fmt::Debug for Run<'_> {
 /// reaped later). A failing exit status is not an error here: see [`run_ok`].
 pub fn run(run: Run<'_>) -> Result<Output> {
     let path = run.tool.find()?;
-    let deadline = Instant::now().checked_add(run.deadline);
+    let begun = Instant::now();
     let mut child = start(&path, &run)?;
+    #[cfg(feature = "faults")]
+    let run = Run { deadline: super::faults::started(run.tool.name, child.id()).unwrap_or(run.deadline), ..run };
     let mut pipes = Pipes::of(&mut child, run.stdin);
-    match pipes.serve(&child, deadline) {
+    match pipes.serve(&child, begun.checked_add(run.deadline)) {
         Ok(true) => {}
         Ok(false) => {
             end(child);
@@ -103,6 +105,8 @@ pub fn run(run: Run<'_>) -> Result<Output> {
         }
     }
     let status = child.wait().map_err(|error| Error::io("wait for", &path, error))?;
+    #[cfg(feature = "faults")]
+    super::faults::ended(run.tool.name);
     let [stdout, stderr] = pipes.output.map(Collector::into_string);
     Ok(Output { status: how_it_ended(status), stdout, stderr })
 }

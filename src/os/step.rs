@@ -62,10 +62,8 @@ pub fn step<T, E: From<super::Error>>(
     let _entered = span.enter();
     note(name, object);
     #[cfg(feature = "faults")]
-    if CURRENT.with(|current| current.borrow().is_some())
-        && let Some(source) = super::faults::before(name, object)
-    {
-        return Err(super::Error::Io { action: name, object: object.to_string(), source }.into());
+    if CURRENT.with(|current| current.borrow().is_some()) {
+        return super::faults::run(name, object, effect);
     }
     effect()
 }
