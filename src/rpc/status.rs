@@ -56,7 +56,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Denied { .. } => Code::PermissionDenied,
         Error::Unsupported { .. } => rpc.unsupported(),
         Error::Failed { left: Left::Nothing, .. } => Code::Internal,
-        Error::Failed { left: Left::Something(_), .. } => Code::Unavailable,
+        Error::Failed { left: Left::Unverified | Left::Something(_), .. } => Code::Unavailable,
     }
 }
 
@@ -105,6 +105,7 @@ mod tests {
             (Error::Unproven { device: text(), reason: text() }, Code::FailedPrecondition, true),
             (failed().nothing_left(), Code::Internal, true),
             (failed().but_left("a loop device"), Code::Unavailable, false),
+            (failed().but_left("a loop device").nothing_left(), Code::Unavailable, false),
             (failed(), Code::Unavailable, false),
         ]
     }

@@ -14,7 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Left {
     /// Rolled back, and that was seen: a final code may be given.
     Nothing,
-    /// Not known, or known to be so. The CO must keep trying.
+    /// Not known. The CO must keep trying.
+    Unverified,
+    /// Known to be so. The CO must keep trying.
     Something(String),
 }
 
@@ -116,14 +118,17 @@ impl Error {
 
     /// A failed step of which it is not (yet) known what it left behind.
     pub fn failed(step: &'static str, object: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Error::Failed { step, object: object.into(), source: source.into(), left: Left::Something("not verified".to_owned()) }
+        Error::Failed { step, object: object.into(), source: source.into(), left: Left::Unverified }
     }
 
-    /// The same failure, once its rollback was seen to be complete.
+    /// The same failure, once its rollback was seen to be complete. What was said to be left by someone further in stays said:
+    /// only he can take it back.
     #[must_use]
     pub fn nothing_left(self) -> Self {
         match self {
-            Error::Failed { step, object, source, .. } => Error::Failed { step, object, source, left: Left::Nothing },
+            Error::Failed { step, object, source, left: Left::Unverified } => {
+                Error::Failed { step, object, source, left: Left::Nothing }
+            }
             other => other,
         }
     }
@@ -157,6 +162,7 @@ pub fn chain(error: &(dyn StdError + 'static)) -> String {
 fn left_text(left: &Left) -> String {
     match left {
         Left::Nothing => " (rolled back)".to_owned(),
+        Left::Unverified => " (may have left something behind; repeat the call)".to_owned(),
         Left::Something(what) => format!(" (may have left something behind: {what}; repeat the call)"),
     }
 }

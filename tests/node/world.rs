@@ -333,7 +333,7 @@ pub fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()
 pub fn is_final(error: &Error) -> bool {
     !matches!(
         error,
-        Error::Failed { left: longshore::volume::Left::Something(_), .. }
+        Error::Failed { left: longshore::volume::Left::Unverified | longshore::volume::Left::Something(_), .. }
             | Error::Pending { .. }
             | Error::Busy { .. }
             | Error::BackendDown { .. }

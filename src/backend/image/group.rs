@@ -220,22 +220,5 @@ fn take_back<'a>(members: impl Iterator<Item = (&'a Ready, &'a str)>, failure: E
 
 /// Discards drafts; final only if all are seen to be gone.
 fn discard(drafts: Vec<Draft<'_>>, failure: Error) -> Error {
-    let mut failure = failure;
-    let mut left = None;
-    for draft in drafts {
-        failure = draft.discard(failure);
-        left = left.or_else(|| still_there(&failure));
-    }
-    match left {
-        Some(what) => failure.but_left(what),
-        None => failure,
-    }
-}
-
-/// What an error says of leftovers.
-fn still_there(error: &Error) -> Option<String> {
-    match error {
-        Error::Failed { left: crate::volume::Left::Something(what), .. } => Some(what.clone()),
-        _ => None,
-    }
+    drafts.into_iter().fold(failure, |failure, draft| draft.discard(failure))
 }

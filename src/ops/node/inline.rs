@@ -172,7 +172,7 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
 /// Where it is staged. The parent folder is made here; the volume's own is the stage's.
 fn folder(node: &Node, id: &VolumeId) -> Result<PathBuf> {
     let parent = node.state.path().join("inline");
-    node.state.make_dir(&parent, 0o700)?;
+    step("make folder", &parent.display(), || node.state.make_dir(&parent, 0o700))?;
     Ok(parent.join(id.to_string()))
 }
 

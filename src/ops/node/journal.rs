@@ -188,13 +188,14 @@ impl Journal {
     /// Records mounts that are about to be frozen; answers the record's name.
     pub fn write_frozen(&self, number: u64, entry: &FrozenEntry) -> Result<String> {
         let name = format!("{FROZEN}{}-{number}.json", std::process::id());
-        durable::write(&self.folder, &name, &encode(entry)?)?;
+        let content = encode(entry)?;
+        os::step::step("write journal", &name, || durable::write(&self.folder, &name, &content))?;
         Ok(name)
     }
 
     /// Forgets a record of frozen mounts.
     pub fn remove_frozen(&self, name: &str) -> Result<()> {
-        Ok(durable::remove(&self.folder, name)?)
+        Ok(os::step::step("remove journal", &name, || durable::remove(&self.folder, name))?)
     }
 
     /// What was frozen when an earlier process ended.

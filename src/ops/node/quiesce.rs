@@ -26,11 +26,12 @@ use super::{Node, unexpected};
 /// A copy without reflink of a large volume takes that long; after it the volume's user comes first.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Thaws when dropped.
+/// Thaws when dropped. Nothing is in it where nothing had to be frozen.
 struct Hold {
     journal: Arc<Journal>,
-    /// `None` where nothing had to be frozen.
-    frozen: Option<(Frozen, String)>,
+    frozen: Option<Frozen>,
+    /// What the journal has of it.
+    record: Option<String>,
 }
 
 pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
@@ -45,7 +46,7 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
         }
     }
     if mounts.is_empty() {
-        return Ok(Box::new(Hold { journal: node.journal.clone(), frozen: None }));
+        return Ok(Box::new(Hold { journal: node.journal.clone(), frozen: None, record: None }));
     }
     let number = node.freezes.fetch_add(1, Ordering::Relaxed);
     let entry = FrozenEntry { version: VERSION, mounts: paths, boot: node.boot.clone() };
@@ -53,7 +54,7 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
     let borrowed: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
     let names = entry.mounts.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
     match step("freeze", &names, || freeze::freeze(&borrowed, LONGEST)) {
-        Ok(frozen) => Ok(Box::new(Hold { journal: node.journal.clone(), frozen: Some((frozen, record)) })),
+        Ok(frozen) => Ok(Box::new(Hold { journal: node.journal.clone(), frozen: Some(frozen), record: Some(record) })),
         Err(error) => {
             let error = Error::from(error);
             Err(match node.journal.remove_frozen(&record) {
@@ -97,17 +98,23 @@ fn open_mount(root: &Root, path: &Path) -> Result<Option<OwnedFd>> {
 
 impl Hold {
     fn end(&mut self) -> Result<()> {
-        let Some((frozen, record)) = self.frozen.take() else { return Ok(()) };
+        let Some(record) = &self.record else { return Ok(()) };
         // Thawed in any case; the error says that it was not frozen all the time.
-        let thawed = step("thaw", &record, || frozen.thaw());
-        self.journal.remove_frozen(&record)?;
+        let thawed = self.frozen.take().map_or(Ok(()), |frozen| step("thaw", record, || frozen.thaw()));
+        self.journal.remove_frozen(record)?;
+        self.record = None;
         Ok(thawed?)
     }
 }
 
 impl Held for Hold {
     fn release(mut self: Box<Self>) -> Result<()> {
-        self.end()
+        let Err(error) = self.end() else { return Ok(()) };
+        // The record must not stay: it would thaw at the next start what someone else holds still by then.
+        match self.end() {
+            Ok(()) => Err(error),
+            Err(left) => Err(error.but_left(left.to_string())),
+        }
     }
 }
 
