@@ -27,8 +27,9 @@ pub(super) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// An empty image in a folder of its own. What a failed call left of the same thing is removed first.
+    /// An empty image in a folder of its own. What a failed call left of the same thing is removed first, be it of a deletion.
     pub fn begin(pool: &'a Ready, kind: Kind, local: &str) -> Result<Self> {
+        remove_passing(pool, TRASH, kind, local)?;
         let folder = pool.path.join(TMP).join(kind.passing_name(local));
         let shown = folder.display();
         let made = step("make folder", &shown, || match files::make_folder(&folder) {
@@ -220,11 +221,16 @@ pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<b
     let parent = pool.path.join(kind.folder());
     step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
     for parent in [TMP, TRASH] {
-        let relative = Path::new(parent).join(kind.passing_name(local));
-        if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
-            let folder = pool.path.join(relative);
-            step("remove leftover", &folder.display(), || files::remove_folder(&folder)).map_err(|error| pool.failure(error))?;
-        }
+        remove_passing(pool, parent, kind, local)?;
     }
     Ok(pool.ledger.remove(kind, local))
+}
+
+fn remove_passing(pool: &Ready, parent: &str, kind: Kind, local: &str) -> Result<()> {
+    let relative = Path::new(parent).join(kind.passing_name(local));
+    if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
+        let folder = pool.path.join(relative);
+        step("remove leftover", &folder.display(), || files::remove_folder(&folder)).map_err(|error| pool.failure(error))?;
+    }
+    Ok(())
 }
