@@ -46,8 +46,8 @@ pub(super) struct Job<'a> {
 impl<'a> Job<'a> {
     pub fn new(node: &'a Node, order: &'a Order<'a>, earlier: Option<StageEntry>) -> Job<'a> {
         let wanted = &order.wanted;
-        // A mkfs that was cut off is remembered until it was done, with the device that it was for.
-        let cut_off = earlier.as_ref().filter(|entry| entry.formatting.is_some());
+        // What was cut off is remembered until it was done, with the device that it was for.
+        let cut_off = earlier.as_ref().filter(|entry| entry.is_cut_off());
         let entry = StageEntry {
             version: VERSION,
             id: wanted.id.clone(),
@@ -63,6 +63,7 @@ impl<'a> Job<'a> {
             staging: wanted.staging.clone(),
             read_only: wanted.read_only,
             formatting: cut_off.and_then(|entry| entry.formatting),
+            growing: cut_off.is_some_and(|entry| entry.growing),
             inline: wanted.inline,
             boot: node.boot.clone(),
             parameters: order.parameters.to_json(),
@@ -116,17 +117,17 @@ impl<'a> Job<'a> {
         self.node.journal.write_stage(&self.entry)
     }
 
-    /// Ends a mkfs that was cut off, without mounting: afterwards the device holds a whole file system.
-    pub fn finish_mkfs(&mut self) -> Result<()> {
+    /// Ends a mkfs, or mends a growth, that was cut off, without mounting: afterwards the device holds a whole file system.
+    pub fn finish_cut_off(&mut self) -> Result<()> {
         self.connect()?;
         // Another device by now: what is on it, or is not, is none of ours.
-        if self.entry.formatting.is_none() {
+        if !self.entry.is_cut_off() {
             return Ok(());
         }
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
         self.device = Some(self.open(&device)?);
         let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(&device)?)?;
-        for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_))) {
+        for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_) | Prepare::GrowUnmounted(_))) {
             self.prepare(prepare, &device)?;
         }
         self.device = None;
@@ -150,13 +151,13 @@ impl<'a> Job<'a> {
         };
         self.done.push(Undo::Connection);
         let source = self.order.backend.connect().connect(&request)?.into_inner();
-        // Another device than the one whose mkfs was cut off: what is on it is not ours.
+        // Another device than the one whose mkfs or growth was cut off: what is on it is not ours.
         let same = match (&self.entry.source, &source) {
             (Some(Source::Device(then)), Source::Device(now)) => then.identity == now.identity,
             _ => false,
         };
         if !same {
-            self.entry.formatting = None;
+            (self.entry.formatting, self.entry.growing) = (None, false);
         }
         self.entry.source = Some(source);
         Ok(())
@@ -204,13 +205,14 @@ impl<'a> Job<'a> {
         let vouched = self.entry.formatting.is_none() && self.order.backend.connect().proven_empty(&self.entry.id, &source)?;
         let contents = if vouched { Contents::Blank } else { step("probe", &device.path.display(), || fs::probe(open))? };
         let fs_size = match &contents {
-            Contents::Filesystem(fstype) if self.entry.formatting.is_none() => Some(fs::size_on_device(open, *fstype)?),
+            Contents::Filesystem(fstype) if !self.entry.is_cut_off() => Some(fs::size_on_device(open, *fstype)?),
             _ => None,
         };
         Ok(Found {
             device: device.path.display().to_string(),
             contents,
             interrupted: self.entry.formatting,
+            growing: self.entry.growing,
             fs_size,
             device_size: open.size()?,
             device_read_only: open.read_only()?,
@@ -231,15 +233,20 @@ impl<'a> Job<'a> {
             }
             Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?))?),
             Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
-            Prepare::Check(fstype) => {
-                let checked = step("check", &name, || fs::check(self.opened(device)?, fstype).map_err(Error::from))?;
-                if checked == fs::Checked::Mended {
-                    tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "the check before the mount mended errors");
-                }
-                Ok(())
+            Prepare::Check(fstype) => self.check(&name, fstype, || fs::check(self.opened(device)?, fstype).map_err(Error::from)),
+            Prepare::CheckFully(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Mend::Safely).map_err(Error::from))
             }
-            Prepare::GrowUnmounted(fstype) => {
-                step("grow", &name, || fs::grow_unmounted(self.opened(device)?, fstype).map_err(Error::from))?;
+            Prepare::MendGrowth(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Mend::All).map_err(Error::from))
+            }
+            Prepare::RecordGrowth => {
+                self.entry.growing = true;
+                self.node.journal.write_stage(&self.entry)
+            }
+            Prepare::GrowUnmounted(_) => {
+                step("grow", &name, || fs::grow_unmounted(self.opened(device)?).map_err(Error::from))?;
+                self.entry.growing = false;
                 Ok(())
             }
             Prepare::Mount(fstype) => self.mount(fstype.as_str(), &device.path, &[]),
@@ -248,6 +255,13 @@ impl<'a> Job<'a> {
                 step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, staging).map_err(Error::from))
             }
         }
+    }
+
+    fn check(&self, name: &str, fstype: FsType, check: impl FnOnce() -> Result<fs::Checked>) -> Result<()> {
+        if step("check", &name, check)? == fs::Checked::Mended {
+            tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "the check before the mount mended errors");
+        }
+        Ok(())
     }
 
     fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
@@ -376,6 +390,9 @@ impl<'a> Job<'a> {
         if let (Some(fstype), Some(source)) = (self.entry.formatting, &self.entry.source) {
             left.push(format!("a mkfs of {fstype} was cut off on {}; the next stage makes it anew", super::source_name(source)));
         }
+        if self.entry.growing {
+            left.push("the growth of its file system was cut off; the next stage goes on with it".to_owned());
+        }
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
 
@@ -395,7 +412,7 @@ impl<'a> Job<'a> {
                 Ok(())
             }
             // An inline volume's entry goes with the volume.
-            Undo::Journal if self.entry.formatting.is_some() || self.entry.inline => Ok(()),
+            Undo::Journal if self.entry.is_cut_off() || self.entry.inline => Ok(()),
             Undo::Journal => self.node.journal.remove_stage(id),
         }
     }

@@ -162,6 +162,7 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
         staging: staging.to_owned(),
         read_only,
         formatting: None,
+        growing: false,
         inline: true,
         boot: node.boot.clone(),
         parameters: recipe.spec.parameters.clone(),

@@ -66,6 +66,10 @@ pub struct StageEntry {
     /// Set after the device in `source` was proven blank and before mkfs, cleared after it: a mkfs that was cut off is
     /// done again on this very device, instead of being taken for somebody's data.
     pub formatting: Option<FsType>,
+    /// Set after a full check and before an ext4 that is not mounted is grown, cleared after it: what a resize2fs that was cut
+    /// off leaves is mended, instead of being left to a person as damage is that nobody can explain.
+    #[serde(default)]
+    pub growing: bool,
     /// An ephemeral volume, deleted when it is unpublished.
     pub inline: bool,
     /// The boot in which this was written: mounts and device numbers of another boot mean nothing.
@@ -74,6 +78,13 @@ pub struct StageEntry {
     pub parameters: serde_json::Value,
     /// Seconds since 1970.
     pub created: u64,
+}
+
+impl StageEntry {
+    /// Whether the device holds a part of something that must be seen to an end.
+    pub fn is_cut_off(&self) -> bool {
+        self.formatting.is_some() || self.growing
+    }
 }
 
 /// A target at which a volume is published, or was to be.
@@ -353,6 +364,7 @@ mod tests {
             staging: "/var/lib/kubelet/s".into(),
             read_only: false,
             formatting: Some(FsType::Xfs),
+            growing: false,
             inline: false,
             boot: "b".to_owned(),
             parameters: serde_json::json!({ "node": BTreeMap::<String, String>::new() }),

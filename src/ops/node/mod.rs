@@ -238,8 +238,8 @@ impl Node {
         let node = &self.settings.node_id;
         if let Some(entry) = self.journal.stage(id)? {
             let staging = entry.staging.display();
-            // Its mkfs must be seen to an end before another volume can have this identity.
-            if self.same_boot(&entry) || entry.formatting.is_some() {
+            // A mkfs must be seen to an end before another volume can have this identity.
+            if self.same_boot(&entry) || entry.is_cut_off() {
                 return Ok(Some(format!("it is staged on node {node} at {staging}; unstage it first")));
             }
         }

@@ -160,6 +160,8 @@ pub struct Found {
     pub contents: Contents,
     /// A mkfs of ours on this very device that was cut off; it was never mounted since.
     pub interrupted: Option<FsType>,
+    /// A growth of ours of the unmounted ext4 on this very device was cut off.
+    pub growing: bool,
     /// Of the file system, where there is one.
     pub fs_size: Option<u64>,
     pub device_size: u64,
@@ -178,6 +180,12 @@ pub enum Prepare {
     Wipe,
     Mkfs(FsType),
     Check(FsType),
+    /// Before a growth.
+    CheckFully(FsType),
+    /// Mends what a growth that was cut off left.
+    MendGrowth(FsType),
+    /// Write into the journal that a growth begins.
+    RecordGrowth,
     GrowUnmounted(FsType),
     Mount(FsType),
     GrowMounted(FsType),
@@ -190,6 +198,9 @@ pub enum Prepare {
 pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Found) -> Result<Vec<Prepare>> {
     if let Some(begun) = found.interrupted {
         return redo_mkfs(begun, fstype, read_only, found);
+    }
+    if found.growing {
+        return go_on_growing(fstype, read_only, found);
     }
     let actual = match &found.contents {
         Contents::Filesystem(actual) => *actual,
@@ -220,13 +231,12 @@ pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Fou
     let mut steps = Vec::new();
     let writable = !read_only && !found.device_read_only;
     let grow = writable && found.fs_size.is_some_and(|size| worth_growing(actual, size, found.device_size));
-    if writable && check && !found.mounted {
-        steps.push(Prepare::Check(actual));
-    }
     // xfs and btrfs grow only while mounted; what is mounted already can only grow so too.
     let offline = actual == FsType::Ext4 && !found.mounted;
     if grow && offline {
-        steps.push(Prepare::GrowUnmounted(actual));
+        steps.extend([Prepare::CheckFully(actual), Prepare::RecordGrowth, Prepare::GrowUnmounted(actual)]);
+    } else if writable && check && !found.mounted {
+        steps.push(Prepare::Check(actual));
     }
     steps.push(Prepare::Mount(actual));
     if grow && !offline {
@@ -254,6 +264,32 @@ fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Fou
     writable_for_mkfs(read_only, found)?;
     let fstype = fstype.unwrap_or(begun);
     Ok(vec![Prepare::RecordMkfs(fstype), Prepare::Wipe, Prepare::Mkfs(fstype), Prepare::Mount(fstype)])
+}
+
+/// The ext4 was whole before only our own resize2fs wrote on it, and nobody mounted it since. Its superblock may be in the making.
+fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &Found) -> Result<Vec<Prepare>> {
+    let ext4 = FsType::Ext4;
+    let foreign = match &found.contents {
+        Contents::Filesystem(actual) => (*actual != ext4).then(|| actual.to_string()),
+        Contents::Other(what) => (!what.contains(ext4.as_str())).then(|| what.clone()),
+        Contents::Blank => Some("nothing".to_owned()),
+        Contents::Unknown(_) => None,
+    };
+    let refused = if let Some(what) = foreign {
+        Some(format!("now it holds {what}: somebody else wrote to it. {}", wipe_remedy(found)))
+    } else if let Some(asked) = fstype.filter(|asked| *asked != ext4) {
+        Some(format!("{asked} was asked for; its data is left as it is. Ask for {ext4} (fsType), or use a new volume"))
+    } else if found.mounted {
+        Some("it is mounted; unmount it first".to_owned())
+    } else if read_only || found.device_read_only {
+        Some("it is to be used read-only; stage it for writing once".to_owned())
+    } else {
+        None
+    };
+    match refused {
+        Some(reason) => Err(unproven(found, format!("the growth of its {ext4} was cut off, but {reason}"))),
+        None => Ok(vec![Prepare::MendGrowth(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]),
+    }
 }
 
 fn writable_for_mkfs(read_only: bool, found: &Found) -> Result<()> {

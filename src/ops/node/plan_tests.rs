@@ -45,6 +45,7 @@ fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
         staging: wanted.staging.clone(),
         read_only: wanted.read_only,
         formatting: None,
+        growing: false,
         inline: wanted.inline,
         boot: "b".to_owned(),
         parameters: serde_json::Value::Null,
@@ -191,6 +192,7 @@ fn found(contents: Contents) -> Found {
         device: "/dev/loop3".to_owned(),
         contents,
         interrupted: None,
+        growing: false,
         fs_size,
         device_size: SIZE,
         device_read_only: false,
@@ -248,7 +250,10 @@ fn a_known_file_system_is_checked_and_mounted() {
 fn a_larger_device_is_filled() {
     let larger = |fstype| Found { device_size: 2 * SIZE, ..found(Contents::Filesystem(fstype)) };
     let ext4 = FsType::Ext4;
-    assert_eq!(ready(None, &larger(ext4)), [Prepare::Check(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]);
+    assert_eq!(
+        ready(None, &larger(ext4)),
+        [Prepare::CheckFully(ext4), Prepare::RecordGrowth, Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]
+    );
     for fstype in [FsType::Xfs, FsType::Btrfs] {
         assert_eq!(ready(None, &larger(fstype)), [Prepare::Check(fstype), Prepare::Mount(fstype), Prepare::GrowMounted(fstype)]);
         assert_eq!(prepare(None, true, true, &larger(fstype)).expect("read-only"), [Prepare::Mount(fstype)]);
@@ -283,6 +288,32 @@ fn a_cut_off_mkfs_is_done_again_unless_somebody_else_wrote() {
     }
     let in_use = Found { interrupted: Some(xfs), mounted: true, ..found(Contents::Blank) };
     assert!(matches!(prepare(XFS, false, true, &in_use), Err(Error::Unproven { .. })));
+}
+
+#[test]
+fn a_cut_off_growth_is_mended_and_goes_on_unless_somebody_else_wrote() {
+    let ext4 = FsType::Ext4;
+    let growing = |contents| Found { growing: true, ..found(contents) };
+    let half = [
+        Contents::Filesystem(ext4),
+        Contents::Unknown("begins as ext4, but its checksum is wrong".to_owned()),
+        Contents::Other("ext4 backup superblock at 128 MiB".to_owned()),
+    ];
+    for contents in half {
+        let steps = ready(EXT4, &growing(contents));
+        assert_eq!(steps, [Prepare::MendGrowth(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]);
+    }
+    let there = growing(Contents::Filesystem(ext4));
+    for (asked, read_only, there) in [
+        (EXT4, false, growing(Contents::Filesystem(FsType::Xfs))),
+        (EXT4, false, growing(Contents::Other("LUKS".to_owned()))),
+        (EXT4, false, growing(Contents::Blank)),
+        (EXT4, false, Found { mounted: true, ..there.clone() }),
+        (EXT4, true, there.clone()),
+        (XFS, false, there),
+    ] {
+        assert!(matches!(prepare(asked, read_only, true, &there), Err(Error::Unproven { .. })), "{there:?}");
+    }
 }
 
 #[test]

@@ -77,18 +77,18 @@ fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Moun
     }
 }
 
-/// Nobody was told of a stage that is not whole, so nobody can miss it. What remembers a mkfs that was cut off stays: the CO
-/// will stage again, or unstage.
+/// Nobody was told of a stage that is not whole, so nobody can miss it. What remembers a mkfs or a growth that was cut off
+/// stays: the CO will stage again, or unstage.
 fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();
-    if entry.phase == Phase::Staging && entry.formatting.is_some() {
+    if entry.phase == Phase::Staging && entry.is_cut_off() {
         let (connected, sources) = node.sources(&id, Some(&entry))?;
         super::execute::unmount_all(&entry.staging, &sources)?;
         if let Some(source) = connected {
             node.unused(&id, &source)?;
             node.backend(&id)?.connect().disconnect(&id, Some(&source))?;
         }
-        tracing::warn!(volume = %id, path = %entry.staging.display(), "its mkfs was cut off; the next stage makes it anew");
+        tracing::warn!(volume = %id, path = %entry.staging.display(), "its mkfs or its growth was cut off; the next stage ends it");
         return Ok(());
     }
     tracing::warn!(volume = %id, path = %entry.staging.display(), phase = ?entry.phase, "a stage or unstage was cut off; undone");

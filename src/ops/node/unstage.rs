@@ -71,8 +71,8 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
         node.journal.write_stage(&entry)?;
     }
     execute::unmount_all(&entry.staging, &sources)?;
-    if entry.formatting.is_some() && !entry.inline {
-        finish_mkfs(node, &entry);
+    if entry.is_cut_off() && !entry.inline {
+        finish_cut_off(node, &entry)?;
     }
     match node.registry.get(id.backend()) {
         Some(backend) => {
@@ -97,9 +97,12 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     Ok(Outcome::Changed(()))
 }
 
-/// A device whose mkfs was cut off would be taken for somebody's data for ever, so it is ended before the journal
-/// forgets it. If that fails, the volume stays unformatted: a loss of nothing, and said.
-fn finish_mkfs(node: &Node, entry: &StageEntry) {
+/// A device whose mkfs was cut off would be taken for somebody's data for ever, and one whose growth was for a damaged one, so that
+/// is ended before the journal forgets it. If a mkfs cannot be, the volume stays unformatted: a loss of nothing, and said.
+///
+/// # Errors
+/// `Pending`, where the time for it is yet to come; any, where there is data that was growing.
+fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
     let attempt = || -> Result<()> {
         let order = Order {
             backend: node.backend(&entry.id)?.as_ref(),
@@ -118,16 +121,19 @@ fn finish_mkfs(node: &Node, entry: &StageEntry) {
             publish_context: &BTreeMap::new(),
             secrets: &Secrets::default(),
         };
-        Job::new(node, &order, Some(entry.clone())).finish_mkfs()
+        Job::new(node, &order, Some(entry.clone())).finish_cut_off()
     };
-    if let Err(error) = attempt() {
-        tracing::error!(
+    match attempt() {
+        Err(error) if entry.growing || matches!(error, Error::Pending { .. }) => return Err(error),
+        Err(error) => tracing::error!(
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
             "a mkfs was cut off and could not be ended; the volume never held data. It will not be formatted again by \
              itself: delete it and make a new one, or run wipefs on its device"
-        );
+        ),
+        Ok(()) => {}
     }
+    Ok(())
 }
 
 /// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no

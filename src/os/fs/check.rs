@@ -32,8 +32,26 @@ pub fn check(device: &Device, fstype: FsType) -> Result<Checked> {
     }
 }
 
+/// How much a full check may mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mend {
+    /// What can be mended without a person's judgement.
+    Safely,
+    /// Everything. For damage of which we know that it is our own resize2fs's, which was cut off: it leaves an invalid resize inode,
+    /// which `-p` refuses, and bitmaps and a superblock in the making, all of which is derived anew.
+    All,
+}
+
+/// Reads an ext4 through: `e2fsck -fp`, or `-fy`. resize2fs wants to see a check that is newer than the last mount.
+///
+/// # Errors
+/// `Tool` where errors are left.
+pub fn check_fully(device: &Device, mend: Mend) -> Result<Checked> {
+    e2fsck(device, &["-f", if mend == Mend::All { "-y" } else { "-p" }])
+}
+
 /// The device must not be mounted; e2fsck refuses if it is.
-pub(super) fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
+fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
     let name = device_name(device);
     let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
     arguments.push(device_argument(device));

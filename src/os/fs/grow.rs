@@ -7,7 +7,6 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use super::check::e2fsck;
 use super::superblock::{self, Superblock};
 use super::*;
 use crate::os::process::{Run, Tool, run_ok};
@@ -54,23 +53,17 @@ fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
     Ok(bytes.to_vec())
 }
 
-/// Grows a file system that is not mounted: ext4 (a forced `e2fsck -fp` before). xfs and btrfs grow only mounted: `Ok(false)`.
-/// The device must be open for writing.
+/// Grows an ext4 that is not mounted, after [`check_fully`]. xfs and btrfs grow only mounted. The device must be open for writing.
+/// Cut off, it leaves what only `check_fully` with [`Mend::All`] mends.
 ///
 /// # Errors
-/// As [`check`]; `Tool`.
-pub fn grow_unmounted(device: &Device, fstype: FsType) -> Result<bool> {
-    if fstype != FsType::Ext4 {
-        return Ok(false);
-    }
-    // resize2fs wants to see a check that is newer than the last mount.
-    e2fsck(device, &["-f", "-p"])?;
+/// `Tool`.
+pub fn grow_unmounted(device: &Device) -> Result<()> {
     let tool = Tool { name: "resize2fs", package: "e2fsprogs" };
     let keep = vec![device.file().as_fd()];
     let command = Run { tool, arguments: vec![device_argument(device)], keep, stdin: Vec::new(), deadline: LONGEST };
     run_ok(command, &device_name(device), &[0])?;
-    device.flush()?;
-    Ok(true)
+    device.flush()
 }
 
 /// Grows a mounted file system to its device's size. One that is as large already is fine.
@@ -136,11 +129,12 @@ mod tests {
     #[test]
     fn ext4_grows_unmounted() {
         let Some((_under, device)) = outgrown(FsType::Ext4) else { return };
-        assert!(grow_unmounted(&device, FsType::Ext4).unwrap());
-        assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 700 * MIB);
-        assert!(grow_unmounted(&device, FsType::Ext4).unwrap(), "again");
-        assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Clean);
-        assert!(!grow_unmounted(&device, FsType::Xfs).unwrap());
+        for _ in 0..2 {
+            assert_eq!(check_fully(&device, Mend::Safely).unwrap(), Checked::Clean);
+            grow_unmounted(&device).unwrap();
+            assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 700 * MIB);
+        }
+        assert_eq!(check_fully(&device, Mend::Safely).unwrap(), Checked::Clean);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod superblock;
 pub(crate) mod testing;
 mod usage;
 
-pub use check::{Checked, check};
+pub use check::{Checked, Mend, check, check_fully};
 pub use grow::{grow_mounted, grow_unmounted, size_on_device};
 pub use mkfs::mkfs;
 pub use probe::{Contents, probe};
