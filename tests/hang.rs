@@ -109,3 +109,92 @@ fn work_is_finished_though_its_caller_has_gone() {
         harness.assert_nothing_left();
     });
 }
+
+/// The number of a step and the process that runs in it, from the log of a driver.
+fn program_in(log: &str, program: &str) -> Option<(u64, i32)> {
+    let mut step = 0;
+    for line in log.lines().filter_map(|line| line.strip_prefix("fault: ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words.as_slice() {
+            ["step", number, ..] if number.ends_with(':') => step = number.trim_end_matches(':').parse().expect("a number"),
+            ["program", name, "is", pid] if *name == program => return Some((step, pid.parse().ok()?)),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A mkfs that is killed with its driver while it hangs in the kernel lives on until the kernel lets it go. Here we stand for it: we
+/// have its descriptors, and so the very open file that it would have.
+#[test]
+fn a_program_that_outlives_its_driver_is_waited_for() {
+    use std::os::unix::fs::FileExt;
+
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.set("LONGSHORE_FAULT", "");
+        harness.start();
+        for name in ["measured", "cut"] {
+            harness.block_on(harness.controller().create_volume(create(name, 64, Some("ext4"), "image"))).expect("created");
+        }
+        // Steps are counted from the driver's start.
+        assert!(harness.stop());
+        harness.start();
+        harness.block_on(harness.node().node_stage_volume(stage_request(&harness, "measured"))).expect("staged");
+        let (step, _) = program_in(&harness.log(), "mkfs.ext4").expect("a mkfs");
+        assert!(harness.stop());
+
+        harness.forget_log();
+        harness.set("LONGSHORE_FAULT", &format!("stop@{step}"));
+        harness.start();
+        let mut request = tonic::Request::new(stage_request(&harness, "cut"));
+        request.set_timeout(Duration::from_millis(300));
+        harness.block_on(harness.node().node_stage_volume(request)).expect_err("the client gave up");
+        let mkfs = loop {
+            match program_in(&harness.log(), "mkfs.ext4").filter(|_| harness.log().contains("is stopped")) {
+                Some((_, pid)) => break rustix::process::Pid::from_raw(pid).expect("a pid"),
+                None => std::thread::yield_now(),
+            }
+        };
+        let pidfd = rustix::process::pidfd_open(mkfs, rustix::process::PidfdFlags::empty()).expect("mkfs lives");
+        let numbers = std::fs::read_dir(format!("/proc/{}/fd", mkfs.as_raw_nonzero())).expect("its descriptors").flatten();
+        let mut held: Vec<std::fs::File> = numbers
+            .filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path.to_string_lossy().starts_with("/dev/loop")))
+            .map(|entry| entry.file_name().to_string_lossy().parse().expect("a number"))
+            .map(|fd| {
+                rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()).expect("its file").into()
+            })
+            .collect();
+        let device = held.pop().expect("mkfs has its device open");
+        harness.kill();
+        harness.set("LONGSHORE_FAULT", "");
+        harness.start();
+
+        device.write_all_at(b"a late write", 0).expect("written");
+        for _ in 0..2 {
+            let busy = harness.block_on(harness.node().node_stage_volume(stage_request(&harness, "cut"))).expect_err("busy");
+            assert_eq!(busy.code(), Code::DeadlineExceeded, "{busy}");
+            assert!(busy.message().contains("a program that still has"), "{busy}");
+        }
+        let unstage = csi::NodeUnstageVolumeRequest {
+            volume_id: "image:cut".to_owned(),
+            staging_target_path: text(&harness.staging("cut")),
+        };
+        harness.block_on(harness.node().node_unstage_volume(unstage.clone())).expect_err("its mkfs is not at its end");
+        let mut start = [0; 12];
+        device.read_exact_at(&mut start, 0).expect("read");
+        assert_eq!(&start, b"a late write", "nobody wrote meanwhile");
+        drop((device, held));
+
+        harness.block_on(harness.node().node_stage_volume(stage_request(&harness, "cut"))).expect("staged");
+        assert_eq!(common::mounts_at(&harness.staging("cut")), 1);
+        for name in ["cut", "measured"] {
+            let request = csi::NodeUnstageVolumeRequest {
+                volume_id: format!("image:{name}"),
+                staging_target_path: text(&harness.staging(name)),
+            };
+            harness.block_on(harness.node().node_unstage_volume(request)).expect("unstaged");
+        }
+        harness.assert_nothing_left();
+    });
+}

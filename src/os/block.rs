@@ -5,10 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::FcntlArg;
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::{Error, Result};
+use super::{Error, Result, udev};
 
 /// linux/fs.h
 mod ioctl {
@@ -65,6 +68,32 @@ impl Device {
 
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Keeps off all others who ask for this, until the descriptor is closed: an open file description lock (fcntl(2)). A program
+    /// that was given the descriptor has the lock too, for as long as it lives. So one that was killed, at its deadline or with
+    /// an earlier driver, but hangs in the kernel is seen, and waited for. The device must be open for writing.
+    ///
+    /// # Errors
+    /// `Deadline` where another has it for longer than `patience`.
+    pub fn hold(&self, patience: Duration) -> Result<()> {
+        let whole = libc::flock {
+            l_type: libc::c_short::try_from(libc::F_WRLCK).unwrap_or_default(),
+            l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        let held = || match nix::fcntl::fcntl(&self.file, FcntlArg::F_OFD_SETLK(&whole)) {
+            Ok(_) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            Err(errno) => Err(self.error("lock", errno)),
+        };
+        if udev::wait_until(Instant::now().checked_add(patience), held)? {
+            return Ok(());
+        }
+        let object = self.path.display().to_string();
+        Err(Error::Deadline { action: "wait for a program that still has", object, after: patience })
     }
 
     /// Size in bytes (BLKGETSIZE64).

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{BlockDevice, ConnectRequest, Source};
 use crate::os::block::Device;
@@ -21,6 +21,9 @@ use super::{Node, group, unexpected};
 
 /// More mounts than this on top of each other are not ours.
 const HIGHEST_STACK: usize = 64;
+
+/// How long a killed program may keep the device that it was given; the CO asks again.
+const LINGERING: Duration = Duration::from_secs(3);
 
 /// What was done and must be undone if a later step fails. Pushed before the side effect, since it may fail half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +128,7 @@ impl<'a> Job<'a> {
             return Ok(());
         }
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
-        self.device = Some(self.open(&device)?);
+        self.device = Some(self.open_alone(&device)?);
         let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(&device)?)?;
         for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_) | Prepare::GrowUnmounted(_))) {
             self.prepare(prepare, &device)?;
@@ -189,8 +192,17 @@ impl<'a> Job<'a> {
         Ok(Device::open(&device.path, true)?)
     }
 
+    /// As `open`, and not while a mkfs or a check that was killed still lives: it would write on what we find or make.
+    fn open_alone(&self, device: &BlockDevice) -> Result<Device> {
+        let opened = self.open(device)?;
+        if !self.entry.read_only {
+            opened.hold(LINGERING)?;
+        }
+        Ok(opened)
+    }
+
     fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
-        self.device = Some(self.open(device)?);
+        self.device = Some(self.open_alone(device)?);
         let found = self.look(device)?;
         let check = self.order.parameters.node.fsck;
         for prepare in plan::prepare(fstype, self.entry.read_only, check, &found)? {
