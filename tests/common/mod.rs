@@ -28,7 +28,7 @@ pub const MIB: i64 = 1 << 20;
 /// What the pool lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// The machine's own file system.
+    /// The folder's own file system.
     Local,
     /// An xfs with reflinks, over a loop device.
     Xfs,
@@ -81,7 +81,22 @@ pub struct Harness {
 impl Harness {
     /// Folders and a pool; the driver is not started yet.
     pub fn new(pool: Pool) -> Harness {
-        let folder = tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/var/tmp").expect("a folder");
+        Harness::over(Harness::folder(), pool)
+    }
+
+    /// As `new`, but all lies in memory: for tests that start and kill so often that a disk's fsync would be most of their time,
+    /// and that look at what a killed process leaves, which no disk decides.
+    pub fn in_memory(pool: Pool) -> Harness {
+        let folder = Harness::folder();
+        mount(Some("longshore-test"), folder.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+        Harness::over(folder, pool)
+    }
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/var/tmp").expect("a folder")
+    }
+
+    fn over(folder: tempfile::TempDir, pool: Pool) -> Harness {
         for name in ["kubelet", "state", "pool"] {
             fs::create_dir(folder.path().join(name)).expect("a folder");
         }
@@ -113,6 +128,11 @@ impl Harness {
         self.folder.path().join(name)
     }
 
+    /// Of this test alone. In the fake backend, volumes of this name are told from other tests' by it.
+    pub fn name(&self) -> String {
+        self.folder.path().file_name().expect("a name").to_string_lossy().into_owned()
+    }
+
     /// A variable in the environment of the next driver that is started.
     pub fn set(&mut self, key: &str, value: &str) {
         self.environment.retain(|(name, _)| name != key);
@@ -134,7 +154,9 @@ impl Harness {
         let before = usize::try_from(log.metadata().expect("the log").len()).expect("a length");
         let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("inotify");
         rustix::fs::inotify::add_watch(&watch, &path, rustix::fs::inotify::WatchFlags::MODIFY).expect("the log is watched");
-        let driver = Command::new(env!("CARGO_BIN_EXE_longshore"))
+        // Where there is no cargo, the driver lies elsewhere than where it was built.
+        let binary = std::env::var_os("LONGSHORE_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
+        let driver = Command::new(binary)
             .arg("serve")
             .args(["--node-id", "node-1", "--endpoint"])
             .arg(format!("unix://{}", socket.display()))
@@ -278,9 +300,10 @@ impl Harness {
     /// Loop devices over files of this test, but for the pool's own.
     pub fn loops(&self) -> Vec<String> {
         let ours = self.path("pool/").display().to_string();
+        let memory = format!("/memfd:fake:{}", self.name());
         loop_files()
             .into_iter()
-            .filter(|(_, file)| file.starts_with(&ours) || file.contains("longshore-fake"))
+            .filter(|(_, file)| file.starts_with(&ours) || file.starts_with(&memory))
             .map(|(device, _)| device)
             .collect()
     }
@@ -323,11 +346,11 @@ impl Drop for Harness {
         let mut points: Vec<String> = mount_points().into_iter().filter(|point| point.starts_with(&ours)).collect();
         points.sort();
         let pool = self.path("pool").display().to_string();
-        for point in points.iter().rev().filter(|point| **point != pool) {
+        for point in points.iter().rev().filter(|point| **point != pool && **point != ours) {
             umount2(point.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
         for (device, file) in loop_files() {
-            if file.starts_with(&format!("{pool}/")) {
+            if file.starts_with(&format!("{pool}/")) || file.starts_with(&format!("/memfd:fake:{}", self.name())) {
                 Command::new("losetup").args(["--detach", &device]).status().ok();
             }
         }
@@ -336,6 +359,9 @@ impl Drop for Harness {
         }
         if let Some(device) = &self.pool_device {
             Command::new("losetup").args(["--detach", device]).status().ok();
+        }
+        if points.contains(&ours) {
+            umount2(ours.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
     }
 }

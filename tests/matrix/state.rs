@@ -1,0 +1,97 @@
+//! What the kernel, the journal and the pool show, but for what differs from run to run: numbers of loop devices, inodes, times.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::common::Harness;
+
+/// Sorted lines, for people who read the difference.
+pub fn of(harness: &Harness) -> Vec<String> {
+    let mut lines = Vec::new();
+    mounts(harness, &mut lines);
+    for device in harness.loops() {
+        let sys = Path::new("/sys/block").join(device.trim_start_matches("/dev/"));
+        let read = |name: &str| fs::read_to_string(sys.join(name)).unwrap_or_default().trim().to_owned();
+        let backing = read("loop/backing_file").replace(&harness.path("").display().to_string(), "");
+        let (size, read_only, autoclear) = (read("size"), read("ro"), read("loop/autoclear"));
+        lines.push(format!("loop: {backing} sectors={size} ro={read_only} autoclear={autoclear}"));
+    }
+    let mapped = fs::read_dir("/sys/block").expect("sysfs").flatten();
+    let names = mapped.filter_map(|entry| fs::read_to_string(entry.path().join("dm/name")).ok());
+    lines.extend(names.filter(|name| name.contains("longshore")).map(|name| format!("mapping: {}", name.trim())));
+    files("journal", &harness.path("state/journal"), &mut lines);
+    files("inline", &harness.path("state/inline"), &mut lines);
+    files("pool", &harness.path("pool/images"), &mut lines);
+    lines.sort();
+    lines
+}
+
+fn mounts(harness: &Harness, lines: &mut Vec<String>) {
+    let ours = harness.path("").display().to_string();
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+    for line in table.lines() {
+        // 36 35 98:0 /root /mount/point rw,noatime shared:1 - ext3 /dev/loop0 rw,errors=continue
+        let fields: Vec<&str> = line.split(' ').collect();
+        let dash = fields.iter().position(|field| *field == "-").expect("mountinfo's dash");
+        let Some(place) = fields[4].strip_prefix(&ours).filter(|place| !place.starts_with("pool")) else { continue };
+        let (root, source) = (without_number(fields[3]), without_number(fields[dash + 2]));
+        let (fstype, options, own) = (fields[dash + 1], fields[5], fields[dash + 3]);
+        let metadata = fs::metadata(fields[4]).expect("a mount point");
+        let size = if metadata.file_type().is_block_device() {
+            let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+            let sys = format!("/sys/dev/block/{major}:{minor}");
+            ["size", "ro"].map(|name| fs::read_to_string(format!("{sys}/{name}")).unwrap_or_default().trim().to_owned()).join("/")
+        } else {
+            rustix::fs::statvfs(fields[4]).expect("statvfs").f_blocks.to_string()
+        };
+        lines.push(format!("mount: {place}: {source} {fstype} root={root} {options} {own} size={size}"));
+    }
+}
+
+/// `/dev/loop3` is `/dev/loop`.
+fn without_number(name: &str) -> &str {
+    if name.contains("loop") { name.trim_end_matches(|character: char| character.is_ascii_digit()) } else { name }
+}
+
+/// Every file and folder, with its size, or with its content where that is JSON.
+fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let name = format!("{what}/{}", entry.file_name().to_string_lossy());
+        let Ok(metadata) = path.symlink_metadata() else { continue };
+        if metadata.is_dir() {
+            lines.push(format!("{name}/"));
+            files(&name, &path, lines);
+        } else if name != "pool/lock" {
+            let text = if name.ends_with(".json") { fs::read(&path).unwrap_or_default() } else { Vec::new() };
+            match serde_json::from_slice::<Value>(&text) {
+                Ok(mut value) => {
+                    forget(&mut value);
+                    lines.push(format!("{name}: {value}"));
+                }
+                Err(_) => lines.push(format!("{name}: {} bytes", metadata.len())),
+            }
+        }
+    }
+}
+
+/// What is another in each run. `promised` is what a snapshot has allocated, which the file system rounds as it likes.
+fn forget(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for name in ["created", "promised", "number", "identity"] {
+                fields.remove(name);
+            }
+            if let Some(Value::String(path)) = fields.get_mut("path") {
+                *path = without_number(path).to_owned();
+            }
+            fields.values_mut().for_each(forget);
+        }
+        Value::Array(items) => items.iter_mut().for_each(forget),
+        _ => {}
+    }
+}

@@ -1,0 +1,712 @@
+//! One volume's life: its calls, what undoes them, and what was noted when nothing went wrong.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use longshore::csi;
+use longshore::volume::SnapshotId;
+use tonic::{Code, Status};
+
+use crate::common::{Harness, MIB, Pool, capability, create, mounts_at, run, text};
+use crate::state;
+
+/// How long a call may take that nobody disturbs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Behind what any file system keeps at the start of its device, so that it is a place of its own on a raw one.
+const PLACE: u64 = 1 << 20;
+const LENGTH: usize = 256 << 10;
+
+pub type Settled = Result<(), Status>;
+
+/// The calls. Those of one story are in the order of its `calls`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Create,
+    Attach,
+    Stage,
+    Publish,
+    PublishReadOnly,
+    PublishInline,
+    Modify,
+    Expand,
+    NodeExpand,
+    Snapshot,
+    Restore,
+    Clone,
+    /// Of the volume and its clone.
+    Group,
+    StageRestored,
+    /// Shows, reads and unstages the restored volume.
+    ReadRestored,
+    /// Stages, shows, reads and unstages the clone.
+    ReadCloned,
+    Unpublish,
+    UnpublishReadOnly,
+    UnpublishInline,
+    Unstage,
+    Detach,
+    DeleteGroup,
+    DeleteCloned,
+    DeleteRestored,
+    DeleteSnapshot,
+    Delete,
+    /// What undoes others; in no story.
+    ModifyBack,
+    UnstageRestored,
+}
+
+use Call::*;
+
+/// What takes everything down, from any state; each must be OK, whether there is something to take down or not.
+const TEAR_DOWN: [Call; 11] = [
+    UnpublishReadOnly,
+    Unpublish,
+    UnpublishInline,
+    Unstage,
+    UnstageRestored,
+    Detach,
+    DeleteGroup,
+    DeleteCloned,
+    DeleteRestored,
+    DeleteSnapshot,
+    Delete,
+];
+
+impl Call {
+    pub const LIFE: [Call; 20] = [
+        Create,
+        Stage,
+        Publish,
+        Modify,
+        Expand,
+        NodeExpand,
+        Snapshot,
+        Restore,
+        Clone,
+        Group,
+        StageRestored,
+        ReadRestored,
+        ReadCloned,
+        Unpublish,
+        Unstage,
+        DeleteGroup,
+        DeleteCloned,
+        DeleteRestored,
+        DeleteSnapshot,
+        Delete,
+    ];
+    pub const COPYING: [Call; 4] = [Snapshot, Group, Restore, Clone];
+    pub const TARGETS: [Call; 8] = [Create, Stage, Publish, PublishReadOnly, Unpublish, UnpublishReadOnly, Unstage, Delete];
+    pub const READ_ONLY_BLOCK: [Call; 8] =
+        [Create, Stage, Publish, Unpublish, PublishReadOnly, UnpublishReadOnly, Unstage, Delete];
+    pub const INLINE: [Call; 2] = [PublishInline, UnpublishInline];
+    pub const ATTACHED: [Call; 8] = [Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete];
+    /// Whose steps differ with the file system, or with what lies on it.
+    pub const ON_NODE: [Call; 9] =
+        [Stage, Publish, PublishInline, NodeExpand, Snapshot, StageRestored, Unpublish, UnpublishInline, Unstage];
+
+    /// Whether its steps are none that another call of the same story has.
+    pub fn has_own_steps(self) -> bool {
+        !matches!(self, ReadRestored | ReadCloned)
+    }
+
+    /// Of a volume: the provisioner alone takes RESOURCE_EXHAUSTED as final.
+    pub fn is_creation(self) -> bool {
+        matches!(self, Create | Restore | Clone)
+    }
+
+    /// What brings the story from behind this call to before it; `None`: only a new beginning does.
+    fn inverse(self) -> Option<&'static [Call]> {
+        Some(match self {
+            Create => &[Delete],
+            Attach => &[Detach],
+            // The next stage must find a device without a file system again.
+            Stage => &[Unstage, Detach, Delete, Create, Attach],
+            Publish => &[Unpublish],
+            PublishReadOnly => &[UnpublishReadOnly],
+            PublishInline => &[UnpublishInline],
+            Modify => &[ModifyBack],
+            Snapshot => &[DeleteSnapshot],
+            Group => &[DeleteGroup],
+            Restore => &[DeleteRestored],
+            Clone => &[DeleteCloned],
+            // The next stage must find one that has not grown yet.
+            StageRestored => &[UnstageRestored, DeleteRestored, Restore],
+            Unpublish => &[Publish],
+            UnpublishReadOnly => &[PublishReadOnly],
+            UnpublishInline => &[PublishInline],
+            Unstage => &[Stage],
+            Detach => &[Attach],
+            DeleteCloned => &[Clone],
+            DeleteRestored => &[Restore],
+            DeleteGroup => &[Group],
+            DeleteSnapshot => &[Snapshot],
+            Expand | NodeExpand | Delete | ReadRestored | ReadCloned | ModifyBack | UnstageRestored => return None,
+        })
+    }
+}
+
+/// What a story is told about. Another kind of volume (encrypted, say) is a parameter and a secret here.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    pub name: &'static str,
+    pub backend: &'static str,
+    pub pool: Pool,
+    pub fstype: Option<&'static str>,
+    /// Of the StorageClass.
+    pub parameters: &'static [(&'static str, &'static str)],
+    /// Of each call that stages.
+    pub secrets: &'static [(&'static str, &'static str)],
+    pub calls: &'static [Call],
+    /// The calls to disturb; none is all.
+    pub only: &'static [Call],
+}
+
+/// A step as it ran undisturbed.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub number: u64,
+    pub name: String,
+    pub micros: u64,
+    pub programs: Vec<String>,
+}
+
+pub struct Story {
+    harness: Harness,
+    variant: Variant,
+    /// The volume's name.
+    name: String,
+    calls: Vec<Call>,
+    /// The state before each call, and after the last.
+    noted: Vec<Vec<String>>,
+    /// The steps of each call.
+    steps: Vec<Vec<Step>>,
+    /// From the answers to CreateVolume and ControllerPublishVolume.
+    volume_context: HashMap<String, String>,
+    publish_context: HashMap<String, String>,
+    /// Whether the volume holds what `content` writes.
+    written: bool,
+    orders: u64,
+    pub patience: Duration,
+    /// A program that was killed with its driver may need a moment to go: calls are repeated while their answer is not final, as a
+    /// CO does.
+    pub lingering: bool,
+}
+
+impl Story {
+    pub fn new(variant: Variant) -> Story {
+        let mut harness = Harness::in_memory(variant.pool);
+        harness.set("LONGSHORE_FAULT_FILE", &text(&harness.path("fault")));
+        let name = if variant.backend == "fake" { harness.name() } else { "story".to_owned() };
+        let calls = calls_of(variant);
+        Story {
+            harness,
+            variant,
+            name,
+            calls,
+            noted: Vec::new(),
+            steps: Vec::new(),
+            volume_context: HashMap::new(),
+            publish_context: HashMap::new(),
+            written: false,
+            orders: 0,
+            patience: PATIENCE,
+            lingering: false,
+        }
+    }
+
+    pub fn calls(&self) -> &[Call] {
+        &self.calls
+    }
+
+    /// The call's steps, as they were when nothing went wrong.
+    pub fn steps(&self, index: usize) -> Vec<Step> {
+        self.steps[index].clone()
+    }
+
+    pub fn when(&self, index: usize, what: &str) -> String {
+        format!("({}, {:?} {what})", self.variant.name, self.calls[index])
+    }
+
+    /// Tells it once with nothing wrong, and notes how that looks. The driver runs from here on.
+    pub fn tell_undisturbed(&mut self) {
+        self.arm("");
+        self.harness.start();
+        self.noted.push(state::of(&self.harness));
+        for index in 0..self.calls.len() {
+            self.arm("");
+            self.must(self.calls[index], "undisturbed");
+            self.steps.push(steps_in(&self.harness.log()));
+            self.noted.push(state::of(&self.harness));
+        }
+        assert_eq!(self.noted.first(), self.noted.last(), "something is left of an undisturbed story");
+        self.arm("");
+    }
+
+    /// What goes wrong from now on: `crash@3`, or nothing.
+    pub fn arm(&mut self, order: &str) {
+        self.orders += 1;
+        self.harness.forget_log();
+        fs::write(self.harness.path("fault"), format!("{} {order}", self.orders)).expect("the order");
+    }
+
+    /// Makes the call once.
+    pub fn perform(&mut self, index: usize) -> Settled {
+        self.call(self.calls[index])
+    }
+
+    /// Makes the call after something went wrong: the state is then as if nothing had.
+    pub fn repeat(&mut self, index: usize, when: &str) {
+        self.must(self.calls[index], when);
+        self.compare(index + 1, when);
+    }
+
+    /// Makes the call with nothing wrong.
+    pub fn go_on(&mut self, index: usize) {
+        self.arm("");
+        self.repeat(index, "on the way");
+    }
+
+    /// Undoes the call, or what it may have done.
+    pub fn go_back(&mut self, index: usize, when: &str) {
+        match self.calls[index].inverse() {
+            Some(inverse) => {
+                for call in inverse {
+                    self.must(*call, when);
+                }
+            }
+            None => {
+                self.tear_down(when);
+                for earlier in 0..index {
+                    self.must(self.calls[earlier], when);
+                }
+            }
+        }
+        self.compare(index, when);
+    }
+
+    pub fn is_as_before(&self, index: usize, when: &str) {
+        self.compare(index, when);
+    }
+
+    /// Sees that nothing is left, and ends the driver.
+    pub fn end(&mut self) {
+        self.tear_down("at the end");
+        assert!(self.harness.stop(), "the driver ends with success");
+        self.harness.assert_nothing_left();
+        self.harness.assert_pool_empty();
+    }
+
+    fn tear_down(&mut self, when: &str) {
+        for call in TEAR_DOWN {
+            self.must(call, &format!("in the tear-down {when}"));
+        }
+        self.compare(0, &format!("after the tear-down {when}"));
+    }
+
+    fn compare(&self, index: usize, when: &str) {
+        let (noted, seen) = (&self.noted[index], state::of(&self.harness));
+        let missing: Vec<_> = noted.iter().filter(|line| !seen.contains(line)).collect();
+        let left: Vec<_> = seen.iter().filter(|line| !noted.contains(line)).collect();
+        assert!(noted == &seen, "another state {when}\nmissing: {missing:#?}\ninstead: {left:#?}");
+    }
+
+    /// Whether the driver came to this step since the last order; after an answer or an end all is said.
+    pub fn reached(&self, step: u64) -> bool {
+        self.said(&format!("fault: step {step}: "))
+    }
+
+    pub fn said(&self, what: &str) -> bool {
+        self.harness.log().contains(what)
+    }
+
+    /// The driver has killed itself: starts the next. Answers the programs that were cut off.
+    pub fn killed(&mut self, when: &str) -> Vec<u32> {
+        assert!(self.harness.wait_end(), "it was not killed {when}");
+        let cut_off = cut_off_in(&self.harness.log());
+        self.start();
+        cut_off
+    }
+
+    /// Kills the driver and starts the next.
+    pub fn kill(&mut self) {
+        self.harness.kill();
+        self.start();
+    }
+
+    fn start(&mut self) {
+        self.arm("");
+        self.harness.start();
+    }
+
+    /// Other volumes do not wait for this one.
+    pub fn others_go_on(&mut self, when: &str) {
+        let (mut controller, mut node) = (self.harness.controller(), self.harness.node());
+        let volume_id = "image:beside".to_owned();
+        let staging_target_path = text(&self.harness.staging("beside"));
+        let beside = async {
+            controller.create_volume(create("beside", 1, None, "image")).await?;
+            let request = csi::NodeStageVolumeRequest {
+                volume_id: volume_id.clone(),
+                staging_target_path: staging_target_path.clone(),
+                volume_capability: Some(capability(None)),
+                ..Default::default()
+            };
+            node.node_stage_volume(request).await?;
+            let request = csi::NodeUnstageVolumeRequest { volume_id: volume_id.clone(), staging_target_path };
+            node.node_unstage_volume(request).await?;
+            controller.delete_volume(csi::DeleteVolumeRequest { volume_id, ..Default::default() }).await
+        };
+        let patient = async { tokio::time::timeout(Duration::from_secs(10), beside).await };
+        let answer = self.harness.block_on(patient);
+        assert!(matches!(answer, Ok(Ok(_))), "another volume waits {when}: {answer:?}");
+    }
+
+    fn must(&mut self, call: Call, when: &str) {
+        let begun = Instant::now();
+        while let Err(status) = self.call(call) {
+            let again = self.lingering && !is_final(status.code()) && begun.elapsed() < Duration::from_secs(10);
+            assert!(again, "{call:?} {when}: {status}");
+        }
+        self.content(call);
+    }
+
+    /// Writes when the volume is first published, and from then on reads what was written, wherever it is to be seen.
+    fn content(&mut self, done: Call) {
+        if done == Delete {
+            self.written = false;
+        }
+        let place = if mounts_at(&self.target("story")) > 0 { self.target("story") } else { self.staging("story") };
+        if mounts_at(&place) == 0 {
+            return;
+        }
+        if done == Publish && !self.written {
+            self.write(&place);
+            self.written = true;
+        }
+        if self.written {
+            self.read(&place, &format!("after {done:?}"));
+            self.takes_writes(&place);
+        }
+    }
+
+    fn file(&self, place: &Path) -> (PathBuf, u64) {
+        if self.variant.fstype.is_some() { (place.join("file"), 0) } else { (place.to_owned(), PLACE) }
+    }
+
+    fn write(&self, place: &Path) {
+        let (path, at) = self.file(place);
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.create(self.variant.fstype.is_some()).truncate(false).write(true).open(path).expect("the volume");
+        file.seek(SeekFrom::Start(at)).expect("a seek");
+        file.write_all(&content()).expect("written");
+        file.sync_all().expect("synced");
+    }
+
+    fn read(&self, place: &Path, when: &str) {
+        let (path, at) = self.file(place);
+        let mut file = fs::File::open(path).unwrap_or_else(|error| panic!("{}: {error} {when}", place.display()));
+        file.seek(SeekFrom::Start(at)).expect("a seek");
+        let mut found = vec![0; LENGTH];
+        file.read_exact(&mut found).expect("what was written");
+        assert!(found == content(), "what was written is not there {when}");
+    }
+
+    /// It must not stay frozen. One that does is thawed, or this test would never end.
+    fn takes_writes(&self, place: &Path) {
+        if self.variant.fstype.is_none() {
+            return;
+        }
+        let (done, written) = mpsc::channel();
+        let path = place.join("touched");
+        std::thread::spawn(move || done.send(fs::write(path, "x")));
+        if written.recv_timeout(Duration::from_secs(10)).is_err() {
+            run("fsfreeze", ["--unfreeze".as_ref(), place.as_os_str()]);
+            panic!("{} is frozen", place.display());
+        }
+    }
+
+    fn staging(&self, name: &str) -> PathBuf {
+        self.harness.staging(name)
+    }
+
+    fn target(&self, name: &str) -> PathBuf {
+        self.harness.target(name)
+    }
+
+    fn size(&self) -> i64 {
+        match self.variant.fstype {
+            Some("xfs") => 320,
+            Some("btrfs") => 256,
+            _ => 64,
+        }
+    }
+
+    fn id(&self, name: &str) -> String {
+        let name = if name == "story" { &self.name } else { name };
+        format!("{}:{name}", self.variant.backend)
+    }
+
+    fn creation(&self, name: &str, size: i64) -> csi::CreateVolumeRequest {
+        let mut request = create(name, size, self.variant.fstype, self.variant.backend);
+        request.parameters.extend(owned(self.variant.parameters));
+        request
+    }
+
+    fn copy(&self, name: &str, source: csi::volume_content_source::Type) -> csi::CreateVolumeRequest {
+        let mut request = self.creation(name, self.size() + 128);
+        request.volume_content_source = Some(csi::VolumeContentSource { r#type: Some(source) });
+        request
+    }
+
+    fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(self.patience);
+        request
+    }
+
+    fn stage(&self, name: &str) -> Settled {
+        let request = csi::NodeStageVolumeRequest {
+            volume_id: self.id(name),
+            staging_target_path: text(&self.staging(name)),
+            volume_capability: Some(capability(self.variant.fstype)),
+            volume_context: self.volume_context.clone(),
+            publish_context: self.publish_context.clone(),
+            secrets: owned(self.variant.secrets),
+        };
+        self.harness.block_on(self.harness.node().node_stage_volume(self.request(request))).map(drop)
+    }
+
+    fn unstage(&self, name: &str) -> Settled {
+        let request = csi::NodeUnstageVolumeRequest { volume_id: self.id(name), staging_target_path: text(&self.staging(name)) };
+        self.harness.block_on(self.harness.node().node_unstage_volume(self.request(request))).map(drop)
+    }
+
+    fn publish(&self, name: &str, target: &str, readonly: bool) -> Settled {
+        let request = csi::NodePublishVolumeRequest {
+            volume_id: self.id(name),
+            staging_target_path: text(&self.staging(name)),
+            target_path: text(&self.target(target)),
+            volume_capability: Some(capability(self.variant.fstype)),
+            volume_context: self.volume_context.clone(),
+            publish_context: self.publish_context.clone(),
+            readonly,
+            ..Default::default()
+        };
+        self.harness.block_on(self.harness.node().node_publish_volume(self.request(request))).map(drop)
+    }
+
+    fn publish_inline(&self) -> Settled {
+        let attributes = [("csi.storage.k8s.io/ephemeral", "true"), ("backend", self.variant.backend), ("size", "64Mi")];
+        let request = csi::NodePublishVolumeRequest {
+            volume_id: INLINE_ID.to_owned(),
+            target_path: text(&self.target("inline")),
+            volume_capability: Some(capability(self.variant.fstype)),
+            volume_context: owned(&attributes),
+            ..Default::default()
+        };
+        self.harness.block_on(self.harness.node().node_publish_volume(self.request(request))).map(drop)
+    }
+
+    fn unpublish(&self, volume_id: String, target: &str) -> Settled {
+        let request = csi::NodeUnpublishVolumeRequest { volume_id, target_path: text(&self.target(target)) };
+        self.harness.block_on(self.harness.node().node_unpublish_volume(self.request(request))).map(drop)
+    }
+
+    fn delete(&self, volume_id: String) -> Settled {
+        let request = csi::DeleteVolumeRequest { volume_id, ..Default::default() };
+        self.harness.block_on(self.harness.controller().delete_volume(self.request(request))).map(drop)
+    }
+
+    fn modify(&self, on_delete: &str) -> Settled {
+        let mutable_parameters = owned(&[("onDelete", on_delete)]);
+        let request =
+            csi::ControllerModifyVolumeRequest { volume_id: self.id("story"), mutable_parameters, ..Default::default() };
+        self.harness.block_on(self.harness.controller().controller_modify_volume(self.request(request))).map(drop)
+    }
+
+    /// Shows a copy, reads it and takes it down again.
+    fn read_copy(&self, name: &str) -> Settled {
+        self.publish(name, name, false)?;
+        self.read(&self.target(name), &format!("in {name}"));
+        self.unpublish(self.id(name), name)?;
+        self.unstage(name)
+    }
+
+    fn call(&mut self, call: Call) -> Settled {
+        use csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+        let (mut controller, mut groups) = (self.harness.controller(), self.harness.groups());
+        let volume_id = self.id("story");
+        let snapshot_id = self.id("then");
+        let range = Some(csi::CapacityRange { required_bytes: (self.size() + 64) * MIB, limit_bytes: 0 });
+        match call {
+            Create => {
+                let request = self.request(self.creation(&self.name, self.size()));
+                let answer = self.harness.block_on(controller.create_volume(request))?.into_inner();
+                self.volume_context = answer.volume.expect("a volume").volume_context;
+                Ok(())
+            }
+            Attach => {
+                let request = csi::ControllerPublishVolumeRequest {
+                    volume_id,
+                    node_id: "node-1".to_owned(),
+                    volume_capability: Some(capability(self.variant.fstype)),
+                    ..Default::default()
+                };
+                let answer = self.harness.block_on(controller.controller_publish_volume(self.request(request)))?;
+                self.publish_context = answer.into_inner().publish_context;
+                Ok(())
+            }
+            Detach => {
+                let request =
+                    csi::ControllerUnpublishVolumeRequest { volume_id, node_id: "node-1".to_owned(), ..Default::default() };
+                self.harness.block_on(controller.controller_unpublish_volume(self.request(request))).map(drop)
+            }
+            Restore => {
+                let request = self.request(self.copy("restored", Type::Snapshot(SnapshotSource { snapshot_id })));
+                self.harness.block_on(controller.create_volume(request)).map(drop)
+            }
+            Clone => {
+                let request = self.request(self.copy("cloned", Type::Volume(VolumeSource { volume_id })));
+                self.harness.block_on(controller.create_volume(request)).map(drop)
+            }
+            Snapshot => {
+                let request =
+                    csi::CreateSnapshotRequest { source_volume_id: volume_id, name: "then".to_owned(), ..Default::default() };
+                self.harness.block_on(controller.create_snapshot(self.request(request))).map(drop)
+            }
+            DeleteSnapshot => {
+                let request = csi::DeleteSnapshotRequest { snapshot_id, ..Default::default() };
+                self.harness.block_on(controller.delete_snapshot(self.request(request))).map(drop)
+            }
+            Group => {
+                let request = csi::CreateVolumeGroupSnapshotRequest {
+                    name: "together".to_owned(),
+                    source_volume_ids: vec![volume_id, self.id("cloned")],
+                    ..Default::default()
+                };
+                self.harness.block_on(groups.create_volume_group_snapshot(self.request(request))).map(drop)
+            }
+            DeleteGroup => {
+                let backend = self.variant.backend.parse().expect("a name");
+                let member = |name: &str| SnapshotId::derive(&backend, &format!("together/{name}")).to_string();
+                let request = csi::DeleteVolumeGroupSnapshotRequest {
+                    group_snapshot_id: self.id("together"),
+                    snapshot_ids: vec![member(&self.name), member("cloned")],
+                    ..Default::default()
+                };
+                self.harness.block_on(groups.delete_volume_group_snapshot(self.request(request))).map(drop)
+            }
+            Expand => {
+                let request = csi::ControllerExpandVolumeRequest { volume_id, capacity_range: range, ..Default::default() };
+                self.harness.block_on(controller.controller_expand_volume(self.request(request))).map(drop)
+            }
+            NodeExpand => {
+                let request = csi::NodeExpandVolumeRequest {
+                    volume_id,
+                    volume_path: text(&self.target("story")),
+                    staging_target_path: text(&self.staging("story")),
+                    capacity_range: range,
+                    ..Default::default()
+                };
+                self.harness.block_on(self.harness.node().node_expand_volume(self.request(request))).map(drop)
+            }
+            Modify => self.modify("scrub"),
+            ModifyBack => self.modify("delete"),
+            Stage => self.stage("story"),
+            Unstage => self.unstage("story"),
+            StageRestored => self.stage("restored"),
+            UnstageRestored => self.unstage("restored"),
+            ReadRestored => self.read_copy("restored"),
+            ReadCloned => self.stage("cloned").and_then(|()| self.read_copy("cloned")),
+            Publish => self.publish("story", "story", false),
+            PublishReadOnly => self.publish("story", "read-only", true),
+            PublishInline => self.publish_inline(),
+            Unpublish => self.unpublish(volume_id, "story"),
+            UnpublishReadOnly => self.unpublish(volume_id, "read-only"),
+            UnpublishInline => self.unpublish(INLINE_ID.to_owned(), "inline"),
+            DeleteCloned => self.delete(self.id("cloned")),
+            DeleteRestored => self.delete(self.id("restored")),
+            Delete => self.delete(volume_id),
+        }
+    }
+}
+
+const INLINE_ID: &str = "csi-0123456789abcdef";
+
+/// The calls of the story. ext4 grows mounted only with a capability that is not had everywhere: without it, the volume grows at
+/// its end, when it is not mounted.
+fn calls_of(variant: Variant) -> Vec<Call> {
+    let mut calls = variant.calls.to_vec();
+    if variant.fstype == Some("ext4") && calls.contains(&NodeExpand) && !may_grow_ext4() {
+        calls.retain(|call| ![Expand, NodeExpand].contains(call));
+        calls.insert(calls.len() - 1, Expand);
+    }
+    calls
+}
+
+/// CAP_SYS_RESOURCE.
+fn may_grow_ext4() -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("our status");
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("our capabilities");
+    u64::from_str_radix(capabilities.trim(), 16).expect("a number") & 1 << 24 != 0
+}
+
+/// Whether a CO takes it for the end of the matter.
+pub fn is_final(code: Code) -> bool {
+    !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
+}
+
+fn owned(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+/// What is written: no block of it is like another.
+fn content() -> Vec<u8> {
+    (0..LENGTH as u64 / 8).flat_map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+}
+
+/// The steps that a driver told of.
+fn steps_in(log: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for line in log.lines().filter_map(|line| line.strip_prefix("fault: ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match (words[0], steps.last_mut()) {
+            ("program", Some(step)) => step.programs.push(words[1].to_owned()),
+            ("step", Some(step)) if words[2] == "took" => step.micros = words[3].parse().expect("microseconds"),
+            ("step", _) => {
+                let number = words[1].trim_end_matches(':').parse().expect("a number");
+                steps.push(Step { number, name: words[2..].join(" "), micros: 0, programs: Vec::new() });
+            }
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// The processes of programs that had not ended when the driver did.
+fn cut_off_in(log: &str) -> Vec<u32> {
+    let mut running = Vec::new();
+    for line in log.lines().filter_map(|line| line.strip_prefix("fault: ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[0] {
+            "program" => running.push(words[3].parse().expect("a process id")),
+            "ended" => running.clear(),
+            _ => {}
+        }
+    }
+    running
+}
+
+/// Whether a process has ended, or does so within seconds.
+pub fn is_gone(pid: u32) -> bool {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
+    let Ok(process) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return true };
+    let mut polled = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+    let patience = rustix::time::Timespec { tv_sec: 5, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&patience)).expect("a poll") > 0
+}
