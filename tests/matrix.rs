@@ -16,7 +16,7 @@ mod story;
 use std::time::{Duration, Instant};
 
 use common::{Pool, isolated};
-use story::{Call, Settled, Story, Variant};
+use story::{Call, Settled, Story, Variant, is_final};
 use tonic::Code;
 
 const PLAIN: Variant = Variant {
@@ -150,16 +150,12 @@ fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
             let cut_off = story.killed(&when);
             (count.cells, count.kills) = (count.cells + 1, count.kills + 1);
             count.cut_off += cut_off.len() as u64;
-            // At once: a program that was killed with its driver may need a moment to go, in which the answer is not final.
-            if way == Way::Repeat
-                && let Err(status) = story.perform(index)
-            {
-                assert!(!cut_off.is_empty() && !is_final(status.code()), "{status} {when}");
-            }
+            story.lingering = !step.programs.is_empty();
+            settle(story, index, way, &when);
+            story.lingering = false;
             for pid in cut_off {
                 assert!(story::is_gone(pid), "a program that the killed driver had started still runs {when}");
             }
-            settle(story, index, way, &when);
         }
     }
 }
@@ -240,10 +236,6 @@ fn failed(story: &mut Story, index: usize, answer: Settled, way: Way, when: &str
         story.is_as_before(index, &format!("{status} is final, but something was left {when}"));
     }
     settle(story, index, way, &format!("{when} {answer:?}"));
-}
-
-fn is_final(code: Code) -> bool {
-    !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
 fn eio(story: &mut Story, index: usize, count: &mut Count) {

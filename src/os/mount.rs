@@ -159,6 +159,12 @@ fn senseless(option: &str) -> Option<&'static str> {
 /// another mode or held by something else.
 pub fn new_filesystem(fstype: &str, source: &Path, options: &[String], attributes: &Attributes) -> Result<OwnedFd> {
     let object = format!("{} as {fstype}", source.display());
+    if fstype == "btrfs"
+        && let Err(error) = super::fs::forget(source)
+    {
+        // If that matters, the mount will tell.
+        tracing::debug!(%error, "before a mount");
+    }
     let context = fsopen(fstype, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| Error::io("mount", &object, errno))?;
     let refused = |doing: &str, errno| Error::io("mount", format!("{object}{doing}{}", said(&context)), errno);
 

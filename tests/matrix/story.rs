@@ -5,11 +5,11 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore::csi;
 use longshore::volume::SnapshotId;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::common::{Harness, MIB, Pool, capability, create, mounts_at, run, text};
 use crate::state;
@@ -171,8 +171,8 @@ impl Variant {
     pub fn cannot_run(&self) -> Option<&'static str> {
         let encrypted = self.parameters.iter().any(|(name, _)| *name == "encryption");
         let devices = fs::read_to_string("/proc/misc").expect("proc");
-        (encrypted && !devices.contains("device-mapper"))
-            .then_some("no device-mapper here: what is encrypted is tested in the virtual machine")
+        let why = "no device-mapper here: what is encrypted is tested in the virtual machine";
+        (encrypted && !devices.contains("device-mapper")).then_some(why)
     }
 }
 
@@ -202,6 +202,9 @@ pub struct Story {
     written: bool,
     orders: u64,
     pub patience: Duration,
+    /// A program that was killed with its driver may need a moment to go: calls are repeated while their answer is not final, as a
+    /// CO does.
+    pub lingering: bool,
 }
 
 impl Story {
@@ -222,6 +225,7 @@ impl Story {
             written: false,
             orders: 0,
             patience: PATIENCE,
+            lingering: false,
         }
     }
 
@@ -373,8 +377,10 @@ impl Story {
     }
 
     fn must(&mut self, call: Call, when: &str) {
-        if let Err(status) = self.call(call) {
-            panic!("{call:?} {when}: {status}");
+        let begun = Instant::now();
+        while let Err(status) = self.call(call) {
+            let again = self.lingering && !is_final(status.code()) && begun.elapsed() < Duration::from_secs(10);
+            assert!(again, "{call:?} {when}: {status}");
         }
         self.content(call);
     }
@@ -658,6 +664,11 @@ fn may_grow_ext4() -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("our status");
     let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("our capabilities");
     u64::from_str_radix(capabilities.trim(), 16).expect("a number") & 1 << 24 != 0
+}
+
+/// Whether a CO takes it for the end of the matter.
+pub fn is_final(code: Code) -> bool {
+    !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
 fn owned(pairs: &[(&str, &str)]) -> HashMap<String, String> {

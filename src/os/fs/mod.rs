@@ -6,6 +6,7 @@ use crate::os::block::Device;
 use crate::os::{Error, Result};
 use crate::volume::FsType;
 
+mod btrfs;
 mod check;
 mod grow;
 mod mkfs;
@@ -16,6 +17,7 @@ mod superblock;
 pub(crate) mod testing;
 mod usage;
 
+pub use btrfs::forget;
 pub use check::{Checked, Mend, check, check_fully};
 pub use grow::{grow_mounted, grow_unmounted, size_on_device};
 pub use mkfs::mkfs;
