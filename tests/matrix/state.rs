@@ -19,9 +19,11 @@ pub fn of(harness: &Harness) -> Vec<String> {
         let (size, read_only, autoclear) = (read("size"), read("ro"), read("loop/autoclear"));
         lines.push(format!("loop: {backing} sectors={size} ro={read_only} autoclear={autoclear}"));
     }
-    let mapped = fs::read_dir("/sys/block").expect("sysfs").flatten();
-    let names = mapped.filter_map(|entry| fs::read_to_string(entry.path().join("dm/name")).ok());
-    lines.extend(names.filter(|name| name.contains("longshore")).map(|name| format!("mapping: {}", name.trim())));
+    for device in harness.loops() {
+        let holders = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("holders");
+        let names = fs::read_dir(holders).expect("sysfs").flatten().map(|holder| holder.path().join("dm/name"));
+        lines.extend(names.map(|name| format!("mapping: {}", fs::read_to_string(name).expect("sysfs").trim())));
+    }
     files("journal", &harness.path("state/journal"), &mut lines);
     files("inline", &harness.path("state/inline"), &mut lines);
     files("pool", &harness.path("pool/images"), &mut lines);
