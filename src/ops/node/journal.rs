@@ -39,7 +39,7 @@ pub enum Phase {
 
 /// As what it is staged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Access {
     Block,
     Filesystem {
@@ -453,6 +453,18 @@ mod tests {
             assert!(!path.exists() && path.with_extension("json.damaged").exists());
         }
         assert!(journal.knows(&id()).expect("reads"));
+    }
+
+    #[test]
+    fn a_field_that_is_not_known_is_damage_wherever_it_stands() {
+        let device = BlockDevice { path: "/dev/loop3".into(), number: (7, 3), identity: "x".to_owned() };
+        let entry = StageEntry { source: Some(Source::Device(device)), ..entry() };
+        let whole = String::from_utf8(encode(&entry).expect("encodes")).expect("text");
+        assert!(serde_json::from_slice::<StageEntry>(whole.as_bytes()).is_ok());
+        for (field, misspelt) in [("fstype", "0stype"), ("identity", "identity\": \"x\", \"more"), ("boot", "boots")] {
+            let damaged = whole.replace(&format!("\"{field}\""), &format!("\"{misspelt}\""));
+            assert!(damaged != whole && serde_json::from_slice::<StageEntry>(damaged.as_bytes()).is_err(), "{damaged}");
+        }
     }
 
     #[test]
