@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test soak sanity test-vm shell-vm bench
-# For how long `make soak` runs.
+.PHONY: help deps build run test soak fuzz sanity test-vm shell-vm bench
+# For how long `make soak` and `make fuzz` run.
 SECONDS := 600
 
 help: ## this list
@@ -18,13 +18,17 @@ build: deps ## build target/release/longshore
 run: build ## start the driver and walk one volume through its life, as root
 	@scripts/demo
 
-test: ## everything: format, clippy, cargo test, step matrices, soak, csi-sanity, virtual machine
+test: ## everything: format, clippy, cargo test, step matrices, soak, fuzz targets, csi-sanity, virtual machine
 	@scripts/deps test
 	@scripts/test
 
 soak: ## many clients, a driver that is killed all the time, nothing lost: make soak SECONDS=600
 	@scripts/deps test
 	@LONGSHORE_SOAK=$(SECONDS) scripts/test soak
+
+fuzz: ## all that is parsed, with inputs that reach new code: make fuzz SECONDS=600
+	@scripts/deps test
+	@fuzz/run $(SECONDS)
 
 sanity: ## the official CSI suite on every backend
 	@scripts/deps test

@@ -264,7 +264,7 @@ pub trait ReportHealth: Send + Sync {
 
 /// What a connected volume is on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Source {
     /// A block device: image over loop, LVM, iSCSI, cloud disk.
     Device(BlockDevice),
@@ -274,6 +274,7 @@ pub enum Source {
 
 /// A block device of this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BlockDevice {
     /// Such as `/dev/loop3`. A name may come to mean another device: check `number` and `identity` on the open device.
     pub path: PathBuf,

@@ -29,6 +29,9 @@ mod capabilities;
 mod controller;
 mod decode;
 mod encode;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group_controller;
 mod identity;
 mod method;

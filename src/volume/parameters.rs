@@ -133,18 +133,19 @@ impl NodeParameters {
                         glued => glued,
                     },
                     Some(_) => {
-                        let reason = format!(
-                            "may not be given to mkfs.{fstype}: -{} with a value and -{} without are allowed, which neither \
-                             force it nor name a file",
-                            valued.split("").filter(|letter| !letter.is_empty()).collect::<Vec<_>>().join(" -"),
-                            plain.split("").filter(|letter| !letter.is_empty()).collect::<Vec<_>>().join(" -"),
-                        );
+                        let reason = "which neither force it nor name a file";
+                        let reason =
+                            format!("may not be given to mkfs.{fstype}; only -{valued} with a value and -{plain}, {reason}");
                         return refuse(word, &reason);
                     }
                 }
             };
-            if value.contains('/') || value.split(',').any(|part| NAMING.contains(&part.split('=').next().unwrap_or_default())) {
+            let names = value.split(',').any(|part| NAMING.contains(&part.split('=').next().unwrap_or_default()));
+            if names || value.contains('/') {
                 return refuse(value, "names a file or device, which no option of mkfs may");
+            }
+            if value.starts_with('-') || value.contains(char::is_control) {
+                return refuse(value, "is no value of an option");
             }
         }
         Ok(self.mkfs_options.split_whitespace().map(str::to_owned).collect())
@@ -263,6 +264,8 @@ mod tests {
             "-L a/b",
             "-é",
             "-L",
+            "-L --force",
+            "-L a\0b",
         ] {
             for fstype in FsType::ALL {
                 assert!(arguments(options, fstype).is_err(), "{options} for {fstype}");

@@ -202,6 +202,28 @@ impl From<Damage> for Error {
     }
 }
 
+/// A record as it would be written again; `None` where the bytes are none.
+#[cfg(feature = "fuzzing")]
+pub fn rewritten(kind: &str, text: &[u8]) -> Option<Vec<u8>> {
+    let path = Path::new("meta.json");
+    match kind {
+        "volume" => {
+            let meta: VolumeMeta = decode(path, text).ok()?;
+            let text = encode(&meta, path).ok();
+            meta.into_volume(None);
+            text
+        }
+        "snapshot" => {
+            let meta: SnapshotMeta = decode(path, text).ok()?;
+            let text = encode(&meta, path).ok();
+            meta.into_snapshot(None);
+            text
+        }
+        "group" => encode(&decode::<GroupRecord>(path, text).ok()?, path).ok(),
+        _ => encode(&decode::<Marker>(path, text).ok()?, path).ok(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

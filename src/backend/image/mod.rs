@@ -40,6 +40,9 @@ mod provision;
 mod snapshot;
 
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use meta::rewritten;
 
 use inspect::{About, Examined};
 use ledger::Ledger;

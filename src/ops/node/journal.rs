@@ -39,7 +39,7 @@ pub enum Phase {
 
 /// As what it is staged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Access {
     Block,
     Filesystem {
@@ -340,18 +340,30 @@ struct Versioned {
 fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
     let path = folder.join(name);
     let Some(content) = durable::read(&path, LONGEST)? else { return Ok(None) };
-    match serde_json::from_slice::<Versioned>(&content) {
-        Ok(found) if found.version != VERSION => {
-            let reason = format!("written by another version (form {}, this one reads {VERSION}); run that one", found.version);
-            return Err(os::Error::Unexpected { object: path.display().to_string(), reason }.into());
+    match parse(&content) {
+        Ok(Parsed::Entry(entry)) => Ok(Some(entry)),
+        Ok(Parsed::OtherVersion(version)) => {
+            let reason = format!("written by another version (form {version}, this one reads {VERSION}); run that one");
+            Err(os::Error::Unexpected { object: path.display().to_string(), reason }.into())
         }
-        Ok(_) => match serde_json::from_slice(&content) {
-            Ok(entry) => return Ok(Some(entry)),
-            Err(error) => keep_aside(&path, &error)?,
-        },
-        Err(error) => keep_aside(&path, &error)?,
+        Err(error) => {
+            keep_aside(&path, &error)?;
+            Ok(None)
+        }
     }
-    Ok(None)
+}
+
+/// What a file says that is not damaged.
+enum Parsed<T> {
+    Entry(T),
+    OtherVersion(u32),
+}
+
+fn parse<T: DeserializeOwned>(content: &[u8]) -> serde_json::Result<Parsed<T>> {
+    match serde_json::from_slice::<Versioned>(content)?.version {
+        VERSION => serde_json::from_slice(content).map(Parsed::Entry),
+        other => Ok(Parsed::OtherVersion(other)),
+    }
 }
 
 fn keep_aside(path: &Path, error: &serde_json::Error) -> Result<()> {
@@ -366,6 +378,22 @@ fn keep_aside(path: &Path, error: &serde_json::Error) -> Result<()> {
          mounts without it. Remove the kept file once the volume is unstaged"
     );
     Ok(())
+}
+
+/// An entry as it would be written again; `None` where the bytes are none.
+#[cfg(feature = "fuzzing")]
+pub fn rewritten(kind: &str, content: &[u8]) -> Option<Vec<u8>> {
+    fn again<T: Serialize + DeserializeOwned>(content: &[u8]) -> Option<Vec<u8>> {
+        match parse::<T>(content) {
+            Ok(Parsed::Entry(entry)) => encode(&entry).ok(),
+            _ => None,
+        }
+    }
+    match kind {
+        "stage" => again::<StageEntry>(content),
+        "target" => again::<TargetEntry>(content),
+        _ => again::<FrozenEntry>(content),
+    }
 }
 
 #[cfg(test)]
@@ -453,6 +481,18 @@ mod tests {
             assert!(!path.exists() && path.with_extension("json.damaged").exists());
         }
         assert!(journal.knows(&id()).expect("reads"));
+    }
+
+    #[test]
+    fn a_field_that_is_not_known_is_damage_wherever_it_stands() {
+        let device = BlockDevice { path: "/dev/loop3".into(), number: (7, 3), identity: "x".to_owned() };
+        let entry = StageEntry { source: Some(Source::Device(device)), ..entry() };
+        let whole = String::from_utf8(encode(&entry).expect("encodes")).expect("text");
+        assert!(serde_json::from_slice::<StageEntry>(whole.as_bytes()).is_ok());
+        for (field, misspelt) in [("fstype", "0stype"), ("identity", "identity\": \"x\", \"more"), ("boot", "boots")] {
+            let damaged = whole.replace(&format!("\"{field}\""), &format!("\"{misspelt}\""));
+            assert!(damaged != whole && serde_json::from_slice::<StageEntry>(damaged.as_bytes()).is_err(), "{damaged}");
+        }
     }
 
     #[test]

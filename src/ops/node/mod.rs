@@ -22,6 +22,10 @@ use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, S
 
 use journal::{Journal, Phase, StageEntry};
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use journal::rewritten;
+
 mod execute;
 mod expand;
 mod group;

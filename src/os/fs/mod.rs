@@ -24,6 +24,10 @@ pub use mkfs::mkfs;
 pub use probe::{Contents, probe};
 pub use usage::{Usage, usage};
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use probe::contents;
+
 /// The open device as a program that keeps its descriptor finds it.
 fn device_argument(device: &Device) -> String {
     format!("/proc/self/fd/{}", device.file().as_raw_fd())

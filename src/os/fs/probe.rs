@@ -41,7 +41,7 @@ pub fn probe(device: &Device, beneath: Option<&File>) -> Result<Contents> {
 }
 
 /// The same for whatever can be read; `size` in bytes.
-pub(super) fn contents(file: &File, size: u64, beneath: Option<&File>) -> Contents {
+pub fn contents(file: &File, size: u64, beneath: Option<&File>) -> Contents {
     if size == 0 {
         return Contents::Unknown("its size is 0".to_owned());
     }
