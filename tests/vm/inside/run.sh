@@ -29,7 +29,7 @@ while read -r test; do
     DIR=/var/tmp/$test
     mkdir -p "$DIR"
     export DIR
-    (cd "$DIR" && timeout -k 5 900 bash "$here/$test.sh") >"$OUT/$test.log" 2>&1
+    (cd "$DIR" && timeout -k 5 1500 bash "$here/$test.sh") >"$OUT/$test.log" 2>&1
     status=$?
     case $status in
     0) verdict=PASS ;;
