@@ -33,7 +33,7 @@ pub fn wait_for_node(path: &Path, deadline: Duration) -> Result<()> {
 
 /// Waits until `seen` says so, looking again whenever something happens to a block device. Answers whether it was seen
 /// before the deadline (none: for ever).
-pub(super) fn wait_until(until: Option<Instant>, mut seen: impl FnMut() -> Result<bool>) -> Result<bool> {
+pub fn wait_until(until: Option<Instant>, mut seen: impl FnMut() -> Result<bool>) -> Result<bool> {
     // Mostly it is so already, and then nobody needs to listen.
     if seen()? {
         return Ok(true);

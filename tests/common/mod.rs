@@ -63,8 +63,13 @@ pub fn skipped(why: &str) {
     }
 }
 
+/// A child that another test starts has our open files until it runs its program: whoever has a file of a mount open that is then
+/// to be unmounted reads this; whoever starts a program writes it.
+pub static STARTING: std::sync::RwLock<()> = std::sync::RwLock::new(());
+
 /// Runs a program to its end and gives what it printed; a failure ends the test.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> String {
+    let _starting = STARTING.write().expect("no panic while a program is started");
     let output =
         Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(output.status.success(), "{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
@@ -173,6 +178,7 @@ impl Harness {
         rustix::fs::inotify::add_watch(&watch, &path, rustix::fs::inotify::WatchFlags::MODIFY).expect("the log is watched");
         // Where there is no cargo, the driver lies elsewhere than where it was built.
         let program = std::env::var_os("LONGSHORE").unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
+        let starting = STARTING.write().expect("no panic while a program is started");
         let driver = Command::new(program)
             .arg("serve")
             .args(["--node-id", "node-1", "--endpoint"])
@@ -189,6 +195,7 @@ impl Harness {
             .stderr(log)
             .spawn()
             .expect("the driver starts");
+        drop(starting);
         // The driver says on its log that it serves.
         let patience = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
         let ended = pidfd(&driver);

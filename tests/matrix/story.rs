@@ -11,7 +11,7 @@ use longshore::csi;
 use longshore::volume::SnapshotId;
 use tonic::{Code, Status};
 
-use crate::common::{Harness, MIB, Pool, capability, create, mounts_at, run, text};
+use crate::common::{Harness, MIB, Pool, STARTING, capability, create, mounts_at, run, text};
 use crate::state;
 
 /// How long a call may take that nobody disturbs.
@@ -410,6 +410,7 @@ impl Story {
 
     fn write(&self, place: &Path) {
         let (path, at) = self.file(place);
+        let _open = STARTING.read().expect("no panic while a program is started");
         let mut options = fs::OpenOptions::new();
         let mut file = options.create(self.variant.fstype.is_some()).truncate(false).write(true).open(path).expect("the volume");
         file.seek(SeekFrom::Start(at)).expect("a seek");
@@ -419,10 +420,10 @@ impl Story {
 
     fn read(&self, place: &Path, when: &str) {
         let (path, at) = self.file(place);
-        let mut file = fs::File::open(path).unwrap_or_else(|error| panic!("{}: {error} {when}", place.display()));
-        file.seek(SeekFrom::Start(at)).expect("a seek");
-        let mut found = vec![0; LENGTH];
-        file.read_exact(&mut found).expect("what was written");
+        let found = {
+            let _open = STARTING.read().expect("no panic while a program is started");
+            read_at(&path, at).unwrap_or_else(|error| panic!("{}: {error} {when}", place.display()))
+        };
         assert!(found == content(), "what was written is not there {when}");
     }
 
@@ -433,7 +434,10 @@ impl Story {
         }
         let (done, written) = mpsc::channel();
         let path = place.join("touched");
-        std::thread::spawn(move || done.send(fs::write(path, "x")));
+        std::thread::spawn(move || {
+            let _open = STARTING.read().expect("no panic while a program is started");
+            done.send(fs::write(path, "x"))
+        });
         if written.recv_timeout(Duration::from_secs(10)).is_err() {
             run("fsfreeze", ["--unfreeze".as_ref(), place.as_os_str()]);
             panic!("{} is frozen", place.display());
@@ -673,6 +677,14 @@ pub fn is_final(code: Code) -> bool {
 
 fn owned(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn read_at(path: &Path, at: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = fs::File::open(path)?;
+    file.seek(SeekFrom::Start(at))?;
+    let mut found = vec![0; LENGTH];
+    file.read_exact(&mut found)?;
+    Ok(found)
 }
 
 /// What is written: no block of it is like another.

@@ -6,9 +6,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::os::step::step;
-use crate::os::{self, durable};
+use crate::os::{self, durable, udev};
 use crate::volume::{BackendName, Error, Result};
 
 use super::config::{PoolConfig, Role};
@@ -18,6 +19,8 @@ use super::{files, inspect};
 
 const MARKER: &str = "longshore-pool.json";
 const LOCK: &str = "lock";
+/// How long what a killed driver left may keep its locks.
+const ORPHANS: Duration = Duration::from_secs(5);
 /// These can be made anew.
 const PASSING: [&str; 4] = [TMP, TRASH, ARCHIVE, RETAINED];
 const FOLDERS: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
@@ -181,18 +184,28 @@ impl<'a> Opening<'a> {
             Ok(files) => files,
             Err(error) => return Ok(Err(format!("{error}; make it writable"))),
         };
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                let read = (&file).take(32).read_to_string(&mut holder);
-                let holder = if read.is_ok() && !holder.trim().is_empty() { holder.trim() } else { "unknown" };
+        let try_lock = || match file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(false),
+            Err(std::fs::TryLockError::Error(error)) => Err(os::Error::io("lock", &path, error)),
+        };
+        let down = |error: os::Error| self.down(error.to_string());
+        let mut locked = try_lock().map_err(down)?;
+        if !locked {
+            let mut holder = String::new();
+            let read = (&file).take(32).read_to_string(&mut holder);
+            let holder = if read.is_ok() && !holder.trim().is_empty() { holder.trim() } else { "unknown" };
+            // A child that a killed driver was about to start has the lock for the moment that it takes to run its program, or to
+            // see that it is an orphan.
+            if !Path::new("/proc").join(holder).exists() {
+                locked = udev::wait_until(Instant::now().checked_add(ORPHANS), try_lock).map_err(down)?;
+            }
+            if !locked {
                 return Err(Error::InUse {
                     object: format!("pool {} ({})", self.config.name, self.config.path.display()),
                     by: format!("the longshore process {holder} provisions from it; stop that one, or name another folder"),
                 });
             }
-            Err(std::fs::TryLockError::Error(error)) => return Err(self.down(os::Error::io("lock", &path, error).to_string())),
         }
         // Always as many bytes, in place: a full file system must not stop us from opening the pool.
         if let Err(error) = writeln!(writable, "{:10}", std::process::id()) {
