@@ -44,10 +44,12 @@ pub fn forget(device: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::Seek;
+    use std::time::{Duration, Instant};
 
     use super::testing::{Loop, Mounted, in_namespace, tool};
     use super::*;
     use crate::os::mount::{Attributes, new_filesystem};
+    use crate::os::udev;
 
     /// What a mount that was cut off leaves is left here by a scan, which a kernel keeps of a file system of several devices only.
     #[test]
@@ -71,8 +73,13 @@ mod tests {
             std::io::copy(&mut source.image, &mut reused.image).unwrap();
             reused.image.sync_all().unwrap();
             tool("blockdev", &["--flushbufs", reused.name()]);
-            new_filesystem("btrfs", &reused.device, &[], &Attributes::default()).unwrap();
-            forget(&reused.device).unwrap();
+            drop(new_filesystem("btrfs", &reused.device, &[], &Attributes::default()).unwrap());
+            // It is unmounted with its last descriptor, of which a child that another test starts has one for a moment.
+            let unmounted = || match forget(&reused.device) {
+                Err(error) if error.errno() == Some(libc::EBUSY) => Ok(false),
+                other => other.map(|()| true),
+            };
+            assert!(udev::wait_until(Instant::now().checked_add(Duration::from_secs(20)), unmounted).unwrap());
             forget(&second.device).unwrap();
         });
     }
