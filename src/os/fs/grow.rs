@@ -156,9 +156,11 @@ fn grow_mounted_xfs(device: &Device, folder: &OwnedFd) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::time::Instant;
 
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
+    use crate::os::udev;
 
     const MIB: u64 = 1 << 20;
 
@@ -196,7 +198,9 @@ mod tests {
                 assert!((299 * MIB..=301 * MIB).contains(&(total() - before)), "{fstype} {before} {}", total());
                 grow_mounted(&device, fstype, File::open(folder.path()).unwrap().as_fd()).unwrap();
                 drop(mounted);
-                assert_eq!(size_on_device(&device, fstype).unwrap(), 700 * MIB, "{fstype}");
+                // It stands there once it is unmounted, which is when a child that another test starts has let go of the folder.
+                let written = || Ok(size_on_device(&device, fstype)? == 700 * MIB);
+                assert!(udev::wait_until(Instant::now().checked_add(Duration::from_secs(20)), written).unwrap(), "{fstype}");
                 assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(fstype));
             }
         });
