@@ -127,7 +127,12 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
         Job::new(node, &order, Some(entry.clone())).finish_cut_off()
     };
     match attempt() {
-        Err(error) if entry.growing || matches!(error, Error::Pending { .. }) => return Err(error),
+        // What says that there is nothing to end, or that it is not ours, stays so; anything else may pass.
+        Err(error)
+            if entry.growing || !matches!(error, Error::Unproven { .. } | Error::NotFound { .. } | Error::Invalid { .. }) =>
+        {
+            return Err(error);
+        }
         Err(error) => tracing::error!(
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
