@@ -69,6 +69,29 @@ fn a_group_that_fails_leaves_none() {
     groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect("now it can");
 }
 
+/// A final error says that nothing was left, also by the calls before it: what those could not roll back is gone.
+#[test]
+fn what_earlier_calls_left_goes_before_a_final_error() {
+    let (folder, other) = (folder(), folder());
+    let backend = open(vec![pool("p", folder.path()), pool("q", other.path())]);
+    create_with(&backend, &spec("a", 2 * MIB, &[("pool", "p")])).expect("created");
+    // As failed calls leave it whose roll-back failed, too.
+    for (path, name) in [(other.path(), "volume~v"), (folder.path(), "snapshot~s"), (folder.path(), "snapshot~gb")] {
+        let left = path.join("tmp").join(name);
+        fs::create_dir(&left).expect("a folder");
+        fs::write(left.join("image"), "half").expect("written");
+    }
+    let error = create_with(&backend, &spec("v", 1 << 60, &[("pool", "p")])).expect_err("there is no such room");
+    assert!(matches!(error, Error::NoCapacity { .. }), "{error}");
+    let error = snapshots(&backend).create_snapshot(&snapshot_spec("s", "gone"), &NoQuiesce::default()).expect_err("no source");
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    let members = [snapshot_spec("ga", "a"), snapshot_spec("gb", "gone")];
+    let error = groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect_err("no source");
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    assert_clean(folder.path());
+    assert_clean(other.path());
+}
+
 #[test]
 fn members_without_a_record_do_not_exist() {
     let folder = folder();

@@ -27,20 +27,12 @@ pub(super) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// An empty image in a folder of its own. What a failed call left of the same thing is removed first, be it of a deletion.
+    /// An empty image in a folder of its own. What failed calls left of the same thing must be gone: see [`remove_passing`].
     pub fn begin(pool: &'a Ready, kind: Kind, local: &str) -> Result<Self> {
-        remove_passing(pool, TRASH, kind, local)?;
         let folder = pool.path.join(TMP).join(kind.passing_name(local));
         let shown = folder.display();
-        let made = step("make folder", &shown, || match files::make_folder(&folder) {
-            Err(error) if error.errno() == Some(libc::EEXIST) => {
-                files::remove_folder(&folder)?;
-                files::make_folder(&folder)
-            }
-            done => done,
-        });
         // mkdir is all or nothing, unless the step was stopped behind it: look.
-        made.map_err(|error| remove(&folder, pool.failure(error)))?;
+        step("make folder", &shown, || files::make_folder(&folder)).map_err(|error| remove(&folder, pool.failure(error)))?;
         let image = step("create image", &shown, || files::make_file(&folder.join(IMAGE)));
         match image {
             Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), folder, image }),
@@ -220,17 +212,22 @@ pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<b
     // Always: a rename whose sync failed leaves nothing else to see. Where it is in order this costs nothing.
     let parent = pool.path.join(kind.folder());
     step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
-    for parent in [TMP, TRASH] {
-        remove_passing(pool, parent, kind, local)?;
-    }
+    remove_passing(pool, kind, local)?;
     Ok(pool.ledger.remove(kind, local))
 }
 
-fn remove_passing(pool: &Ready, parent: &str, kind: Kind, local: &str) -> Result<()> {
-    let relative = Path::new(parent).join(kind.passing_name(local));
-    if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
-        let folder = pool.path.join(relative);
-        step("remove leftover", &folder.display(), || files::remove_folder(&folder)).map_err(|error| pool.failure(error))?;
+/// Removes what failed calls left of one thing, half made or half deleted.
+///
+/// # Errors
+/// Not final: it is still there.
+pub(super) fn remove_passing(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
+    for parent in [TMP, TRASH] {
+        let relative = Path::new(parent).join(kind.passing_name(local));
+        if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
+            let folder = pool.path.join(relative);
+            step("remove leftover", &folder.display(), || files::remove_folder(&folder))
+                .map_err(|error| pool.failure(error).but_left(folder.display().to_string()))?;
+        }
     }
     Ok(())
 }

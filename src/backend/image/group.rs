@@ -39,6 +39,7 @@ impl Groups for ImageBackend {
 
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
         let Some(first) = members.first() else { return Err(Error::invalid("source_volume_ids", "at least one is needed")) };
+        members.iter().try_for_each(|member| self.remove_passing(Kind::Snapshot, member.id.local()))?;
         self.remove_stray_members(id)?;
         members.iter().try_for_each(|member| self.remove_stray(&member.id))?;
         let begun = members.iter().map(|member| self.begin(member)).collect::<Result<Vec<_>>>()?;

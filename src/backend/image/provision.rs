@@ -43,6 +43,7 @@ impl Provision for ImageBackend {
     }
 
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
+        self.remove_passing(Kind::Volume, spec.id.local())?;
         let parameters = ImageParameters::from_json(&spec.parameters["backend"])?;
         let origin = spec.source.as_ref().map(|source| self.open_origin(source)).transpose()?;
         if let Some(longer) = origin.as_ref().filter(|origin| origin.length > spec.capacity) {
@@ -110,6 +111,13 @@ impl ImageBackend {
             }
         }
         Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+    }
+
+    /// Removes what failed calls left of something that is to be made, before anything else can end this call: an error that is
+    /// final speaks for them too. They may have used another pool.
+    pub(super) fn remove_passing(&self, kind: Kind, local: &str) -> Result<()> {
+        let mut writable = self.pools.iter().filter_map(|pool| pool.writable().ok());
+        writable.try_for_each(|ready| draft::remove_passing(&ready, kind, local))
     }
 
     fn open_origin(&self, source: &ContentSource) -> Result<Origin> {

@@ -23,6 +23,7 @@ impl Snapshots for ImageBackend {
     }
 
     fn create_snapshot(&self, spec: &SnapshotSpec, quiesce: &dyn Quiesce) -> Result<Snapshot> {
+        self.remove_passing(Kind::Snapshot, spec.id.local())?;
         self.remove_stray(&spec.id)?;
         let begun = self.begin(spec)?;
         let pool = Arc::clone(&begun.pool);
