@@ -226,6 +226,33 @@ fn fault(story: &mut Story, index: usize, count: &mut Count, errno: &str) {
     });
 }
 
+/// From a step on everything fails, so that nothing can be rolled back; then the repeat fails at one step, and can be.
+fn fault_twice(story: &mut Story, index: usize, count: &mut Count) {
+    for first in 1.. {
+        for second in 1.. {
+            let when = story.when(index, &format!("EIO from step {first} on, then at step {second} of the repeat"));
+            story.arm(&format!("EIO@{first}+1"));
+            let answer = story.perform(index);
+            if !story.reached(first) {
+                assert!(answer.is_ok(), "{when}: {answer:?}");
+                story.arm("");
+                story.go_back(index, &when);
+                return;
+            }
+            story.arm(&format!("EIO@{second}"));
+            let answer = story.perform(index);
+            if !story.reached(second) {
+                story.arm("");
+                settle(story, index, Way::Repeat, &format!("{when} {answer:?}"));
+                break;
+            }
+            (count.cells, count.faults) = (count.cells + 1, count.faults + 2);
+            let way = if story.calls()[index].holds() { Way::Repeat } else { Way::Inverse };
+            failed(story, index, answer, way, &when);
+        }
+    }
+}
+
 /// An answer after a fault is final only if nothing was left of the call.
 fn failed(story: &mut Story, index: usize, answer: Settled, way: Way, when: &str) {
     story.arm("");
@@ -296,6 +323,9 @@ tests! {
     a_node_step_fails_with_enospc: "fault matrix ENOSPC", enospc, [EXT4, BTRFS, BLOCK], &Call::ON_NODE;
     a_node_step_fails_with_ebusy: "fault matrix EBUSY", ebusy, [EXT4, XFS, BTRFS], &Call::ON_NODE;
     a_node_step_fails_with_erofs: "fault matrix EROFS", erofs, [EXT4, XFS, BLOCK], &Call::ON_NODE;
+    every_step_fails_and_so_does_the_repeat_ext4: "fault matrix twice", fault_twice, [EXT4], &[];
+    every_step_fails_and_so_does_the_repeat_raw_block: "fault matrix twice", fault_twice, [BLOCK, READ_ONLY_BLOCK], &[];
+    every_step_fails_and_so_does_the_repeat_others: "fault matrix twice", fault_twice, [TARGETS, INLINE], &[];
     killed_before_every_step_luks: "crash matrix", crash, [LUKS, LUKS_BLOCK], &[];
     killed_within_every_step_luks: "crash matrix within steps", crash_within, [LUKS], &[Call::Stage, Call::NodeExpand];
     every_step_hangs_luks: "hang matrix", hang, [LUKS], &[Call::Stage];
