@@ -78,7 +78,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mount, undone on drop.
+/// A mount, undone on drop: at the latest when a child that another test starts has let go of what it was born with.
 pub(crate) struct Mounted(PathBuf);
 
 impl Mounted {
@@ -90,7 +90,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if let Err(errno) = nix::mount::umount2(&self.0, MntFlags::empty()) {
+        if let Err(errno) = nix::mount::umount2(&self.0, MntFlags::MNT_DETACH) {
             eprintln!("{} is still mounted: {errno}", self.0.display());
         }
     }
