@@ -10,8 +10,8 @@
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
 //! ```
 //! Beside them: [`config`] (flags, environment and file become one validated value; pure), [`server`] (the socket, readiness,
-//! signals, drain) and [`cli`] (the command line, with a CSI client for people). What `longshore inspect` finds
-//! out is in [`ops::node::inspect`].
+//! signals, drain) and [`cli`] (the command line, with a CSI client for people). What `longshore inspect` and `longshore doctor` find
+//! out is in [`ops::node::inspect`] and [`ops::doctor`].
 //!
 //! # Invariants
 //! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> volume; a backend may use os.

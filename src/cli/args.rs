@@ -41,6 +41,8 @@ pub enum Command {
     Call(Box<CallArgs>),
     /// Show this node's volumes with their stacks, what belongs to nothing, and what mends it; with or without a driver
     Inspect(Box<InspectArgs>),
+    /// Check a node or a configuration before trouble: tools, kernel, folders, pools, sockets
+    Doctor(Box<DoctorArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
                             longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
@@ -158,6 +160,33 @@ pub struct InspectArgs {
     /// With --fix: do not ask
     #[arg(long, requires = "fix")]
     pub yes: bool,
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+const DOCTOR_EXAMPLES: &str = "\
+Reads the configuration that `serve` reads. Leaves nothing behind; each check has a deadline. Fit for an init container.
+
+Exit codes:
+  0  all is well, or there are warnings only
+  1  an error: the driver would fail, at its start or at the first pod
+  2  wrong usage or configuration
+
+Examples:
+  longshore doctor
+  longshore doctor --mode node --config /etc/longshore.yaml
+  longshore doctor --json | jq '.checks[] | select(.level != \"ok\")'";
+
+/// What `doctor` is told by flags.
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_EXAMPLES)]
+pub struct DoctorArgs {
+    /// What the driver is to serve [default: all]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// For programs: docs/doctor.md has each field
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub place: PlaceArgs,
 }

@@ -1,4 +1,4 @@
-//! The command line: `serve`, `call`, `inspect`, `completions`.
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `completions`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
 //! call does by the driver.
@@ -15,6 +15,7 @@ use crate::volume;
 
 mod args;
 mod call;
+mod doctor;
 mod inspect;
 mod progress;
 mod serve;
@@ -83,6 +84,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args).map(|()| 0),
         Command::Call(args) => call::run(*args).map(|()| 0),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completions { shell } => completions(shell).map(|()| 0),
     };
     match result {
@@ -107,6 +109,11 @@ fn print(text: &str) -> Result<(), Failure> {
 /// A variable of the environment; one that isn't UTF-8 counts as not set.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Whether this runs in a container of a pod: the kubelet gives this variable to each.
+fn in_pod() -> bool {
+    variable("KUBERNETES_SERVICE_HOST").is_some_and(|host| !host.is_empty())
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {

@@ -17,6 +17,7 @@ use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
 use crate::backend::registry::Registry;
 use crate::config::{BackendConfig, Config, Layer, Log, LogFormat};
+use crate::ops::doctor;
 use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
 use crate::ops::node::lone::Alone;
@@ -27,7 +28,7 @@ use crate::rpc::{Parts, Services};
 use crate::{server, volume};
 
 use super::args::ServeArgs;
-use super::{Failure, print, variable};
+use super::{Failure, in_pod, print, variable};
 
 /// Handlers only decode, wait and encode.
 const WORKERS: usize = 2;
@@ -94,6 +95,10 @@ fn runtime() -> Result<Runtime, Failure> {
 fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
     make_folder(config.state_dir.path(), 0o700)?;
     if config.mode.node() {
+        let reach = doctor::reaches_pods(config.kubelet_dir.path(), in_pod());
+        if reach.level == doctor::Level::Error {
+            return Err(Failure::Usage(format!("{}; {}", reach.found, reach.remedy.unwrap_or_default())));
+        }
         // The kubelet makes it with this mode; where there is none, there is nobody else to make it.
         make_folder(config.kubelet_dir.path(), 0o750)?;
     }
