@@ -1,9 +1,11 @@
 //! Groups of snapshots: all or none.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use longshore::volume::{Error, GroupId, Left, Outcome};
+use longshore::backend::{Held, Quiesce};
+use longshore::volume::{Error, GroupId, Left, Outcome, Result, VolumeId};
 
 use crate::bench::*;
 
@@ -90,6 +92,33 @@ fn what_earlier_calls_left_goes_before_a_final_error() {
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
     assert_clean(folder.path());
     assert_clean(other.path());
+}
+
+/// The CO was never told of the members' ids, so the group's own deletion must find what is left of them.
+#[test]
+fn drafts_that_could_not_be_discarded_go_with_their_group() {
+    let folder = folder();
+    let backend = open_at(folder.path());
+    create(&backend, "a", 2 * MIB);
+    let draft = folder.path().join("tmp/snapshot~ga");
+    // Something in the draft that is not ours to remove.
+    let disturbing = Disturbing(draft.join("foreign"));
+    let error = groups(&backend).create_group(&id(), "g", &[snapshot_spec("ga", "a")], &disturbing).expect_err("the hold broke");
+    assert!(matches!(error, Error::Failed { left: Left::Something(_), .. }), "{error}");
+    assert!(groups(&backend).delete_group(&id()).is_err(), "it cannot be removed yet");
+    fs::remove_dir(&disturbing.0).expect("removed");
+    groups(&backend).delete_group(&id()).expect("deleted");
+    assert_clean(folder.path());
+}
+
+/// Puts a folder somewhere while volumes are held, and fails.
+struct Disturbing(PathBuf);
+
+impl Quiesce for Disturbing {
+    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+        fs::create_dir(&self.0).expect("a folder");
+        NoQuiesce { breaks: true, ..NoQuiesce::default() }.hold(volumes)
+    }
 }
 
 #[test]

@@ -119,6 +119,11 @@ impl Call {
         matches!(self, Create | Restore | Clone)
     }
 
+    /// Whether it keeps the volume's writers still. What it noted for that, to be thawed by the next driver, is not for its inverse.
+    pub fn holds(self) -> bool {
+        matches!(self, Snapshot | Group | Clone)
+    }
+
     /// What brings the story from behind this call to before it; `None`: only a new beginning does.
     fn inverse(self) -> Option<&'static [Call]> {
         Some(match self {

@@ -216,6 +216,11 @@ pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<b
     Ok(pool.ledger.remove(kind, local))
 }
 
+/// Whether there is no draft, as far as can be seen.
+pub(super) fn is_gone(pool: &Ready, kind: Kind, local: &str) -> bool {
+    files::look(pool.root(), &Path::new(TMP).join(kind.passing_name(local))).is_ok_and(|found| found.is_none())
+}
+
 /// Removes what failed calls left of one thing, half made or half deleted.
 ///
 /// # Errors

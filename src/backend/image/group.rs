@@ -13,7 +13,7 @@ use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result};
 
 use super::draft::{self, Draft};
 use super::inspect::{self, group_file};
-use super::ledger::Reservation;
+use super::ledger::{Entry, Reservation};
 use super::meta::{self, FORMAT, GroupRecord, Membership, SnapshotMeta, from_nanos, to_nanos};
 use super::pool::{GROUPS, Kind, Ready};
 use super::snapshot::{self, Begun};
@@ -46,7 +46,8 @@ impl Groups for ImageBackend {
         let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
         let home = pools.first().ok_or_else(|| Error::snapshot_not_found(&first.id))?;
         let group = Membership { id: id.clone(), home: home.id.clone() };
-        let (created, metas) = take(&group, members, begun, &pools, quiesce)?;
+        let taken = take(&group, members, begun, &pools, quiesce);
+        let (created, metas) = taken.inspect_err(|_| remember_drafts(id, members, &pools))?;
         let record = GroupRecord {
             format: FORMAT,
             id: id.clone(),
@@ -171,6 +172,17 @@ fn take(
         }
     }
     place_all(drafts, complete, pools).map(|metas| (created, metas))
+}
+
+/// Enters the drafts that could not be discarded into the ledger, by which the group's deletion finds them: the CO was never told
+/// of these snapshots. The next opening of the pool removes them anyway.
+fn remember_drafts(group: &GroupId, members: &[SnapshotSpec], pools: &[Arc<Ready>]) {
+    for (member, pool) in members.iter().zip(pools) {
+        let (id, source) = (member.id.local(), member.source.local());
+        if !draft::is_gone(pool, Kind::Snapshot, id) {
+            pool.ledger.put_snapshot(Entry { id, source, group: Some(group.local()), promised: 0 });
+        }
+    }
 }
 
 fn place_all(

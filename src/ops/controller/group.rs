@@ -43,7 +43,7 @@ impl Controller {
             guards.push(self.locks.exclusive(Key::Snapshot(snapshot.clone()), "group snapshot")?);
             members.push(SnapshotSpec { id: snapshot, name: member_name, source: source.clone() });
         }
-        groups.create_group(&id, name, &members, self.quiesce()).map(Outcome::Changed)
+        groups.create_group(&id, name, &members, self.quiesce()?).map(Outcome::Changed)
     }
 
     /// Removes a group with all its snapshots; one that is not there is fine (DeleteVolumeGroupSnapshot).

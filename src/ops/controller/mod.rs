@@ -154,10 +154,10 @@ impl Controller {
         })
     }
 
-    fn quiesce(&self) -> &dyn Quiesce {
+    fn quiesce(&self) -> Result<&dyn Quiesce> {
         match &self.node {
-            Some(node) => node.as_ref(),
-            None => &NothingMounted,
+            Some(node) => node.quiesce(),
+            None => Ok(&NothingMounted),
         }
     }
 

@@ -26,7 +26,7 @@ impl Controller {
             Some(existing) => Outcome::Unchanged(fits(existing, request, &parameters.to_json())?),
             None => {
                 let spec = self.specify(backend, request, id.clone(), &parameters)?;
-                Outcome::Changed(provision.create(&spec, self.quiesce())?)
+                Outcome::Changed(provision.create(&spec, self.quiesce()?)?)
             }
         };
         // A call that was cut off between the two is repeated, finds the volume, and sets them then.

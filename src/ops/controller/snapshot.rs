@@ -43,7 +43,7 @@ impl Controller {
         let _source = self.locks.shared(Key::Volume(source.clone()), "snapshot")?;
         self.existing(backend, source)?;
         let spec = SnapshotSpec { id, name: name.to_owned(), source: source.clone() };
-        snapshots.create_snapshot(&spec, self.quiesce()).map(Outcome::Changed)
+        snapshots.create_snapshot(&spec, self.quiesce()?).map(Outcome::Changed)
     }
 
     /// Removes a snapshot; one that is not there is fine (DeleteSnapshot).

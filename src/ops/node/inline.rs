@@ -71,10 +71,18 @@ pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Resu
     let whole = known.as_ref().is_some_and(|entry| entry.phase == Phase::Staged);
     match make(node, request, &recipe, known, target) {
         Ok(outcome) => Ok(outcome),
-        // One that was published before stays; a first publish leaves nothing.
-        Err(error) if whole => Err(error),
+        // One that was published before stays; a first publish leaves nothing. Of one that is staged but nowhere mounted it is not
+        // known which it is (before a reboot it may have been published): it stays, and is said to.
+        Err(error) if whole && is_mounted(node, &id)? => Err(error),
+        Err(error) if whole => Err(error.but_left(format!("ephemeral volume {id}"))),
         Err(error) => Err(undo(node, &id, error)),
     }
+}
+
+fn is_mounted(node: &Node, id: &VolumeId) -> Result<bool> {
+    let sources = node.sources(id, node.journal.stage(id)?.as_ref())?;
+    let table = os::mountinfo::MountTable::read()?;
+    Ok(node.journal.targets(id)?.iter().any(|target| unstage::mounted_target(&table, target, &sources.all)))
 }
 
 fn make(

@@ -9,6 +9,7 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
@@ -236,6 +237,9 @@ impl Found {
 #[derive(Debug)]
 pub struct Journal {
     folder: PathBuf,
+    /// Records of frozen mounts that no longer hold, but could not be removed: at the next start they would thaw what someone
+    /// else holds still by then.
+    stale: Mutex<Vec<String>>,
 }
 
 impl Journal {
@@ -247,7 +251,7 @@ impl Journal {
             .mode(0o700)
             .create(&folder)
             .map_err(|error| os::Error::io("make journal folder", &folder, error))?;
-        Ok(Journal { folder })
+        Ok(Journal { folder, stale: Mutex::default() })
     }
 
     /// The volume's stage.
@@ -324,13 +328,27 @@ impl Journal {
     pub fn write_frozen(&self, number: u64, entry: &FrozenEntry) -> Result<String> {
         let name = format!("{FROZEN}{}-{number}.json", std::process::id());
         let content = encode(entry)?;
-        os::step::step("write journal", &name, || durable::write(&self.folder, &name, &content))?;
+        let written = os::step::step("write journal", &name, || durable::write(&self.folder, &name, &content));
+        written.inspect_err(|_: &os::Error| self.stale().push(name.clone()))?;
         Ok(name)
     }
 
     /// Forgets a record of frozen mounts.
     pub fn remove_frozen(&self, name: &str) -> Result<()> {
-        Ok(os::step::step("remove journal", &name, || durable::remove(&self.folder, name))?)
+        let removed = os::step::step("remove journal", &name, || durable::remove(&self.folder, name));
+        Ok(removed.inspect_err(|_: &os::Error| self.stale().push(name.to_owned()))?)
+    }
+
+    /// Forgets those that could not be forgotten before.
+    pub fn remove_stale(&self) -> Result<()> {
+        let stale = std::mem::take(&mut *self.stale());
+        // One that still cannot be removed is kept in mind again.
+        let failed = stale.iter().filter_map(|name| self.remove_frozen(name).err()).last();
+        failed.map_or(Ok(()), |error| Err(error.but_left("what an earlier snapshot noted in the node's journal".to_owned())))
+    }
+
+    fn stale(&self) -> MutexGuard<'_, Vec<String>> {
+        self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes a file that was kept aside, and the volume's folder if nothing else is in it.

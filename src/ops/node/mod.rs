@@ -286,6 +286,14 @@ impl Node {
     }
 }
 
+impl Node {
+    /// As that which holds volumes still, with nothing left of earlier holds.
+    pub(super) fn quiesce(&self) -> Result<&dyn Quiesce> {
+        self.journal.remove_stale()?;
+        Ok(self)
+    }
+}
+
 impl Quiesce for Node {
     fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
         quiesce::hold(self, volumes)

@@ -78,6 +78,13 @@ pub(super) fn run(
     let decision = plan::publish(&entry.id, &wanted, &seen)?;
     if decision == Publish::Mount {
         observe::nothing_inside(&table, &job.target.target)?;
+        job.done.push(Undo::Journal);
+    }
+    // The journal has it, but it is not there: an earlier publish did not come to its end or could not be rolled back, or the mount
+    // was lost. Place and write protection are then as much ours as if they were made now.
+    if decision == Publish::Mount && seen.entry.is_some() {
+        job.done.push(Undo::Place);
+        job.done.extend((job.target.block && seen.others.is_empty()).then_some(Undo::Protection));
     }
     match job.run(decision) {
         Ok(outcome) => Ok(outcome),
@@ -185,7 +192,6 @@ impl<'a> Job<'a> {
             }
             Publish::Mount => {}
         }
-        self.done.push(Undo::Journal);
         self.node.journal.write_target(&self.target)?;
         if let Some(gid) = self.group.filter(|_| !self.target.block) {
             let root = self.node.root_of(self.entry);
