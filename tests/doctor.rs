@@ -258,7 +258,10 @@ fn every_check_is_documented() {
     const GUIDE: &str = include_str!("../docs/doctor.md");
     isolated(|| {
         let harness = Harness::new(Pool::Local);
-        for check in checks(&harness, 0, &[]) {
+        let seen = [checks(&harness, 0, &[]), checks(&harness, 0, &[IN_POD])].concat();
+        assert_eq!(level(&seen, "cryptsetup-locks", "the container's own"), "warning");
+        level(&seen, "sidecars", "sidecars");
+        for check in seen {
             let name = check["name"].as_str().expect("a name");
             let row = |line: &str| line.starts_with('|') && line.contains(&format!("`{name}`"));
             assert!(GUIDE.lines().any(row), "docs/doctor.md says nothing of {name}");

@@ -221,7 +221,8 @@ fn shown(report: &Report, one: bool, lines: Lines) -> String {
     if !one {
         writeln!(text, "\n{}", summary(report)).ok();
     }
-    text
+    // A path may hold what a terminal obeys.
+    text.replace(|letter: char| letter.is_control() && letter != '\n', "?")
 }
 
 fn head(report: &Report) -> String {
