@@ -10,7 +10,8 @@
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
 //! ```
 //! Beside them: [`config`] (flags, environment and file become one validated value; pure), [`server`] (the socket, readiness,
-//! signals, drain) and [`cli`] (the command line, with a CSI client for people).
+//! signals, drain) and [`cli`] (the command line, with a CSI client for people). What `longshore inspect` and `longshore doctor` find
+//! out is in [`ops::node::inspect`] and [`ops::doctor`].
 //!
 //! # Invariants
 //! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> volume; a backend may use os.
@@ -23,6 +24,7 @@
 //! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
 //! - Nothing is deleted recursively, and nothing outside a folder of ours.
 //! - Every side effect runs in [`os::step::step`], which names and times it.
+//! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.
 //! - Secrets are of a type that cannot be printed; messages that hold them have no derived `Debug`.

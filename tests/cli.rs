@@ -111,9 +111,14 @@ fn every_rpc_of_the_protocol_has_a_command() {
 #[test]
 fn help_tells_commands_flags_and_exit_codes() {
     for (words, wanted) in [
-        (&["--help"][..], &["serve", "call", "completions", "Exit codes:", "4  it failed, but may still be running"][..]),
+        (
+            &["--help"][..],
+            &["serve", "call", "inspect", "doctor", "completions", "Exit codes:", "4  it failed, but may still be running"][..],
+        ),
         (&["serve", "--help"], &["--mode", "--config", "--check", "KUBE_NODE_NAME", "CSI_ENDPOINT", "Examples:", "pools:"]),
         (&["call", "--help"], &RPCS),
+        (&["inspect", "--help"], &["--json", "--fix", "--yes", "--state-dir", "Exit codes:", "4  --fix was refused"]),
+        (&["doctor", "--help"], &["--json", "--mode", "--kubelet-dir", "Exit codes:", "init container"]),
         (&["call", "create-volume", "--help"], &["--size", "--limit", "--from-snapshot", "--secret-file", "single-node-writer"]),
     ] {
         let output = longshore(words);

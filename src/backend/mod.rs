@@ -16,13 +16,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
 use crate::os::block::Device;
 use crate::volume::{
-    AccessMode, BackendName, Bytes, Capability, ContentSource, Extent, Group, GroupId, Health, NodeId, Outcome, RawParameters,
-    Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
+    AccessMode, BackendName, Bytes, Capability, ContentSource, Error, Extent, Group, GroupId, Health, NodeId, Outcome,
+    RawParameters, Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
 };
 
 pub mod fake;
@@ -78,6 +79,10 @@ pub trait Backend: Send + Sync {
         None
     }
     fn health(&self) -> Option<&dyn ReportHealth> {
+        None
+    }
+    /// What `longshore inspect` shows of its storage; without it, only what the journal and the kernel say of its volumes.
+    fn inspect(&self) -> Option<&dyn Inspect> {
         None
     }
     /// The node's side. Every backend has one.
@@ -346,4 +351,110 @@ pub trait Connect: Send + Sync {
     fn limit(&self) -> Option<u64> {
         None
     }
+}
+
+/// What `longshore inspect` shows of a backend's storage, and lets go of.
+pub trait Inspect: Send + Sync {
+    /// What is there, by looking only: nothing is changed and no lock is taken, so that a driver that runs is not hindered.
+    ///
+    /// # Errors
+    /// Where nothing could be seen; what could not be seen of a part goes into [`Survey::unseen`].
+    fn survey(&self) -> Result<Survey>;
+
+    /// Takes exactly this device from the node, if it still is what it was in `survey`. No driver runs meanwhile.
+    ///
+    /// # Errors
+    /// Where it is something else by now, or in use.
+    fn release(&self, device: &BlockDevice) -> Result<()>;
+
+    /// Removes a [`Leftover`] that is `removable`, after looking again, and not while someone provisions.
+    ///
+    /// # Errors
+    /// `InUse`, naming who provisions.
+    fn remove(&self, leftover: &Leftover) -> Result<()> {
+        Err(Error::Unsupported {
+            what: format!("removing {}", leftover.object.display()),
+            reason: "its backend leaves nothing".to_owned(),
+        })
+    }
+}
+
+/// What a backend has, as [`Inspect::survey`] saw it.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    pub places: Vec<Place>,
+    /// In the order of their ids.
+    pub volumes: Vec<Stored>,
+    /// What of it is connected on this node, be it no volume's any more.
+    pub devices: Vec<Connected>,
+    pub leftovers: Vec<Leftover>,
+    /// What could not be seen, and why: nothing may be concluded from its absence.
+    pub unseen: Vec<(String, String)>,
+}
+
+/// Where volumes lie: a pool, an export, a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub name: String,
+    /// A path, or how else an operator finds it.
+    pub at: String,
+    pub total: Bytes,
+    pub free: Bytes,
+    pub read_only: bool,
+    /// The process that provisions from it, if one is seen to.
+    pub provisioner: Option<u32>,
+}
+
+/// A volume in its storage.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub id: VolumeId,
+    /// An image, a LUN, a share.
+    pub at: String,
+    pub capacity: Option<Bytes>,
+    /// What it takes of its place.
+    pub allocated: Option<Bytes>,
+    pub created: Option<SystemTime>,
+    pub health: Health,
+}
+
+/// A device of this node that shows something of the storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connected {
+    pub device: BlockDevice,
+    /// The volume that it shows, or did.
+    pub id: VolumeId,
+    /// The backend made it. What someone else attached is told and left alone.
+    pub ours: bool,
+    /// What it shows now, for people.
+    pub shows: String,
+    pub size: Option<Bytes>,
+    /// What a person runs to take exactly this device from the node.
+    pub release: Vec<String>,
+}
+
+/// Something in the storage that belongs to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    pub kind: LeftoverKind,
+    /// Whose it was.
+    pub id: String,
+    pub object: PathBuf,
+    pub what: String,
+    /// The commands that mend it, each as words.
+    pub commands: Vec<Vec<String>>,
+    /// [`Inspect::remove`] does it: no data is lost by it.
+    pub removable: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftoverKind {
+    /// Half made.
+    Draft,
+    /// Deleted, but not to the end.
+    Trash,
+    /// Data of which it is not known what it is.
+    WithoutMetadata,
+    /// Known, but its data is gone.
+    WithoutData,
 }

@@ -39,6 +39,10 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Call a CSI driver over its socket, this one or any other
     Call(Box<CallArgs>),
+    /// Show this node's volumes with their stacks, what belongs to nothing, and what mends it; with or without a driver
+    Inspect(Box<InspectArgs>),
+    /// Check a node or a configuration before trouble: tools, kernel, folders, pools, sockets
+    Doctor(Box<DoctorArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
                             longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
@@ -121,6 +125,105 @@ impl ServeArgs {
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             grace: self.grace,
             backends: None,
+        }
+    }
+}
+
+const INSPECT_EXAMPLES: &str = "\
+Reads the configuration that `serve` reads. Changes nothing, and hinders no driver that runs, unless --fix is given.
+
+Exit codes:
+  0  all is well
+  1  something belongs to nothing, or is not as it should be
+  2  wrong usage or configuration; or no volume is called so
+  3  something could not be looked at
+  4  --fix was refused, since a driver runs; nothing was done
+
+Examples:
+  longshore inspect
+  longshore inspect pvc-3f1c --config /etc/longshore.yaml
+  longshore inspect --json | jq '.findings[] | .commands[]'
+  longshore inspect --fix";
+
+/// What `inspect` is told by flags.
+#[derive(Debug, Args)]
+#[command(after_help = INSPECT_EXAMPLES)]
+pub struct InspectArgs {
+    /// Only this volume: its id, or a part of it that no other has
+    pub volume: Option<String>,
+    /// For programs: docs/inspect.md has each field
+    #[arg(long)]
+    pub json: bool,
+    /// Mend what can be mended without touching anybody else's and without losing data; shows the plan and asks
+    #[arg(long)]
+    pub fix: bool,
+    /// With --fix: do not ask
+    #[arg(long, requires = "fix")]
+    pub yes: bool,
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+const DOCTOR_EXAMPLES: &str = "\
+Reads the configuration that `serve` reads. Leaves nothing behind; each check has a deadline. Fit for an init container.
+
+Exit codes:
+  0  all is well, or there are warnings only
+  1  an error: the driver would fail, at its start or at the first pod
+  2  wrong usage or configuration
+
+Examples:
+  longshore doctor
+  longshore doctor --mode node --config /etc/longshore.yaml
+  longshore doctor --json | jq '.checks[] | select(.level != \"ok\")'";
+
+/// What `doctor` is told by flags.
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_EXAMPLES)]
+pub struct DoctorArgs {
+    /// What the driver is to serve [default: all]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// For programs: docs/doctor.md has each field
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+/// Where a driver is, for the commands beside it.
+#[derive(Debug, Default, Args)]
+pub struct PlaceArgs {
+    /// The driver's socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
+    #[arg(long, value_name = "SOCKET")]
+    pub endpoint: Option<Endpoint>,
+    /// The name under which the CO knows the driver [default: longshore.csi.dev]
+    #[arg(long, value_name = "NAME")]
+    pub driver_name: Option<DriverName>,
+    /// The name of this node [env: KUBE_NODE_NAME] [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_id: Option<NodeId>,
+    /// The driver's state folder [default: /var/lib/longshore]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<Folder>,
+    /// The kubelet's folder [default: /var/lib/kubelet]
+    #[arg(long, value_name = "FOLDER")]
+    pub kubelet_dir: Option<Folder>,
+    /// The driver's configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+impl PlaceArgs {
+    /// As the topmost source of the configuration.
+    pub fn layer(&self) -> Layer {
+        Layer {
+            endpoint: self.endpoint.clone(),
+            driver_name: self.driver_name.clone(),
+            node_id: self.node_id.clone(),
+            state_dir: self.state_dir.clone(),
+            kubelet_dir: self.kubelet_dir.clone(),
+            ..Layer::default()
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: `serve`, `call`, `completions`.
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `completions`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
 //! call does by the driver.
@@ -11,12 +11,16 @@ use clap::{CommandFactory, Parser};
 use tonic::Code;
 
 use crate::config::ConfigError;
+use crate::volume;
 
 mod args;
 mod call;
+mod doctor;
+mod inspect;
 mod progress;
 mod serve;
 mod table;
+mod tree;
 
 use args::{Cli, Command};
 
@@ -38,6 +42,9 @@ enum Failure {
     Serve { step: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("cannot make the folder {}: {source}", path.display())]
     Folder { path: PathBuf, source: io::Error },
+    /// The node, or a part of it, cannot be looked at or mended.
+    #[error(transparent)]
+    Node(#[from] volume::Error),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -49,7 +56,9 @@ impl Failure {
             Failure::Call { code, .. } if call::may_still_run(*code) => 4,
             Failure::Call { .. } | Failure::Serve { .. } | Failure::Folder { .. } | Failure::Output(_) => 1,
             Failure::Usage(_) | Failure::Config(_) | Failure::Unreadable { .. } => 2,
-            Failure::Unreachable { .. } => 3,
+            Failure::Node(volume::Error::Invalid { .. }) => 2,
+            Failure::Node(volume::Error::InUse { .. }) => 4,
+            Failure::Unreachable { .. } | Failure::Node(_) => 3,
         }
     }
 
@@ -72,12 +81,14 @@ pub fn main() -> ExitCode {
     // Wrong usage ends here, with clap's message and 2.
     let cli = Cli::parse();
     let result = match cli.command {
-        Command::Serve(args) => serve::run(&args),
-        Command::Call(args) => call::run(*args),
-        Command::Completions { shell } => completions(shell),
+        Command::Serve(args) => serve::run(&args).map(|()| 0),
+        Command::Call(args) => call::run(*args).map(|()| 0),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions { shell } => completions(shell).map(|()| 0),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         // Who reads our output has read enough: `longshore call list-volumes | head`.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
@@ -98,6 +109,11 @@ fn print(text: &str) -> Result<(), Failure> {
 /// A variable of the environment; one that isn't UTF-8 counts as not set.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Whether this runs in a container of a pod: the kubelet gives this variable to each.
+fn in_pod() -> bool {
+    variable("KUBERNETES_SERVICE_HOST").is_some_and(|host| !host.is_empty())
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {

@@ -17,8 +17,10 @@ use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
 use crate::backend::registry::Registry;
 use crate::config::{BackendConfig, Config, Layer, Log, LogFormat};
+use crate::ops::doctor;
 use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
+use crate::ops::node::lone::Alone;
 use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
 use crate::os::memory;
@@ -26,7 +28,7 @@ use crate::rpc::{Parts, Services};
 use crate::{server, volume};
 
 use super::args::ServeArgs;
-use super::{Failure, print, variable};
+use super::{Failure, in_pod, print, variable};
 
 /// Handlers only decode, wait and encode.
 const WORKERS: usize = 2;
@@ -37,13 +39,13 @@ const STACK: usize = 1 << 20;
 
 /// Serves until SIGTERM or SIGINT.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let config = configure(args)?;
+    let config = configure(args.layer(), args.config.as_deref())?;
     if args.check {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
     memory::be_frugal();
     start_log(&config.log)?;
-    let services = build(&config)?;
+    let (services, _alone) = build(&config)?;
     let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
     runtime()?.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
@@ -55,10 +57,11 @@ fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(
     move |error| Failure::Serve { step, source: error.into() }
 }
 
-fn configure(args: &ServeArgs) -> Result<Config, Failure> {
-    let mut layers = vec![args.layer(), Layer::from_environment(variable)?];
-    if let Some(path) = &args.config {
-        let text = fs::read_to_string(path).map_err(|source| Failure::Unreadable { path: path.clone(), source })?;
+/// The configuration, of which the flags are the topmost layer and the file the lowest.
+pub fn configure(flags: Layer, file: Option<&Path>) -> Result<Config, Failure> {
+    let mut layers = vec![flags, Layer::from_environment(variable)?];
+    if let Some(path) = file {
+        let text = fs::read_to_string(path).map_err(|source| Failure::Unreadable { path: path.to_owned(), source })?;
         layers.push(Layer::from_yaml(path, &text)?);
     }
     let names = nix::sys::utsname::uname().map_err(failed("learn the host name"))?;
@@ -87,13 +90,20 @@ fn runtime() -> Result<Runtime, Failure> {
         .map_err(failed("start the runtime"))
 }
 
-/// Opens the backends and the node's journal, and finishes what an earlier process left.
-fn build(config: &Config) -> Result<Services, Failure> {
+/// Opens the backends and the node's journal, and finishes what an earlier process left. The node is ours alone until the lock is
+/// dropped.
+fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
     make_folder(config.state_dir.path(), 0o700)?;
     if config.mode.node() {
+        let reach = doctor::reaches_pods(config.kubelet_dir.path(), in_pod());
+        if reach.level == doctor::Level::Error {
+            return Err(Failure::Usage(format!("{}; {}", reach.found, reach.remedy.unwrap_or_default())));
+        }
         // The kubelet makes it with this mode; where there is none, there is nobody else to make it.
         make_folder(config.kubelet_dir.path(), 0o750)?;
     }
+    let alone =
+        config.mode.node().then(|| Alone::take(config.state_dir.path())).transpose().map_err(failed("use the state folder"))?;
     let backends = config.backends.iter().map(|backend| open(backend, config)).collect::<volume::Result<_>>();
     let registry = backends.and_then(Registry::new).map_err(failed("open the backends"))?;
     let locks = Locks::default();
@@ -102,7 +112,7 @@ fn build(config: &Config) -> Result<Services, Failure> {
         false => None,
     };
     let controller = config.mode.controller().then(|| Arc::new(Controller::new(registry.clone(), locks.clone(), node.clone())));
-    Ok(Services::new(Parts {
+    let services = Services::new(Parts {
         name: config.driver_name.as_str().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         registry,
@@ -110,7 +120,8 @@ fn build(config: &Config) -> Result<Services, Failure> {
         node,
         tasks: Tasks::default(),
         locks,
-    }))
+    });
+    Ok((services, alone))
 }
 
 fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {

@@ -29,7 +29,8 @@ impl BackendConfig {
         }
     }
 
-    fn pools(&self) -> &[PoolConfig] {
+    /// Its folders of images.
+    pub fn pools(&self) -> &[PoolConfig] {
         match self {
             BackendConfig::Image(config) => &config.pools,
             BackendConfig::Fake(_) => &[],

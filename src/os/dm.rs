@@ -34,11 +34,15 @@ pub struct Mapped {
 
 mod ioctl {
     use super::Request;
+    nix::ioctl_readwrite!(list, 0xfd, 2, Request);
     nix::ioctl_readwrite!(remove, 0xfd, 4, Request);
     nix::ioctl_readwrite!(status, 0xfd, 7, Request);
 }
 
 const ACTIVE_PRESENT: u32 = 1 << 5;
+const BUFFER_FULL: u32 = 1 << 8;
+/// Bytes for the names of all devices; more than any node has mappings.
+const LIST_LENGTH: usize = 256 << 10;
 
 /// struct dm_ioctl
 #[repr(C)]
@@ -58,6 +62,25 @@ struct Request {
 }
 
 impl Request {
+    /// About no device, with room for `data` bytes behind it.
+    fn about_all(data: usize) -> Request {
+        let size = u32::try_from(size_of::<Request>()).unwrap_or_default();
+        Request {
+            version: [4, 0, 0],
+            data_size: size.saturating_add(u32::try_from(data).unwrap_or_default()),
+            data_start: size,
+            target_count: 0,
+            open_count: 0,
+            flags: 0,
+            event_nr: 0,
+            padding: 0,
+            dev: 0,
+            name: [0; NAME_LENGTH],
+            uuid: [0; 129],
+            data: [0; 7],
+        }
+    }
+
     fn of(name: &str) -> Result<Request> {
         let mut bytes = [0; NAME_LENGTH];
         // The last byte stays zero.
@@ -68,22 +91,49 @@ impl Request {
                 return Err(Error::Unexpected { object: name.to_owned(), reason });
             }
         }
-        let size = u32::try_from(size_of::<Request>()).unwrap_or_default();
-        Ok(Request {
-            version: [4, 0, 0],
-            data_size: size,
-            data_start: size,
-            target_count: 0,
-            open_count: 0,
-            flags: 0,
-            event_nr: 0,
-            padding: 0,
-            dev: 0,
-            name: bytes,
-            uuid: [0; 129],
-            data: [0; 7],
-        })
+        Ok(Request { name: bytes, ..Request::about_all(0) })
     }
+}
+
+/// [`Request`] with room for the answer of `list`.
+#[repr(C)]
+struct List {
+    request: Request,
+    names: [u8; LIST_LENGTH],
+}
+
+/// What all devices are called; none where this kernel has no device-mapper.
+///
+/// # Errors
+/// `Unexpected` where there are so many that the list is not whole.
+pub fn names() -> Result<Vec<String>> {
+    let Some(control) = control()? else { return Ok(Vec::new()) };
+    let mut list = Box::new(List { request: Request::about_all(LIST_LENGTH), names: [0; LIST_LENGTH] });
+    // SAFETY: the descriptor is open, and `list` begins with a dm_ioctl that says the size of the whole.
+    unsafe { ioctl::list(control.as_raw_fd(), (&raw mut *list).cast()) }.map_err(|errno| Error::io("list", CONTROL, errno))?;
+    let start = usize::try_from(list.request.data_start).unwrap_or_default().checked_sub(size_of::<Request>());
+    match start.filter(|_| list.request.flags & BUFFER_FULL == 0).and_then(|start| list.names.get(start..)) {
+        Some(answer) => Ok(names_in(answer)),
+        None => Err(Error::Unexpected { object: CONTROL.to_owned(), reason: "there are too many devices to list".to_owned() }),
+    }
+}
+
+/// struct dm_name_list: the device's number (u64), the offset of the next entry from this one (u32; the last has 0), and the
+/// name, ended by NUL. A single entry of the number 0 says that there is none.
+fn names_in(mut answer: &[u8]) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((device, rest)) = answer.split_first_chunk::<8>()
+        && let Some((next, rest)) = rest.split_first_chunk::<4>()
+        && u64::from_ne_bytes(*device) != 0
+    {
+        let name = rest.split(|byte| *byte == 0).next().unwrap_or_default();
+        names.push(String::from_utf8_lossy(name).into_owned());
+        match usize::try_from(u32::from_ne_bytes(*next)).ok().filter(|next| *next > 0).and_then(|next| answer.get(next..)) {
+            Some(entry) => answer = entry,
+            None => break,
+        }
+    }
+    names
 }
 
 /// The device called `name`; `None` where there is none, or no device-mapper in this kernel.
@@ -192,6 +242,22 @@ mod tests {
     #[test]
     fn the_request_is_as_large_as_the_kernels() {
         assert_eq!(size_of::<Request>(), 312);
+    }
+
+    #[test]
+    fn the_list_is_read_to_its_end() {
+        let entry = |number: u64, next: u32, name: &str| {
+            let mut bytes = [&number.to_ne_bytes()[..], &next.to_ne_bytes(), name.as_bytes()].concat();
+            bytes.resize(24, 0);
+            bytes
+        };
+        assert_eq!(
+            names_in(&[entry(5, 24, "a"), entry(6, 24, "b-c"), entry(7, 0, "d"), entry(8, 0, "e")].concat()),
+            ["a", "b-c", "d"]
+        );
+        assert!(names_in(&entry(0, 0, "")).is_empty());
+        assert!(names_in(&[1, 2, 3]).is_empty());
+        assert!(names().is_ok());
     }
 
     #[test]

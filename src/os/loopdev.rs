@@ -1,10 +1,11 @@
 //! Loop devices (loop(4)), found again by backing file, never by guessed name.
 #![allow(unsafe_code, reason = "LOOP_CONFIGURE, LOOP_GET_STATUS64 and their like have no safe wrapper")]
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -96,6 +97,8 @@ pub struct Loop {
     pub number: (u32, u32),
     /// Device and inode of the backing file (LOOP_GET_STATUS64): its identity, whatever it is called now.
     pub backing: (u64, u64),
+    /// The first 63 bytes of what its maker called it: ours say the volume, losetup says the file.
+    pub label: String,
     pub read_only: bool,
     pub direct_io: bool,
 }
@@ -231,6 +234,7 @@ fn described(path: &Path, info: &kernel::Info) -> Result<Loop> {
         path: path.to_owned(),
         number: (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev())),
         backing: backing(info),
+        label: String::from_utf8_lossy(info.file_name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned(),
         read_only: info.flags & kernel::READ_ONLY != 0,
         direct_io: info.flags & kernel::DIRECT_IO != 0,
     })
@@ -246,6 +250,11 @@ fn backing(info: &kernel::Info) -> (u64, u64) {
 
 /// The devices bound to the file with this device and inode, by a walk over /sys/block.
 pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
+    Ok(list()?.into_iter().filter(|device| device.backing == backing).collect())
+}
+
+/// All devices that have a backing file, by number.
+pub fn list() -> Result<Vec<Loop>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
         let name = entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name();
@@ -253,8 +262,7 @@ pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
             continue;
         }
         match status(&Path::new("/dev").join(&name)) {
-            Ok(Some(device)) if device.backing == backing => found.push(device),
-            Ok(_) => {}
+            Ok(device) => found.extend(device),
             // Removed since the walk began. One that is still bound but has no node is an error: it might be ours.
             Err(error) if error.is_missing() && !is_bound(&name)? => {}
             Err(error) => return Err(error),
@@ -262,6 +270,22 @@ pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
     }
     found.sort_by_key(|device| device.number);
     Ok(found)
+}
+
+/// Where the backing file of a device lies, as sysfs shows it: a file that was removed ends in ` (deleted)`. `None` where the device
+/// has none any more. For people: what counts is [`Loop::backing`].
+pub fn file_of(device: &Path) -> Result<Option<PathBuf>> {
+    let name = device.file_name().unwrap_or_default();
+    let path = Path::new(SYS_BLOCK).join(name).join("loop/backing_file");
+    match std::fs::read(&path) {
+        Ok(mut text) => {
+            text.pop_if(|last| *last == b'\n');
+            Ok(Some(OsString::from_vec(text).into()))
+        }
+        // ENODEV while it is taken down.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => Ok(None),
+        Err(error) => Err(Error::io("read", &path, error)),
+    }
 }
 
 /// Whether this block device is a loop device with a backing file: only then sysfs has its folder `loop`.
@@ -421,6 +445,8 @@ mod tests {
         assert_eq!(device.backing, backing.identity);
         assert!(!device.read_only);
         assert_eq!(sys(&device, "loop/backing_file"), backing.folder.path().join("image").display().to_string());
+        assert_eq!(file_of(&device.path).unwrap(), Some(backing.folder.path().join("image")));
+        assert_eq!(device.label, "label");
         assert_eq!(sys(&device, "dev"), format!("{}:{}", device.number.0, device.number.1));
         assert_eq!(sys(&device, "queue/logical_block_size"), "512");
         assert_eq!(sys(&device, "loop/autoclear"), "0");

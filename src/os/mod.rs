@@ -12,6 +12,7 @@ use crate::volume;
 
 pub mod block;
 pub mod copy;
+pub mod deadline;
 pub mod dm;
 pub mod durable;
 #[cfg(feature = "faults")]
@@ -20,6 +21,7 @@ pub mod freeze;
 pub mod fs;
 #[cfg(feature = "faults")]
 mod gate;
+pub mod locks;
 pub mod loopdev;
 pub mod luks;
 pub mod memfd;
@@ -28,6 +30,8 @@ pub mod mount;
 pub mod mountinfo;
 pub mod path;
 pub mod process;
+pub mod programs;
+pub mod socket;
 pub mod step;
 pub mod udev;
 

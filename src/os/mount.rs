@@ -235,6 +235,22 @@ fn set_attributes(mount: &OwnedFd, attributes: &Attributes) -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether the kernel has mount_setattr(2), asked so that nothing can come of it.
+///
+/// # Errors
+/// `Io`: ENOSYS where it has not; EPERM where a container's seccomp profile keeps it from us.
+pub fn is_supported() -> Result<()> {
+    let nothing: *const libc::mount_attr = std::ptr::null();
+    // SAFETY: the kernel refuses a structure of no bytes (EINVAL) before it looks at anything else.
+    let answer = unsafe { libc::syscall(libc::SYS_mount_setattr, -1, c"".as_ptr(), libc::AT_EMPTY_PATH, nothing, 0_usize) };
+    match io::Error::last_os_error() {
+        error if answer != 0 && matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+            Err(Error::io("call", "mount_setattr", error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Moves a detached mount onto `target` (O_PATH); on top, where something is mounted there already.
 ///
 /// # Errors

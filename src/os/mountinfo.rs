@@ -1,5 +1,6 @@
 //! /proc/self/mountinfo, our own parser: over bytes, octal escapes undone (proc_pid_mountinfo(5)).
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -103,18 +104,16 @@ impl MountTable {
     /// The order of the lines does not say which mount is on top (since Linux 6.8 they are sorted by id, and a detached
     /// mount may be older than what it is put upon); the parents do.
     pub fn at(&self, path: &Path) -> Vec<&Mount> {
-        let mut on_the_way: Vec<&Mount> = self.mounts.iter().filter(|mount| path.starts_with(&mount.mount_point)).collect();
-        let mut stack: Vec<&Mount> = Vec::new();
-        while let Some(next) = next_crossed(&on_the_way, stack.last().copied()) {
-            // What has been crossed is never crossed again, so that no made-up table can keep us here.
-            on_the_way.retain(|mount| mount.id != next.id);
-            if stack.last().is_some_and(|below| below.mount_point != next.mount_point) {
-                stack.clear();
-            }
-            stack.push(next);
+        stack_at(path, self.mounts.iter().filter(|mount| path.starts_with(&mount.mount_point)).collect())
+    }
+
+    /// For many questions to one table.
+    pub fn index(&self) -> Index<'_> {
+        let mut by_point: HashMap<&Path, Vec<&Mount>> = HashMap::new();
+        for mount in &self.mounts {
+            by_point.entry(&mount.mount_point).or_default().push(mount);
         }
-        stack.retain(|mount| mount.mount_point == path);
-        stack
+        Index { by_point }
     }
 
     /// Mounts strictly below `path`.
@@ -130,6 +129,42 @@ impl MountTable {
     pub fn iter(&self) -> impl Iterator<Item = &Mount> {
         self.mounts.iter()
     }
+}
+
+/// The mounts of a table by their places: a question costs as much as its path is deep, not as much as there are mounts.
+#[derive(Debug)]
+pub struct Index<'a> {
+    by_point: HashMap<&'a Path, Vec<&'a Mount>>,
+}
+
+impl<'a> Index<'a> {
+    /// As [`MountTable::at`].
+    pub fn at(&self, path: &Path) -> Vec<&'a Mount> {
+        if !self.by_point.contains_key(path) {
+            return Vec::new();
+        }
+        stack_at(path, path.ancestors().filter_map(|place| self.by_point.get(place)).flatten().copied().collect())
+    }
+
+    /// The mount that `path` lies in: the topmost at the deepest place on the way to it.
+    pub fn holder(&self, path: &Path) -> Option<&'a Mount> {
+        path.ancestors().find_map(|place| self.at(place).last().copied())
+    }
+}
+
+/// What one finds at `path`, `on_the_way` being all mounts at it or at a folder above.
+fn stack_at<'a>(path: &Path, mut on_the_way: Vec<&'a Mount>) -> Vec<&'a Mount> {
+    let mut stack: Vec<&'a Mount> = Vec::new();
+    while let Some(next) = next_crossed(&on_the_way, stack.last().copied()) {
+        // What has been crossed is never crossed again, so that no made-up table can keep us here.
+        on_the_way.retain(|mount| mount.id != next.id);
+        if stack.last().is_some_and(|below| below.mount_point != next.mount_point) {
+            stack.clear();
+        }
+        stack.push(next);
+    }
+    stack.retain(|mount| mount.mount_point == path);
+    stack
 }
 
 /// The mount that one comes to next on the way from `current` (none: from outside) down a path, `candidates` being the mounts
@@ -281,7 +316,7 @@ mod tests {
         fn nothing_like_a_mountinfo_makes_it_panic(text in "([0-9]{1,2} [0-9]{1,2} 0:1 /\\\\?[0-8]{0,4} (/|/a|/a/b) rw - x y ?\n){0,8}") {
             if let Ok(table) = MountTable::parse(text.as_bytes()) {
                 for path in ["/", "/a", "/a/b"] {
-                    table.at(Path::new(path));
+                    prop_assert_eq!(table.at(Path::new(path)), table.index().at(Path::new(path)));
                 }
             }
         }
@@ -365,6 +400,8 @@ mod tests {
         // And /a/b again, in there.
         let again = format!("{hidden}23 22 0:7 / /a/b rw - a b rw\n");
         assert_eq!(ids(&table(&again).at(Path::new("/a/b"))), [23]);
+        assert!(table(hidden).index().at(Path::new("/a/b")).is_empty());
+        assert_eq!(table(hidden).index().holder(Path::new("/a/b/c")).map(|mount| mount.id), Some(22));
     }
 
     #[test]

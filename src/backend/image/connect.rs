@@ -152,7 +152,7 @@ fn confirm(hint: Option<&Source>, inode: Inode) -> Result<Option<Loop>> {
 }
 
 /// A device that is no longer there shows nothing.
-fn status(path: &Path) -> Result<Option<Loop>> {
+pub(super) fn status(path: &Path) -> Result<Option<Loop>> {
     match loopdev::status(path) {
         Err(error) if error.is_missing() => Ok(None),
         other => Ok(other?),
@@ -171,11 +171,11 @@ fn bound(id: &VolumeId, inode: Inode) -> Result<Option<Loop>> {
     Ok(devices.into_iter().next())
 }
 
-fn identity(inode: Inode) -> String {
+pub(super) fn identity(inode: Inode) -> String {
     format!("{}:{}", inode.0, inode.1)
 }
 
-fn source(device: &Loop) -> Source {
+pub(super) fn source(device: &Loop) -> Source {
     Source::Device(BlockDevice { path: device.path.clone(), number: device.number, identity: identity(device.backing) })
 }
 

@@ -19,6 +19,11 @@ pub(super) const META: &str = "meta.json";
 /// All that a folder of ours can hold; the last is what a cut-off [`os::durable::write`] leaves.
 const KNOWN: [&str; 3] = [IMAGE, META, ".meta.json.tmp"];
 
+/// Whether a folder of ours may hold a file of this name.
+pub(super) fn is_known(name: &str) -> bool {
+    KNOWN.contains(&name)
+}
+
 const BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
 /// What the kernel says of a file.

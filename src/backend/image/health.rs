@@ -84,7 +84,7 @@ fn unreachable(message: String) -> HealthProblem {
 }
 
 /// The worst first, those of one kind joined.
-fn assess(damage: &[Damage]) -> Health {
+pub(super) fn assess(damage: &[Damage]) -> Health {
     let mut health = damage.iter().map(Damage::problem).fold(Health::new(), join);
     health.sort_by_key(|problem| std::cmp::Reverse(problem.severity));
     health

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::volume::{AccessMode, BackendName, Error, Result, Topology, Volume};
 
-use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Modify, Provision, ReportHealth, Snapshots};
+use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots};
 
 mod capacity;
 mod changed;
@@ -38,6 +38,7 @@ mod opening;
 mod pool;
 mod provision;
 mod snapshot;
+mod survey;
 
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
 #[cfg(feature = "fuzzing")]
@@ -207,6 +208,9 @@ impl Backend for ImageBackend {
         self.role.provision.then_some(self)
     }
     fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
+    }
+    fn inspect(&self) -> Option<&dyn Inspect> {
         Some(self)
     }
     fn connect(&self) -> &dyn Connect {

@@ -18,7 +18,7 @@ use super::pool::{ARCHIVE, ESSENTIAL, GROUPS, Limits, Memory, Pool, RETAINED, Re
 use super::{files, inspect};
 
 const MARKER: &str = "longshore-pool.json";
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 /// How long what a killed driver left may keep its locks.
 const ORPHANS: Duration = Duration::from_secs(5);
 /// These can be made anew.
@@ -170,7 +170,7 @@ impl<'a> Opening<'a> {
     }
 
     /// Takes the lock; the inner error is why the pool may only be read.
-    fn lock(&self) -> Result<Result<File, String>> {
+    pub fn lock(&self) -> Result<Result<File, String>> {
         let path = self.config.path.join(LOCK);
         let failed = |error| os::Error::io("open", &path, error);
         let writable = step("open lock", &path.display(), || {

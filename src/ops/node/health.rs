@@ -70,12 +70,13 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
     };
     let table = MountTable::read()?;
     for path in places(node, entry, publish_path)? {
-        at_place(&table, &path, entry, &source, health);
+        let at = observe::at(&table, &path, std::slice::from_ref(&source));
+        at_place(&at, &path, entry, health);
     }
     if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(device)) = (&entry.access, &source)
         && fstype == "ext4"
     {
-        recorded_errors(device, entry, health);
+        recorded_errors(device, errors_of(device), entry, health);
     }
     Ok(())
 }
@@ -104,10 +105,10 @@ fn places(node: &Node, entry: &StageEntry, publish_path: Option<&Path>) -> Resul
     Ok(places)
 }
 
-fn at_place(table: &MountTable, path: &Path, entry: &StageEntry, source: &Source, health: &mut Health) {
+pub(super) fn at_place(at: &At, path: &Path, entry: &StageEntry, health: &mut Health) {
     let id = &entry.id;
     let place = path.display();
-    let (severity, reason, message) = match observe::at(table, path, std::slice::from_ref(source)) {
+    let (severity, reason, message) = match at {
         At::Ours(mount) => {
             let gone_read_only = mount.super_options.iter().any(|option| option == "ro");
             if entry.access == Access::Block || entry.read_only || !gone_read_only {
@@ -133,10 +134,13 @@ fn at_place(table: &MountTable, path: &Path, entry: &StageEntry, source: &Source
 }
 
 /// ext4 counts the errors that it met, also those of earlier mounts.
-fn recorded_errors(device: &BlockDevice, entry: &StageEntry, health: &mut Health) {
-    let Some(name) = device.path.file_name() else { return };
+pub(super) fn errors_of(device: &BlockDevice) -> u64 {
+    let Some(name) = device.path.file_name() else { return 0 };
     let path = Path::new("/sys/fs/ext4").join(name).join("errors_count");
-    let count = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+    std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+pub(super) fn recorded_errors(device: &BlockDevice, count: u64, entry: &StageEntry, health: &mut Health) {
     if count > 0 {
         let message = format!(
             "ext4 of volume {} on {} has recorded {count} errors; unstage it, so that the next stage checks it",
@@ -148,7 +152,7 @@ fn recorded_errors(device: &BlockDevice, entry: &StageEntry, health: &mut Health
 }
 
 /// No two of one severity and reason: what a second one says goes to the first.
-fn add(health: &mut Health, problem: HealthProblem) {
+pub(super) fn add(health: &mut Health, problem: HealthProblem) {
     let same = |there: &&mut HealthProblem| there.severity == problem.severity && there.reason == problem.reason;
     match health.iter_mut().find(same) {
         Some(there) => {

@@ -10,6 +10,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -134,6 +135,104 @@ pub struct FrozenEntry {
     pub boot: String,
 }
 
+/// What the journal has of one volume, as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub id: VolumeId,
+    pub folder: PathBuf,
+    pub stage: Option<StageEntry>,
+    /// When the stage's entry was written last: its phase is as old.
+    pub written: Option<SystemTime>,
+    pub targets: Vec<TargetEntry>,
+    /// Files that cannot be read, kept aside already or not.
+    pub damaged: Vec<PathBuf>,
+    /// Files that say something which is not ours to read, and why.
+    pub unreadable: Vec<(PathBuf, String)>,
+}
+
+/// The whole journal, as it was found.
+#[derive(Clone, Debug, Default)]
+pub struct Sight {
+    pub volumes: Vec<Found>,
+    /// With the file's path.
+    pub frozen: Vec<(PathBuf, FrozenEntry)>,
+}
+
+/// Reads the journal below a state folder without opening it: nothing is made, kept aside or swept, so that it can be done beside
+/// a driver that runs. Costs as much as there are volumes. No journal is an empty one.
+///
+/// # Errors
+/// Where a folder or file cannot be read.
+pub fn look(state: &Path) -> Result<Sight> {
+    let folder = state.join("journal");
+    let mut sight = Sight::default();
+    let mut list = names(&folder)?;
+    list.sort();
+    for name in list {
+        if let Ok(id) = name.parse::<VolumeId>() {
+            sight.volumes.extend(look_at(id, folder.join(&name))?);
+        } else if name.starts_with(FROZEN) && name.ends_with(".json") {
+            let path = folder.join(&name);
+            if let Some(Ok(Parsed::Entry(entry))) = durable::read(&path, LONGEST)?.map(|content| parse(&content)) {
+                sight.frozen.push((path, entry));
+            }
+        }
+    }
+    Ok(sight)
+}
+
+/// `None` where there is nothing of the volume.
+fn look_at(id: VolumeId, folder: PathBuf) -> Result<Option<Found>> {
+    let mut list = names(&folder)?;
+    list.sort();
+    let (stage, written) = (None, None);
+    let mut found = Found { id, folder, stage, written, targets: Vec::new(), damaged: Vec::new(), unreadable: Vec::new() };
+    for name in list {
+        let path = found.folder.join(&name);
+        if name.ends_with(".damaged") {
+            found.damaged.push(path);
+        } else if name == STAGE {
+            found.written = fs::metadata(&path).and_then(|seen| seen.modified()).ok();
+            found.stage = found.take(path, |entry: &StageEntry| &entry.id)?;
+        } else if name.starts_with("target-") && name.ends_with(".json") {
+            let target = found.take(path, |entry: &TargetEntry| &entry.id)?;
+            found.targets.extend(target);
+        }
+    }
+    let nothing = found.stage.is_none() && found.targets.is_empty() && found.damaged.is_empty() && found.unreadable.is_empty();
+    Ok((!nothing).then_some(found))
+}
+
+impl Found {
+    fn take<T: DeserializeOwned>(&mut self, path: PathBuf, named: impl Fn(&T) -> &VolumeId) -> Result<Option<T>> {
+        match durable::read(&path, LONGEST)?.map(|content| parse::<T>(&content)) {
+            Some(Ok(Parsed::Entry(entry))) if named(&entry) == &self.id => return Ok(Some(entry)),
+            Some(Ok(Parsed::Entry(entry))) => {
+                self.unreadable.push((path, format!("it is an entry of volume {}; move it away", named(&entry))));
+            }
+            Some(Ok(Parsed::OtherVersion(version))) => {
+                let reason = format!("written by another version (form {version}, this one reads {VERSION}); run that one");
+                self.unreadable.push((path, reason));
+            }
+            Some(Err(_)) => self.damaged.push(path),
+            None => {}
+        }
+        Ok(None)
+    }
+
+    /// All files of it, for whoever takes it away by hand.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let stage = self.stage.iter().map(|_| self.folder.join(STAGE));
+        let targets = self.targets.iter().map(|target| self.folder.join(target_name(&target.target)));
+        stage.chain(targets).chain(self.damaged.iter().cloned()).collect()
+    }
+
+    /// The file of a target.
+    pub fn file_of(&self, target: &Path) -> PathBuf {
+        self.folder.join(target_name(target))
+    }
+}
+
 /// The journal's folder.
 #[derive(Debug)]
 pub struct Journal {
@@ -250,6 +349,11 @@ impl Journal {
 
     fn stale(&self) -> MutexGuard<'_, Vec<String>> {
         self.stale.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes a file that was kept aside, and the volume's folder if nothing else is in it.
+    pub fn remove_damaged(&self, id: &VolumeId, name: &str) -> Result<()> {
+        self.remove(id, name)
     }
 
     /// What was frozen when an earlier process ended.
@@ -461,6 +565,9 @@ mod tests {
         assert_eq!(journal.target(&id(), Path::new("/t/2")).expect("reads"), Some(target("/t/2")));
         assert_eq!(journal.targets(&id()).expect("reads").len(), 2);
         assert_eq!(journal.volumes().expect("reads"), [id()]);
+        let found = look(state.path()).expect("reads").volumes;
+        assert_eq!((found.len(), &found[0].stage, found[0].targets.len()), (1, &Some(entry()), 2));
+        assert!(found[0].files().iter().all(|file| file.exists()) && found[0].files().len() == 3);
         journal.remove_target(&id(), Path::new("/t/1")).expect("removes");
         journal.remove_target(&id(), Path::new("/t/1")).expect("removes again");
         journal.remove_stage(&id()).expect("removes");
@@ -495,9 +602,12 @@ mod tests {
         let whole = fs::read(&path).expect("reads");
         for length in [0, 1, whole.len() / 2, whole.len() - 1] {
             fs::write(&path, &whole[..length]).expect("tears it");
+            assert!(look(state.path()).expect("reads").volumes[0].damaged.contains(&path), "and left where it is");
             assert_eq!(journal.stage(&id()).expect("no error"), None, "{length} bytes");
             assert!(!path.exists() && path.with_extension("json.damaged").exists());
         }
+        let found = look(state.path()).expect("reads").volumes;
+        assert_eq!(found[0].damaged, [path.with_extension("json.damaged")]);
         assert!(journal.knows(&id()).expect("reads"));
     }
 
@@ -520,6 +630,8 @@ mod tests {
         journal.write_stage(&StageEntry { version: 2, ..entry() }).expect("writes");
         let error = journal.stage(&id()).expect_err("not ours to read");
         assert!(error.to_string().contains("another version"), "{error}");
+        let found = look(state.path()).expect("reads").volumes;
+        assert!(found[0].unreadable[0].1.contains("another version") && found[0].damaged.is_empty());
         assert!(state.path().join("journal/image:a/stage.json").exists());
     }
 

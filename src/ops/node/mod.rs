@@ -31,7 +31,9 @@ mod expand;
 mod group;
 mod health;
 mod inline;
+pub mod inspect;
 mod journal;
+pub mod lone;
 mod observe;
 mod plan;
 mod publish;
@@ -137,6 +139,13 @@ impl Node {
     /// # Errors
     /// Where the journal or the kubelet's folder cannot be used.
     pub fn open(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
+        let node = Node::as_it_is(settings, registry, locks)?;
+        recover::recover(&node);
+        Ok(node)
+    }
+
+    /// As `open`, but nothing is compared, finished or undone.
+    fn as_it_is(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
         let kubelet = Root::open(&settings.kubelet_dir).map_err(|error| {
             let path = settings.kubelet_dir.display();
             Error::invalid("kubelet_dir", format!("{path} cannot be used ({error}); make it, or name the kubelet's folder"))
@@ -144,9 +153,7 @@ impl Node {
         let journal = Arc::new(Journal::open(&settings.state_dir)?);
         let state = Root::open(&settings.state_dir)?;
         let boot = observe::boot()?;
-        let node = Node { settings, registry, locks, journal, kubelet, state, boot, freezes: AtomicU64::new(0) };
-        recover::recover(&node);
-        Ok(node)
+        Ok(Node { settings, registry, locks, journal, kubelet, state, boot, freezes: AtomicU64::new(0) })
     }
 
     /// Of this node.

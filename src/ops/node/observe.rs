@@ -56,11 +56,15 @@ pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
 
 /// What is at `path`; `sources` are what this volume is or was in this boot.
 pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> At {
-    let stack = table.at(path);
+    of_stack(&table.at(path), sources)
+}
+
+/// As [`at`], for the mounts that lie there.
+pub fn of_stack(stack: &[&Mount], sources: &[Source]) -> At {
     if let Some(foreign) = stack.iter().rev().find(|mount| !is_of(mount, sources)) {
         return At::Foreign((*foreign).clone());
     }
-    match stack.as_slice() {
+    match stack {
         [] => At::Nothing,
         [one] => At::Ours((*one).clone()),
         several => At::Stack(several.len()),

@@ -34,15 +34,20 @@ pub(super) fn recover(node: &Node) {
         tracing::error!(%error, "mountinfo cannot be read");
         MountTable::default()
     });
-    let mut mounted: HashMap<&Path, Vec<&Mount>> = HashMap::new();
-    for mount in table.iter() {
-        mounted.entry(&mount.mount_point).or_default().push(mount);
-    }
+    let mounted = by_place(&table);
     for id in volumes {
         if let Err(error) = recover_volume(node, &id, &mounted) {
             tracing::error!(volume = %id, error = %chain(&error), "not recovered; the next stage or unstage of it tries again");
         }
     }
+}
+
+pub(super) fn by_place(table: &MountTable) -> HashMap<&Path, Vec<&Mount>> {
+    let mut mounted: HashMap<&Path, Vec<&Mount>> = HashMap::new();
+    for mount in table.iter() {
+        mounted.entry(&mount.mount_point).or_default().push(mount);
+    }
+    mounted
 }
 
 /// Whether nothing was cut off, by what the journal and one reading of mountinfo say: so it is for nearly all volumes, and the
@@ -58,7 +63,7 @@ fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mo
     entry.phase == Phase::Staged && node.same_boot(entry) && !block && targets.iter().all(published)
 }
 
-fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
+pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
     let entry = node.journal.stage(id)?;
     let targets = node.journal.targets(id)?;

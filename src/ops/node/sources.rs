@@ -50,13 +50,18 @@ pub(super) fn shown(mapping: &Mapped) -> BlockDevice {
 
 /// What a volume's mapping is called: by its id, where that is short enough, and by the driver's state folder, since the names
 /// are the machine's and another driver on it may have a volume of this id.
-fn mapping_name(state: &Path, id: &VolumeId) -> String {
-    let driver = digest(state.as_os_str().as_encoded_bytes());
-    let name = format!("longshore-{}-{id}", &driver[..8]);
+pub(super) fn mapping_name(state: &Path, id: &VolumeId) -> String {
+    let name = format!("{}{id}", mapping_prefix(state));
     if name.len() <= LONGEST_NAME {
         return name;
     }
     format!("longshore-{}", digest(name.as_bytes()))
+}
+
+/// How the names of this driver's mappings begin, but for those of long ids.
+pub(super) fn mapping_prefix(state: &Path) -> String {
+    let driver = digest(state.as_os_str().as_encoded_bytes());
+    format!("longshore-{}-", &driver[..8])
 }
 
 /// In hexadecimal digits.

@@ -22,7 +22,7 @@ pub use check::{Checked, Mend, check, check_fully};
 pub use grow::{grow_mounted, grow_unmounted, size_on_device};
 pub use mkfs::mkfs;
 pub use probe::{Contents, probe};
-pub use usage::{Usage, usage};
+pub use usage::{Usage, usage, usages};
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -1,0 +1,213 @@
+//! What `longshore inspect` shows of pools, images and their loop devices, by looking only; and the little that it mends.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Source, Stored, Survey};
+use crate::os::block::Device;
+use crate::os::loopdev::{self, Loop};
+use crate::os::step::step;
+use crate::os::{self, locks};
+use crate::volume::{Bytes, Error, Result, VolumeId};
+
+use super::connect::{identity, source, status};
+use super::files::{self, IMAGE, META, Seen};
+use super::inspect::{About, Examined, examine};
+use super::meta::{self, SnapshotMeta, VolumeMeta, from_nanos};
+use super::opening::{LOCK, Opening};
+use super::pool::{Kind, Pool, RETAINED, Ready, TMP, TRASH};
+use super::{ImageBackend, ImageConfig, Role};
+
+/// For how long the file system of a pool is given to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The kernel keeps so many bytes of a loop device's label.
+const LABEL: usize = 63;
+
+impl ImageBackend {
+    /// Opens the pools to look at them: nothing is made, remembered or locked.
+    ///
+    /// # Errors
+    /// `Pending` where the file system of a pool gives no answer; and as [`ImageBackend::open`].
+    pub fn open_to_look(config: ImageConfig) -> Result<ImageBackend> {
+        config.validate()?;
+        for pool in &config.pools {
+            // A look of our own would hang for as long as a dead server is away.
+            os::fs::usages(std::slice::from_ref(&pool.path), PATIENCE)?;
+        }
+        ImageBackend::open(config, Role { provision: false })
+    }
+
+    fn survey_pool(&self, pool: &Pool, images: &mut HashMap<(u64, u64), VolumeId>, survey: &mut Survey) -> Result<()> {
+        let ready = pool.ready()?;
+        ready.check_essential().map_err(|reason| ready.down(reason))?;
+        let room = ready.room()?;
+        let held = locks::read()?;
+        let provisioner = locks::on(&held, "FLOCK", &ready.path.join(LOCK))?.map(|held| held.pid.unwrap_or(0));
+        survey.places.push(Place {
+            name: ready.name.clone(),
+            at: ready.path.display().to_string(),
+            total: Bytes(room.total),
+            free: Bytes(room.free),
+            read_only: room.read_only,
+            provisioner,
+        });
+        for (local, found) in each::<VolumeMeta>(&ready)? {
+            let id = VolumeId::from_parts(&self.name, &local)?;
+            if let Some(image) = found.image {
+                images.insert(image.inode, id.clone());
+            }
+            survey.leftovers.extend(half::<VolumeMeta>(&ready, &local, found.image)?);
+            survey.volumes.push(stored(&ready, id, &found));
+        }
+        for (local, found) in each::<SnapshotMeta>(&ready)? {
+            survey.leftovers.extend(half::<SnapshotMeta>(&ready, &local, found.image)?);
+        }
+        // What someone makes or deletes just now is no leftover.
+        if provisioner.is_none() {
+            for (parent, kind) in [(TMP, LeftoverKind::Draft), (TRASH, LeftoverKind::Trash)] {
+                let parent = ready.path.join(parent);
+                let names = files::names(&parent).map_err(|error| ready.down(error.to_string()))?;
+                let passing = names.iter().map(|name| passing(&parent, name, kind));
+                survey.leftovers.extend(passing.collect::<Result<Vec<_>>>()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume of which a device shows, or once showed, the image; `None` where it has nothing to do with our pools.
+    fn shown(&self, device: &Loop, file: &Path, images: &HashMap<(u64, u64), VolumeId>, pools: &[PathBuf]) -> Option<Connected> {
+        let labelled = device.label.parse::<VolumeId>().ok().filter(|id| *id.backend() == self.name);
+        let id = match images.get(&device.backing) {
+            Some(id) => id.clone(),
+            None if pools.iter().any(|pool| file.starts_with(pool)) => labelled?,
+            None => return None,
+        };
+        let label = id.to_string();
+        let Source::Device(of) = source(device) else { return None };
+        Some(Connected {
+            ours: device.label.as_bytes() == label.as_bytes().get(..LABEL).unwrap_or(label.as_bytes()),
+            shows: file.display().to_string(),
+            size: Device::open(&device.path, false).and_then(|open| open.size()).ok().map(Bytes),
+            release: vec!["losetup".to_owned(), "--detach".to_owned(), device.path.display().to_string()],
+            device: of,
+            id,
+        })
+    }
+}
+
+impl Inspect for ImageBackend {
+    fn survey(&self) -> Result<Survey> {
+        let mut survey = Survey::default();
+        let mut images = HashMap::new();
+        for pool in &self.pools {
+            if let Err(error) = self.survey_pool(pool, &mut images, &mut survey) {
+                let what = format!("pool {} of backend {} ({})", pool.config.name, self.name, pool.config.path.display());
+                survey.unseen.push((what, error.to_string()));
+            }
+        }
+        survey.volumes.sort_by(|a, b| a.id.cmp(&b.id));
+        let pools: Vec<PathBuf> = self.pools.iter().filter_map(|pool| pool.config.path.canonicalize().ok()).collect();
+        for device in loopdev::list()? {
+            if let Some(file) = loopdev::file_of(&device.path)? {
+                survey.devices.extend(self.shown(&device, &file, &images, &pools));
+            }
+        }
+        Ok(survey)
+    }
+
+    fn release(&self, told: &BlockDevice) -> Result<()> {
+        match status(&told.path)? {
+            Some(device) if identity(device.backing) == told.identity => {
+                step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
+                Ok(())
+            }
+            _ => Err(changed(&told.path)),
+        }
+    }
+
+    fn remove(&self, leftover: &Leftover) -> Result<()> {
+        let parents = |pool: &Pool| [TMP, TRASH].map(|parent| pool.config.path.join(parent));
+        let of = |pool: &&Pool| leftover.object.parent().is_some_and(|parent| parents(pool).iter().any(|one| one == parent));
+        let pool = self.pools.iter().find(of).ok_or_else(|| changed(&leftover.object))?;
+        let ready = pool.ready()?;
+        let _lock = Opening::new(pool).lock()?.map_err(|reason| ready.down(reason))?;
+        step("remove leftover", &leftover.object.display(), || files::remove_folder(&leftover.object))?;
+        Ok(())
+    }
+}
+
+fn changed(object: &Path) -> Error {
+    let reason = "it is not what it was a moment ago; look again".to_owned();
+    Error::Unproven { device: object.display().to_string(), reason }
+}
+
+/// All volumes or snapshots of a pool, but for those that were deleted while we looked.
+fn each<M: About>(ready: &Ready) -> Result<Vec<(String, Examined<M>)>> {
+    let mut names = files::names(&ready.path.join(M::KIND.folder())).map_err(|error| ready.down(error.to_string()))?;
+    names.retain(|local| VolumeId::from_parts(&ready.backend, local).is_ok());
+    names.sort_unstable();
+    let mut found = Vec::with_capacity(names.len());
+    for local in names {
+        let examined = examine::<M>(ready, &local);
+        if examined.damage.is_empty() || ready.has(M::KIND, &local)? {
+            found.push((local, examined));
+        }
+    }
+    Ok(found)
+}
+
+fn stored(ready: &Ready, id: VolumeId, found: &Examined<VolumeMeta>) -> Stored {
+    Stored {
+        at: ready.place(Kind::Volume, id.local()).join(IMAGE).display().to_string(),
+        capacity: found.meta.as_ref().map(|meta| meta.capacity).or(found.image.map(|image| Bytes(image.length))),
+        allocated: found.image.map(|image| Bytes(image.allocated)),
+        created: found.meta.as_ref().map(|meta| from_nanos(meta.created)),
+        health: super::health::assess(&found.damage),
+        id,
+    }
+}
+
+/// An image without metadata, or metadata without an image.
+fn half<M: About>(ready: &Ready, local: &str, image: Option<Seen>) -> Result<Option<Leftover>> {
+    let folder = ready.place(M::KIND, local);
+    let known = files::look(ready.root(), &Path::new(M::KIND.folder()).join(local).join(META))?.is_some();
+    let (kind, what) = match (image, known) {
+        (Some(_), true) => return Ok(None),
+        (Some(_), false) => (LeftoverKind::WithoutMetadata, format!("its {META} is gone; put it back, or move the data aside")),
+        (None, true) => (LeftoverKind::WithoutData, format!("its {IMAGE} is gone; put it back, or give the volume up")),
+        (None, false) => (LeftoverKind::WithoutData, "the folder holds neither data nor metadata".to_owned()),
+    };
+    let seconds = meta::to_nanos(SystemTime::now()) / 1_000_000_000;
+    let aside = ready.path.join(RETAINED).join(format!("{local}.{seconds}"));
+    let words = ["mv", "--no-clobber", "--no-target-directory", "--"].map(str::to_owned).into_iter();
+    let command = words.chain([folder.display().to_string(), aside.display().to_string()]).collect();
+    let id = format!("{}:{local}", ready.backend);
+    Ok(Some(Leftover { kind, id, object: folder, what, commands: vec![command], removable: false }))
+}
+
+/// Something in `tmp` or `trash`, which belongs to nobody.
+fn passing(parent: &Path, name: &str, kind: LeftoverKind) -> Result<Leftover> {
+    let object = parent.join(name);
+    let inside = match files::names(&object) {
+        Err(error) if error.is_missing() => Vec::new(),
+        names => names?,
+    };
+    let removable = inside.iter().all(|name| files::is_known(name));
+    let what = match (kind, removable) {
+        (_, false) => "it holds what is not ours; look at it by hand".to_owned(),
+        (LeftoverKind::Trash, _) => "its deletion was cut off".to_owned(),
+        _ => "its making was cut off".to_owned(),
+    };
+    let path = |name: &String| object.join(name).display().to_string();
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let mut commands = vec![words(&["rm", "--force", "--"]), words(&["rmdir", "--", &object.display().to_string()])];
+    match commands.first_mut() {
+        Some(remove) if removable && !inside.is_empty() => remove.extend(inside.iter().map(path)),
+        _ => drop(commands.remove(0)),
+    }
+    if !removable {
+        commands = vec![words(&["ls", "-la", "--", &object.display().to_string()])];
+    }
+    Ok(Leftover { kind, id: name.to_owned(), object, what, commands, removable })
+}

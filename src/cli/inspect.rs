@@ -1,0 +1,370 @@
+//! `longshore inspect`: shows what `ops::node::inspect` found, and asks before anything is mended.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::backend::Backend;
+use crate::backend::fake::Fake;
+use crate::backend::image::ImageBackend;
+use crate::config::{BackendConfig, Config};
+use crate::ops::node::NodeSettings;
+use crate::ops::node::inspect::{self, Configured, Finding, Mender, Report, Role, Setup, State, Volume};
+use crate::volume;
+
+use super::args::InspectArgs;
+use super::table::size;
+use super::tree::{Branch, Lines};
+use super::{Failure, print, serve, variable};
+
+/// Something was found.
+const FOUND: u8 = 1;
+/// Something could not be looked at.
+const UNSEEN: u8 = 3;
+
+/// Answers the exit code.
+pub fn run(args: &InspectArgs) -> Result<u8, Failure> {
+    if args.fix && !args.yes && (args.json || !io::stdin().is_terminal()) {
+        return Err(Failure::Usage("--fix asks before it does anything; where nobody can answer, add --yes".to_owned()));
+    }
+    let config = serve::configure(args.place.layer(), args.place.config.as_deref())?;
+    let setup = setup(&config);
+    let report = look(&setup, args.volume.as_deref())?;
+    if args.fix {
+        return fix(&setup, report, args);
+    }
+    if args.json {
+        print(&json(&report)?)?;
+    } else {
+        print(&shown(&report, args.volume.is_some(), Lines::for_output()))?;
+    }
+    Ok(exit_code(&report))
+}
+
+fn exit_code(report: &Report) -> u8 {
+    match (report.is_well(), report.not_seen.is_empty()) {
+        (false, _) => FOUND,
+        (true, false) => UNSEEN,
+        (true, true) => 0,
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> Result<String, Failure> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| Failure::Output(error.into()))
+}
+
+fn look(setup: &Setup, volume: Option<&str>) -> Result<Report, Failure> {
+    let mut report = inspect::inspect(setup)?;
+    if let Some(text) = volume {
+        let id = report.find(text).map_err(|several| no_such(text, &several, &report))?;
+        report.retain(&id);
+    }
+    Ok(report)
+}
+
+fn no_such(text: &str, several: &[String], report: &Report) -> Failure {
+    if !several.is_empty() {
+        return Failure::Usage(format!("{text:?} is a part of several ids: {}", several.join(", ")));
+    }
+    let unseen: Vec<String> = report.not_seen.iter().map(|unseen| format!("{}: {}", unseen.what, unseen.why)).collect();
+    if unseen.is_empty() {
+        return Failure::Usage(format!("no volume on this node or in its storage is called {text:?}"));
+    }
+    let reason = format!("{text:?} was not found, but not everything could be looked at: {}", unseen.join("; "));
+    Failure::Node(volume::Error::Pending { object: "inspect".to_owned(), reason })
+}
+
+/// What `serve` would serve, opened to be looked at.
+fn setup(config: &Config) -> Setup {
+    let open = |backend: &BackendConfig| -> volume::Result<Arc<dyn Backend>> {
+        Ok(match backend.clone() {
+            BackendConfig::Image(image) => Arc::new(ImageBackend::open_to_look(image)?),
+            BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
+        })
+    };
+    let backends = config.backends.iter().map(|backend| Configured { name: backend.name().clone(), backend: open(backend) });
+    Setup {
+        node: NodeSettings {
+            node_id: config.node_id.clone(),
+            kubelet_dir: config.kubelet_dir.path().to_owned(),
+            state_dir: config.state_dir.path().to_owned(),
+        },
+        driver: config.driver_name.to_string(),
+        endpoint: config.endpoint.path().to_owned(),
+        backends: backends.collect(),
+    }
+}
+
+/// What was done about a finding.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Action<'a> {
+    #[serde(flatten)]
+    finding: &'a Finding,
+    /// `done` or `failed`.
+    result: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Fixed<'a> {
+    actions: Vec<Action<'a>>,
+    /// What is there afterwards.
+    #[serde(flatten)]
+    report: Report,
+}
+
+fn fix(setup: &Setup, report: Report, args: &InspectArgs) -> Result<u8, Failure> {
+    let plan: Vec<&Finding> = report.findings.iter().filter(|finding| finding.fix).collect();
+    if !args.json {
+        print(&shown(&report, args.volume.is_some(), Lines::for_output()))?;
+        let nothing = if plan.is_empty() { "\nnothing that --fix could do\n" } else { "\n--fix will:\n" };
+        let steps = plan.iter().enumerate().map(|(at, finding)| format!("  {}. {}\n", at + 1, told(finding)));
+        print(&(nothing.to_owned() + &steps.collect::<String>()))?;
+    }
+    if let Some(driver) = report.running.driver.as_ref().filter(|_| !plan.is_empty()) {
+        let pid = driver.pid.map_or("a process that cannot be seen from here".to_owned(), |pid| format!("process {pid}"));
+        let by = format!("the driver runs ({pid}); stop it first, or run the commands above one by one");
+        return Err(volume::Error::InUse { object: "this node".to_owned(), by }.into());
+    }
+    if plan.is_empty() || !(args.yes || agreed(plan.len())?) {
+        if args.json {
+            print(&json(&Fixed { actions: Vec::new(), report: report.clone() })?)?;
+        }
+        return Ok(exit_code(&report));
+    }
+    let actions = mend(setup, &plan, !args.json)?;
+    let after = look(setup, None).map(|mut after| {
+        if let (Some(_), [volume]) = (&args.volume, report.volumes.as_slice()) {
+            after.retain(&volume.id);
+        }
+        after
+    })?;
+    let mut code = exit_code(&after);
+    if actions.iter().any(|action| action.error.is_some()) {
+        code = FOUND;
+    }
+    if args.json {
+        print(&json(&Fixed { actions, report: after })?)?;
+    } else {
+        print(&format!("\nafterwards: {}\n", summary(&after)))?;
+    }
+    Ok(code)
+}
+
+fn mend<'a>(setup: &Setup, plan: &[&'a Finding], aloud: bool) -> Result<Vec<Action<'a>>, Failure> {
+    let mender = Mender::new(setup)?;
+    let mut actions = Vec::new();
+    for &finding in plan {
+        let Some(mend) = &finding.mend else { continue };
+        let error = mender.mend(mend).err().map(|error| volume::error::chain(&error));
+        let result = if error.is_some() { "failed" } else { "done" };
+        if aloud {
+            let why = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+            print(&format!("{result}: {}{why}\n", told(finding)))?;
+        }
+        actions.push(Action { finding, result, error });
+    }
+    Ok(actions)
+}
+
+/// Asks on the terminal.
+fn agreed(count: usize) -> Result<bool, Failure> {
+    let mut stderr = io::stderr().lock();
+    write!(stderr, "\nmend {count}? [y/N] ").and_then(|()| stderr.flush()).map_err(Failure::Output)?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(Failure::Output)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// What a finding's mend comes to, for people.
+fn told(finding: &Finding) -> String {
+    let name = kind(finding);
+    match finding.commands.as_slice() {
+        [] => format!("{name} {}", finding.object),
+        commands => format!("{name} {}: as by `{}`", finding.object, commands.join("; ")),
+    }
+}
+
+/// As in the JSON.
+fn kind(finding: &Finding) -> String {
+    serde_json::to_value(finding.kind).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn shown(report: &Report, one: bool, lines: Lines) -> String {
+    let mut text = if one { String::new() } else { head(report) };
+    for volume in &report.volumes {
+        text.push_str(&lines.draw(&stack(volume, report.time)));
+        if one {
+            text.push_str(&story(volume, report));
+        }
+    }
+    for operation in &report.running.operations {
+        let since = operation.since.map(|since| format!(" since {}", ago(report.time, since))).unwrap_or_default();
+        writeln!(text, "running: {} of {}{since}", operation.operation, operation.volume).ok();
+    }
+    for program in &report.running.programs {
+        let since = ago(report.time, program.since);
+        writeln!(text, "running: {} (process {}) on {} since {since}", program.name, program.pid, program.device.display()).ok();
+    }
+    for (at, finding) in report.findings.iter().enumerate() {
+        text.push_str(if at == 0 && !text.is_empty() { "\n" } else { "" });
+        text.push_str(&found(at + 1, finding, report.running.driver.is_some()));
+    }
+    for unseen in &report.not_seen {
+        writeln!(text, "not looked at: {}: {}", unseen.what, unseen.why).ok();
+    }
+    if !one {
+        writeln!(text, "\n{}", summary(report)).ok();
+    }
+    // A path may hold what a terminal obeys.
+    text.replace(|letter: char| letter.is_control() && letter != '\n', "?")
+}
+
+fn head(report: &Report) -> String {
+    let driver = match &report.running.driver {
+        Some(driver) => {
+            let pid = driver.pid.map(|pid| format!(" as process {pid}")).unwrap_or_default();
+            let since = driver.since.map(|since| format!(" since {}", ago(report.time, since))).unwrap_or_default();
+            let answers = if driver.answers { "" } else { ", but does not answer at its socket" };
+            format!("runs{pid}{since}{answers}")
+        }
+        None => "does not run".to_owned(),
+    };
+    let mut text = format!("node {}: {} {driver}\n", report.node, report.driver);
+    for place in &report.storage {
+        let more = if place.read_only { ", read-only" } else { "" };
+        let (free, total) = (bytes(place.free), bytes(place.total));
+        writeln!(text, "pool {} of {}: {}, {free} free of {total}{more}", place.name, place.backend, place.at).ok();
+    }
+    text.push('\n');
+    text
+}
+
+fn bytes(bytes: u64) -> String {
+    size(i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+/// To two units: `3h 2m`.
+fn ago(now: u64, then: u64) -> String {
+    let since = Duration::from_secs(now.saturating_sub(then));
+    let text = humantime::format_duration(since).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+fn stack(volume: &Volume, now: u64) -> Branch {
+    let capacity = volume.stored.as_ref().and_then(|stored| stored.capacity).map(|capacity| format!(", {}", bytes(capacity)));
+    let since = volume.journal.as_ref().and_then(|journal| journal.since).map(|since| format!(" {} ago", ago(now, since)));
+    let state = match volume.state {
+        State::Stored => "stored, not on this node".to_owned(),
+        State::Staging => format!("stage begun{}", since.unwrap_or_default()),
+        State::Staged => format!("staged{}", since.unwrap_or_default()),
+        State::Unstaging => "being unstaged".to_owned(),
+        State::CutOff => "cut off while it was written; the next stage ends it".to_owned(),
+        State::BeforeBoot => format!("staged before the last boot{}", since.unwrap_or_default()),
+        State::Unowned => "no stage is journaled".to_owned(),
+    };
+    let health = if volume.problems.is_empty() { "" } else { ", UNHEALTHY" };
+    let mut root = Branch::new(format!("{}  {state}{}{health}", volume.id, capacity.unwrap_or_default()));
+    root.children.extend(
+        volume
+            .problems
+            .iter()
+            .map(|problem| Branch::new(format!("! {} {}: {}", problem.severity, problem.reason, problem.message))),
+    );
+    let mut layers: Vec<String> = Vec::new();
+    if let Some(stored) = volume.stored.as_ref().filter(|_| volume.state != State::Stored) {
+        let made = stored.created.map(|created| format!(", made {} ago", ago(now, created))).unwrap_or_default();
+        let allocated = stored.allocated.map(|allocated| format!("  {} on disk", bytes(allocated))).unwrap_or_default();
+        layers.push(format!("image    {}{allocated}{made}", stored.at));
+    }
+    for device in &volume.devices {
+        let stray = if device.journaled { "" } else { "  no stage has it" };
+        layers.push(format!("device   {} ({}){stray}", device.path.display(), device.number));
+    }
+    layers.extend(volume.mapping.iter().map(|mapping| format!("mapping  {} ({})", mapping.name, mapping.path.display())));
+    if let Some(filesystem) = &volume.filesystem {
+        let usage =
+            filesystem.used.zip(filesystem.total).map(|(used, total)| format!("  {} used of {}", bytes(used), bytes(total)));
+        layers.push(format!("{:<8} {}", filesystem.fstype, usage.unwrap_or_default().trim_start()).trim_end().to_owned());
+    }
+    let mut places: Vec<Branch> = volume
+        .places
+        .iter()
+        .map(|place| {
+            let role = match place.role {
+                Role::Staging => "staging",
+                Role::Target => "target",
+                Role::Subpath => "subpath",
+                Role::Unknown => "unknown",
+            };
+            let pod = place.pod_uid.as_ref().map(|pod| format!("  pod {pod}")).unwrap_or_default();
+            let read_only = if place.read_only { "  read-only" } else { "" };
+            let mounted = if place.mounted { "" } else { "  NOT MOUNTED" };
+            Branch::new(format!("{role:<8} {}{pod}{read_only}{mounted}", place.path.display()))
+        })
+        .collect();
+    for layer in layers.into_iter().rev() {
+        places = vec![Branch { text: layer, children: places }];
+    }
+    root.children.extend(places);
+    root
+}
+
+/// What the journal says, in what the kernel differs, and what is to be done.
+fn story(volume: &Volume, report: &Report) -> String {
+    let mut text = String::new();
+    let journal = volume.journal.as_ref().map_or("knows nothing of it".to_owned(), |journal| {
+        let phase = journal.phase.unwrap_or("no stage");
+        let at = journal.staging.as_ref().map(|staging| format!(" at {}", staging.display())).unwrap_or_default();
+        let access = journal.access.map(|access| format!(", {access}")).unwrap_or_default();
+        let read_only = if journal.read_only { ", read-only" } else { "" };
+        let boot = if journal.same_boot { "" } else { ", before the last boot" };
+        let cut_off = journal.cut_off.map(|what| format!(", {what} was begun and not ended")).unwrap_or_default();
+        let targets: String = journal.targets.iter().map(|target| format!("\n          target {}", target.display())).collect();
+        format!("{phase}{at}{access}{read_only}{boot}{cut_off}{targets}")
+    });
+    writeln!(text, "\njournal:  {journal}").ok();
+    let differs: Vec<&str> = report.findings.iter().map(|finding| finding.what.as_str()).collect();
+    let none = if report.not_seen.is_empty() { "in nothing" } else { "in nothing that could be looked at" };
+    writeln!(text, "differs:  {}", if differs.is_empty() { none.to_owned() } else { differs.join("\n          ") }).ok();
+    let next: Vec<&str> = report.findings.iter().flat_map(|finding| finding.commands.iter().map(String::as_str)).collect();
+    let next = match (next.is_empty(), volume.problems.is_empty()) {
+        (true, true) => "nothing to do".to_owned(),
+        (true, false) => "see what is said of its health above".to_owned(),
+        (false, _) => next.join("\n          "),
+    };
+    writeln!(text, "next:     {next}").ok();
+    text
+}
+
+fn found(number: usize, finding: &Finding, driver_runs: bool) -> String {
+    let volume = finding.volume.as_ref().map(|volume| format!(" of {volume}")).unwrap_or_default();
+    let mut text = format!("{number}. {}{volume}: {}\n   {}\n", kind(finding), finding.object, finding.what);
+    for command in &finding.commands {
+        writeln!(text, "     {command}").ok();
+    }
+    match &finding.why_not {
+        Some(why) => writeln!(text, "   not by --fix: {why}").ok(),
+        None if driver_runs => writeln!(text, "   --fix does it, once no driver runs").ok(),
+        None => writeln!(text, "   --fix does it").ok(),
+    };
+    text
+}
+
+fn summary(report: &Report) -> String {
+    let staged = report.volumes.iter().filter(|volume| volume.state == State::Staged).count();
+    let unhealthy = report.volumes.iter().filter(|volume| !volume.problems.is_empty()).count();
+    let (volumes, findings, unseen) = (report.volumes.len(), report.findings.len(), report.not_seen.len());
+    format!("{volumes} volumes, {staged} staged, {unhealthy} unhealthy; {findings} to mend; {unseen} not looked at")
+}
+
+/// Whether people with this environment read UTF-8.
+pub(super) fn reads_utf8() -> bool {
+    let set = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
+    set.is_some_and(|locale| locale.to_lowercase().replace('-', "").contains("utf8"))
+}

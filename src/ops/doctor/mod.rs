@@ -1,0 +1,145 @@
+//! What `longshore doctor` checks of a node or a configuration before trouble.
+//!
+//! Nothing stays behind: what must be tried is tried with files that have no name. Each check has a deadline, and none waits for
+//! another. A check says what it found and, where that is not well, what to do.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+mod host;
+mod places;
+
+pub use places::reaches_pods;
+
+/// For how long each check is given.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is to be checked.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The driver serves a node here.
+    pub node: bool,
+    pub driver: String,
+    pub endpoint: PathBuf,
+    pub state_dir: PathBuf,
+    pub kubelet_dir: PathBuf,
+    pub pools: Vec<Pool>,
+    /// This process runs in a container of a pod.
+    pub in_pod: bool,
+}
+
+/// A folder of images.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    pub name: String,
+    pub path: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Ok,
+    /// Something will not work, or not well; the driver does.
+    Warning,
+    /// The driver would fail, at its start or at the first pod.
+    Error,
+}
+
+/// What came of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// For programs: `kernel`, `propagation`.
+    pub name: &'static str,
+    pub level: Level,
+    pub found: String,
+    /// What to do; not with `ok`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Check { name, level: Level::Ok, found: found.into(), remedy: None }
+    }
+
+    fn warning(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Check { name, level: Level::Warning, found: found.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn error(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Check { name, level: Level::Error, found: found.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+type Work = Box<dyn FnOnce() -> Vec<Check> + Send>;
+
+/// Runs all checks that make sense for this setup; in a fixed order, and never for much longer than one of them may take.
+pub fn examine(setup: &Setup) -> Vec<Check> {
+    let with = |check: fn(&Setup) -> Vec<Check>| -> Work {
+        let setup = setup.clone();
+        Box::new(move || check(&setup))
+    };
+    let mut work: Vec<(&'static str, Work)> = vec![("clock", with(host::clock))];
+    if setup.node {
+        work.push(("kernel", with(host::kernel)));
+        work.push(("permissions", with(host::permissions)));
+        work.push(("loop", with(host::loops)));
+        work.push(("devices", with(host::devices)));
+        work.extend(host::TOOLS.iter().map(|tool| {
+            let check: Work = Box::new(|| vec![host::tool(tool)]);
+            ("tool", check)
+        }));
+        work.push(("kubelet-dir", with(places::kubelet)));
+        work.push(("registration", with(places::registration)));
+    }
+    work.push(("state-dir", with(places::state)));
+    for pool in setup.pools.clone() {
+        let (setup, check) = (setup.clone(), places::pool);
+        work.push(("pool", Box::new(move || check(&setup, &pool))));
+    }
+    work.push(("socket", with(places::socket)));
+    run(work, PATIENCE)
+}
+
+fn run(work: Vec<(&'static str, Work)>, patience: Duration) -> Vec<Check> {
+    let until = Instant::now() + patience;
+    let started: Vec<_> = work
+        .into_iter()
+        .map(|(name, check)| {
+            let (tell, told) = mpsc::sync_channel(1);
+            // Nobody listens any more to one that was too slow; one that could not be started says nothing, and is told as that.
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || tell.send(check()).ok()).ok();
+            (name, told)
+        })
+        .collect();
+    let answer = |(name, told): (&'static str, mpsc::Receiver<Vec<Check>>)| {
+        told.recv_timeout(until.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
+            let found = format!("no answer within {}", humantime::format_duration(patience));
+            vec![Check::error(name, found, "look for a dead file system or device (`dmesg`, `cat /proc/self/mountinfo`)")]
+        })
+    };
+    started.into_iter().flat_map(answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_that_gives_no_answer_hides_no_other() {
+        let (_hold, held) = mpsc::channel::<()>();
+        let stuck: Work = Box::new(move || {
+            held.recv().ok();
+            Vec::new()
+        });
+        let work: Vec<(&'static str, Work)> = vec![("stuck", stuck), ("well", Box::new(|| vec![Check::ok("well", "so")]))];
+        let begun = Instant::now();
+        let checks = run(work, Duration::from_millis(300));
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert_eq!(checks[1], Check::ok("well", "so"));
+        assert!(checks[0].name == "stuck" && checks[0].level == Level::Error && checks[0].found.contains("300ms"), "{checks:?}");
+    }
+}

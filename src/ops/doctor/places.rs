@@ -1,0 +1,319 @@
+//! Folders and sockets: the kubelet's, our own, the pools.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::Access;
+
+use crate::os::fs::{Usage, usages};
+use crate::os::mountinfo::MountTable;
+use crate::os::socket::{self as unix, Listener};
+use crate::os::{copy, programs};
+use crate::volume::Bytes;
+
+use super::{Check, Pool, Setup};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// An fsync that takes longer slows down each stage and each creation, which wait for several.
+const SLOW: Duration = Duration::from_millis(200);
+/// Below this share of its file system (1 in so many) a pool is nearly full.
+const SCARCE: u64 = 20;
+
+/// Whether what is mounted below the kubelet's folder reaches the pods. An error only where it certainly does not: in a container of
+/// a pod, into which the folder was mounted without `mountPropagation: Bidirectional`. Beside a kubelet in one mount namespace no
+/// propagation is needed, and outside of a pod it is not known where the kubelet is.
+pub fn reaches_pods(kubelet: &Path, in_pod: bool) -> Check {
+    const NAME: &str = "propagation";
+    if in_pod && !kubelet.exists() {
+        let remedy = "mount the node's kubelet folder at the same path (hostPath) with mountPropagation: Bidirectional";
+        return Check::error(NAME, format!("{} is not there", kubelet.display()), remedy);
+    }
+    let table = match MountTable::read() {
+        Ok(table) => table,
+        Err(error) => return Check::error(NAME, error.to_string(), "see that /proc is mounted"),
+    };
+    let path = kubelet.canonicalize().unwrap_or_else(|_| kubelet.to_owned());
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let at_home = namespace("1").is_some_and(|first| Some(first) == namespace("self"));
+    judge_propagation(&table, &path, in_pod, at_home)
+}
+
+fn judge_propagation(table: &MountTable, kubelet: &Path, in_pod: bool, at_home: bool) -> Check {
+    const NAME: &str = "propagation";
+    const REMEDY: &str = "mountPropagation: Bidirectional on the container's mount of it";
+    let Some(mount) = table.index().holder(kubelet) else {
+        return Check::warning(NAME, format!("{} lies in no mount that is shown", kubelet.display()), "see /proc/self/mountinfo");
+    };
+    let (folder, place) = (kubelet.display(), mount.mount_point.display());
+    if mount.propagation.iter().any(|tag| tag.starts_with("shared:")) {
+        return Check::ok(NAME, format!("{folder} lies in {place}, which is shared"));
+    }
+    let found = format!("{folder} lies in {place}, which is not shared: what is mounted below stays in this mount namespace");
+    match (in_pod, at_home) {
+        (true, _) if mount.mount_point == kubelet => Check::error(NAME, format!("{found}, and no pod sees it"), REMEDY),
+        (true, _) => {
+            Check::warning(NAME, format!("{found}; it is no mount of the node's folder"), format!("a hostPath, and {REMEDY}"))
+        }
+        (false, true) => {
+            Check::ok(NAME, format!("{folder} is not shared, nor need it be beside a kubelet in this mount namespace"))
+        }
+        (false, false) => {
+            let remedy =
+                format!("if the kubelet runs outside of it: `mount --make-shared` of that mount; in a container {REMEDY}");
+            Check::warning(NAME, found, remedy)
+        }
+    }
+}
+
+pub(super) fn kubelet(setup: &Setup) -> Vec<Check> {
+    const NAME: &str = "kubelet-dir";
+    let path = &setup.kubelet_dir;
+    let reach = reaches_pods(path, setup.in_pod);
+    let folder = match answered(path) {
+        Err(found) => Check::error(NAME, found, "a dead file system is mounted there: unmount it"),
+        Ok(None) => {
+            Check::warning(NAME, format!("{} is not there", path.display()), "name the kubelet's --root-dir with --kubelet-dir")
+        }
+        Ok(Some(_)) if !path.is_dir() => Check::error(NAME, format!("{} is no folder", path.display()), "name the right one"),
+        Ok(Some(_)) => match rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK) {
+            Ok(()) => Check::ok(NAME, format!("{} can be written to", path.display())),
+            Err(errno) => Check::error(NAME, format!("{}: {errno}", path.display()), "mount it writable; run as root"),
+        },
+    };
+    vec![folder, reach]
+}
+
+pub(super) fn registration(setup: &Setup) -> Vec<Check> {
+    const NAME: &str = "registration";
+    let path = setup.kubelet_dir.join("plugins_registry").join(format!("{}-reg.sock", setup.driver));
+    let place = path.display();
+    vec![match unix::listener(&path, PATIENCE) {
+        Ok(Listener::Living(_)) => Check::ok(NAME, format!("{place} answers")),
+        Ok(Listener::None) => {
+            let remedy =
+                "before the driver runs that is so; else see node-driver-registrar, its --kubelet-registration-path and its log";
+            Check::warning(NAME, format!("the kubelet has not been told of the driver: {place} is not there"), remedy)
+        }
+        Ok(Listener::Dead) => {
+            let remedy = "start node-driver-registrar again; it replaces the socket";
+            Check::warning(NAME, format!("nobody listens at {place} any more"), remedy)
+        }
+        Err(error) => Check::warning(NAME, error.to_string(), "see who made it, and remove it"),
+    }]
+}
+
+pub(super) fn state(setup: &Setup) -> Vec<Check> {
+    const NAME: &str = "state-dir";
+    let (place, told) = match usable(NAME, &setup.state_dir) {
+        Ok(found) => found,
+        Err(check) => return vec![check],
+    };
+    let begun = Instant::now();
+    let synced = unnamed(&place, 0).and_then(|mut file| {
+        file.write_all(b"longshore")?;
+        file.sync_all()
+    });
+    let took = begun.elapsed();
+    vec![match synced {
+        Err(error) => {
+            let found = format!("{}: {error}", place.display());
+            Check::error(
+                NAME,
+                found,
+                "it must be on a writable disk that survives a reboot: mount one, or name another with --state-dir",
+            )
+        }
+        Ok(()) if took > SLOW => {
+            let found = format!("{told}; an fsync took {}", humantime::format_duration(Duration::from_millis(millis(took))));
+            Check::warning(NAME, found, "each stage waits for several: put it on a faster disk")
+        }
+        Ok(()) => Check::ok(NAME, format!("{told}, can be written to, and is synced in {} ms", millis(took))),
+    }]
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn pool(setup: &Setup, pool: &Pool) -> Vec<Check> {
+    const NAME: &str = "pool";
+    let called = format!("pool {}", pool.name);
+    let (place, told) = match usable(NAME, &pool.path) {
+        Ok(found) => found,
+        Err(check) => return vec![check],
+    };
+    let marked = place.join("longshore-pool.json").exists();
+    if place == pool.path && !marked && holds_more(&place) {
+        let found = format!("{called}: {told}, is no pool, and not empty");
+        return vec![Check::error(NAME, found, "name an empty folder, or mount the pool's file system")];
+    }
+    let mut checks = Vec::new();
+    match unnamed(&place, 0) {
+        Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => {
+            return vec![Check::error(NAME, format!("{called}: {}: {error}", place.display()), "mount it writable; run as root")];
+        }
+        _ => checks.push(Check::ok(NAME, format!("{called}: {told}, can be written to"))),
+    }
+    checks.push(match copy::reflink_works(&place) {
+        Ok(true) => Check::ok("reflink", format!("{called} shares blocks between files")),
+        Ok(false) => {
+            let remedy = "put it on xfs (reflink=1) or btrfs, if there are to be snapshots";
+            Check::warning("reflink", format!("{called} cannot share blocks: snapshots and clones are copies"), remedy)
+        }
+        Err(error) => Check::warning("reflink", format!("{called}: {error}"), "see the kernel's log"),
+    });
+    checks.push(match unnamed(&place, libc::O_DIRECT) {
+        Ok(_) => Check::ok("direct-io", format!("{called} can do direct I/O")),
+        Err(_) => {
+            let found = format!("{called} cannot do direct I/O: what pods write is kept in memory twice");
+            Check::warning("direct-io", found, "put it on ext4, xfs or btrfs of a disk")
+        }
+    });
+    checks.extend(room(&called, &place));
+    if setup.node && same_disk(&place, &setup.kubelet_dir) {
+        let found = format!("{called} is on the kubelet's file system: a full pool makes the kubelet evict pods");
+        checks.push(Check::warning("pool-disk", found, "put it on a disk of its own, or limit it (`capacity`)"));
+    }
+    checks
+}
+
+fn room(called: &str, place: &Path) -> Option<Check> {
+    const NAME: &str = "pool-room";
+    let Ok(Some(Usage { total, available, .. })) = answered(place) else { return None };
+    let found = format!("{called} has {} free of {}", Bytes(available), Bytes(total));
+    Some(match available {
+        left if left < 1 << 20 => Check::error(NAME, found, "delete volumes or snapshots, or enlarge it"),
+        left if left < total / SCARCE => Check::warning(NAME, found, "delete volumes or snapshots, or enlarge it"),
+        _ => Check::ok(NAME, found),
+    })
+}
+
+fn same_disk(one: &Path, other: &Path) -> bool {
+    let device = |path: &Path| path.metadata().map(|seen| seen.dev()).ok();
+    device(one).is_some_and(|number| Some(number) == device(other))
+}
+
+/// What a new pool may not hold.
+fn holds_more(folder: &Path) -> bool {
+    let names = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let ours = [
+        "lost+found",
+        "lock",
+        "volumes",
+        "snapshots",
+        "groups",
+        "tmp",
+        "trash",
+        "archive",
+        "retained",
+        ".longshore-pool.json.tmp",
+    ];
+    names.into_iter().any(|name| !ours.contains(&name.as_str()))
+}
+
+pub(super) fn socket(setup: &Setup) -> Vec<Check> {
+    const NAME: &str = "socket";
+    let path = &setup.endpoint;
+    let place = path.display();
+    let mut checks = vec![match unix::listener(path, PATIENCE) {
+        Ok(Listener::None) => match usable(NAME, path.parent().unwrap_or(Path::new("/"))) {
+            Ok(_) => Check::ok(NAME, format!("{place} is free")),
+            Err(check) => check,
+        },
+        Ok(Listener::Dead) => Check::ok(NAME, format!("{place} was left by a process that is gone; the next start replaces it")),
+        Ok(Listener::Living(Some(pid))) => match programs::name(pid) {
+            Some(name) if name == "longshore" => Check::ok(NAME, format!("longshore listens at {place} (process {pid})")),
+            other => {
+                let name = other.unwrap_or_else(|| "a process".to_owned());
+                Check::error(NAME, format!("{name} listens at {place} (process {pid})"), "stop it, or use another --endpoint")
+            }
+        },
+        Ok(Listener::Living(None)) => {
+            let remedy = "if that is not this driver, stop it, or use another --endpoint";
+            Check::warning(NAME, format!("a process outside of this container listens at {place}"), remedy)
+        }
+        Err(error) => Check::error(NAME, error.to_string(), "move it away, or use another --endpoint"),
+    }];
+    if setup.in_pod {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let holder =
+            MountTable::read().ok().and_then(|table| table.index().holder(folder).map(|mount| mount.mount_point.clone()));
+        if holder.as_deref() == Some(Path::new("/")) {
+            let found = format!("{} is the container's own: sidecars and the kubelet do not see the socket", folder.display());
+            checks.push(Check::warning(
+                "sidecars",
+                found,
+                "mount a volume there (hostPath plugins/<driver>, or emptyDir) in all containers",
+            ));
+        } else {
+            checks.push(Check::ok("sidecars", format!("{} is a volume, which sidecars can see", folder.display())));
+        }
+    }
+    checks
+}
+
+/// The folder itself, or, where it is still to be made, the nearest above it; and how to say so.
+fn usable(name: &'static str, folder: &Path) -> Result<(PathBuf, String), Check> {
+    for place in folder.ancestors() {
+        match answered(place) {
+            Err(found) => return Err(Check::error(name, found, "a dead file system is mounted there: unmount it")),
+            Ok(None) => continue,
+            Ok(Some(_)) => {}
+        }
+        let shown = folder.display();
+        if !place.is_dir() {
+            return Err(Check::error(name, format!("{} is no folder", place.display()), "name another folder"));
+        }
+        if let Err(errno) = rustix::fs::access(place, Access::WRITE_OK | Access::EXEC_OK) {
+            let found = format!("{} cannot be written to: {errno}", place.display());
+            return Err(Check::error(name, found, "mount it writable; run as root"));
+        }
+        let told = if place == folder { shown.to_string() } else { format!("{shown} is to be made in {}", place.display()) };
+        return Ok((place.to_owned(), told));
+    }
+    Err(Check::error(name, format!("{} lies nowhere", folder.display()), "name an absolute path"))
+}
+
+/// How full the file system at a path is; `None` where there is nothing. Asked by a program that can be left behind, before we look
+/// ourselves.
+fn answered(path: &Path) -> Result<Option<Usage>, String> {
+    match usages(&[path.to_owned()], PATIENCE) {
+        Ok(found) => Ok(found.into_values().next()),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+/// A file without a name, gone when it is closed.
+fn unnamed(folder: &Path, flags: i32) -> std::io::Result<File> {
+    let file = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(folder)?;
+    // Some file systems say only now that they are read-only or full.
+    file.write_all_at(&[], 0).map(|()| file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn private_propagation_is_an_error_only_where_no_pod_can_see_through_it() {
+        let table = |tag: &str| {
+            let text =
+                format!("1 1 0:1 / / rw {tag} - rootfs rootfs rw\n2 1 0:2 / /k rw {tag} - ext4 /dev/x rw\n").replace("  ", " ");
+            MountTable::parse(text.as_bytes()).expect("a mountinfo")
+        };
+        let level =
+            |tag: &str, folder: &str, in_pod, at_home| judge_propagation(&table(tag), Path::new(folder), in_pod, at_home).level;
+        for (in_pod, at_home) in [(true, true), (true, false), (false, true), (false, false)] {
+            assert_eq!(level("shared:7", "/k", in_pod, at_home), Level::Ok);
+        }
+        assert_eq!(level("", "/k", true, true), Level::Error);
+        assert_eq!(level("master:3", "/k", true, true), Level::Error, "HostToContainer");
+        assert_eq!(level("", "/k/deeper", true, true), Level::Warning, "a test's own folder in a pod");
+        assert_eq!(level("", "/k", false, true), Level::Ok, "beside the kubelet");
+        assert_eq!(level("", "/k", false, false), Level::Warning);
+    }
+}

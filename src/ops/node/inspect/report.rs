@@ -1,0 +1,355 @@
+//! What `longshore inspect` says, to people and, as JSON, to programs. docs/inspect.md documents each field.
+//!
+//! Sizes are bytes, times are seconds since 1970. What is not known is left out.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::mend::Mend;
+
+/// The form of the JSON: within one, fields are added, but none is renamed or removed.
+pub const VERSION: u32 = 1;
+
+/// All that was seen of a node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    pub version: u32,
+    pub node: String,
+    pub driver: String,
+    pub state_dir: PathBuf,
+    pub kubelet_dir: PathBuf,
+    /// When it was looked at.
+    pub time: u64,
+    pub running: Running,
+    pub storage: Vec<Storage>,
+    pub volumes: Vec<Volume>,
+    /// What belongs to nothing, or is not as it should be, in the order in which it is to be mended.
+    pub findings: Vec<Finding>,
+    /// What could not be looked at: nothing was concluded from that.
+    pub not_seen: Vec<NotSeen>,
+}
+
+/// What runs now.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Running {
+    /// The driver that serves this node; absent where none is seen to run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<Process>,
+    /// Stages and unstages that the journal has as begun while the driver runs.
+    pub operations: Vec<Operation>,
+    /// Programs at work on our devices: mkfs, e2fsck, cryptsetup and the like.
+    pub programs: Vec<Program>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Process {
+    /// Absent where it is in another PID namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+    /// It takes connections at its socket.
+    pub answers: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Operation {
+    pub volume: String,
+    /// `stage` or `unstage`.
+    pub operation: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Program {
+    pub pid: u32,
+    pub name: String,
+    pub since: u64,
+    pub device: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+}
+
+/// A pool, or where else volumes lie.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Storage {
+    pub backend: String,
+    pub name: String,
+    pub at: String,
+    pub total: u64,
+    pub free: u64,
+    pub read_only: bool,
+    /// The process that makes and deletes volumes in it; 0 where it is in another PID namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provisioner: Option<u32>,
+}
+
+/// How far a volume is on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// In its storage only.
+    Stored,
+    Staging,
+    Staged,
+    Unstaging,
+    /// Its mkfs, its encryption or its growth was cut off; the next stage ends it.
+    CutOff,
+    /// Staged before the last boot, and not since.
+    BeforeBoot,
+    /// Something of it is on this node, but no stage of it is journaled.
+    Unowned,
+}
+
+/// One volume and its stack, from its storage to the pods.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volume {
+    pub id: String,
+    pub state: State,
+    /// Empty where all is well.
+    pub problems: Vec<Problem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Stored>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal: Option<Journaled>,
+    pub devices: Vec<Device>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mapping: Option<Mapping>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<Filesystem>,
+    /// Where it is mounted, or should be.
+    pub places: Vec<Place>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Problem {
+    /// `degraded`, `inaccessible` or `data-loss`.
+    pub severity: &'static str,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stored {
+    /// The image, or what else the backend calls it by.
+    pub at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<u64>,
+}
+
+/// What the node's journal says of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Journaled {
+    /// `staging`, `staged`, `unstaging`; absent where only targets are journaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staging: Option<PathBuf>,
+    /// `block` or `filesystem`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub access: Option<&'static str>,
+    pub read_only: bool,
+    /// It lives from publish to unpublish.
+    pub ephemeral: bool,
+    /// Begun and not ended: `formatting`, `encrypting`, `growing`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut_off: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+    /// Written since the last boot.
+    pub same_boot: bool,
+    pub targets: Vec<PathBuf>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    pub path: PathBuf,
+    /// `7:3`
+    pub number: String,
+    /// What it shows: the image, as the kernel names it now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shows: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// The stage in the journal has this device.
+    pub journaled: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mapping {
+    pub name: String,
+    pub path: PathBuf,
+    /// `false`: it has no table; it was cut off while it was made.
+    pub live: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Filesystem {
+    #[serde(rename = "type")]
+    pub fstype: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available: Option<u64>,
+}
+
+/// What a place is to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    Staging,
+    Target,
+    /// A folder of the volume that the kubelet shows to a container.
+    Subpath,
+    /// The journal knows nothing of it.
+    Unknown,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Place {
+    pub role: Role,
+    pub path: PathBuf,
+    /// The volume is mounted there.
+    pub mounted: bool,
+    pub read_only: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+}
+
+/// What was found, for programs to switch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A volume of ours is mounted where the journal knows nothing of it.
+    MountUnknown,
+    /// The journal has a stage that is no longer mounted, or no longer has its mapping.
+    MountMissing,
+    /// The journal has a target at which the volume is no longer mounted.
+    TargetMissing,
+    /// Something else is mounted over a volume's place.
+    MountForeign,
+    /// A volume is mounted several times at one place.
+    MountStacked,
+    /// A LUKS mapping without a stage.
+    MappingUnowned,
+    /// A device that shows a volume, or what was one, without a stage.
+    DeviceUnowned,
+    /// The journal has a device that is no longer there, or is another's.
+    DeviceMissing,
+    /// A stage or unstage that no driver is at any more.
+    StageCutOff,
+    /// The journal has a stage of before the last boot.
+    StageOfEarlierBoot,
+    /// A journal file that cannot be read.
+    JournalDamaged,
+    /// A journal's record of file systems that are held still, by nobody.
+    Frozen,
+    Draft,
+    Trash,
+    /// Data without metadata.
+    MetadataMissing,
+    /// Metadata without data.
+    DataMissing,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    pub kind: Kind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    pub object: String,
+    /// What was seen.
+    pub what: String,
+    /// What mends it, for a shell, to be run in this order.
+    pub commands: Vec<String>,
+    /// Whether `--fix` does it.
+    pub fix: bool,
+    /// Why it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
+    #[serde(skip)]
+    pub mend: Option<Mend>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotSeen {
+    pub what: String,
+    pub why: String,
+}
+
+impl Report {
+    /// Whether something was found that is not as it should be.
+    pub fn is_well(&self) -> bool {
+        self.findings.is_empty() && self.volumes.iter().all(|volume| volume.problems.is_empty())
+    }
+
+    /// Only what is about one volume. What could not be seen stays: it may be about this one.
+    pub fn retain(&mut self, id: &str) {
+        self.volumes.retain(|volume| volume.id == id);
+        self.findings.retain(|finding| finding.volume.as_deref() == Some(id));
+        self.running.operations.retain(|operation| operation.volume == id);
+        self.running.programs.retain(|program| program.volume.as_deref() == Some(id));
+    }
+
+    /// The one volume that is called so, or whose id has this part.
+    ///
+    /// # Errors
+    /// All that have it, where that is not one.
+    pub fn find(&self, text: &str) -> Result<String, Vec<String>> {
+        let told = self.findings.iter().filter_map(|finding| finding.volume.as_ref());
+        let mut ids: Vec<&String> = self.volumes.iter().map(|volume| &volume.id).chain(told).collect();
+        ids.sort();
+        ids.dedup();
+        if let Some(id) = ids.iter().find(|id| id.as_str() == text || id.split_once(':').is_some_and(|(_, local)| local == text))
+        {
+            return Ok((*id).clone());
+        }
+        match ids.iter().filter(|id| id.contains(text)).collect::<Vec<_>>().as_slice() {
+            [one] => Ok((**one).clone()),
+            several => Err(several.iter().map(|id| (**id).clone()).collect()),
+        }
+    }
+}
+
+/// One command for a shell, of words that may hold anything.
+pub fn shell<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let plain =
+        |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-:=+,@%".contains(&byte));
+    let quoted = |word: &str| if plain(word) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) };
+    words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_shell_would_read_otherwise_is_quoted() {
+        assert_eq!(shell(["umount", "--", "/a/b-c_d.e:f"]), "umount -- /a/b-c_d.e:f");
+        assert_eq!(shell(["rm", "/a b", "", "it's", "$x", "a\nb", "~"]), "rm '/a b' '' 'it'\\''s' '$x' 'a\nb' '~'");
+    }
+}
