@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -119,6 +120,24 @@ impl Device {
         // SAFETY: the descriptor is open, and the kernel reads one int where `read_only` is.
         unsafe { ioctl::set_read_only(self.file.as_raw_fd(), &raw const read_only) }
             .map_err(|errno| self.error("set write protection of", errno))?;
+        Ok(())
+    }
+
+    /// As a program finds it that keeps the descriptor: by no name that could come to mean another device.
+    pub fn argument(&self) -> String {
+        format!("/proc/self/fd/{}", self.file.as_raw_fd())
+    }
+
+    /// Writes zeroes over `length` bytes from `offset`, as far as the device reaches. Not flushed.
+    pub fn zero(&self, offset: u64, length: u64) -> Result<()> {
+        const PIECE: u64 = 1 << 20;
+        let end = self.size()?.min(offset.saturating_add(length));
+        let zeroes = vec![0; usize::try_from(PIECE.min(length)).unwrap_or_default()];
+        for at in (offset..end).step_by(zeroes.len().max(1)) {
+            let rest = usize::try_from(end - at).unwrap_or(usize::MAX).min(zeroes.len());
+            let piece = zeroes.get(..rest).unwrap_or_default();
+            self.file.write_all_at(piece, at).map_err(|error| self.error("wipe", error))?;
+        }
         Ok(())
     }
 

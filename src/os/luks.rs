@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::block::Device;
 use super::dm::{self, Mapped};
-use super::process::{Output, Run, Tool, run, run_ok};
+use super::process::{Output, Run, Tool, run_ok};
 use super::{Error, Result};
 use crate::volume::Encryption;
 
@@ -57,8 +57,6 @@ impl State {
 pub struct Header {
     /// 1 or 2.
     pub version: u16,
-    /// Without dashes, as in [`Mapped::uuid`].
-    pub uuid: String,
     pub state: State,
 }
 
@@ -76,15 +74,10 @@ pub fn header(device: &Device) -> Result<Option<Header>> {
 fn parse(bytes: &[u8; 512]) -> Option<Header> {
     let rest = bytes.strip_prefix(b"LUKS\xba\xbe")?;
     let version = u16::from_be_bytes(*rest.first_chunk()?);
-    let text = |range: std::ops::Range<usize>| {
-        let field = bytes.get(range).unwrap_or_default();
-        let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-        String::from_utf8_lossy(field.get(..end).unwrap_or_default()).into_owned()
-    };
-    let uuid = text(168..208).replace('-', "");
-    let said = if version == 2 { text(208..256) } else { String::new() };
-    let state = [State::New, State::Growing].into_iter().find(|state| state.subsystem() == said).unwrap_or(State::Used);
-    Some(Header { version, uuid, state })
+    let subsystem = bytes.get(208..256)?.split(|byte| *byte == 0).next()?;
+    let said = |state: &State| version == 2 && state.subsystem().as_bytes() == subsystem;
+    let state = [State::New, State::Growing].into_iter().find(said).unwrap_or(State::Used);
+    Some(Header { version, state })
 }
 
 /// Writes a header onto a device that was proven blank, marked as new.
@@ -93,7 +86,7 @@ fn parse(bytes: &[u8; 512]) -> Option<Header> {
 /// `Tool` with what cryptsetup said. Cut off, it leaves a part within the first [`OVERHEAD`] bytes.
 pub fn format(device: &Device, passphrase: &str) -> Result<()> {
     let arguments = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", State::New.subsystem()];
-    cryptsetup(device, &[&arguments, COST].concat(), None, passphrase).and_then(|output| accept(device, output))?;
+    cryptsetup(device, &[&arguments, COST].concat(), None, passphrase, &[0])?;
     device.flush()
 }
 
@@ -104,11 +97,10 @@ pub fn open(device: &Device, name: &str, passphrase: &str, read_only: bool, disc
     let mut arguments = vec!["open", "--type", "luks2", "--disable-keyring", "--key-file", "-"];
     arguments.extend(read_only.then_some("--readonly"));
     arguments.extend(discard.then_some("--allow-discards"));
-    let output = cryptsetup(device, &arguments, Some(name), passphrase)?;
+    let output = cryptsetup(device, &arguments, Some(name), passphrase, &[0, WRONG_PASSPHRASE])?;
     if output.status == Ok(WRONG_PASSPHRASE) {
         return Ok(None);
     }
-    accept(device, output)?;
     match dm::find(name)? {
         Some(mapped) if mapped.live && mapped.below == [device.number()] => Ok(Some(mapped)),
         other => Err(Error::Unexpected {
@@ -127,40 +119,24 @@ pub fn grow(name: &str) -> Result<()> {
 
 /// Writes into the header what is behind it.
 pub fn mark(device: &Device, state: State) -> Result<()> {
-    cryptsetup(device, &["config", "--subsystem", state.subsystem()], None, "").and_then(|output| accept(device, output))?;
+    cryptsetup(device, &["config", "--subsystem", state.subsystem()], None, "", &[0])?;
     device.flush()
 }
 
 /// Takes away what [`format`] wrote, or a part of it. Everything that is encrypted is lost for ever.
 pub fn wipe(device: &Device) -> Result<()> {
-    const PIECE: u64 = 1 << 20;
-    let zeroes = vec![0; 1 << 20];
-    for offset in (0..OVERHEAD.min(device.size()?)).step_by(zeroes.len()) {
-        let rest = usize::try_from(PIECE.min(device.size()? - offset)).unwrap_or_default();
-        let piece = zeroes.get(..rest).unwrap_or_default();
-        device.file().write_all_at(piece, offset).map_err(|error| Error::io("wipe", device.path(), error))?;
-    }
+    device.zero(0, OVERHEAD)?;
     device.flush()
 }
 
 /// `cryptsetup OPTIONS DEVICE [NAME]`, with the device by its open descriptor and the passphrase on standard input.
-fn cryptsetup(device: &Device, options: &[&str], name: Option<&str>, passphrase: &str) -> Result<Output> {
-    use std::os::fd::AsRawFd;
+fn cryptsetup(device: &Device, options: &[&str], name: Option<&str>, passphrase: &str, accepted: &[i32]) -> Result<Output> {
     let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    arguments.push(format!("/proc/self/fd/{}", device.file().as_raw_fd()));
+    arguments.push(device.argument());
     arguments.extend(name.map(str::to_owned));
     let stdin = passphrase.as_bytes().to_vec();
-    run(Run { tool: CRYPTSETUP, arguments, keep: vec![device.file().as_fd()], stdin, deadline: LONGEST })
-}
-
-fn accept(device: &Device, output: Output) -> Result<()> {
-    let status = match output.status {
-        Ok(0) => return Ok(()),
-        Ok(code) => format!("exit status {code}"),
-        Err(signal) => format!("killed by signal {signal}"),
-    };
-    let said = output.stderr.trim().to_owned();
-    Err(Error::Tool { tool: CRYPTSETUP.name, object: device.path().display().to_string(), status, output: said })
+    let command = Run { tool: CRYPTSETUP, arguments, keep: vec![device.file().as_fd()], stdin, deadline: LONGEST };
+    run_ok(command, &device.path().display().to_string(), accepted)
 }
 
 #[cfg(test)]
@@ -172,14 +148,13 @@ mod tests {
         let mut put = |offset: usize, what: &[u8]| bytes[offset..offset + what.len()].copy_from_slice(what);
         put(0, b"LUKS\xba\xbe\0");
         put(7, &[version]);
-        put(168, b"0123-4567");
         put(208, subsystem);
         bytes
     }
 
     #[test]
     fn a_header_says_what_is_behind_it() {
-        let header = |state| Header { version: 2, uuid: "01234567".to_owned(), state };
+        let header = |state| Header { version: 2, state };
         assert_eq!(parse(&bytes(2, b"longshore-new")), Some(header(State::New)));
         assert_eq!(parse(&bytes(2, b"longshore-growing")), Some(header(State::Growing)));
         assert_eq!(parse(&bytes(2, b"longshore")), Some(header(State::Used)));

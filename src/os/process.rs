@@ -58,6 +58,17 @@ pub struct Output {
     pub stderr: String,
 }
 
+impl Output {
+    /// How it ended, in words, unless with one of these exit statuses.
+    pub fn failure(&self, accepted: &[i32]) -> Option<String> {
+        match self.status {
+            Ok(code) if accepted.contains(&code) => None,
+            Ok(code) => Some(format!("exit status {code}")),
+            Err(signal) => Some(format!("killed by signal {signal}")),
+        }
+    }
+}
+
 /// How to run it.
 pub struct Run<'a> {
     pub tool: Tool,
@@ -115,11 +126,7 @@ pub fn run(run: Run<'_>) -> Result<Output> {
 pub fn run_ok(command: Run<'_>, object: &str, accepted: &[i32]) -> Result<Output> {
     let tool = command.tool.name;
     let output = run(command)?;
-    let status = match output.status {
-        Ok(code) if accepted.contains(&code) => return Ok(output),
-        Ok(code) => format!("exit status {code}"),
-        Err(signal) => format!("killed by signal {signal}"),
-    };
+    let Some(status) = output.failure(accepted) else { return Ok(output) };
     let said = if output.stderr.trim().is_empty() { &output.stdout } else { &output.stderr };
     Err(Error::Tool { tool, object: object.to_owned(), status, output: tail(said) })
 }

@@ -89,6 +89,26 @@ fn a_mkfs_that_was_cut_off_is_ended_by_unstage() {
 }
 
 #[test]
+fn a_mkfs_that_was_cut_off_and_cannot_be_ended_now_is_not_forgotten() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(320));
+        let staging = world.staging("s");
+        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        let node = world.node();
+        world.backend.away.store(true, Ordering::SeqCst);
+        for _ in 0..2 {
+            let error = node.unstage(&id, &staging).unwrap_err();
+            assert!(!is_final(&error), "{error}");
+        }
+        world.backend.away.store(false, Ordering::SeqCst);
+        node.unstage(&id, &staging).unwrap();
+        world.assert_gone(&id);
+        node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
+        assert_eq!(mounts_at(&staging)[0].fstype, "xfs");
+    });
+}
+
+#[test]
 fn a_mkfs_of_another_device_is_no_reason_to_format() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(320));

@@ -27,6 +27,8 @@ pub struct Files {
     folder: PathBuf,
     /// Disconnecting fails, as with a storage that does not answer.
     pub stuck: AtomicBool,
+    /// Connecting fails.
+    pub away: AtomicBool,
 }
 
 impl Files {
@@ -57,6 +59,9 @@ impl Connect for Files {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         if let Some(there) = self.connected(request.id, None)? {
             return Ok(Outcome::Unchanged(there));
+        }
+        if self.away.load(Ordering::SeqCst) {
+            return Err(Error::failed("connect", request.id.to_string(), std::io::Error::from_raw_os_error(libc::EIO)));
         }
         let file = self.open(request.id, !request.read_only)?;
         Ok(Outcome::Changed(source(loopdev::attach(&file, &request.id.to_string(), request.read_only)?)))
@@ -170,7 +175,12 @@ pub fn world(test: impl FnOnce(&World) + Send) {
         let folder = base.path().canonicalize().expect("a folder").join("pool");
         let world = World {
             base,
-            backend: Arc::new(Files { name: "files".parse().expect("a name"), folder, stuck: AtomicBool::new(false) }),
+            backend: Arc::new(Files {
+                name: "files".parse().expect("a name"),
+                folder,
+                stuck: AtomicBool::new(false),
+                away: AtomicBool::new(false),
+            }),
         };
         test(&world);
     };

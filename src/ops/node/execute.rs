@@ -640,12 +640,9 @@ pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Resul
 
 /// Zeroes at both ends, where signatures lie: a mkfs that is not forced refuses over one.
 fn wipe_ends(device: &Device) -> Result<()> {
-    use std::os::unix::fs::FileExt;
     const END: u64 = 1 << 20;
-    let size = device.size()?;
-    let zeroes = vec![0; usize::try_from(END.min(size)).unwrap_or(0)];
-    for offset in [0, size.saturating_sub(END)] {
-        device.file().write_all_at(&zeroes, offset).map_err(|error| os::Error::io("wipe", device.path(), error))?;
+    for offset in [0, device.size()?.saturating_sub(END)] {
+        device.zero(offset, END)?;
     }
     Ok(device.flush()?)
 }

@@ -389,7 +389,7 @@ fn locked(contents: Contents, version: Option<u16>) -> Locked {
         volume: id(),
         device: "/dev/loop3".to_owned(),
         contents,
-        header: version.map(|version| Header { version, uuid: "0".to_owned(), state: State::Used }),
+        header: version.map(|version| Header { version, state: State::Used }),
         interrupted: false,
         device_read_only: false,
         mapping: Mapping::None,

@@ -54,7 +54,7 @@ pub fn check_fully(device: &Device, mend: Mend) -> Result<Checked> {
 fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
     let name = device_name(device);
     let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    arguments.push(device_argument(device));
+    arguments.push(device.argument());
     let command = Run { tool: E2FSCK, arguments, keep: vec![device.file().as_fd()], stdin: Vec::new(), deadline: LONGEST };
     match run_ok(command, &name, &[0, MENDED, REBOOT, MENDED | REBOOT]) {
         Ok(Output { status: Ok(0), .. }) => Ok(Checked::Clean),

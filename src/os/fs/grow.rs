@@ -69,7 +69,7 @@ fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
     let direct = File::options()
         .read(true)
         .custom_flags(libc::O_DIRECT)
-        .open(device_argument(device))
+        .open(device.argument())
         .map_err(|error| failed("open for direct I/O", error))?;
     // Direct I/O wants memory that is aligned to the device's blocks.
     let mut memory = vec![0; 2 * LENGTH];
@@ -87,7 +87,7 @@ fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
 pub fn grow_unmounted(device: &Device) -> Result<()> {
     let tool = Tool { name: "resize2fs", package: "e2fsprogs" };
     let keep = vec![device.file().as_fd()];
-    let command = Run { tool, arguments: vec![device_argument(device)], keep, stdin: Vec::new(), deadline: LONGEST };
+    let command = Run { tool, arguments: vec![device.argument()], keep, stdin: Vec::new(), deadline: LONGEST };
     run_ok(command, &device_name(device), &[0])?;
     device.flush()
 }

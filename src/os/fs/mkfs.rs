@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::*;
-use crate::os::process::{Run, Tool, run};
+use crate::os::process::{Output, Run, Tool, run};
 
 /// Long enough for a slow disk of many TiB; short enough that a dead one is told about.
 const LONGEST: Duration = Duration::from_secs(15 * 60);
+
+const LOST_A_RACE: &str = "cannot check mount status of";
 
 /// Makes a file system on the open device (by `/proc/self/fd`), with `options` before the device, and syncs it.
 /// The caller has proven the device blank on this same descriptor, and has it open for writing. mkfs.xfs and mkfs.btrfs look
@@ -23,15 +25,29 @@ pub fn mkfs(device: &Device, fstype: FsType, options: &[String]) -> Result<()> {
     };
     let mut arguments = vec!["-q".to_owned()];
     arguments.extend_from_slice(options);
-    arguments.push(device_argument(device));
-    let command = Run { tool, arguments, keep: vec![device.file().as_fd()], stdin: Vec::new(), deadline: LONGEST };
-    let output = run(command)?;
-    let status = match output.status {
-        Ok(0) => return device.flush(),
-        Ok(code) => format!("exit status {code}"),
-        Err(signal) => format!("killed by signal {signal}"),
-    };
-    Err(Error::Tool { tool: tool.name, object: device_name(device), status, output: reason(&output.stderr) })
+    arguments.push(device.argument());
+    let output = attempts(|| {
+        let keep = vec![device.file().as_fd()];
+        run(Run { tool, arguments: arguments.clone(), keep, stdin: Vec::new(), deadline: LONGEST })
+    })?;
+    match output.failure(&[0]) {
+        None => device.flush(),
+        Some(status) => Err(Error::Tool { tool: tool.name, object: device_name(device), status, output: reason(&output.stderr) }),
+    }
+}
+
+/// mkfs.btrfs asks every mounted loop device what it shows, and gives up, before it writes anything, where one of them went
+/// away in between: on a busy node that is nobody's error, and soon over.
+fn attempts(mut run: impl FnMut() -> Result<Output>) -> Result<Output> {
+    const MOST: usize = 8;
+    let mut output = run()?;
+    for _ in 1..MOST {
+        if output.failure(&[0]).is_none() || !output.stderr.contains(LOST_A_RACE) {
+            break;
+        }
+        output = run()?;
+    }
+    Ok(output)
 }
 
 /// The first lines: what is wrong comes before a page of usage.
@@ -46,6 +62,8 @@ fn reason(stderr: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
 
@@ -78,6 +96,44 @@ mod tests {
             assert!(matches!(&error, Error::Tool { object, .. } if object.starts_with("/dev/loop")), "{error}");
             assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(FsType::Ext4));
         }
+    }
+
+    /// In place of one that goes away at the wrong instant: a mount of a loop device that cannot be asked, until it is unmounted.
+    #[test]
+    fn a_loop_device_that_goes_away_meanwhile_is_no_failure() {
+        in_namespace(|| {
+            let Some(under) = Loop::new(400 * MIB) else { return };
+            let folder = tempfile::tempdir().unwrap();
+            let [outer, inner] = ["", "inner"].map(|name| folder.path().join(name).display().to_string());
+            let node = folder.path().join("gone").display().to_string();
+            testing::tool("mount", &["-t", "tmpfs", "-o", "nodev", "outer", &outer]).unwrap();
+            fs::create_dir(&inner).unwrap();
+            testing::tool("mknod", &[&node, "b", "7", "0"]).unwrap();
+            testing::tool("mount", &["-t", "tmpfs", &node, &inner]).unwrap();
+            let device = Device::open(&under.device, true).unwrap();
+            let run = |tool, arguments: &[&str]| {
+                let arguments = arguments.iter().map(|argument| (*argument).to_owned()).chain([device.argument()]).collect();
+                let keep = vec![device.file().as_fd()];
+                run(Run { tool, arguments, keep, stdin: Vec::new(), deadline: LONGEST })
+            };
+            let mut times = 0;
+            let output = attempts(|| {
+                times += 1;
+                if times == 3 {
+                    testing::tool("umount", &[&inner]).unwrap();
+                }
+                run(Tool { name: "mkfs.btrfs", package: "btrfs-progs" }, &["-q"])
+            });
+            assert_eq!((output.unwrap().status, times), (Ok(0), 3));
+            assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(FsType::Btrfs));
+            let mut times = 0;
+            let refused = attempts(|| {
+                times += 1;
+                run(Tool { name: "mkfs.btrfs", package: "btrfs-progs" }, &["-q"])
+            });
+            assert_eq!((refused.unwrap().status, times), (Ok(1), 1), "it is not tried again over what is there");
+            testing::tool("umount", &[&outer]).unwrap();
+        });
     }
 
     #[test]

@@ -28,11 +28,6 @@ pub use usage::{Usage, usage};
 #[doc(hidden)]
 pub use probe::contents;
 
-/// The open device as a program that keeps its descriptor finds it.
-fn device_argument(device: &Device) -> String {
-    format!("/proc/self/fd/{}", device.file().as_raw_fd())
-}
-
 /// As it is called, for messages.
 fn device_name(device: &Device) -> String {
     device.path().display().to_string()
