@@ -252,26 +252,6 @@ fn backing(info: &kernel::Info) -> (u64, u64) {
     (rustix::fs::makedev(major, minor), info.inode)
 }
 
-/// The devices bound to the file with this device and inode, by a walk over /sys/block.
-pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
-        let name = entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name();
-        if !is_bound(&name)? {
-            continue;
-        }
-        match status(&Path::new("/dev").join(&name)) {
-            Ok(Some(device)) if device.backing == backing => found.push(device),
-            Ok(_) => {}
-            // Removed since the walk began. One that is still bound but has no node is an error: it might be ours.
-            Err(error) if error.is_missing() && !is_bound(&name)? => {}
-            Err(error) => return Err(error),
-        }
-    }
-    found.sort_by_key(|device| device.number);
-    Ok(found)
-}
-
 /// The devices whose file the kernel calls `.../<name>`, for who may not open devices and so cannot ask for identities.
 pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
@@ -289,6 +269,26 @@ pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     found.sort();
+    Ok(found)
+}
+
+/// The devices bound to the file with this device and inode, by a walk over /sys/block.
+pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
+        let name = entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name();
+        if !is_bound(&name)? {
+            continue;
+        }
+        match status(&Path::new("/dev").join(&name)) {
+            Ok(Some(device)) if device.backing == backing => found.push(device),
+            Ok(_) => {}
+            // Removed since the walk began. One that is still bound but has no node is an error: it might be ours.
+            Err(error) if error.is_missing() && !is_bound(&name)? => {}
+            Err(error) => return Err(error),
+        }
+    }
+    found.sort_by_key(|device| device.number);
     Ok(found)
 }
 
