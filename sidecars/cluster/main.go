@@ -1,4 +1,5 @@
-// The control plane of Kubernetes in one binary, by the name that it is called by: what is common to the three is linked once.
+// The control plane of Kubernetes, and the storage half of a kubelet, in one binary, by the name that it is called by: what is common
+// to them is linked once.
 package main
 
 import (
@@ -20,8 +21,12 @@ func main() {
 		os.Exit(cli.Run(manager.NewControllerManagerCommand()))
 	case "kube-scheduler":
 		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
+	case "kubelet-storage":
+		exit(runKubelet(os.Args[1:]))
+	case "registrar":
+		exit(runRegistrar(os.Args[1:]))
 	default:
-		fmt.Fprintf(os.Stderr, "%s: call it kube-apiserver, kube-controller-manager or kube-scheduler\n", name)
+		fmt.Fprintf(os.Stderr, "%s: call it kube-apiserver, kube-controller-manager, kube-scheduler, kubelet-storage or registrar\n", name)
 		os.Exit(2)
 	}
 }
