@@ -185,7 +185,14 @@ fn configure(device: &LoopDevice, backing: &File, label: &str, read_only: bool) 
 fn check_attached(device: &LoopDevice, identity: (u64, u64), label: &str, read_only: bool) -> Result<Loop> {
     let path = device.path().ok_or_else(|| Error::io("name of loop device for", label, io::ErrorKind::NotFound))?;
     let fd = device.as_raw_fd();
-    match info(fd).map_err(|errno| Error::io("read status of", &path, errno)).and_then(|info| described(&path, &info)) {
+    let seen = || {
+        if !read_only {
+            // The kernel keeps write protection (BLKROSET) with the number, also when an earlier user's file has gone.
+            Device::open(&path, false)?.set_read_only(false)?;
+        }
+        info(fd).map_err(|errno| Error::io("read status of", &path, errno)).and_then(|info| described(&path, &info))
+    };
+    match seen() {
         Ok(found) if found.backing == identity && found.read_only == read_only => Ok(found),
         found => {
             let reason = format!("attached to {label}, but shows {found:?}; detached again");
@@ -246,6 +253,19 @@ fn backing(info: &kernel::Info) -> (u64, u64) {
     let major = u32::try_from((info.device >> 8) & 0xfff).unwrap_or_default();
     let minor = u32::try_from((info.device & 0xff) | ((info.device >> 12) & 0xf_ff00)).unwrap_or_default();
     (rustix::fs::makedev(major, minor), info.inode)
+}
+
+/// The devices whose file the kernel calls `.../<name>`, for who may not open devices and so cannot ask for identities.
+pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
+        let device = Path::new("/dev").join(entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name());
+        if file_of(&device)?.is_some_and(|file| file.ends_with(name)) {
+            found.push(device);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// The devices bound to the file with this device and inode, by a walk over /sys/block.
@@ -375,6 +395,7 @@ pub fn refresh(path: &Path) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io::{Read, Seek, Write};
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
@@ -517,6 +538,27 @@ mod tests {
         assert_eq!(sys(&device, "ro"), "1");
         open.set_read_only(false).unwrap();
         assert_eq!(sys(&device, "ro"), "0");
+    }
+
+    /// The kernel keeps it with the number; a program that was killed in between leaves it to whoever comes next.
+    #[test]
+    fn an_earlier_user_s_write_protection_is_not_ours() {
+        let Some(first) = (0..8).map(|_| backing()).collect::<Option<Vec<_>>>() else { return };
+        let protected: BTreeSet<_> = first
+            .iter()
+            .map(|backing| {
+                let device = attach(&backing.file, "label", false).unwrap();
+                Device::open(&device.path, false).unwrap().set_read_only(true).unwrap();
+                device.path
+            })
+            .collect();
+        drop(first);
+        let second: Vec<_> = (0..16).map(|_| backing().unwrap()).collect();
+        let devices: Vec<_> = second.iter().map(|backing| attach(&backing.file, "label", false).unwrap()).collect();
+        assert!(devices.iter().any(|device| protected.contains(&device.path)), "none of {protected:?} was used again");
+        for device in devices {
+            assert_eq!(sys(&device, "ro"), "0", "{}", device.path.display());
+        }
     }
 
     #[test]

@@ -193,7 +193,8 @@ impl Backend for ImageBackend {
         self.role.provision.then_some(self)
     }
     fn expand(&self) -> Option<&dyn Expand> {
-        self.role.provision.then_some(self)
+        // Also where it only connects: growing what is on a volume is the node's half, and from this the node says that it can.
+        Some(self)
     }
     fn modify(&self) -> Option<&dyn Modify> {
         self.role.provision.then_some(self)

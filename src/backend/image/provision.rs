@@ -1,7 +1,7 @@
 //! Volumes come and go.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -203,9 +203,16 @@ fn fill(
 
 /// A loop device on the image means that someone uses it, whatever the CO believes.
 fn check_unused(id: &VolumeId, image: &Seen) -> Result<()> {
-    let devices = loopdev::find(image.inode)?;
-    let Some(device) = devices.first() else { return Ok(()) };
-    let path = device.path.display();
+    let devices = match loopdev::find(image.inode) {
+        Ok(devices) => devices.into_iter().map(|device| device.path).collect(),
+        // A controller without rights, or without the nodes of devices, is still told what their files are called. Other
+        // devices on its machine must not keep it from deleting.
+        Err(error) if matches!(error.errno(), Some(libc::EACCES | libc::EPERM | libc::ENOENT)) => {
+            loopdev::find_by_name(&Path::new(Kind::Volume.folder()).join(id.local()).join(IMAGE))?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let Some(path) = devices.first().map(|path| path.display()) else { return Ok(()) };
     Err(Error::InUse {
         object: format!("volume {id}"),
         by: format!("{path} shows it on this node; unstage it first, or see with `losetup {path}` who uses it"),

@@ -1,0 +1,60 @@
+//! docs/parameters.md says what the code knows, no more and no less.
+
+use std::collections::BTreeSet;
+
+use longshore::backend::Backend;
+use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
+use longshore::backend::image::{ImageParameters, MutableParameters};
+use longshore::volume::{Encryption, NodeParameters, RawParameters, Result};
+
+/// The first column of the first table in the section of this name.
+fn told(section: &str) -> BTreeSet<String> {
+    let text = include_str!("../docs/parameters.md");
+    let section = text.split(&format!("\n## {section}\n")).nth(1).unwrap_or_else(|| panic!("no section {section}"));
+    let table = section.split("\n## ").next().unwrap_or_default().split("\n\n").find(|part| part.contains("|---|"));
+    let rows = table.expect("a table").lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split('`').next()).map(str::to_owned).collect()
+}
+
+fn fields(parameters: impl serde::Serialize) -> BTreeSet<String> {
+    let value = serde_json::to_value(parameters).expect("it serializes");
+    value.as_object().expect("an object").keys().cloned().collect()
+}
+
+/// The names in the error for one that does not exist.
+fn known(error: Result<()>) -> BTreeSet<String> {
+    let error = error.expect_err("no such parameter").to_string();
+    let list = error.split("expected").nth(1).unwrap_or_else(|| panic!("{error}: tells none"));
+    list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn unheard_of() -> RawParameters {
+    RawParameters::new([("unheardOf".to_owned(), "x".to_owned())])
+}
+
+#[test]
+fn every_parameter_of_a_storage_class() {
+    let image = ImageParameters { pool: Some("any".to_owned()), ..ImageParameters::default() };
+    let mut all = fields(NodeParameters::default());
+    all.extend(fields(image));
+    all.extend(fields(FakeParameters::default()));
+    all.insert("backend".to_owned());
+    assert_eq!(told("StorageClass"), all);
+}
+
+#[test]
+fn every_parameter_that_may_change() {
+    let fake = FakeConfig::named("fake".parse().expect("a name"));
+    let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
+    let mut all = known(unheard_of().parse::<MutableParameters>().map(|_| ()));
+    all.extend(known(fake.modify().expect("it modifies").check(&unheard_of())));
+    assert_eq!(told("VolumeAttributesClass"), all);
+}
+
+#[test]
+fn every_secret_and_the_lack_of_parameters_for_snapshots() {
+    assert_eq!(told("Secrets"), BTreeSet::from([Encryption::SECRET.to_owned()]));
+    let fake = FakeConfig::named("fake".parse().expect("a name"));
+    let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
+    fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");
+}
