@@ -10,7 +10,7 @@
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
 //! ```
 //! Beside them: [`config`] (flags, environment and file become one validated value; pure), [`server`] (the socket, readiness,
-//! signals, drain) and [`cli`] (the command line, with a CSI client for people).
+//! signals, drain; health over HTTP; the registration with the kubelet) and [`cli`] (the command line, with a CSI client for people).
 //!
 //! # Invariants
 //! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> volume; a backend may use os.
@@ -37,6 +37,12 @@ pub mod os;
 pub mod rpc;
 pub mod server;
 pub mod volume;
+
+/// The kubelet's protocol for the registration of plugins, generated from proto/pluginregistration.proto.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]
+pub mod pluginregistration {
+    tonic::include_proto!("pluginregistration");
+}
 
 /// The CSI protocol, generated from proto/csi.proto.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]

@@ -15,8 +15,8 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("rpc", &["rpc", "csi", "ops", "backend", "volume"]),
     ("config.rs", &["config", "backend", "volume"]),
     ("config", &["config", "backend", "volume"]),
-    ("server.rs", &["server", "rpc", "csi", "ops", "os", "volume"]),
-    ("server", &["server", "rpc", "csi", "ops", "os", "volume"]),
+    ("server.rs", &["server", "rpc", "csi", "pluginregistration", "ops", "os", "volume"]),
+    ("server", &["server", "rpc", "csi", "pluginregistration", "ops", "os", "volume"]),
     ("cli", &["cli", "config", "server", "rpc", "csi", "ops", "backend", "os", "volume"]),
 ];
 

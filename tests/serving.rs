@@ -25,7 +25,7 @@ use longshore::ops::Controller;
 use longshore::ops::lock::Locks;
 use longshore::ops::task::Tasks;
 use longshore::rpc::{Parts, Services};
-use longshore::server::{self, Endpoint};
+use longshore::server::{self, Endpoint, Settings};
 use longshore::volume::{
     AccessMode, BackendName, Bytes, Error, Extent, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
 };
@@ -283,7 +283,7 @@ impl Driver {
         let shared = services.clone();
         let serving = tokio::spawn(async move {
             let stopped = async { stopped.await.unwrap_or_default() };
-            server::serve(&endpoint, shared, stopped, grace).await
+            server::serve(Settings { endpoint, registration: None, http: None, grace }, shared, stopped).await
         });
         Driver { stand, services, path, stop: Some(stop), serving, _folder: folder }
     }

@@ -23,7 +23,8 @@ use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
 use crate::os::memory;
 use crate::rpc::{Parts, Services};
-use crate::{server, volume};
+use crate::server::{self, registration};
+use crate::volume;
 
 use super::args::ServeArgs;
 use super::{Failure, print, variable};
@@ -44,11 +45,21 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     memory::be_frugal();
     start_log(&config.log)?;
     let services = build(&config)?;
-    let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
+    let settings = server_settings(&config)?;
     runtime()?.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
-        server::serve(&endpoint, services, signals.first(), config.grace.0).await.map_err(failed("serve"))
+        server::serve(settings, services, signals.first()).await.map_err(failed("serve"))
     })
+}
+
+fn server_settings(config: &Config) -> Result<server::Settings, Failure> {
+    let registration = config.kubelet_registration.then(|| registration::Settings {
+        kubelet_dir: config.kubelet_dir.path().to_owned(),
+        driver_name: config.driver_name.as_str().to_owned(),
+        endpoint: config.kubelet_endpoint.as_ref().unwrap_or(&config.endpoint).path().to_owned(),
+    });
+    let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
+    Ok(server::Settings { endpoint, registration, http: config.http_endpoint.map(|http| http.0), grace: config.grace.0 })
 }
 
 fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {

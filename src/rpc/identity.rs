@@ -1,6 +1,6 @@
 //! Identity: who we are, what we can, whether we are well.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tonic::{Request, Response, Status};
 
@@ -8,6 +8,9 @@ use super::Services;
 use super::method::Rpc;
 use super::observe::{Report, Subject};
 use crate::csi;
+
+/// For how long a caller of Probe waits. The sidecars give it some seconds.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -45,7 +48,7 @@ impl csi::identity_server::Identity for Identity {
             return self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(false) });
         }
         let started = Instant::now();
-        match readiness.backends().await {
+        match readiness.backends(PATIENCE).await {
             Ok(()) => self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(true) }),
             Err(error) => {
                 let report = Report::since(Rpc::Probe, started);
