@@ -8,12 +8,13 @@
 //!    -> backend/  one folder per storage system, each implementing the small traits of backend/mod.rs.
 //!    -> os/       alone in touching Linux: mounts, loop devices, mkfs, processes, paths. Knows no CSI.
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
+//!       metrics   what is counted, and how it is shown; used by rpc, ops and os.
 //! ```
 //! Beside them: [`config`] (flags, environment and file become one validated value; pure), [`server`] (the socket, readiness,
-//! signals, drain; health over HTTP; the registration with the kubelet) and [`cli`] (the command line, with a CSI client for people).
+//! signals, drain; health and metrics over HTTP; the registration with the kubelet) and [`cli`] (the command line, with a CSI client for people).
 //!
 //! # Invariants
-//! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> volume; a backend may use os.
+//! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> {volume, metrics}; a backend may use os.
 //!   `tests/architecture.rs` holds this.
 //! - Only `rpc`, `server` and the client in `cli` know of gRPC. No other function answers with a `tonic::Status`; `rpc/status.rs`
 //!   alone chooses codes, by one exhaustive match over [`volume::Error`].
@@ -22,7 +23,8 @@
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
 //! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
 //! - Nothing is deleted recursively, and nothing outside a folder of ours.
-//! - Every side effect runs in [`os::step::step`], which names and times it.
+//! - Every side effect runs in [`os::step::step`], which names, times and counts it.
+//! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.
 //! - Secrets are of a type that cannot be printed; messages that hold them have no derived `Debug`.
@@ -32,6 +34,7 @@
 pub mod backend;
 pub mod cli;
 pub mod config;
+pub mod metrics;
 pub mod ops;
 pub mod os;
 pub mod rpc;

@@ -101,7 +101,7 @@ pub struct ServeArgs {
     /// How long running calls may go on after SIGTERM; a second signal ends them at once [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub grace: Option<Grace>,
-    /// Serve /healthz and /readyz there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
+    /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
     #[arg(long, value_name = "ADDR:PORT")]
     pub http_endpoint: Option<HttpEndpoint>,
     /// Register with the kubelet, without node-driver-registrar: plugins_registry/<driver name>-reg.sock in its folder

@@ -17,6 +17,7 @@ use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
 use crate::backend::registry::Registry;
 use crate::config::{BackendConfig, Config, Layer, Log, LogFormat};
+use crate::metrics::Metrics;
 use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
 use crate::ops::task::Tasks;
@@ -113,14 +114,16 @@ fn build(config: &Config) -> Result<Services, Failure> {
         false => None,
     };
     let controller = config.mode.controller().then(|| Arc::new(Controller::new(registry.clone(), locks.clone(), node.clone())));
+    let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
     Ok(Services::new(Parts {
         name: config.driver_name.as_str().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         registry,
         controller,
         node,
-        tasks: Tasks::default(),
+        tasks: Tasks::counted(metrics.steps()),
         locks,
+        metrics,
     }))
 }
 

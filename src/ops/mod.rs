@@ -4,6 +4,7 @@
 //! in a [`task::Tasks`] thread.
 
 pub mod controller;
+pub mod gauges;
 pub mod lock;
 #[cfg(test)]
 mod lock_tests;

@@ -26,6 +26,7 @@ pub mod memfd;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;
+pub mod own;
 pub mod path;
 pub mod process;
 pub mod step;

@@ -1,4 +1,4 @@
-//! Health over HTTP, for the kubelet's probes: `/healthz`, `/readyz`.
+//! Health over HTTP, for the kubelet's probes: `/healthz`, `/readyz`; and `/metrics`, for Prometheus.
 //!
 //! One short request per connection, each with a deadline: whoever connects holds up nobody. No TLS and no secrets: what is
 //! told here may be read by whoever reaches the port.
@@ -34,7 +34,9 @@ const PATIENCE: Duration = Duration::from_millis(800);
 const PAUSE: Duration = Duration::from_millis(100);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
-const PAGES: &str = "/healthz: the process lives\n/readyz: it takes calls, and what keeps it from being ready\n";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PAGES: &str =
+    "/healthz: the process lives\n/readyz: it takes calls, and what keeps it from being ready\n/metrics: for Prometheus\n";
 
 /// A port that is bound.
 pub(super) struct Http {
@@ -120,6 +122,7 @@ impl Asked {
             // Whoever reads it knows that the runtime still gets to its tasks.
             "/healthz" => page(StatusCode::OK, PLAIN, "ok\n".to_owned()),
             "/readyz" => self.ready().await,
+            "/metrics" => self.metrics().await,
             _ => page(StatusCode::NOT_FOUND, PLAIN, PAGES.to_owned()),
         }
     }
@@ -140,6 +143,13 @@ impl Asked {
             Some(problem) => format!("[-] {part}: {problem}\n"),
         };
         page(status, PLAIN, parts.into_iter().map(line).collect())
+    }
+
+    /// Costs the same however many volumes there are, and does not wait for storage that hangs.
+    async fn metrics(&self) -> Response<String> {
+        let mut seen = self.services.seen().await;
+        seen.registered = self.registration.as_ref().map(|watched| watched.problem().is_none());
+        page(StatusCode::OK, OPENMETRICS, self.services.metrics().text(&seen))
     }
 }
 

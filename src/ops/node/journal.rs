@@ -6,9 +6,11 @@
 //!
 //! No secrets: neither a request's secrets nor its publish_context are ever written here.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -137,6 +139,26 @@ pub struct FrozenEntry {
 #[derive(Debug)]
 pub struct Journal {
     folder: PathBuf,
+    counted: Mutex<Counted>,
+}
+
+/// What is in it, so that nobody need look to count it: as it was found at the start, and written and removed since.
+#[derive(Debug, Default)]
+struct Counted {
+    stages: HashSet<VolumeId>,
+    /// With the names of their files.
+    targets: HashSet<(VolumeId, String)>,
+}
+
+impl Counted {
+    fn note(&mut self, id: &VolumeId, name: &str, there: bool) {
+        match (name == STAGE, there) {
+            (true, true) => self.stages.insert(id.clone()),
+            (true, false) => self.stages.remove(id),
+            (false, true) => self.targets.insert((id.clone(), name.to_owned())),
+            (false, false) => self.targets.remove(&(id.clone(), name.to_owned())),
+        };
+    }
 }
 
 impl Journal {
@@ -148,7 +170,7 @@ impl Journal {
             .mode(0o700)
             .create(&folder)
             .map_err(|error| os::Error::io("make journal folder", &folder, error))?;
-        Ok(Journal { folder })
+        Ok(Journal { folder, counted: Mutex::default() })
     }
 
     /// The volume's stage.
@@ -195,6 +217,27 @@ impl Journal {
     /// Removes a target, and the volume's folder if nothing else is in it.
     pub fn remove_target(&self, id: &VolumeId, target: &Path) -> Result<()> {
         self.remove(id, &target_name(target))
+    }
+
+    /// How many stages and targets there are.
+    pub fn counts(&self) -> (u64, u64) {
+        let counted = self.counted();
+        (counted.stages.len() as u64, counted.targets.len() as u64)
+    }
+
+    /// Counts what the start has found; from then on it counts by itself.
+    pub fn found(&self, id: &VolumeId, stage: Option<&StageEntry>, targets: &[TargetEntry]) {
+        let mut counted = self.counted();
+        if stage.is_some() {
+            counted.note(id, STAGE, true);
+        }
+        for target in targets {
+            counted.note(id, &target_name(&target.target), true);
+        }
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether there is anything about the volume, be it damaged.
@@ -260,6 +303,7 @@ impl Journal {
             }
             durable::write(&folder, name, &content)
         })?;
+        self.counted().note(id, name, true);
         Ok(())
     }
 
@@ -273,6 +317,7 @@ impl Journal {
             }
             remove_empty(&folder)
         })?;
+        self.counted().note(id, name, false);
         Ok(())
     }
 
