@@ -19,6 +19,7 @@ mod value;
 pub use backends::BackendConfig;
 pub use value::{
     DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, HttpEndpoint, LogFormat, LogLevel, Mode,
+    OtlpEndpoint,
 };
 
 const DEFAULT_STATE_DIR: &str = "/var/lib/longshore";
@@ -35,7 +36,7 @@ pub enum ConfigError {
     /// A default can't be used here.
     #[error("{field}: {reason}")]
     Default { field: &'static str, reason: String },
-    /// What is said does not go together.
+    /// What is said does not go together, or not with this program.
     #[error("{field}: {reason}")]
     Contradiction { field: &'static str, reason: &'static str },
 }
@@ -54,6 +55,7 @@ pub struct Layer {
     pub log: LogLayer,
     pub grace: Option<Grace>,
     pub http_endpoint: Option<HttpEndpoint>,
+    pub otlp_endpoint: Option<OtlpEndpoint>,
     pub kubelet_registration: Option<bool>,
     pub kubelet_endpoint: Option<Endpoint>,
     pub backends: Option<Vec<BackendConfig>>,
@@ -109,6 +111,7 @@ impl Layer {
             log: LogLayer { format: self.log.format.or(below.log.format), level: self.log.level.or(below.log.level) },
             grace: self.grace.or(below.grace),
             http_endpoint: self.http_endpoint.or(below.http_endpoint),
+            otlp_endpoint: self.otlp_endpoint.or(below.otlp_endpoint),
             kubelet_registration: self.kubelet_registration.or(below.kubelet_registration),
             kubelet_endpoint: self.kubelet_endpoint.or(below.kubelet_endpoint),
             backends: self.backends.or(below.backends),
@@ -141,6 +144,9 @@ pub struct Config {
     /// Where health and metrics are served, if at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_endpoint: Option<HttpEndpoint>,
+    /// Where traces go, if anywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<OtlpEndpoint>,
     /// Whether the kubelet is told of the driver by the driver itself.
     pub kubelet_registration: bool,
     /// Where the kubelet finds `endpoint`, if it sees it elsewhere.
@@ -177,6 +183,10 @@ impl Config {
             let reason = "it is only told to the kubelet by kubeletRegistration, which is off";
             return Err(ConfigError::Contradiction { field: "kubeletEndpoint", reason });
         }
+        if said.otlp_endpoint.is_some() && !cfg!(feature = "otlp") {
+            let reason = "this program was built without it; leave it out, or build with `--features otlp`";
+            return Err(ConfigError::Contradiction { field: "otlpEndpoint", reason });
+        }
         Ok(Config {
             mode,
             endpoint: said.endpoint.unwrap_or_default(),
@@ -187,6 +197,7 @@ impl Config {
             log: Log { format: said.log.format.unwrap_or_default(), level: said.log.level.unwrap_or_default() },
             grace: said.grace.unwrap_or_default(),
             http_endpoint: said.http_endpoint,
+            otlp_endpoint: said.otlp_endpoint,
             kubelet_registration,
             kubelet_endpoint: said.kubelet_endpoint,
             backends,
@@ -296,6 +307,7 @@ backends:
             ("grace: [1]\n", &["grace", "invalid type", "line 1"]),
             ("mode: all\nnodeId: a b\n", &["nodeId", "no node id", "line 2"]),
             ("httpEndpoint: localhost:9809\n", &["httpEndpoint", "127.0.0.1:9809", "line 1"]),
+            ("otlpEndpoint: https://a:4317\n", &["otlpEndpoint", "http://127.0.0.1:4317", "line 1"]),
             ("grace: 2h\n", &["grace", "at most 1h", "line 1"]),
             ("log:\n  level: loud\n", &["log.level", "loud", "line 2"]),
             ("mode: all\nmode: node\n", &["duplicate field", "mode"]),
@@ -333,6 +345,14 @@ backends:
         ] {
             let error = Config::resolve([file(yaml).expect("by itself it is right")], "host").expect_err(yaml).to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+        let traced = Config::resolve([file("otlpEndpoint: http://127.0.0.1:4317\n").expect("right")], "host");
+        match cfg!(feature = "otlp") {
+            true => assert!(traced.is_ok()),
+            false => {
+                let error = traced.expect_err("it cannot").to_string();
+                assert!(error.contains("otlpEndpoint") && error.contains("--features otlp"), "{error}");
+            }
         }
     }
 

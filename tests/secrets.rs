@@ -260,6 +260,38 @@ fn send_all(harness: &Harness, failing: bool) -> Sent {
     sent
 }
 
+/// Where traces go, if they are built in.
+#[cfg(feature = "otlp")]
+struct Traces(common::otlp::Collector);
+#[cfg(not(feature = "otlp"))]
+struct Traces;
+
+impl Traces {
+    #[cfg(feature = "otlp")]
+    fn to(harness: &Harness) -> Traces {
+        let collector = common::otlp::Collector::start();
+        harness.configure(&format!("otlpEndpoint: http://{}", collector.address));
+        Traces(collector)
+    }
+
+    #[cfg(not(feature = "otlp"))]
+    fn to(_harness: &Harness) -> Traces {
+        Traces
+    }
+
+    /// Looks at all that has been sent; to be called when the driver has ended.
+    #[cfg(feature = "otlp")]
+    fn search(&mut self) {
+        self.0.until(|spans| spans.iter().any(|span| span.name == "NodeStageVolume"));
+        self.0.take();
+        find("the traces", format!("{:?}", self.0.requests).as_bytes());
+        self.0.requests.clear();
+    }
+
+    #[cfg(not(feature = "otlp"))]
+    fn search(&mut self) {}
+}
+
 /// Looks everywhere where something may have been written, at what is told over HTTP, and at the driver itself.
 fn search(harness: &Harness, http: SocketAddr, record: &Path) {
     for page in ["/metrics", "/readyz", "/nothing"] {
@@ -304,6 +336,7 @@ fn at_every_log_level() {
         let mut harness = Harness::new(Pool::Xfs);
         let record = watch_tools(&harness);
         harness.with_http();
+        let mut traces = Traces::to(&harness);
         let configuration = fs::read_to_string(harness.path("config.yaml")).expect("the configuration");
         for format in ["text", "json"] {
             fs::write(harness.path("config.yaml"), format!("{configuration}log:\n  format: {format}\n"))
@@ -318,6 +351,7 @@ fn at_every_log_level() {
                 assert_eq!(all, requests_with_secrets(), "a request that takes secrets was left out");
                 search(&harness, http, &record);
                 assert!(harness.stop());
+                traces.search();
                 harness.forget_log();
             }
         }
@@ -333,6 +367,7 @@ fn with_every_step_failing() {
         let mut harness = Harness::new(Pool::Xfs);
         let record = watch_tools(&harness);
         harness.with_http();
+        let mut traces = Traces::to(&harness);
         harness.set("LONGSHORE_LOG", "trace");
         harness.set("LONGSHORE_FAULT_FILE", &harness.path("fault").display().to_string());
         fs::write(harness.path("fault"), "").expect("no order yet");
@@ -341,6 +376,7 @@ fn with_every_step_failing() {
         let sent = send_all(&harness, true);
         search(&harness, http, &record);
         assert!(harness.stop());
+        traces.search();
         assert!(sent.steps > 60, "{} steps only", sent.steps);
         harness.assert_nothing_left();
         harness.assert_pool_empty();

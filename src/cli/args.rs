@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, Mode};
+use crate::config::{
+    DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, Mode, OtlpEndpoint,
+};
 use crate::volume::NodeId;
 
 use super::call::CallArgs;
@@ -67,7 +69,7 @@ A configuration file:
           path: /var/lib/longshore/pool
     - name: memory
       type: fake
-It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, httpEndpoint, kubeletRegistration, kubeletEndpoint, and
+It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, httpEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and
 log with format and level.";
 
 /// What `serve` is told by flags.
@@ -104,6 +106,9 @@ pub struct ServeArgs {
     /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
     #[arg(long, value_name = "ADDR:PORT")]
     pub http_endpoint: Option<HttpEndpoint>,
+    /// Send traces there by OTLP over gRPC, such as http://127.0.0.1:4317; only if built with the feature `otlp`
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<OtlpEndpoint>,
     /// Register with the kubelet, without node-driver-registrar: plugins_registry/<driver name>-reg.sock in its folder
     #[arg(long)]
     pub kubelet_registration: bool,
@@ -131,6 +136,7 @@ impl ServeArgs {
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             grace: self.grace,
             http_endpoint: self.http_endpoint,
+            otlp_endpoint: self.otlp_endpoint.clone(),
             kubelet_registration: self.kubelet_registration.then_some(true),
             kubelet_endpoint: self.kubelet_endpoint.clone(),
             backends: None,
@@ -153,7 +159,7 @@ mod tests {
     fn every_flag_of_serve_becomes_part_of_the_configuration() {
         let words = "longshore serve --mode node --endpoint /run/a --driver-name a.b --node-id n --state-dir /s \
                      --kubelet-dir /k --log-format json --log-level debug --grace 1m --kubelet-registration \
-                     --kubelet-endpoint /k/a --http-endpoint :80";
+                     --kubelet-endpoint /k/a --http-endpoint :80 --otlp-endpoint http://c:1";
         let Command::Serve(args) = Cli::try_parse_from(words.split_whitespace()).expect("valid").command else {
             panic!("it is serve");
         };
@@ -169,8 +175,9 @@ mod tests {
             layer.log.level.map(|value| value.to_string()),
             layer.kubelet_endpoint.map(|value| value.to_string()),
             layer.http_endpoint.map(|value| value.to_string()),
+            layer.otlp_endpoint.map(|value| value.to_string()),
         ];
-        let expected = ["unix:///run/a", "a.b", "n", "/s", "/k", "debug", "unix:///k/a", "[::]:80"];
+        let expected = ["unix:///run/a", "a.b", "n", "/s", "/k", "debug", "unix:///k/a", "[::]:80", "http://c:1"];
         assert_eq!(texts.map(Option::unwrap_or_default), expected);
     }
 }

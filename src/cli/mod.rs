@@ -17,6 +17,8 @@ mod call;
 mod progress;
 mod serve;
 mod table;
+#[cfg(feature = "otlp")]
+mod traces;
 
 use args::{Cli, Command};
 

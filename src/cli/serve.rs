@@ -1,5 +1,7 @@
 //! `longshore serve`: builds what the configuration names, and runs it until a signal.
 
+#[cfg(not(feature = "otlp"))]
+use std::convert::Infallible;
 use std::error::Error;
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
@@ -9,14 +11,15 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::SubscriberBuilder;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::backend::Backend;
 use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
 use crate::backend::registry::Registry;
-use crate::config::{BackendConfig, Config, Layer, Log, LogFormat};
+use crate::config::{BackendConfig, Config, Layer, LogFormat};
 use crate::metrics::Metrics;
 use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
@@ -28,6 +31,8 @@ use crate::server::{self, registration};
 use crate::volume;
 
 use super::args::ServeArgs;
+#[cfg(feature = "otlp")]
+use super::traces::{self, Traces};
 use super::{Failure, print, variable};
 
 /// Handlers only decode, wait and encode.
@@ -44,10 +49,12 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
     memory::be_frugal();
-    start_log(&config.log)?;
+    let runtime = runtime()?;
+    // Dropped before the runtime by which it sends.
+    let _traces = start_log(&config, &runtime)?;
     let services = build(&config)?;
     let settings = server_settings(&config)?;
-    runtime()?.block_on(async {
+    runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
         server::serve(settings, services, signals.first()).await.map_err(failed("serve"))
     })
@@ -77,16 +84,38 @@ fn configure(args: &ServeArgs) -> Result<Config, Failure> {
     Ok(Config::resolve(layers, &names.nodename().to_string_lossy())?)
 }
 
-fn start_log(log: &Log) -> Result<(), Failure> {
+/// Lines to standard error; spans to a collector, if there is one, until what is answered is dropped.
+fn start_log(config: &Config, runtime: &Runtime) -> Result<Option<Traces>, Failure> {
     let step = "start the log";
-    let filter = EnvFilter::try_new(log.level.as_str()).map_err(failed(step))?;
-    let lines: SubscriberBuilder<_, _, EnvFilter, _> = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    match log.format {
-        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => lines.json().try_init(),
+    let filter = EnvFilter::try_new(config.log.level.as_str()).map_err(failed(step))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match config.log.format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
+    match traces(config, runtime).map_err(failed("start the export of traces"))? {
+        #[cfg(feature = "otlp")]
+        Some(traces) => subscriber.with(traces.layer()).try_init().map(|()| Some(traces)),
+        _ => subscriber.try_init().map(|()| None),
     }
     .map_err(failed(step))
 }
+
+#[cfg(feature = "otlp")]
+fn traces(config: &Config, runtime: &Runtime) -> Result<Option<Traces>, traces::ExporterBuildError> {
+    config.otlp_endpoint.as_ref().map(|endpoint| Traces::start(endpoint, config, runtime)).transpose()
+}
+
+/// The configuration has refused it already.
+#[cfg(not(feature = "otlp"))]
+fn traces(_config: &Config, _runtime: &Runtime) -> Result<Option<Traces>, Infallible> {
+    Ok(None)
+}
+
+/// There is none.
+#[cfg(not(feature = "otlp"))]
+type Traces = Infallible;
 
 fn runtime() -> Result<Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()

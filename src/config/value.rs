@@ -301,6 +301,41 @@ impl fmt::Display for HttpEndpoint {
 
 as_text!(HttpEndpoint);
 
+/// A collector of traces: `http://127.0.0.1:4317`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpEndpoint(String);
+
+impl OtlpEndpoint {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for OtlpEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let place = text.strip_prefix("http://").map(|place| place.trim_end_matches('/'));
+        let parts = place.and_then(|place| place.rsplit_once(':'));
+        let plain = |host: &str| {
+            !host.is_empty()
+                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':' | b'[' | b']'))
+        };
+        match parts {
+            Some((host, port)) if plain(host) && port.parse::<u16>().is_ok() => Ok(OtlpEndpoint(format!("http://{host}:{port}"))),
+            _ => Err(format!("{text:?} is no collector: write http://127.0.0.1:4317 (OTLP over gRPC, in clear)")),
+        }
+    }
+}
+
+impl fmt::Display for OtlpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+as_text!(OtlpEndpoint);
+
 /// How long calls that run may go on after SIGTERM: `30s`, `2m`, at most an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grace(pub Duration);
@@ -370,6 +405,18 @@ mod tests {
         for text in ["", ":", "9809", "localhost:9809", "127.0.0.1", ":65536", ":-1", ": 80", "::1:80x", "http://127.0.0.1:80"] {
             let error = text.parse::<HttpEndpoint>().expect_err(text);
             assert!(error.contains("write 127.0.0.1:9809"), "{error}");
+        }
+    }
+
+    #[test]
+    fn collectors_are_plain_http_addresses() {
+        for text in ["http://127.0.0.1:4317", "http://[::1]:4317", "http://collector.monitoring.svc:4317/"] {
+            assert_eq!(text.parse::<OtlpEndpoint>().expect(text).as_str(), text.trim_end_matches('/'));
+        }
+        for text in
+            ["", "127.0.0.1:4317", "https://a:4317", "http://a", "http://:4317", "http://a:b", "http://u:p@a:1", "http://a:1/v1"]
+        {
+            assert!(text.parse::<OtlpEndpoint>().is_err(), "{text}");
         }
     }
 

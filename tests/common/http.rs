@@ -16,8 +16,9 @@ impl Harness {
     pub fn http(&self) -> SocketAddr {
         let log = self.log();
         let line = log.lines().rfind(|line| line.contains("serving HTTP")).expect("HTTP is served");
-        let address = line.split("address=").nth(1).expect("the address").split_whitespace().next();
-        address.and_then(|address| address.parse().ok()).expect("an address")
+        // In text `address=1.2.3.4:5`, in JSON `"address":"1.2.3.4:5"`.
+        let mut words = line.split(|letter: char| !(letter.is_ascii_digit() || matches!(letter, '.' | ':' | '[' | ']')));
+        words.rfind(|word| word.len() > 8).and_then(|address| address.parse().ok()).expect("an address")
     }
 
     /// The status and the body.

@@ -7,6 +7,8 @@
 #![allow(clippy::disallowed_methods, reason = "tests start programs and the driver itself")]
 
 pub mod http;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
