@@ -1,20 +1,25 @@
-//! Compiles the CSI protocol into Rust, from the official file and no other.
+//! Compiles the protocols of CSI and of the kubelet's registration into Rust, from the official files and no others.
 
 use std::error::Error;
 use std::fs;
 
 use sha2::{Digest, Sha256};
 
-/// proto/csi.proto of v1.13.0; see proto/README.md.
-const CSI_SHA256: &str = "8c5604cb76fefff19c01cf88ebd229e4f8c88c419898b07e4914318d25d84af3";
+/// The files and their checksums; proto/README.md says their versions.
+const PROTOCOLS: [(&str, &str); 2] = [
+    ("proto/csi.proto", "8c5604cb76fefff19c01cf88ebd229e4f8c88c419898b07e4914318d25d84af3"),
+    ("proto/pluginregistration.proto", "7a67a0000a1a167c155286834bc9ccb489f8bcdb394e006daba270189c272afa"),
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let digest: String = Sha256::digest(fs::read("proto/csi.proto")?).iter().map(|byte| format!("{byte:02x}")).collect();
-    if digest != CSI_SHA256 {
-        return Err(format!("proto/csi.proto has the sha256 {digest}, not {CSI_SHA256}: it must stay verbatim").into());
+    for (file, expected) in PROTOCOLS {
+        let digest: String = Sha256::digest(fs::read(file)?).iter().map(|byte| format!("{byte:02x}")).collect();
+        if digest != expected {
+            return Err(format!("{file} has the sha256 {digest}, not {expected}: it must stay verbatim").into());
+        }
     }
-    let files = protox::compile(["proto/csi.proto"], ["proto"])?;
+    let files = protox::compile(PROTOCOLS.map(|(file, _)| file), ["proto"])?;
     tonic_prost_build::configure()
         // What is not overridden answers UNIMPLEMENTED.
         .generate_default_stubs(true)

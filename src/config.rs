@@ -17,7 +17,10 @@ mod backends;
 mod value;
 
 pub use backends::BackendConfig;
-pub use value::{DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, LogFormat, LogLevel, Mode};
+pub use value::{
+    DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, HttpEndpoint, LogFormat, LogLevel, Mode,
+    OtlpEndpoint,
+};
 
 const DEFAULT_STATE_DIR: &str = "/var/lib/longshore";
 const DEFAULT_KUBELET_DIR: &str = "/var/lib/kubelet";
@@ -33,6 +36,9 @@ pub enum ConfigError {
     /// A default can't be used here.
     #[error("{field}: {reason}")]
     Default { field: &'static str, reason: String },
+    /// What is said does not go together, or not with this program.
+    #[error("{field}: {reason}")]
+    Contradiction { field: &'static str, reason: &'static str },
 }
 
 /// What one source says. A file is one as it stands.
@@ -48,6 +54,10 @@ pub struct Layer {
     pub kubelet_dir: Option<Folder>,
     pub log: LogLayer,
     pub grace: Option<Grace>,
+    pub http_endpoint: Option<HttpEndpoint>,
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    pub kubelet_registration: Option<bool>,
+    pub kubelet_endpoint: Option<Endpoint>,
     pub backends: Option<Vec<BackendConfig>>,
 }
 
@@ -100,6 +110,10 @@ impl Layer {
             kubelet_dir: self.kubelet_dir.or(below.kubelet_dir),
             log: LogLayer { format: self.log.format.or(below.log.format), level: self.log.level.or(below.log.level) },
             grace: self.grace.or(below.grace),
+            http_endpoint: self.http_endpoint.or(below.http_endpoint),
+            otlp_endpoint: self.otlp_endpoint.or(below.otlp_endpoint),
+            kubelet_registration: self.kubelet_registration.or(below.kubelet_registration),
+            kubelet_endpoint: self.kubelet_endpoint.or(below.kubelet_endpoint),
             backends: self.backends.or(below.backends),
         }
     }
@@ -127,6 +141,17 @@ pub struct Config {
     pub kubelet_dir: Folder,
     pub log: Log,
     pub grace: Grace,
+    /// Where health and metrics are served, if at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_endpoint: Option<HttpEndpoint>,
+    /// Where traces go, if anywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Whether the kubelet is told of the driver by the driver itself.
+    pub kubelet_registration: bool,
+    /// Where the kubelet finds `endpoint`, if it sees it elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubelet_endpoint: Option<Endpoint>,
     /// At least one, of different names; the first is for volumes that name none.
     pub backends: Vec<BackendConfig>,
 }
@@ -148,8 +173,22 @@ impl Config {
         let state_dir = said.state_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_STATE_DIR));
         let backends = said.backends.map_or_else(|| default_backends(&state_dir, &node_id), Ok)?;
         let backends = backends.into_iter().map(|backend| backend.on_node(&node_id)).collect();
+        let mode = said.mode.unwrap_or_default();
+        let kubelet_registration = said.kubelet_registration.unwrap_or_default();
+        if kubelet_registration && !mode.node() {
+            let reason = "a controller has nothing to register; leave it out, or use the mode node or all";
+            return Err(ConfigError::Contradiction { field: "kubeletRegistration", reason });
+        }
+        if said.kubelet_endpoint.is_some() && !kubelet_registration {
+            let reason = "it is only told to the kubelet by kubeletRegistration, which is off";
+            return Err(ConfigError::Contradiction { field: "kubeletEndpoint", reason });
+        }
+        if said.otlp_endpoint.is_some() && !cfg!(feature = "otlp") {
+            let reason = "this program was built without it; leave it out, or build with `--features otlp`";
+            return Err(ConfigError::Contradiction { field: "otlpEndpoint", reason });
+        }
         Ok(Config {
-            mode: said.mode.unwrap_or_default(),
+            mode,
             endpoint: said.endpoint.unwrap_or_default(),
             driver_name: said.driver_name.unwrap_or_default(),
             node_id,
@@ -157,6 +196,10 @@ impl Config {
             kubelet_dir: said.kubelet_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_KUBELET_DIR)),
             log: Log { format: said.log.format.unwrap_or_default(), level: said.log.level.unwrap_or_default() },
             grace: said.grace.unwrap_or_default(),
+            http_endpoint: said.http_endpoint,
+            otlp_endpoint: said.otlp_endpoint,
+            kubelet_registration,
+            kubelet_endpoint: said.kubelet_endpoint,
             backends,
         })
     }
@@ -190,6 +233,9 @@ stateDir: /srv/state
 kubeletDir: /srv/kubelet
 log: {format: json, level: debug}
 grace: 2m
+httpEndpoint: 127.0.0.1:9809
+kubeletRegistration: true
+kubeletEndpoint: /srv/kubelet/plugins/file/csi.sock
 backends:
 - name: local
   type: image
@@ -260,6 +306,8 @@ backends:
             ("stateDir: lib\n", &["stateDir", "absolute", "line 1"]),
             ("grace: [1]\n", &["grace", "invalid type", "line 1"]),
             ("mode: all\nnodeId: a b\n", &["nodeId", "no node id", "line 2"]),
+            ("httpEndpoint: localhost:9809\n", &["httpEndpoint", "127.0.0.1:9809", "line 1"]),
+            ("otlpEndpoint: https://a:4317\n", &["otlpEndpoint", "http://127.0.0.1:4317", "line 1"]),
             ("grace: 2h\n", &["grace", "at most 1h", "line 1"]),
             ("log:\n  level: loud\n", &["log.level", "loud", "line 2"]),
             ("mode: all\nmode: node\n", &["duplicate field", "mode"]),
@@ -285,6 +333,25 @@ backends:
             let message = message(file(yaml));
             for word in ["longshore.yaml: "].iter().chain(words) {
                 assert!(message.contains(word), "{yaml}\n -> {message}\n lacks {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused() {
+        for (yaml, words) in [
+            ("mode: controller\nkubeletRegistration: true\n", ["kubeletRegistration", "mode"]),
+            ("kubeletEndpoint: /run/a.sock\n", ["kubeletEndpoint", "off"]),
+        ] {
+            let error = Config::resolve([file(yaml).expect("by itself it is right")], "host").expect_err(yaml).to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+        let traced = Config::resolve([file("otlpEndpoint: http://127.0.0.1:4317\n").expect("right")], "host");
+        match cfg!(feature = "otlp") {
+            true => assert!(traced.is_ok()),
+            false => {
+                let error = traced.expect_err("it cannot").to_string();
+                assert!(error.contains("otlpEndpoint") && error.contains("--features otlp"), "{error}");
             }
         }
     }

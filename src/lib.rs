@@ -8,13 +8,14 @@
 //!    -> backend/  one folder per storage system, each implementing the small traits of backend/mod.rs.
 //!    -> os/       alone in touching Linux: mounts, loop devices, mkfs, processes, paths. Knows no CSI.
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
+//!       metrics   what is counted, and how it is shown; used by rpc, ops and os.
 //! ```
 //! Beside them: [`config`] (flags, environment and file become one validated value; pure), [`server`] (the socket, readiness,
-//! signals, drain) and [`cli`] (the command line, with a CSI client for people). What `longshore inspect` and `longshore doctor` find
-//! out is in [`ops::node::inspect`] and [`ops::doctor`].
+//! signals, drain; health and metrics over HTTP; the registration with the kubelet) and [`cli`] (the command line, with a CSI client
+//! for people). What `longshore inspect` and `longshore doctor` find out is in [`ops::node::inspect`] and [`ops::doctor`].
 //!
 //! # Invariants
-//! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> volume; a backend may use os.
+//! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> {volume, metrics}; a backend may use os.
 //!   `tests/architecture.rs` holds this.
 //! - Only `rpc`, `server` and the client in `cli` know of gRPC. No other function answers with a `tonic::Status`; `rpc/status.rs`
 //!   alone chooses codes, by one exhaustive match over [`volume::Error`].
@@ -23,7 +24,8 @@
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
 //! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
 //! - Nothing is deleted recursively, and nothing outside a folder of ours.
-//! - Every side effect runs in [`os::step::step`], which names and times it.
+//! - Every side effect runs in [`os::step::step`], which names, times and counts it.
+//! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.
@@ -34,11 +36,18 @@
 pub mod backend;
 pub mod cli;
 pub mod config;
+pub mod metrics;
 pub mod ops;
 pub mod os;
 pub mod rpc;
 pub mod server;
 pub mod volume;
+
+/// The kubelet's protocol for the registration of plugins, generated from proto/pluginregistration.proto.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]
+pub mod pluginregistration {
+    tonic::include_proto!("pluginregistration");
+}
 
 /// The CSI protocol, generated from proto/csi.proto.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]

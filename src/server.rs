@@ -1,13 +1,17 @@
-//! The socket: made safely, served until told to stop, drained, and removed.
+//! The socket: made safely, served until told to stop, drained, and removed. Beside it, where they are asked for, the
+//! kubelet's registration, and health over HTTP.
 //!
 //! Only who owns the process may talk to it: the socket's file is never anything but 0600, from the instant it exists. A
 //! file that a dead process left is replaced; one that a living process listens on is not.
 
+mod http;
+pub mod registration;
 mod traffic;
 
 use std::fmt;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -15,6 +19,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -22,6 +27,8 @@ use tonic::transport::Server;
 
 use crate::rpc::Services;
 
+use http::{Asked, Http};
+use registration::Registrar;
 use traffic::{Counted, Traffic};
 
 /// The kernel's limit: `sun_path` of sockaddr_un has 108 bytes, the last of them NUL.
@@ -41,11 +48,28 @@ pub enum Error {
     #[error("endpoint {text:?}: {reason}; write unix:///run/longshore/csi.sock")]
     Endpoint { text: String, reason: &'static str },
 
-    #[error("{}: a living process listens there; stop it, or use another --endpoint", path.display())]
-    Taken { path: PathBuf },
+    #[error("{}: a living process listens there; stop it, or use another {option}", path.display())]
+    Taken { path: PathBuf, option: &'static str },
 
-    #[error("{}: it is no socket; it is left as it is. Move it away, or use another --endpoint", path.display())]
-    NoSocket { path: PathBuf },
+    #[error("{}: it is no socket; it is left as it is. Move it away, or use another {option}", path.display())]
+    NoSocket { path: PathBuf, option: &'static str },
+
+    #[error(
+        "{}: there is no such folder, in which the kubelet would look for the driver; name the kubelet's folder by --kubelet-dir, \
+         mount it into the container, or leave --kubelet-registration out",
+        folder.display()
+    )]
+    NoRegistry { folder: PathBuf },
+
+    #[error("{address}: a living process listens there; stop it, or use another --http-endpoint")]
+    HttpTaken { address: SocketAddr },
+
+    #[error("{address}: HTTP cannot be served there: {source}; use another --http-endpoint")]
+    Http {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
 
     #[error("{action} {}: {source}", path.display())]
     Io {
@@ -111,21 +135,56 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Serves until `shutdown` comes; then takes no more connections, says "not ready", and gives what runs at most `grace` to
-/// come to its end.
+/// What is served, and how it ends.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub endpoint: Endpoint,
+    /// How the kubelet is told of the driver, if the driver is to do that itself.
+    pub registration: Option<registration::Settings>,
+    /// Where health is told over HTTP, if at all.
+    pub http: Option<SocketAddr>,
+    /// How long running calls may go on at the end.
+    pub grace: Duration,
+}
+
+/// Serves until `shutdown` comes; then takes no more connections, says "not ready", and gives what runs at most
+/// the grace to come to its end.
 ///
 /// Ready as soon as the socket listens: nothing slow is done here.
 ///
 /// # Errors
-/// Where the socket cannot be made, or the server breaks.
-pub async fn serve(endpoint: &Endpoint, services: Services, shutdown: impl Future<Output = ()>, grace: Duration) -> Result<()> {
-    let socket = Socket::bind(endpoint.path()).await?;
+/// Where a socket cannot be made, or the server breaks.
+pub async fn serve(settings: Settings, services: Services, shutdown: impl Future<Output = ()>) -> Result<()> {
+    let Settings { endpoint, registration, http, grace } = settings;
+    let http = match http {
+        Some(address) => Some(Http::bind(address).await?),
+        None => None,
+    };
+    let (listener, file) = Socket::bind(endpoint.path()).await?.split();
+    let registrar = match registration {
+        Some(settings) => match Registrar::open(settings).await {
+            Ok(registrar) => Some(registrar),
+            Err(error) => {
+                file.remove();
+                return Err(error);
+            }
+        },
+        None => None,
+    };
     services.readiness().set_ready(true);
     tracing::info!(%endpoint, "listening");
-    let (listener, file) = socket.split();
-    let tidying = tokio::spawn(services.tasks().clone().tidy_memory());
+    let mut beside = JoinSet::new();
+    beside.spawn(services.tasks().clone().tidy_memory());
+    if let Some(http) = http {
+        let registration = registrar.as_ref().map(Registrar::watched);
+        beside.spawn(http.run(Asked { services: services.clone(), registration }));
+    }
+    if let Some(registrar) = registrar {
+        beside.spawn(registrar.run());
+    }
     let result = run(listener, &services, shutdown, grace).await;
-    tidying.abort();
+    // Ended, and seen to be ended: the kubelet's socket goes with its task.
+    beside.shutdown().await;
     file.remove();
     result
 }
@@ -206,12 +265,18 @@ struct SocketFile {
 }
 
 impl Socket {
+    /// The driver's own, in a folder that is made if need be.
     async fn bind(path: &Path) -> Result<Self> {
+        make_folder(folder_of(path))?;
+        Socket::bind_in_place(path, "--endpoint").await
+    }
+
+    /// In a folder that is there. `option` is how another path is said.
+    async fn bind_in_place(path: &Path, option: &'static str) -> Result<Self> {
         let folder = folder_of(path);
-        make_folder(folder)?;
         // Held until the socket listens: of two processes that start at once, the second sees the first one's.
         let _turn = lock(folder)?;
-        remove_dead(path).await?;
+        remove_dead(path, option).await?;
         let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
         let socket = UnixSocket::new_stream().map_err(io("make a socket for"))?;
         // The file gets the mode of the socket's own inode (less the umask): it is never open to others, not for an instant.
@@ -243,16 +308,16 @@ impl SocketFile {
     }
 
     fn remove_locked(&self) {
-        let ours = |found: &fs::Metadata| (found.dev(), found.ino()) == self.identity;
-        let removed = match fs::symlink_metadata(&self.path) {
-            Ok(found) if ours(&found) => fs::remove_file(&self.path),
-            // Another process has put its own there, or someone has removed it.
-            Ok(_) => return,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = removed.or_else(missing_is_fine) {
+        // Otherwise another process has put its own there, or someone has removed it.
+        if self.is_ours()
+            && let Err(error) = fs::remove_file(&self.path).or_else(missing_is_fine)
+        {
             tracing::warn!(path = %self.path.display(), %error, "the socket's file stays");
         }
+    }
+
+    fn is_ours(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity)
     }
 }
 
@@ -282,12 +347,12 @@ fn lock(folder: &Path) -> Result<fs::File> {
 }
 
 /// Removes a socket's file on which nobody listens any more.
-async fn remove_dead(path: &Path) -> Result<()> {
+async fn remove_dead(path: &Path, option: &'static str) -> Result<()> {
     let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io("look at")(error)),
-        Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket { path: path.to_owned() }),
+        Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket { path: path.to_owned(), option }),
         Ok(_) => {}
     }
     match tokio::time::timeout(PATIENCE, UnixStream::connect(path)).await {
@@ -296,7 +361,7 @@ async fn remove_dead(path: &Path) -> Result<()> {
             fs::remove_file(path).or_else(missing_is_fine).map_err(io("remove"))
         }
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        _ => Err(Error::Taken { path: path.to_owned() }),
+        _ => Err(Error::Taken { path: path.to_owned(), option }),
     }
 }
 

@@ -1,23 +1,24 @@
 //! The layers, held by a test: arrows point down only.
 //!
-//! main -> cli, server -> rpc -> ops -> backend, os -> volume; a backend may use os. Only rpc, server and the
+//! main -> cli, server -> rpc -> ops -> backend, os -> volume, metrics; a backend may use os. Only rpc, server and the
 //! command line's client know of gRPC.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A layer, and what of this crate it may name.
-const LAYERS: [(&str, &[&str]); 10] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("volume", &["volume"]),
-    ("os", &["os", "volume"]),
+    ("metrics.rs", &[]),
+    ("os", &["os", "metrics", "volume"]),
     ("backend", &["backend", "os", "volume"]),
-    ("ops", &["ops", "backend", "os", "volume"]),
-    ("rpc", &["rpc", "csi", "ops", "backend", "volume"]),
+    ("ops", &["ops", "backend", "os", "metrics", "volume"]),
+    ("rpc", &["rpc", "csi", "ops", "backend", "metrics", "volume"]),
     ("config.rs", &["config", "backend", "volume"]),
     ("config", &["config", "backend", "volume"]),
-    ("server.rs", &["server", "rpc", "csi", "ops", "os", "volume"]),
-    ("server", &["server", "rpc", "csi", "ops", "os", "volume"]),
-    ("cli", &["cli", "config", "server", "rpc", "csi", "ops", "backend", "os", "volume"]),
+    ("server.rs", &["server", "rpc", "csi", "pluginregistration", "ops", "os", "volume"]),
+    ("server", &["server", "rpc", "csi", "pluginregistration", "ops", "os", "volume"]),
+    ("cli", &["cli", "config", "server", "rpc", "csi", "ops", "backend", "os", "metrics", "volume"]),
 ];
 
 /// Crates that speak gRPC, and the layers that may.

@@ -1,4 +1,4 @@
-//! A secret that the CO sends is in no log, journal, file, answer, command line or environment, at any log level and
+//! A secret that the CO sends is in no log, metric, journal, file, answer, command line or environment, at any log level and
 //! whatever fails.
 #![cfg(feature = "faults")]
 #![allow(clippy::needless_update, reason = "one macro sends requests with and without further fields")]
@@ -8,9 +8,11 @@ mod common;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Debug;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use common::http::get;
 use common::{Harness, MIB, Pool, capability, create, isolated, text};
 use longshore::csi;
 use longshore::volume::SnapshotId;
@@ -258,8 +260,43 @@ fn send_all(harness: &Harness, failing: bool) -> Sent {
     sent
 }
 
-/// Looks everywhere where something may have been written, and at the driver itself.
-fn search(harness: &Harness, record: &Path) {
+/// Where traces go, if they are built in.
+#[cfg(feature = "otlp")]
+struct Traces(common::otlp::Collector);
+#[cfg(not(feature = "otlp"))]
+struct Traces;
+
+impl Traces {
+    #[cfg(feature = "otlp")]
+    fn to(harness: &Harness) -> Traces {
+        let collector = common::otlp::Collector::start();
+        harness.configure(&format!("otlpEndpoint: http://{}", collector.address));
+        Traces(collector)
+    }
+
+    #[cfg(not(feature = "otlp"))]
+    fn to(_harness: &Harness) -> Traces {
+        Traces
+    }
+
+    /// Looks at all that has been sent; to be called when the driver has ended.
+    #[cfg(feature = "otlp")]
+    fn search(&mut self) {
+        self.0.until(|spans| spans.iter().any(|span| span.name == "NodeStageVolume"));
+        self.0.take();
+        find("the traces", format!("{:?}", self.0.requests).as_bytes());
+        self.0.requests.clear();
+    }
+
+    #[cfg(not(feature = "otlp"))]
+    fn search(&mut self) {}
+}
+
+/// Looks everywhere where something may have been written, at what is told over HTTP, and at the driver itself.
+fn search(harness: &Harness, http: SocketAddr, record: &Path) {
+    for page in ["/metrics", "/readyz", "/nothing"] {
+        find(page, get(http, page).1.as_bytes());
+    }
     find("the driver's log", harness.log().as_bytes());
     find("the calls of tools", &fs::read(record).unwrap_or_default());
     for file in ["cmdline", "environ"] {
@@ -298,6 +335,8 @@ fn at_every_log_level() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Xfs);
         let record = watch_tools(&harness);
+        harness.with_http();
+        let mut traces = Traces::to(&harness);
         let configuration = fs::read_to_string(harness.path("config.yaml")).expect("the configuration");
         for format in ["text", "json"] {
             fs::write(harness.path("config.yaml"), format!("{configuration}log:\n  format: {format}\n"))
@@ -306,11 +345,13 @@ fn at_every_log_level() {
                 // That it listens is said in any case: the test waits for it.
                 harness.set("LONGSHORE_LOG", &format!("{level},longshore::server=info"));
                 harness.start();
+                let http = harness.http();
                 let sent = send_all(&harness, false);
                 let all: BTreeSet<String> = sent.requests.iter().map(|name| (*name).to_owned()).collect();
                 assert_eq!(all, requests_with_secrets(), "a request that takes secrets was left out");
-                search(&harness, &record);
+                search(&harness, http, &record);
                 assert!(harness.stop());
+                traces.search();
                 harness.forget_log();
             }
         }
@@ -325,13 +366,17 @@ fn with_every_step_failing() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Xfs);
         let record = watch_tools(&harness);
+        harness.with_http();
+        let mut traces = Traces::to(&harness);
         harness.set("LONGSHORE_LOG", "trace");
         harness.set("LONGSHORE_FAULT_FILE", &harness.path("fault").display().to_string());
         fs::write(harness.path("fault"), "").expect("no order yet");
         harness.start();
+        let http = harness.http();
         let sent = send_all(&harness, true);
-        search(&harness, &record);
+        search(&harness, http, &record);
         assert!(harness.stop());
+        traces.search();
         assert!(sent.steps > 60, "{} steps only", sent.steps);
         harness.assert_nothing_left();
         harness.assert_pool_empty();

@@ -14,18 +14,19 @@ use std::time::{Duration, Instant, SystemTime};
 use hyper_util::rt::TokioIo;
 use longshore::backend::registry::Registry;
 use longshore::backend::{
-    Backend, CapacityAnswer, CapacityQuery, ChangedBlocks, Connect, ConnectRequest, Provision, Quiesce, SnapshotSpec, Snapshots,
-    Source, VolumeSpec,
+    Backend, CapacityAnswer, CapacityQuery, ChangedBlocks, Connect, ConnectRequest, PoolUsage, Provision, Quiesce, SnapshotSpec,
+    Snapshots, Source, Usage, VolumeSpec,
 };
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
 use longshore::csi::identity_client::IdentityClient;
 use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
+use longshore::metrics::Metrics;
 use longshore::ops::Controller;
 use longshore::ops::lock::Locks;
 use longshore::ops::task::Tasks;
 use longshore::rpc::{Parts, Services};
-use longshore::server::{self, Endpoint};
+use longshore::server::{self, Endpoint, Settings};
 use longshore::volume::{
     AccessMode, BackendName, Bytes, Error, Extent, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
 };
@@ -63,6 +64,8 @@ struct Stand {
     down: AtomicBool,
     probes: AtomicUsize,
     probing: Gate,
+    measuring: Gate,
+    measured: AtomicUsize,
     creating: Gate,
     created: AtomicUsize,
     volumes: Mutex<BTreeMap<VolumeId, Volume>>,
@@ -75,6 +78,8 @@ impl Stand {
             down: AtomicBool::new(false),
             probes: AtomicUsize::new(0),
             probing: Gate::default(),
+            measuring: Gate::default(),
+            measured: AtomicUsize::new(0),
             creating: Gate::default(),
             created: AtomicUsize::new(0),
             volumes: Mutex::default(),
@@ -97,6 +102,16 @@ impl Backend for Stand {
         match self.down.load(Ordering::SeqCst) {
             false => Ok(()),
             true => Err(Error::BackendDown { backend: "stand".to_owned(), reason: "unplugged; plug it in".to_owned() }),
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        self.measured.fetch_add(1, Ordering::SeqCst);
+        self.measuring.pass();
+        let (total, promisable) = (Bytes(7), Bytes(7));
+        Usage {
+            pools: vec![("pool".to_owned(), Some(PoolUsage { total, used: None, promisable, provisioned: None }))],
+            attachments: None,
         }
     }
 
@@ -275,6 +290,7 @@ impl Driver {
             node: None,
             tasks: Tasks::default(),
             locks,
+            metrics: Metrics::new("csi.longshore.dev", "1.2.3"),
         });
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("csi.sock");
@@ -283,7 +299,7 @@ impl Driver {
         let shared = services.clone();
         let serving = tokio::spawn(async move {
             let stopped = async { stopped.await.unwrap_or_default() };
-            server::serve(&endpoint, shared, stopped, grace).await
+            server::serve(Settings { endpoint, registration: None, http: None, grace }, shared, stopped).await
         });
         Driver { stand, services, path, stop: Some(stop), serving, _folder: folder }
     }
@@ -420,6 +436,32 @@ async fn a_backend_that_hangs_is_asked_once_and_holds_nobody_up() {
     }
     assert_eq!(driver.stand.probes.load(Ordering::SeqCst), 1);
     driver.stand.probing.open();
+}
+
+/// What a scrape takes of the backend: whether it is up, and what lies below its pool.
+async fn scraped(driver: &Driver) -> (bool, Option<u64>) {
+    let seen = driver.services.seen().await;
+    let [stand] = &seen.backends[..] else { panic!("one backend: {seen:?}") };
+    (stand.up, stand.pools.first().and_then(|pool| pool.total))
+}
+
+#[tokio::test]
+async fn a_scrape_does_not_wait_for_a_backend_that_hangs_and_looks_at_it_once() {
+    let driver = Driver::start(LONG).await;
+    assert_eq!(scraped(&driver).await, (true, Some(7)));
+    let before = driver.stand.measured.load(Ordering::SeqCst);
+    driver.stand.measuring.shut();
+    for _ in 0..4 {
+        let started = Instant::now();
+        assert_eq!(scraped(&driver).await, (false, None), "absent, and said to be");
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+    assert_eq!(driver.stand.measured.load(Ordering::SeqCst), before + 1, "one look waits, not four");
+    driver.stand.measuring.open();
+    let until = Instant::now() + LONG;
+    while scraped(&driver).await != (true, Some(7)) {
+        assert!(Instant::now() < until, "it answers again");
+    }
 }
 
 #[tokio::test]

@@ -57,6 +57,11 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// How much is in it, for metrics. Costs the same however much that is, but may hang with the storage.
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+
     fn provision(&self) -> Option<&dyn Provision> {
         None
     }
@@ -87,6 +92,36 @@ pub trait Backend: Send + Sync {
     }
     /// The node's side. Every backend has one.
     fn connect(&self) -> &dyn Connect;
+}
+
+/// How much is in a backend.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// By name; `None` for one that cannot be used now.
+    pub pools: Vec<(String, Option<PoolUsage>)>,
+    /// Of volumes to nodes, where volumes are attached at all.
+    pub attachments: Option<u64>,
+}
+
+/// How much is in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// What lies below it.
+    pub total: Bytes,
+    /// Of that, by whatever it is.
+    pub used: Option<Bytes>,
+    /// What may be promised.
+    pub promisable: Bytes,
+    /// `None` where this process does not provision from it.
+    pub provisioned: Option<Provisioned>,
+}
+
+/// What was provisioned from a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Provisioned {
+    pub promised: Bytes,
+    pub volumes: u64,
+    pub snapshots: u64,
 }
 
 /// What CreateVolume asks for, checked: the capacity suits the capabilities, the parameters are known.

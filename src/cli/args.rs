@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{DriverName, Endpoint, Folder, Grace, Layer, LogFormat, LogLayer, LogLevel, Mode};
+use crate::config::{
+    DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, Mode, OtlpEndpoint,
+};
 use crate::volume::NodeId;
 
 use super::call::CallArgs;
@@ -71,7 +73,8 @@ A configuration file:
           path: /var/lib/longshore/pool
     - name: memory
       type: fake
-It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, and log with format and level.";
+It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, httpEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and
+log with format and level.";
 
 /// What `serve` is told by flags.
 #[derive(Debug, Default, Args)]
@@ -104,6 +107,18 @@ pub struct ServeArgs {
     /// How long running calls may go on after SIGTERM; a second signal ends them at once [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub grace: Option<Grace>,
+    /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub http_endpoint: Option<HttpEndpoint>,
+    /// Send traces there by OTLP over gRPC, such as http://127.0.0.1:4317; only if built with the feature `otlp`
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Register with the kubelet, without node-driver-registrar: plugins_registry/<driver name>-reg.sock in its folder
+    #[arg(long)]
+    pub kubelet_registration: bool,
+    /// The driver's socket as the kubelet sees it [default: the path of --endpoint]
+    #[arg(long, value_name = "SOCKET")]
+    pub kubelet_endpoint: Option<Endpoint>,
     /// A configuration file in YAML
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -124,6 +139,10 @@ impl ServeArgs {
             kubelet_dir: self.kubelet_dir.clone(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             grace: self.grace,
+            http_endpoint: self.http_endpoint,
+            otlp_endpoint: self.otlp_endpoint.clone(),
+            kubelet_registration: self.kubelet_registration.then_some(true),
+            kubelet_endpoint: self.kubelet_endpoint.clone(),
             backends: None,
         }
     }
@@ -242,13 +261,14 @@ mod tests {
     #[test]
     fn every_flag_of_serve_becomes_part_of_the_configuration() {
         let words = "longshore serve --mode node --endpoint /run/a --driver-name a.b --node-id n --state-dir /s \
-                     --kubelet-dir /k --log-format json --log-level debug --grace 1m";
+                     --kubelet-dir /k --log-format json --log-level debug --grace 1m --kubelet-registration \
+                     --kubelet-endpoint /k/a --http-endpoint :80 --otlp-endpoint http://c:1";
         let Command::Serve(args) = Cli::try_parse_from(words.split_whitespace()).expect("valid").command else {
             panic!("it is serve");
         };
         let layer = args.layer();
-        let said = (layer.mode, layer.log.format, layer.grace.map(|grace| grace.0.as_secs()));
-        assert_eq!(said, (Some(Mode::Node), Some(LogFormat::Json), Some(60)));
+        let said = (layer.mode, layer.log.format, layer.grace.map(|grace| grace.0.as_secs()), layer.kubelet_registration);
+        assert_eq!(said, (Some(Mode::Node), Some(LogFormat::Json), Some(60), Some(true)));
         let texts = [
             layer.endpoint.map(|value| value.to_string()),
             layer.driver_name.map(|value| value.to_string()),
@@ -256,7 +276,11 @@ mod tests {
             layer.state_dir.map(|value| value.to_string()),
             layer.kubelet_dir.map(|value| value.to_string()),
             layer.log.level.map(|value| value.to_string()),
+            layer.kubelet_endpoint.map(|value| value.to_string()),
+            layer.http_endpoint.map(|value| value.to_string()),
+            layer.otlp_endpoint.map(|value| value.to_string()),
         ];
-        assert_eq!(texts.map(Option::unwrap_or_default), ["unix:///run/a", "a.b", "n", "/s", "/k", "debug"]);
+        let expected = ["unix:///run/a", "a.b", "n", "/s", "/k", "debug", "unix:///k/a", "[::]:80", "http://c:1"];
+        assert_eq!(texts.map(Option::unwrap_or_default), expected);
     }
 }

@@ -20,6 +20,8 @@ mod inspect;
 mod progress;
 mod serve;
 mod table;
+#[cfg(feature = "otlp")]
+mod traces;
 mod tree;
 
 use args::{Cli, Command};

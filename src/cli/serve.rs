@@ -1,5 +1,7 @@
 //! `longshore serve`: builds what the configuration names, and runs it until a signal.
 
+#[cfg(not(feature = "otlp"))]
+use std::convert::Infallible;
 use std::error::Error;
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
@@ -9,14 +11,16 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::SubscriberBuilder;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::backend::Backend;
 use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
 use crate::backend::registry::Registry;
-use crate::config::{BackendConfig, Config, Layer, Log, LogFormat};
+use crate::config::{BackendConfig, Config, Layer, LogFormat};
+use crate::metrics::Metrics;
 use crate::ops::doctor;
 use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
@@ -25,9 +29,12 @@ use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
 use crate::os::memory;
 use crate::rpc::{Parts, Services};
-use crate::{server, volume};
+use crate::server::{self, registration};
+use crate::volume;
 
 use super::args::ServeArgs;
+#[cfg(feature = "otlp")]
+use super::traces::{self, Traces};
 use super::{Failure, in_pod, print, variable};
 
 /// Handlers only decode, wait and encode.
@@ -44,13 +51,25 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
     memory::be_frugal();
-    start_log(&config.log)?;
+    let runtime = runtime()?;
+    // Dropped before the runtime by which it sends.
+    let _traces = start_log(&config, &runtime)?;
     let (services, _alone) = build(&config)?;
-    let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
-    runtime()?.block_on(async {
+    let settings = server_settings(&config)?;
+    runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
-        server::serve(&endpoint, services, signals.first(), config.grace.0).await.map_err(failed("serve"))
+        server::serve(settings, services, signals.first()).await.map_err(failed("serve"))
     })
+}
+
+fn server_settings(config: &Config) -> Result<server::Settings, Failure> {
+    let registration = config.kubelet_registration.then(|| registration::Settings {
+        kubelet_dir: config.kubelet_dir.path().to_owned(),
+        driver_name: config.driver_name.as_str().to_owned(),
+        endpoint: config.kubelet_endpoint.as_ref().unwrap_or(&config.endpoint).path().to_owned(),
+    });
+    let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
+    Ok(server::Settings { endpoint, registration, http: config.http_endpoint.map(|http| http.0), grace: config.grace.0 })
 }
 
 fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {
@@ -68,16 +87,38 @@ pub fn configure(flags: Layer, file: Option<&Path>) -> Result<Config, Failure> {
     Ok(Config::resolve(layers, &names.nodename().to_string_lossy())?)
 }
 
-fn start_log(log: &Log) -> Result<(), Failure> {
+/// Lines to standard error; spans to a collector, if there is one, until what is answered is dropped.
+fn start_log(config: &Config, runtime: &Runtime) -> Result<Option<Traces>, Failure> {
     let step = "start the log";
-    let filter = EnvFilter::try_new(log.level.as_str()).map_err(failed(step))?;
-    let lines: SubscriberBuilder<_, _, EnvFilter, _> = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    match log.format {
-        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => lines.json().try_init(),
+    let filter = EnvFilter::try_new(config.log.level.as_str()).map_err(failed(step))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match config.log.format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
+    match traces(config, runtime).map_err(failed("start the export of traces"))? {
+        #[cfg(feature = "otlp")]
+        Some(traces) => subscriber.with(traces.layer()).try_init().map(|()| Some(traces)),
+        _ => subscriber.try_init().map(|()| None),
     }
     .map_err(failed(step))
 }
+
+#[cfg(feature = "otlp")]
+fn traces(config: &Config, runtime: &Runtime) -> Result<Option<Traces>, traces::ExporterBuildError> {
+    config.otlp_endpoint.as_ref().map(|endpoint| Traces::start(endpoint, config, runtime)).transpose()
+}
+
+/// The configuration has refused it already.
+#[cfg(not(feature = "otlp"))]
+fn traces(_config: &Config, _runtime: &Runtime) -> Result<Option<Traces>, Infallible> {
+    Ok(None)
+}
+
+/// There is none.
+#[cfg(not(feature = "otlp"))]
+type Traces = Infallible;
 
 fn runtime() -> Result<Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()
@@ -112,14 +153,16 @@ fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
         false => None,
     };
     let controller = config.mode.controller().then(|| Arc::new(Controller::new(registry.clone(), locks.clone(), node.clone())));
+    let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
     let services = Services::new(Parts {
         name: config.driver_name.as_str().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         registry,
         controller,
         node,
-        tasks: Tasks::default(),
+        tasks: Tasks::counted(metrics.steps()),
         locks,
+        metrics,
     });
     Ok((services, alone))
 }

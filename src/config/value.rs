@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -274,6 +275,67 @@ impl fmt::Display for LogLevel {
 
 as_text!(LogLevel);
 
+/// Where HTTP is served: `127.0.0.1:9809`, `[::]:9809`, or `:9809` for all addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpEndpoint(pub SocketAddr);
+
+impl FromStr for HttpEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = match text.strip_prefix(':') {
+            Some(port) => port.parse().map(|port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).ok(),
+            None => text.parse().ok(),
+        };
+        parsed.map(HttpEndpoint).ok_or_else(|| {
+            format!("{text:?} is no address with a port: write 127.0.0.1:9809, [::1]:9809, or :9809 for all addresses")
+        })
+    }
+}
+
+impl fmt::Display for HttpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+as_text!(HttpEndpoint);
+
+/// A collector of traces: `http://127.0.0.1:4317`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpEndpoint(String);
+
+impl OtlpEndpoint {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for OtlpEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let place = text.strip_prefix("http://").map(|place| place.trim_end_matches('/'));
+        let parts = place.and_then(|place| place.rsplit_once(':'));
+        let plain = |host: &str| {
+            !host.is_empty()
+                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':' | b'[' | b']'))
+        };
+        match parts {
+            Some((host, port)) if plain(host) && port.parse::<u16>().is_ok() => Ok(OtlpEndpoint(format!("http://{host}:{port}"))),
+            _ => Err(format!("{text:?} is no collector: write http://127.0.0.1:4317 (OTLP over gRPC, in clear)")),
+        }
+    }
+}
+
+impl fmt::Display for OtlpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+as_text!(OtlpEndpoint);
+
 /// How long calls that run may go on after SIGTERM: `30s`, `2m`, at most an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grace(pub Duration);
@@ -326,6 +388,35 @@ mod tests {
         }
         for name in ["", ".", "a.", "a..b", "-a", "a-", "a_b", "a/b", "ä", &format!("{longest}c")] {
             assert!(name.parse::<DriverName>().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn http_endpoints_are_addresses_with_a_port() {
+        for (text, read) in [
+            (":9809", "[::]:9809"),
+            ("[::]:9809", "[::]:9809"),
+            ("[::1]:0", "[::1]:0"),
+            ("0.0.0.0:80", "0.0.0.0:80"),
+            ("127.0.0.1:65535", "127.0.0.1:65535"),
+        ] {
+            assert_eq!(text.parse::<HttpEndpoint>().expect(text).to_string(), read);
+        }
+        for text in ["", ":", "9809", "localhost:9809", "127.0.0.1", ":65536", ":-1", ": 80", "::1:80x", "http://127.0.0.1:80"] {
+            let error = text.parse::<HttpEndpoint>().expect_err(text);
+            assert!(error.contains("write 127.0.0.1:9809"), "{error}");
+        }
+    }
+
+    #[test]
+    fn collectors_are_plain_http_addresses() {
+        for text in ["http://127.0.0.1:4317", "http://[::1]:4317", "http://collector.monitoring.svc:4317/"] {
+            assert_eq!(text.parse::<OtlpEndpoint>().expect(text).as_str(), text.trim_end_matches('/'));
+        }
+        for text in
+            ["", "127.0.0.1:4317", "https://a:4317", "http://a", "http://:4317", "http://a:b", "http://u:p@a:1", "http://a:1/v1"]
+        {
+            assert!(text.parse::<OtlpEndpoint>().is_err(), "{text}");
         }
     }
 

@@ -5,6 +5,7 @@
 
 pub mod controller;
 pub mod doctor;
+pub mod gauges;
 pub mod lock;
 #[cfg(test)]
 mod lock_tests;

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::metrics::Steps;
 use crate::os::memory;
+pub use crate::os::step::last as last_step;
 use crate::os::step::{self, Progress};
 use crate::volume::{Error, Result};
 
@@ -20,11 +22,12 @@ const TIDY_AFTER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Tasks {
     running: watch::Sender<usize>,
+    steps: Steps,
 }
 
 impl Default for Tasks {
     fn default() -> Self {
-        Tasks { running: watch::Sender::new(0) }
+        Tasks::counted(Steps::default())
     }
 }
 
@@ -37,6 +40,11 @@ impl Drop for Counted {
 }
 
 impl Tasks {
+    /// Whose steps are counted there.
+    pub fn counted(steps: Steps) -> Self {
+        Tasks { running: watch::Sender::new(0), steps }
+    }
+
     /// Runs `work` on a thread that may block; once it has begun to its end, whatever becomes of the caller.
     ///
     /// # Errors
@@ -44,6 +52,7 @@ impl Tasks {
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         self.running.send_modify(|running| *running += 1);
         let counted = Counted(self.running.clone());
+        let progress = Arc::new(Progress::counted(self.steps.clone()));
         let span = tracing::Span::current();
         let caller = Arc::new(());
         let waiting = Arc::downgrade(&caller);
@@ -54,7 +63,7 @@ impl Tasks {
                 drop(work);
                 return Err(Error::Pending { object: "operation".to_owned(), reason: "nobody waits for it".to_owned() });
             }
-            step::with_progress(Arc::new(Progress::default()), work)
+            step::with_progress(progress, work)
         });
         let result = handle.await;
         drop(caller);

@@ -28,6 +28,7 @@ pub mod memfd;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;
+pub mod own;
 pub mod path;
 pub mod process;
 pub mod programs;

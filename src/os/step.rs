@@ -7,19 +7,31 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::metrics::Steps;
+
+/// What an operation is at that has come to no step yet.
+const START: &str = "start";
+
 /// Where a running operation is. Shared by the thread that works and those who ask.
 #[derive(Debug)]
 pub struct Progress {
     now: Mutex<(String, Instant)>,
+    /// Where its steps are counted.
+    steps: Steps,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Progress { now: Mutex::new(("start".to_owned(), Instant::now())) }
+        Progress::counted(Steps::default())
     }
 }
 
 impl Progress {
+    /// One whose steps are counted there.
+    pub fn counted(steps: Steps) -> Self {
+        Progress { now: Mutex::new((START.to_owned(), Instant::now())), steps }
+    }
+
     fn set(&self, step: String) {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner) = (step, Instant::now());
     }
@@ -52,6 +64,11 @@ pub fn current() -> Arc<Progress> {
     CURRENT.with(|current| current.borrow().clone()).unwrap_or_default()
 }
 
+/// The last step of the operation on this thread, with its object; `None` where it has come to none.
+pub fn last() -> Option<String> {
+    CURRENT.with(|current| current.borrow().as_ref().map(|progress| progress.now().0)).filter(|step| step != START)
+}
+
 /// Runs one side effect called `name` on `object`.
 pub fn step<T, E: From<super::Error>>(
     name: &'static str,
@@ -63,6 +80,26 @@ pub fn step<T, E: From<super::Error>>(
     let _within = super::gate::enter(name, object);
     let span = tracing::debug_span!("step", name, %object);
     let _entered = span.enter();
+    let started = Instant::now();
+    let result = run(name, object, effect);
+    count(name, result.is_err(), started.elapsed());
+    result
+}
+
+fn count(name: &'static str, failed: bool, took: Duration) {
+    CURRENT.with(|current| {
+        if let Some(progress) = &*current.borrow() {
+            progress.steps.ended(name, failed, took);
+        }
+    });
+}
+
+#[cfg_attr(not(feature = "faults"), allow(unused_variables, reason = "told to what makes it fail"))]
+fn run<T, E: From<super::Error>>(
+    name: &'static str,
+    object: &dyn std::fmt::Display,
+    effect: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
     #[cfg(feature = "faults")]
     if CURRENT.with(|current| current.borrow().is_some()) {
         return super::faults::run(name, object, effect);

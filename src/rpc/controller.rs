@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use super::decode::controller::{Attached, Create, Delete, Expand, GetCapacity, List, Lookup, Modify, Unbind, Validate};
 use super::decode::snapshot::{CreateSnapshot, DeleteSnapshot, ListSnapshots, LookupSnapshot};
 use super::method::Rpc;
-use super::observe::Effect;
+use super::observe::{Effect, made};
 use super::{Services, encode};
 use crate::csi;
 use crate::ops::Controller;
@@ -25,7 +25,7 @@ type Answer<T> = Result<Response<T>, Status>;
 impl csi::controller_server::Controller for ControllerService {
     async fn create_volume(&self, request: Request<csi::CreateVolumeRequest>) -> Answer<csi::CreateVolumeResponse> {
         let controller = self.controller.clone();
-        let work = move |Create(create)| controller.provision(&create);
+        let work = move |Create(create)| controller.provision(&create).inspect(|volume| made(&volume.as_inner().id));
         let volume = self.services.mutate(Rpc::CreateVolume, request, work).await?;
         Ok(Response::new(csi::CreateVolumeResponse { volume: Some(encode::volume(&volume)) }))
     }
@@ -121,8 +121,10 @@ impl csi::controller_server::Controller for ControllerService {
 
     async fn create_snapshot(&self, request: Request<csi::CreateSnapshotRequest>) -> Answer<csi::CreateSnapshotResponse> {
         let controller = self.controller.clone();
-        let work =
-            move |create: CreateSnapshot| controller.snapshot(&create.name, &create.source, &create.parameters, &create.topology);
+        let work = move |create: CreateSnapshot| {
+            let made_or_found = controller.snapshot(&create.name, &create.source, &create.parameters, &create.topology);
+            made_or_found.inspect(|snapshot| made(&snapshot.as_inner().id))
+        };
         let snapshot = self.services.mutate(Rpc::CreateSnapshot, request, work).await?;
         Ok(Response::new(csi::CreateSnapshotResponse { snapshot: Some(encode::snapshot(&snapshot)) }))
     }

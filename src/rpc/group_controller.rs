@@ -6,6 +6,7 @@ use tonic::{Request, Response, Status};
 
 use super::decode::group::{CreateGroup, DeleteGroup, GetGroup};
 use super::method::Rpc;
+use super::observe::made;
 use super::{Services, encode};
 use crate::csi;
 use crate::ops::Controller;
@@ -33,7 +34,10 @@ impl csi::group_controller_server::GroupController for GroupControllerService {
         request: Request<csi::CreateVolumeGroupSnapshotRequest>,
     ) -> Answer<csi::CreateVolumeGroupSnapshotResponse> {
         let controller = self.controller.clone();
-        let work = move |create: CreateGroup| controller.create_group(&create.name, &create.sources, &create.parameters);
+        let work = move |create: CreateGroup| {
+            let made_or_found = controller.create_group(&create.name, &create.sources, &create.parameters);
+            made_or_found.inspect(|group| made(&group.as_inner().id))
+        };
         let group = self.services.mutate(Rpc::CreateVolumeGroupSnapshot, request, work).await?;
         Ok(Response::new(csi::CreateVolumeGroupSnapshotResponse { group_snapshot: Some(encode::group(&group)) }))
     }

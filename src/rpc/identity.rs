@@ -1,6 +1,6 @@
 //! Identity: who we are, what we can, whether we are well.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
@@ -8,6 +8,9 @@ use super::Services;
 use super::method::Rpc;
 use super::observe::{Report, Subject};
 use crate::csi;
+
+/// For how long a caller of Probe waits. The sidecars give it some seconds.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -41,16 +44,13 @@ impl csi::identity_server::Identity for Identity {
     /// (CSI spec, ProbeResponse.ready).
     async fn probe(&self, _request: Request<csi::ProbeRequest>) -> Result<Response<csi::ProbeResponse>, Status> {
         let readiness = self.services.readiness();
+        let report = Report::new(Rpc::Probe, Subject::default(), self.services.metrics());
         if !readiness.is_ready() {
-            return self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(false) });
+            return self.services.done(report, csi::ProbeResponse { ready: Some(false) });
         }
-        let started = Instant::now();
-        match readiness.backends().await {
-            Ok(()) => self.services.answer(Rpc::Probe, csi::ProbeResponse { ready: Some(true) }),
-            Err(error) => {
-                let report = Report::since(Rpc::Probe, started);
-                Err(Subject::default().span(Rpc::Probe).in_scope(|| report.failed(&error)))
-            }
+        match readiness.backends(PATIENCE).await {
+            Ok(()) => self.services.done(report, csi::ProbeResponse { ready: Some(true) }),
+            Err(error) => Err(Subject::default().span(Rpc::Probe, self.services.this_node()).in_scope(|| report.failed(&error))),
         }
     }
 }

@@ -3,31 +3,36 @@
 use tonic::Code;
 
 macro_rules! rpcs {
-    ($($name:ident),+ $(,)?) => {
+    ($($service:ident: $($name:ident),+;)+) => {
         /// One RPC of CSI.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Rpc { $($name),+ }
+        pub enum Rpc { $($($name),+),+ }
 
         impl Rpc {
-            pub const ALL: &[Rpc] = &[$(Rpc::$name),+];
+            pub const ALL: &[Rpc] = &[$($(Rpc::$name),+),+];
 
             /// As the protocol writes it.
             pub const fn name(self) -> &'static str {
-                match self { $(Rpc::$name => stringify!($name)),+ }
+                match self { $($(Rpc::$name => stringify!($name)),+),+ }
+            }
+
+            /// As gRPC writes it: with its service.
+            pub const fn path(self) -> &'static str {
+                match self { $($(Rpc::$name => concat!("/csi.v1.", stringify!($service), "/", stringify!($name))),+),+ }
             }
         }
     };
 }
 
 rpcs! {
-    GetPluginInfo, GetPluginCapabilities, Probe,
-    CreateVolume, DeleteVolume, ControllerPublishVolume, ControllerUnpublishVolume, ValidateVolumeCapabilities, ListVolumes,
+    Identity: GetPluginInfo, GetPluginCapabilities, Probe;
+    Controller: CreateVolume, DeleteVolume, ControllerPublishVolume, ControllerUnpublishVolume, ValidateVolumeCapabilities, ListVolumes,
     ControllerListVolumeHealth, ControllerGetVolumeHealth, GetCapacity, ControllerGetCapabilities, CreateSnapshot,
-    DeleteSnapshot, ListSnapshots, GetSnapshot, ControllerExpandVolume, ControllerGetVolume, ControllerModifyVolume,
-    GroupControllerGetCapabilities, CreateVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot,
-    GetMetadataAllocated, GetMetadataDelta,
-    NodeStageVolume, NodeUnstageVolume, NodePublishVolume, NodeUnpublishVolume, NodeGetVolumeStats, NodeGetVolumeHealth,
-    NodeGetStorageHealth, NodeExpandVolume, NodeGetCapabilities, NodeGetInfo,
+    DeleteSnapshot, ListSnapshots, GetSnapshot, ControllerExpandVolume, ControllerGetVolume, ControllerModifyVolume;
+    GroupController: GroupControllerGetCapabilities, CreateVolumeGroupSnapshot, DeleteVolumeGroupSnapshot, GetVolumeGroupSnapshot;
+    SnapshotMetadata: GetMetadataAllocated, GetMetadataDelta;
+    Node: NodeStageVolume, NodeUnstageVolume, NodePublishVolume, NodeUnpublishVolume, NodeGetVolumeStats, NodeGetVolumeHealth,
+    NodeGetStorageHealth, NodeExpandVolume, NodeGetCapabilities, NodeGetInfo;
 }
 
 impl Rpc {

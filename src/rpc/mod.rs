@@ -20,6 +20,8 @@ use tracing::Instrument;
 
 use crate::backend::registry::Registry;
 use crate::csi;
+use crate::metrics::{Metrics, Seen};
+use crate::ops::gauges::Gauges;
 use crate::ops::lock::Locks;
 use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
@@ -45,7 +47,7 @@ pub mod status;
 pub use method::Rpc;
 
 use capabilities::Capabilities;
-use observe::{Effect, Observed, Report};
+use observe::{Effect, Observed, Report, Subject};
 use readiness::Readiness;
 
 /// Untrusted or long text, cut to at most `most` bytes between two characters.
@@ -67,6 +69,7 @@ pub struct Parts {
     pub node: Option<Arc<Node>>,
     pub tasks: Tasks,
     pub locks: Locks,
+    pub metrics: Metrics,
 }
 
 /// All services of one process, sharing what they need. Cheap to clone.
@@ -79,6 +82,7 @@ struct Inner {
     parts: Parts,
     capabilities: Capabilities,
     readiness: Readiness,
+    gauges: Gauges,
 }
 
 impl fmt::Debug for Services {
@@ -97,7 +101,18 @@ impl Services {
     pub fn new(parts: Parts) -> Self {
         let capabilities = Capabilities::of(&parts.registry, parts.node.is_some());
         let readiness = Readiness::new(parts.registry.clone());
-        Services { inner: Arc::new(Inner { parts, capabilities, readiness }) }
+        let gauges = Gauges::new(&parts.registry, parts.node.clone());
+        Services { inner: Arc::new(Inner { parts, capabilities, readiness, gauges }) }
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.parts.metrics
+    }
+
+    /// What is looked up for the metrics; in time, whatever the storage does.
+    pub async fn seen(&self) -> Seen {
+        self.inner.gauges.seen().await
     }
 
     pub fn readiness(&self) -> &Readiness {
@@ -143,6 +158,11 @@ impl Services {
     pub fn node(&self) -> Option<csi::node_server::NodeServer<node::NodeService>> {
         let node = self.inner.parts.node.clone()?;
         Some(csi::node_server::NodeServer::new(node::NodeService { services: self.clone(), node }))
+    }
+
+    /// The name of the node, where Node is served.
+    fn this_node(&self) -> Option<&str> {
+        self.inner.parts.node.as_ref().map(|node| node.id().as_str())
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -193,7 +213,7 @@ impl Services {
         T: Send + 'static,
     {
         let request = request.into_inner();
-        let span = request.subject().span(rpc);
+        let span = request.subject().span(rpc, self.this_node());
         let call = async {
             let (report, request) = self.admit(rpc, request)?;
             let _waiting = report.caller();
@@ -215,11 +235,11 @@ impl Services {
     /// Turns away what is not offered and what cannot be decoded; both are reported here.
     fn admit<Q, R>(&self, rpc: Rpc, request: Q) -> Result<(Report, R), Status>
     where
-        Q: fmt::Debug,
+        Q: Observed + fmt::Debug,
         R: TryFrom<Q, Error = Error>,
     {
         tracing::trace!(?request, "called");
-        let report = Report::new(rpc);
+        let report = Report::new(rpc, request.subject(), self.metrics());
         if !self.capabilities().serves(rpc) {
             return Err(report.refused(status::not_offered(rpc)));
         }
@@ -231,7 +251,12 @@ impl Services {
 
     /// Answers what needs neither a request nor a task.
     fn answer<T>(&self, rpc: Rpc, answer: T) -> Result<Response<T>, Status> {
-        tracing::debug!(rpc = rpc.name(), "answered");
+        let report = Report::new(rpc, Subject::default(), self.metrics());
+        self.done(report, answer)
+    }
+
+    fn done<T>(&self, report: Report, answer: T) -> Result<Response<T>, Status> {
+        Subject::default().span(report.rpc(), self.this_node()).in_scope(|| report.ok(Effect::Read));
         Ok(Response::new(answer))
     }
 }

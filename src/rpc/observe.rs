@@ -3,16 +3,22 @@
 //! The line is written where the work ends, not where the caller waits: work that outlives its caller is told too.
 //! Nothing below this layer logs an error that it returns.
 
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tonic::{Code, Status};
 use tracing::Span;
+use tracing::field::Empty;
 
 use super::method::Rpc;
 use super::{cut, status};
 use crate::csi;
+use crate::metrics::{Begun, Call, Metrics};
+use crate::ops::task::last_step;
 use crate::volume::{Error, Outcome};
 
 /// What a request is about.
@@ -21,13 +27,54 @@ pub(super) struct Subject<'a> {
     /// A volume, snapshot or group: its id, or the name of one that is to be made.
     id: Option<&'a str>,
     path: Option<&'a str>,
+    /// The node that it is about, if that may be another than this one.
+    node: Option<&'a str>,
+    /// In which the CO may say of which of its own objects it speaks: parameters, or volume_context.
+    context: Option<&'a HashMap<String, String>>,
+}
+
+/// The names that Kubernetes gives: the provisioner and the snapshotter with `--extra-create-metadata`, the kubelet with
+/// `podInfoOnMount` (kubernetes-csi/external-provisioner, external-snapshotter; kubernetes/pkg/volume/csi).
+mod kubernetes {
+    pub const PVC: [&str; 2] = ["csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pvc/name"];
+    pub const PV: &str = "csi.storage.k8s.io/pv/name";
+    pub const SNAPSHOT: [&str; 2] = ["csi.storage.k8s.io/volumesnapshot/namespace", "csi.storage.k8s.io/volumesnapshot/name"];
+    pub const POD: [&str; 2] = ["csi.storage.k8s.io/pod.namespace", "csi.storage.k8s.io/pod.name"];
+    pub const POD_UID: &str = "csi.storage.k8s.io/pod.uid";
 }
 
 impl Subject<'_> {
-    /// A span for all that happens during the call. At the error level, so that it is there for whatever is logged in it.
-    pub(super) fn span(self, rpc: Rpc) -> Span {
-        tracing::error_span!("rpc", rpc = rpc.name(), id = self.id, path = self.path)
+    /// A span for all that happens during the call, with what an operator looks for. At the error level, so that it is there
+    /// for whatever is logged in it.
+    pub(super) fn span(self, rpc: Rpc, this_node: Option<&str>) -> Span {
+        let said = |key: &str| self.context.and_then(|context| context.get(key)).and_then(|text| shown(text));
+        let both = |[namespace, name]: [&str; 2]| Some(format!("{}/{}", said(namespace)?, said(name)?));
+        tracing::error_span!(
+            "rpc",
+            rpc = rpc.name(),
+            id = self.id,
+            path = self.path,
+            node = self.node.or(this_node),
+            pvc = both(kubernetes::PVC),
+            pv = said(kubernetes::PV),
+            snapshot = both(kubernetes::SNAPSHOT),
+            pod = both(kubernetes::POD),
+            pod_uid = said(kubernetes::POD_UID),
+            made = Empty,
+        )
     }
+
+    /// The same for a call and the one that undoes it: a volume, or a volume at a path.
+    fn digest(self) -> Digest {
+        let mut hasher = DefaultHasher::new();
+        (self.id, self.path, self.node).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Notes the id of what a call has made or found, whose request had only a name.
+pub(super) fn made(id: &impl Display) {
+    Span::current().record("made", tracing::field::display(id));
 }
 
 /// A request that can say what it is about.
@@ -43,21 +90,27 @@ fn shown(text: &str) -> Option<&str> {
 }
 
 macro_rules! observed {
-    ($($message:ident $(id $id:ident)? $(path $path:ident)?;)*) => {
+    ($($message:ident $(id $id:ident)? $(path $path:ident)? $(node $node:ident)? $(context $context:ident)?;)*) => {
         $(impl Observed for csi::$message {
             #[allow(clippy::needless_update, reason = "some have all fields")]
             fn subject(&self) -> Subject<'_> {
-                Subject { $(id: shown(&self.$id),)? $(path: shown(&self.$path),)? ..Subject::default() }
+                Subject {
+                    $(id: shown(&self.$id),)?
+                    $(path: shown(&self.$path),)?
+                    $(node: shown(&self.$node),)?
+                    $(context: Some(&self.$context),)?
+                    ..Subject::default()
+                }
             }
         })*
     };
 }
 
 observed! {
-    CreateVolumeRequest id name;
+    CreateVolumeRequest id name context parameters;
     DeleteVolumeRequest id volume_id;
-    ControllerPublishVolumeRequest id volume_id;
-    ControllerUnpublishVolumeRequest id volume_id;
+    ControllerPublishVolumeRequest id volume_id node node_id context volume_context;
+    ControllerUnpublishVolumeRequest id volume_id node node_id;
     ValidateVolumeCapabilitiesRequest id volume_id;
     ListVolumesRequest;
     ControllerListVolumeHealthRequest;
@@ -65,7 +118,7 @@ observed! {
     ControllerGetVolumeRequest id volume_id;
     ControllerModifyVolumeRequest id volume_id;
     GetCapacityRequest;
-    CreateSnapshotRequest id name;
+    CreateSnapshotRequest id name context parameters;
     DeleteSnapshotRequest id snapshot_id;
     ListSnapshotsRequest id snapshot_id;
     GetSnapshotRequest id snapshot_id;
@@ -75,9 +128,9 @@ observed! {
     GetVolumeGroupSnapshotRequest id group_snapshot_id;
     GetMetadataAllocatedRequest id snapshot_id;
     GetMetadataDeltaRequest id target_snapshot_id;
-    NodeStageVolumeRequest id volume_id path staging_target_path;
+    NodeStageVolumeRequest id volume_id path staging_target_path context volume_context;
     NodeUnstageVolumeRequest id volume_id path staging_target_path;
-    NodePublishVolumeRequest id volume_id path target_path;
+    NodePublishVolumeRequest id volume_id path target_path context volume_context;
     NodeUnpublishVolumeRequest id volume_id path target_path;
     NodeGetVolumeStatsRequest id volume_id path volume_path;
     NodeGetVolumeHealthRequest id volume_id path volume_publish_path;
@@ -142,10 +195,17 @@ fn level(rpc: Rpc, code: Code) -> Level {
 #[derive(Debug)]
 pub(super) struct Report {
     rpc: Rpc,
+    /// What is done and undone by calls that share it; `None` where nothing is done.
+    object: Option<Digest>,
     started: Instant,
     caller_gone: Arc<AtomicBool>,
+    metrics: Metrics,
+    _running: Begun,
     told: bool,
 }
+
+/// A subject in eight bytes.
+type Digest = u64;
 
 /// Held by who waits for the answer.
 #[derive(Debug)]
@@ -158,12 +218,20 @@ impl Drop for Caller {
 }
 
 impl Report {
-    pub(super) fn new(rpc: Rpc) -> Self {
-        Report::since(rpc, Instant::now())
+    pub(super) fn new(rpc: Rpc, subject: Subject<'_>, metrics: &Metrics) -> Self {
+        Report {
+            rpc,
+            object: rpc.mutates().then(|| subject.digest()),
+            started: Instant::now(),
+            caller_gone: Arc::default(),
+            metrics: metrics.clone(),
+            _running: metrics.begin(rpc.path()),
+            told: false,
+        }
     }
 
-    pub(super) fn since(rpc: Rpc, started: Instant) -> Self {
-        Report { rpc, started, caller_gone: Arc::default(), told: false }
+    pub(super) fn rpc(&self) -> Rpc {
+        self.rpc
     }
 
     /// To be held by the handler: if it goes before the end, the line will say so.
@@ -191,9 +259,12 @@ impl Report {
         let is_final = code == Code::Ok || status::is_final(self.rpc, code);
         let caller_gone = self.caller_gone.load(Ordering::Relaxed);
         let took = self.started.elapsed();
+        self.count(code, is_final, outcome, took);
+        let step = last_step();
+        let step = step.as_deref();
         macro_rules! line {
             ($macro:ident) => {
-                tracing::$macro!(?code, r#final = is_final, outcome, ?took, caller_gone, "{text}")
+                tracing::$macro!(?code, r#final = is_final, outcome, step, ?took, caller_gone, "{text}")
             };
         }
         match level(self.rpc, code) {
@@ -201,6 +272,16 @@ impl Report {
             Level::Info => line!(info),
             Level::Warn => line!(warn),
             Level::Error => line!(error),
+        }
+    }
+
+    fn count(&self, code: Code, is_final: bool, outcome: &'static str, took: Duration) {
+        self.metrics.ended(&Call { method: self.rpc.path(), code: status::name(code), is_final, outcome, took });
+        // One that was turned away, or for which nobody waited, has done nothing: what it was about is as before.
+        if let Some(object) = self.object
+            && !matches!(code, Code::Aborted | Code::Cancelled)
+        {
+            self.metrics.settle(object, is_final);
         }
     }
 }
@@ -246,5 +327,19 @@ mod tests {
         let subject = request.subject();
         assert_eq!(subject.id.map(str::len), Some(LONGEST));
         assert_eq!(subject.path, None);
+    }
+
+    #[test]
+    fn a_call_and_the_one_that_undoes_it_are_about_the_same() {
+        let stage = csi::NodeStageVolumeRequest {
+            volume_id: "a:b".to_owned(),
+            staging_target_path: "/s".to_owned(),
+            volume_context: HashMap::from([("k".to_owned(), "v".to_owned())]),
+            ..Default::default()
+        };
+        let unstage = csi::NodeUnstageVolumeRequest { volume_id: "a:b".to_owned(), staging_target_path: "/s".to_owned() };
+        assert_eq!(stage.subject().digest(), unstage.subject().digest());
+        let elsewhere = csi::NodeUnstageVolumeRequest { staging_target_path: "/t".to_owned(), ..unstage };
+        assert_ne!(stage.subject().digest(), elsewhere.subject().digest());
     }
 }

@@ -14,8 +14,6 @@ use crate::volume::{Error, Result};
 
 /// For how long a good result holds.
 const GOOD_FOR: Duration = Duration::from_secs(1);
-/// For how long a caller waits. The sidecars give Probe some seconds.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Shared by Probe and the server.
 #[derive(Clone)]
@@ -65,8 +63,8 @@ impl Readiness {
     /// Whether every backend can be used.
     ///
     /// # Errors
-    /// That of the first which cannot, with what to do; `BackendDown` for one that gives no answer.
-    pub(super) async fn backends(&self) -> Result<(), Arc<Error>> {
+    /// That of the first which cannot, with what to do; `BackendDown` for one that gives no answer within `patience`.
+    pub async fn backends(&self, patience: Duration) -> Result<(), Arc<Error>> {
         if self.shared.still_good() {
             return Ok(());
         }
@@ -79,13 +77,13 @@ impl Readiness {
                 Err(_) => Err(unanswered("of this driver", "its probe ended without an answer")),
             }
         };
-        if let Ok(result) = tokio::time::timeout(PATIENCE, done).await {
+        if let Ok(result) = tokio::time::timeout(patience, done).await {
             return result;
         }
         match &*progress.borrow() {
             Progress::Done(result) => result.clone(),
             Progress::Asking(backend) => {
-                let patience = humantime::format_duration(PATIENCE);
+                let patience = humantime::format_duration(patience);
                 Err(unanswered(backend, &format!("no answer within {patience}; see what its storage is doing")))
             }
         }

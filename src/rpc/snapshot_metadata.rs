@@ -70,7 +70,7 @@ impl SnapshotMetadataService {
         M: Send + 'static,
     {
         let request = request.into_inner();
-        let span = request.subject().span(rpc);
+        let span = request.subject().span(rpc, self.services.this_node());
         async {
             let (report, walk) = self.services.admit::<Q, Walk>(rpc, request)?;
             // What is wrong with the request as a whole is answered before the stream begins.

@@ -60,6 +60,29 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
     }
 }
 
+/// As gRPC's Go library prints it (google.golang.org/grpc/codes, code_string.go): so the sidecars' metrics have it.
+pub(super) const fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
 /// Whether the CO takes `code` as the end of the matter. One that is not final keeps it trying, or undoing.
 pub fn is_final(rpc: Rpc, code: Code) -> bool {
     match code {

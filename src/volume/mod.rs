@@ -40,6 +40,13 @@ impl<T> Outcome<T> {
         }
     }
 
+    /// The same, to be looked at.
+    pub fn as_inner(&self) -> &T {
+        match self {
+            Outcome::Unchanged(value) | Outcome::Changed(value) => value,
+        }
+    }
+
     /// The same outcome about something else.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Outcome<U> {
         match self {

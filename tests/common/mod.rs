@@ -6,6 +6,10 @@
 #![allow(dead_code, reason = "each test program uses another part of it")]
 #![allow(clippy::disallowed_methods, reason = "tests start programs and the driver itself")]
 
+pub mod http;
+#[cfg(feature = "otlp")]
+pub mod otlp;
+
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -153,6 +157,13 @@ impl Harness {
     /// Of this test alone. In the fake backend, volumes of this name are told from other tests' by it.
     pub fn name(&self) -> String {
         self.folder.path().file_name().expect("a name").to_string_lossy().into_owned()
+    }
+
+    /// Adds to the configuration of the next driver that is started.
+    pub fn configure(&self, yaml: &str) {
+        let path = self.path("config.yaml");
+        let before = fs::read_to_string(&path).expect("the configuration");
+        fs::write(&path, format!("{before}{yaml}\n")).expect("the configuration");
     }
 
     /// A variable in the environment of the next driver that is started.

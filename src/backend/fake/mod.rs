@@ -16,7 +16,9 @@ use std::collections::BTreeSet;
 
 use crate::volume::{AccessMode, BackendName, NodeId, Result, VolumeId};
 
-use super::{Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots};
+use super::{
+    Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots, Usage,
+};
 use store::Store;
 
 mod attach;
@@ -82,6 +84,10 @@ impl Backend for Fake {
 
     fn probe(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        self.store.lock().usage()
     }
 
     fn access_modes(&self) -> &[AccessMode] {

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::config::{Medium, Tier};
 use super::contents::Contents;
+use crate::backend::{PoolUsage, Provisioned, Usage};
 use crate::volume::{
     AccessMode, BackendName, Bytes, ContentSource, Error, Group, GroupId, Health, NodeId, Result, Snapshot, SnapshotId, Volume,
     VolumeId,
@@ -91,6 +92,17 @@ impl State {
     /// What can still be promised.
     pub(super) fn available(&self) -> Bytes {
         Bytes(self.capacity.0.saturating_sub(self.promised))
+    }
+
+    /// Memory is one pool. What is written there, only the kernel knows.
+    pub(super) fn usage(&self) -> Usage {
+        let provisioned = Provisioned {
+            promised: Bytes(self.promised),
+            volumes: self.volumes.len() as u64,
+            snapshots: self.snapshots.len() as u64,
+        };
+        let pool = PoolUsage { total: self.capacity, used: None, promisable: self.capacity, provisioned: Some(provisioned) };
+        Usage { pools: vec![("memory".to_owned(), Some(pool))], attachments: Some(self.attached_to.values().sum()) }
     }
 
     pub(super) fn volume(&self, id: &VolumeId) -> Result<&StoredVolume> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::{CapacityAnswer, CapacityQuery};
+use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage};
 use crate::volume::{Bytes, Error, Result};
 
 use super::ledger::Reservation;
@@ -63,6 +63,20 @@ fn left(pool: &Ready, preallocate: bool) -> Result<u64> {
     let room = pool.room()?;
     let left = pool.ledger.left(pool.limits.promisable(room.total));
     Ok(if preallocate { left.min(room.free) } else { left })
+}
+
+impl Pool {
+    /// How much is in it.
+    pub(super) fn usage(&self) -> Result<PoolUsage> {
+        let ready = self.ready()?;
+        let room = ready.room()?;
+        Ok(PoolUsage {
+            total: Bytes(room.total),
+            used: Some(Bytes(room.total.saturating_sub(room.free))),
+            promisable: Bytes(ready.limits.promisable(room.total)),
+            provisioned: self.role.provision.then(|| ready.ledger.provisioned()),
+        })
+    }
 }
 
 impl ImageBackend {

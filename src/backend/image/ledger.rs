@@ -7,6 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::backend::Provisioned;
+use crate::volume::Bytes;
+
 use super::pool::Kind;
 
 /// Records of some hundred bytes per volume or snapshot; everything else is read from the disk when asked for.
@@ -102,11 +105,14 @@ impl Ledger {
         self.inner().left(limit)
     }
 
-    /// What is promised and kept, without what is only reserved.
-    #[cfg(test)]
-    pub fn promised(&self) -> u64 {
+    /// What there is; promised is what is kept, too, but not what is only reserved.
+    pub fn provisioned(&self) -> Provisioned {
         let inner = self.inner();
-        inner.promised.saturating_add(inner.kept)
+        Provisioned {
+            promised: Bytes(inner.promised.saturating_add(inner.kept)),
+            volumes: inner.volumes.len() as u64,
+            snapshots: inner.snapshots.len() as u64,
+        }
     }
 
     /// Sets `bytes` aside.
@@ -271,7 +277,7 @@ mod tests {
         ledger.remove(Kind::Snapshot, "s3");
         assert_eq!(names(ledger.members("g")), ["s2"]);
         assert_eq!(names(ledger.snapshots(Some("a"), None, 9)), ["s1", "s4"]);
-        assert_eq!(ledger.promised(), 30);
+        assert_eq!(ledger.provisioned(), Provisioned { promised: Bytes(30), volumes: 0, snapshots: 3 });
     }
 
     #[test]
@@ -289,6 +295,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(ledger.promised(), 1000 / 7 * 7);
+        assert_eq!(ledger.provisioned(), Provisioned { promised: Bytes(1000 / 7 * 7), volumes: 1000 / 7, snapshots: 0 });
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::volume::{AccessMode, BackendName, Error, Result, Topology, Volume};
 
-use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots};
+use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage};
 
 mod capacity;
 mod changed;
@@ -187,6 +187,10 @@ impl Backend for ImageBackend {
 
     fn topology(&self) -> Option<Topology> {
         self.topology.clone()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { pools: self.pools.iter().map(|pool| (pool.config.name.clone(), pool.usage().ok())).collect(), attachments: None }
     }
 
     fn provision(&self) -> Option<&dyn Provision> {

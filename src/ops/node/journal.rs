@@ -6,6 +6,7 @@
 //!
 //! No secrets: neither a request's secrets nor its publish_context are ever written here.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -240,6 +241,26 @@ pub struct Journal {
     /// Records of frozen mounts that no longer hold, but could not be removed: at the next start they would thaw what someone
     /// else holds still by then.
     stale: Mutex<Vec<String>>,
+    counted: Mutex<Counted>,
+}
+
+/// What is in it, so that nobody need look to count it: as it was found at the start, and written and removed since.
+#[derive(Debug, Default)]
+struct Counted {
+    stages: HashSet<VolumeId>,
+    /// With the names of their files.
+    targets: HashSet<(VolumeId, String)>,
+}
+
+impl Counted {
+    fn note(&mut self, id: &VolumeId, name: &str, there: bool) {
+        match (name == STAGE, there) {
+            (true, true) => self.stages.insert(id.clone()),
+            (true, false) => self.stages.remove(id),
+            (false, true) => self.targets.insert((id.clone(), name.to_owned())),
+            (false, false) => self.targets.remove(&(id.clone(), name.to_owned())),
+        };
+    }
 }
 
 impl Journal {
@@ -251,7 +272,7 @@ impl Journal {
             .mode(0o700)
             .create(&folder)
             .map_err(|error| os::Error::io("make journal folder", &folder, error))?;
-        Ok(Journal { folder, stale: Mutex::default() })
+        Ok(Journal { folder, stale: Mutex::default(), counted: Mutex::default() })
     }
 
     /// The volume's stage.
@@ -298,6 +319,27 @@ impl Journal {
     /// Removes a target, and the volume's folder if nothing else is in it.
     pub fn remove_target(&self, id: &VolumeId, target: &Path) -> Result<()> {
         self.remove(id, &target_name(target))
+    }
+
+    /// How many stages and targets there are.
+    pub fn counts(&self) -> (u64, u64) {
+        let counted = self.counted();
+        (counted.stages.len() as u64, counted.targets.len() as u64)
+    }
+
+    /// Counts what the start has found; from then on it counts by itself.
+    pub fn found(&self, id: &VolumeId, stage: Option<&StageEntry>, targets: &[TargetEntry]) {
+        let mut counted = self.counted();
+        if stage.is_some() {
+            counted.note(id, STAGE, true);
+        }
+        for target in targets {
+            counted.note(id, &target_name(&target.target), true);
+        }
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether there is anything about the volume, be it damaged.
@@ -382,6 +424,7 @@ impl Journal {
             }
             durable::write(&folder, name, &content)
         })?;
+        self.counted().note(id, name, true);
         Ok(())
     }
 
@@ -395,6 +438,7 @@ impl Journal {
             }
             remove_empty(&folder)
         })?;
+        self.counted().note(id, name, false);
         Ok(())
     }
 

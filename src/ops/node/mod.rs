@@ -109,6 +109,13 @@ pub struct Stats {
     pub inodes: Option<(u64, u64, u64)>,
 }
 
+/// How much this node's journal holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub stages: u64,
+    pub publishes: u64,
+}
+
 /// NodeGetInfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
@@ -229,6 +236,12 @@ impl Node {
 
     pub fn info(&self) -> Result<NodeInfo> {
         stats::info(self)
+    }
+
+    /// What is staged and published here, or was begun; known without a look.
+    pub fn counts(&self) -> Counts {
+        let (stages, publishes) = self.journal.counts();
+        Counts { stages, publishes }
     }
 
     /// Volumes that are staged on this node now, of those asked about.

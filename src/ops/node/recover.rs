@@ -67,6 +67,7 @@ pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
     let entry = node.journal.stage(id)?;
     let targets = node.journal.targets(id)?;
+    node.journal.found(id, entry.as_ref(), &targets);
     if is_whole(node, entry.as_ref(), &targets, mounted) {
         return Ok(());
     }

@@ -1,0 +1,161 @@
+//! Health over HTTP, for the kubelet's probes: `/healthz`, `/readyz`; and `/metrics`, for Prometheus.
+//!
+//! One short request per connection, each with a deadline: whoever connects holds up nobody. No TLS and no secrets: what is
+//! told here may be read by whoever reaches the port.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::registration::Watched;
+use super::{Error, Result};
+use crate::rpc::Services;
+
+/// A connection has this long for its request and its answer.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Connections at once; more wait to be accepted.
+const MOST: usize = 256;
+/// Bytes of a request's head. Those who ask here send a few hundred.
+const LONGEST_HEAD: usize = 16 << 10;
+/// The kubelet gives a probe one second, if nobody says otherwise.
+const PATIENCE: Duration = Duration::from_millis(800);
+/// After an accept that failed, as where there are no more file descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PAGES: &str =
+    "/healthz: the process lives\n/readyz: it takes calls, and what keeps it from being ready\n/metrics: for Prometheus\n";
+
+/// A port that is bound.
+pub(super) struct Http {
+    listener: TcpListener,
+}
+
+impl Http {
+    /// Binds; where `[::]` is meant and there is no IPv6, all of IPv4.
+    ///
+    /// # Errors
+    /// `HttpTaken` for a port in use.
+    pub async fn bind(address: SocketAddr) -> Result<Http> {
+        let mut bound = TcpListener::bind(address).await;
+        if address.is_ipv6() && address.ip().is_unspecified() && bound.as_ref().is_err_and(lacks_ipv6) {
+            bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+        }
+        match bound {
+            Ok(listener) => {
+                let address = listener.local_addr().unwrap_or(address);
+                tracing::info!(%address, "serving HTTP");
+                Ok(Http { listener })
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Error::HttpTaken { address }),
+            Err(source) => Err(Error::Http { address, source }),
+        }
+    }
+
+    /// Never ends.
+    pub async fn run(self, asked: Asked) {
+        let (asked, room) = (Arc::new(asked), Arc::new(Semaphore::new(MOST)));
+        loop {
+            // Nobody closes it.
+            let Ok(place) = room.clone().acquire_owned().await else { return };
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let asked = asked.clone();
+                    tokio::spawn(async move {
+                        serve(stream, asked).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+fn lacks_ipv6(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+}
+
+async fn serve(stream: TcpStream, asked: Arc<Asked>) {
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let asked = asked.clone();
+        async move { Ok::<_, Infallible>(asked.answer(request.method(), request.uri().path()).await) }
+    });
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).max_buf_size(LONGEST_HEAD);
+    match tokio::time::timeout(LONGEST, http.serve_connection(TokioIo::new(stream), answer)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection broke"),
+        Err(_) => tracing::debug!("an HTTP connection took too long"),
+    }
+}
+
+/// What is asked about.
+pub(super) struct Asked {
+    pub services: Services,
+    /// Where the driver registers itself.
+    pub registration: Option<Watched>,
+}
+
+impl Asked {
+    async fn answer(&self, method: &Method, path: &str) -> Response<String> {
+        // hyper leaves the body of an answer to HEAD away.
+        if ![Method::GET, Method::HEAD].contains(method) {
+            return page(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD are answered\n".to_owned());
+        }
+        match path {
+            // Whoever reads it knows that the runtime still gets to its tasks.
+            "/healthz" => page(StatusCode::OK, PLAIN, "ok\n".to_owned()),
+            "/readyz" => self.ready().await,
+            "/metrics" => self.metrics().await,
+            _ => page(StatusCode::NOT_FOUND, PLAIN, PAGES.to_owned()),
+        }
+    }
+
+    /// Each part on a line of its own: `[+] calls: ok`, or `[-]` with what is wrong and what to do.
+    async fn ready(&self) -> Response<String> {
+        let readiness = self.services.readiness();
+        let calls = (!readiness.is_ready()).then(|| "it is starting or stopping; wait".to_owned());
+        let backends = readiness.backends(PATIENCE).await.err().map(|error| error.to_string());
+        let mut parts = vec![("calls", calls), ("backends", backends)];
+        parts.extend(self.registration.as_ref().map(|watched| ("registration", watched.problem())));
+        let status = match parts.iter().all(|(_, problem)| problem.is_none()) {
+            true => StatusCode::OK,
+            false => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let line = |(part, problem): (&str, Option<String>)| match problem {
+            None => format!("[+] {part}: ok\n"),
+            Some(problem) => format!("[-] {part}: {problem}\n"),
+        };
+        page(status, PLAIN, parts.into_iter().map(line).collect())
+    }
+
+    /// Costs the same however many volumes there are, and does not wait for storage that hangs.
+    async fn metrics(&self) -> Response<String> {
+        let mut seen = self.services.seen().await;
+        seen.registered = self.registration.as_ref().map(|watched| watched.problem().is_none());
+        page(StatusCode::OK, OPENMETRICS, self.services.metrics().text(&seen))
+    }
+}
+
+fn page(status: StatusCode, kind: &'static str, body: String) -> Response<String> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}
