@@ -4,6 +4,7 @@
 //! Only who owns the process may talk to it: the socket's file is never anything but 0600, from the instant it exists. A
 //! file that a dead process left is replaced; one that a living process listens on is not.
 
+mod authority;
 mod http;
 pub mod registration;
 mod traffic;

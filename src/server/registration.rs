@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
+use super::authority::Localhost;
 use super::{Error, Result, Socket, SocketFile, folder_of};
 use crate::pluginregistration as protocol;
 use crate::pluginregistration::registration_server::{Registration, RegistrationServer};
@@ -147,7 +149,7 @@ impl Registrar {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let service = Service { settings: self.settings.clone(), state: self.state.clone() };
         let serving = Server::builder().add_service(RegistrationServer::new(service)).serve_with_incoming_shutdown(
-            UnixListenerStream::new(listener),
+            UnixListenerStream::new(listener).map(|stream| stream.map(Localhost::new)),
             async {
                 // An error says that the other end was dropped, which is a reason to stop too.
                 stopped.await.unwrap_or_default();
