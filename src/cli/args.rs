@@ -83,21 +83,8 @@ pub struct ServeArgs {
     /// Which services to offer [default: all]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// The Unix socket to listen on [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
-    #[arg(long, value_name = "SOCKET")]
-    pub endpoint: Option<Endpoint>,
-    /// The name under which the CO knows this driver [default: longshore.csi.dev]
-    #[arg(long, value_name = "NAME")]
-    pub driver_name: Option<DriverName>,
-    /// The name of this node [env: KUBE_NODE_NAME] [default: the host name]
-    #[arg(long, value_name = "NAME")]
-    pub node_id: Option<NodeId>,
-    /// Where the node's journal and the default pool lie; must survive a reboot [default: /var/lib/longshore]
-    #[arg(long, value_name = "FOLDER")]
-    pub state_dir: Option<Folder>,
-    /// The folder below which staging and target paths must lie [default: /var/lib/kubelet]
-    #[arg(long, value_name = "FOLDER")]
-    pub kubelet_dir: Option<Folder>,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// How log lines look, on standard error [default: text]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
@@ -119,9 +106,6 @@ pub struct ServeArgs {
     /// The driver's socket as the kubelet sees it [default: the path of --endpoint]
     #[arg(long, value_name = "SOCKET")]
     pub kubelet_endpoint: Option<Endpoint>,
-    /// A configuration file in YAML
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
     /// Print the validated configuration, which is again a configuration file, and end
     #[arg(long)]
     pub check: bool,
@@ -132,18 +116,13 @@ impl ServeArgs {
     pub fn layer(&self) -> Layer {
         Layer {
             mode: self.mode,
-            endpoint: self.endpoint.clone(),
-            driver_name: self.driver_name.clone(),
-            node_id: self.node_id.clone(),
-            state_dir: self.state_dir.clone(),
-            kubelet_dir: self.kubelet_dir.clone(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             grace: self.grace,
             http_endpoint: self.http_endpoint,
             otlp_endpoint: self.otlp_endpoint.clone(),
             kubelet_registration: self.kubelet_registration.then_some(true),
             kubelet_endpoint: self.kubelet_endpoint.clone(),
-            backends: None,
+            ..self.place.layer()
         }
     }
 }
@@ -210,25 +189,25 @@ pub struct DoctorArgs {
     pub place: PlaceArgs,
 }
 
-/// Where a driver is, for the commands beside it.
+/// Where a driver is: for the driver itself, and for the commands beside it.
 #[derive(Debug, Default, Args)]
 pub struct PlaceArgs {
-    /// The driver's socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
+    /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
     #[arg(long, value_name = "SOCKET")]
     pub endpoint: Option<Endpoint>,
-    /// The name under which the CO knows the driver [default: longshore.csi.dev]
+    /// The name under which the CO knows this driver [default: longshore.csi.dev]
     #[arg(long, value_name = "NAME")]
     pub driver_name: Option<DriverName>,
     /// The name of this node [env: KUBE_NODE_NAME] [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub node_id: Option<NodeId>,
-    /// The driver's state folder [default: /var/lib/longshore]
+    /// Where the node's journal and the default pool lie; must survive a reboot [default: /var/lib/longshore]
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<Folder>,
-    /// The kubelet's folder [default: /var/lib/kubelet]
+    /// The kubelet's folder, below which staging and target paths must lie [default: /var/lib/kubelet]
     #[arg(long, value_name = "FOLDER")]
     pub kubelet_dir: Option<Folder>,
-    /// The driver's configuration file
+    /// The driver's configuration file, in YAML
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

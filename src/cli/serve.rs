@@ -46,7 +46,7 @@ const STACK: usize = 1 << 20;
 
 /// Serves until SIGTERM or SIGINT.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let config = configure(args.layer(), args.config.as_deref())?;
+    let config = configure(args.layer(), args.place.config.as_deref())?;
     if args.check {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
