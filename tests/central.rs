@@ -131,6 +131,9 @@ fn a_controller_without_rights_makes_what_a_node_mounts_and_grows() {
 
         call("node", &["unpublish-volume", &volume, &format!("--target={target}")]);
         call("node", &["unstage-volume", &volume, &format!("--staging={staging}")]);
+        // As of a PersistentVolume that was written by hand, with attributes of its own.
+        call("node", &["stage-volume", &volume, "--fs=xfs", &format!("--staging={staging}"), "--context=onDelete=retain"]);
+        call("node", &["unstage-volume", &volume, &format!("--staging={staging}")]);
         call("controller", &["delete-snapshot", "shared:s"]);
         call("controller", &["delete-volume", &volume]);
         drop((controller, node));

@@ -198,13 +198,6 @@ impl ChangedBlocks for Stand {
 }
 
 impl Provision for Stand {
-    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
-        match raw.is_empty() {
-            true => Ok(serde_json::Value::Null),
-            false => Err(Error::invalid("parameters", "none are known")),
-        }
-    }
-
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
         Ok(self.volumes.lock().expect("no panic").get(id).cloned())
     }
@@ -250,10 +243,6 @@ impl Connect for Stand {
 
     fn connected(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
         Ok(None)
-    }
-
-    fn is_still(&self, _source: &Source) -> Result<bool> {
-        Ok(false)
     }
 
     fn disconnect(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {

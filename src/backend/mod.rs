@@ -52,6 +52,18 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// Parses what is left of the parameters after the common ones; the result is kept with the volume. Of a volume that was made by
+    /// hand these are its attributes, on the node.
+    ///
+    /// # Errors
+    /// `Invalid`, naming a parameter that is not known or has a value that cannot be.
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        if raw.is_empty() {
+            return Ok(serde_json::Value::Null);
+        }
+        Err(Error::invalid("parameters", format!("{raw:?}: this backend knows none of its own")))
+    }
+
     /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
     fn topology(&self) -> Option<Topology> {
         None
@@ -133,7 +145,7 @@ pub struct VolumeSpec {
     pub capacity: Bytes,
     /// For a new volume from a snapshot or volume; never larger than `capacity`.
     pub source: Option<ContentSource>,
-    /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Provision::parameters`] made.
+    /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Backend::parameters`] made.
     pub parameters: serde_json::Value,
     pub topology: TopologyRequirement,
 }
@@ -141,7 +153,7 @@ pub struct VolumeSpec {
 /// What GetCapacity asks.
 #[derive(Clone, Debug, Default)]
 pub struct CapacityQuery {
-    /// The backend's own parameters, as [`Provision::parameters`] made them.
+    /// The backend's own parameters, as [`Backend::parameters`] made them.
     pub parameters: serde_json::Value,
     pub topology: Option<Topology>,
     /// The least size of a volume that the capabilities asked about allow.
@@ -161,12 +173,6 @@ pub struct CapacityAnswer {
 
 /// Volumes come and go. CSI: CreateVolume, DeleteVolume, ListVolumes, ControllerGetVolume, GetCapacity.
 pub trait Provision: Send + Sync {
-    /// Parses what is left of the parameters after the common ones; the result is kept with the volume.
-    ///
-    /// # Errors
-    /// `Invalid`, naming a parameter that is not known or has a value that cannot be.
-    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value>;
-
     /// The capacity unit in bytes: sizes are rounded up to whole ones.
     fn unit(&self) -> u64 {
         1 << 20

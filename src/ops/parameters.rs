@@ -41,12 +41,7 @@ impl Parameters {
             let [first, ..] = arguments;
             first?;
         }
-        let backend = match backend.provision() {
-            Some(provision) => provision.parameters(&raw)?,
-            None if raw.is_empty() => serde_json::Value::Null,
-            None => return Err(Error::invalid("parameters", format!("{raw:?}: this backend knows none of its own"))),
-        };
-        Ok(Parameters { node, backend })
+        Ok(Parameters { node, backend: backend.parameters(&raw)? })
     }
 
     /// The least size of a volume that can be used as each of `capabilities` says.

@@ -252,8 +252,7 @@ fn lists_are_in_order_over_all_pools_a_page_at_a_time() {
     }
     assert_eq!(seen, all.into_iter().filter(|name| name != "v03").collect::<Vec<_>>());
     assert!(provision(&backend).find(&volume_id("v03")).expect("looked").is_none());
-    let unknown =
-        provision(&backend).parameters(&longshore::volume::RawParameters::new([("pool".to_owned(), "three".to_owned())]));
+    let unknown = backend.parameters(&longshore::volume::RawParameters::new([("pool".to_owned(), "three".to_owned())]));
     let unknown = unknown.expect_err("no such pool").to_string();
     assert!(unknown.contains("three") && unknown.contains("one, two"), "{unknown}");
 }

@@ -17,8 +17,7 @@ use longshore::os;
 use longshore::os::loopdev;
 use longshore::os::mountinfo::{Mount, MountTable};
 use longshore::volume::{
-    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, Secrets, Volume,
-    VolumeId,
+    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, Result, Secrets, Volume, VolumeId,
 };
 
 /// Files in one folder; each becomes a loop device.
@@ -95,10 +94,6 @@ impl Connect for Files {
 }
 
 impl Provision for Files {
-    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
-        if raw.is_empty() { Ok(serde_json::Value::Null) } else { Err(Error::invalid("parameters", format!("{raw:?}"))) }
-    }
-
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
         Ok(self.path(id).exists().then(|| Volume {
             id: id.clone(),

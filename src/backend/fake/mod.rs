@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::volume::{AccessMode, BackendName, NodeId, Result, VolumeId};
+use crate::volume::{AccessMode, BackendName, Error, NodeId, RawParameters, Result, VolumeId};
 
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots, Usage,
@@ -88,6 +88,11 @@ impl Backend for Fake {
 
     fn usage(&self) -> Usage {
         self.store.lock().usage()
+    }
+
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        let parameters: FakeParameters = raw.parse()?;
+        serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
     }
 
     fn access_modes(&self) -> &[AccessMode] {

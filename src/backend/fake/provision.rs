@@ -8,14 +8,9 @@ use super::{Fake, FakeParameters, Medium, while_still};
 use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, VolumeSpec};
 use crate::os::loopdev;
 use crate::os::step::step;
-use crate::volume::{Bytes, ContentSource, Error, Outcome, RawParameters, Result, Volume, VolumeId};
+use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
 impl Provision for Fake {
-    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
-        let parameters: FakeParameters = raw.parse()?;
-        serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
-    }
-
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
         let found = self.store.lock().found(id);
         Ok(found.map(Volume::from))
@@ -266,9 +261,10 @@ mod tests {
     #[test]
     fn parameters_are_typed_and_unknown_ones_refused() {
         let bench = Bench::new();
-        let known = bench.fake.parameters(&raw(&[("medium", "filesystem")])).expect("known");
+        let backend: &dyn crate::backend::Backend = &*bench.fake;
+        let known = backend.parameters(&raw(&[("medium", "filesystem")])).expect("known");
         assert_eq!(known, serde_json::json!({ "medium": "filesystem" }));
-        assert!(matches!(bench.fake.parameters(&raw(&[("media", "block")])), Err(Error::Invalid { .. })));
+        assert!(matches!(backend.parameters(&raw(&[("media", "block")])), Err(Error::Invalid { .. })));
         let garbled = VolumeSpec { parameters: serde_json::json!({ "backend": { "medium": 3 } }), ..spec("a", GIB) };
         assert!(matches!(bench.fake.create(&garbled, &Still::default()), Err(Error::Invalid { .. })));
         assert_eq!(bench.promised(), Bytes(0));

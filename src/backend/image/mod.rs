@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::volume::{AccessMode, BackendName, Error, Result, Topology, Volume};
+use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume};
 
 use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage};
 
@@ -183,6 +183,12 @@ impl Backend for ImageBackend {
 
     fn access_modes(&self) -> &[AccessMode] {
         &AccessMode::SINGLE_NODE
+    }
+
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        let parameters: ImageParameters = raw.parse()?;
+        self.check_parameters(&parameters)?;
+        serde_json::to_value(&parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
     }
 
     fn topology(&self) -> Option<Topology> {

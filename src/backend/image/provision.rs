@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
 use crate::os::step::step;
 use crate::os::{copy, loopdev};
-use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, RawParameters, Result, Volume, VolumeId};
+use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
 use super::draft::{self, Draft, Job};
 use super::files::{self, Access, IMAGE, META, Seen};
@@ -26,12 +26,6 @@ struct Origin {
 }
 
 impl Provision for ImageBackend {
-    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
-        let parameters: ImageParameters = raw.parse()?;
-        self.check_parameters(&parameters)?;
-        serde_json::to_value(&parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
-    }
-
     fn unit(&self) -> u64 {
         capacity::UNIT
     }
