@@ -84,7 +84,8 @@ pub(super) fn run(
     // was lost. Place and write protection are then as much ours as if they were made now.
     if decision == Publish::Mount && seen.entry.is_some() {
         job.done.push(Undo::Place);
-        job.done.extend((job.target.block && seen.others.is_empty()).then_some(Undo::Protection));
+        let protected_by_target = job.target.block && !entry.read_only && seen.others.is_empty();
+        job.done.extend(protected_by_target.then_some(Undo::Protection));
     }
     match job.run(decision) {
         Ok(outcome) => Ok(outcome),
