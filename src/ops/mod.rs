@@ -3,6 +3,8 @@
 //! Knows volumes, backends and the kernel (through `os`); knows no gRPC message. Everything here is synchronous and runs
 //! in a [`task::Tasks`] thread.
 
+use std::path::{Path, PathBuf};
+
 pub mod controller;
 pub mod doctor;
 pub mod gauges;
@@ -19,4 +21,9 @@ pub use node::Node;
 /// What the locks are built on. The model checker includes `lock.rs` over a mutex of its own (tests/loom).
 mod sync {
     pub use std::sync::Mutex;
+}
+
+/// Where the kubelet, which watches this folder of its own, looks for a driver.
+pub fn registration_socket(kubelet_dir: &Path, driver_name: &str) -> PathBuf {
+    kubelet_dir.join("plugins_registry").join(format!("{driver_name}-reg.sock"))
 }

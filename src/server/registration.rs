@@ -16,11 +16,10 @@ use tonic::{Request, Response, Status};
 
 use super::authority::Localhost;
 use super::{Error, Result, Socket, SocketFile, folder_of};
+use crate::ops::registration_socket;
 use crate::pluginregistration as protocol;
 use crate::pluginregistration::registration_server::{Registration, RegistrationServer};
 
-/// The folder that the kubelet watches, below its own.
-const FOLDER: &str = "plugins_registry";
 /// What the kubelet calls a CSI driver, and the versions of CSI that it asks for (k8s.io/kubelet, pluginregistration/v1,
 /// constants.go; its CSI plugin takes the highest of these, which is CSI's major version 1).
 const KIND: &str = "CSIPlugin";
@@ -45,7 +44,7 @@ pub struct Settings {
 
 impl Settings {
     fn socket(&self) -> PathBuf {
-        self.kubelet_dir.join(FOLDER).join(format!("{}-reg.sock", self.driver_name))
+        registration_socket(&self.kubelet_dir, &self.driver_name)
     }
 }
 

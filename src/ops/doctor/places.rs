@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Access;
 
+use crate::ops::registration_socket;
 use crate::os::fs::{Usage, usages};
 use crate::os::mountinfo::MountTable;
 use crate::os::socket::{self as unix, Listener};
@@ -88,7 +89,7 @@ pub(super) fn kubelet(setup: &Setup) -> Vec<Check> {
 
 pub(super) fn registration(setup: &Setup) -> Vec<Check> {
     const NAME: &str = "registration";
-    let path = setup.kubelet_dir.join("plugins_registry").join(format!("{}-reg.sock", setup.driver));
+    let path = registration_socket(&setup.kubelet_dir, &setup.driver);
     let place = path.display();
     vec![match unix::listener(&path, PATIENCE) {
         Ok(Listener::Living(_)) => Check::ok(NAME, format!("{place} answers")),

@@ -74,6 +74,15 @@ pub(super) enum Looked {
     Failed,
 }
 
+impl Looked {
+    pub fn survey(&self) -> Option<&Survey> {
+        match self {
+            Looked::Seen(survey) => Some(survey),
+            Looked::Blind | Looked::Failed => None,
+        }
+    }
+}
+
 /// A mapping of this driver.
 #[derive(Debug)]
 pub(super) struct Ours {
@@ -205,8 +214,7 @@ fn mappings(state: &Path, journal: &[Found], backends: &BTreeMap<String, Looked>
         return Ok(Vec::new());
     }
     let prefix = mapping_prefix(state);
-    let surveys = backends.values().filter_map(|looked| if let Looked::Seen(survey) = looked { Some(survey) } else { None });
-    let stored = surveys.flat_map(|survey| survey.volumes.iter().map(|stored| &stored.id));
+    let stored = backends.values().filter_map(Looked::survey).flat_map(|survey| survey.volumes.iter().map(|stored| &stored.id));
     let known: HashMap<String, &VolumeId> =
         journal.iter().map(|found| &found.id).chain(stored).map(|id| (mapping_name(state, id), id)).collect();
     let mut ours = Vec::new();

@@ -43,8 +43,7 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         volumes.push(story.volume());
         findings.extend(story.findings());
     }
-    for (name, looked) in &facts.backends {
-        let Looked::Seen(survey) = looked else { continue };
+    for (name, survey) in surveys(facts) {
         findings.extend(survey.leftovers.iter().map(|leftover| of_storage(name, leftover)));
     }
     findings.extend(view.frozen());
@@ -99,7 +98,7 @@ impl<'a> View<'a> {
         let entries: BTreeMap<_, _> = facts.journal.iter().map(|entry| (&entry.found.id, entry)).collect();
         let (mut stored, mut devices) = (BTreeMap::new(), BTreeMap::<_, Vec<_>>::new());
         let mut owners = Owners::default();
-        for survey in surveys(facts) {
+        for (_, survey) in surveys(facts) {
             stored.extend(survey.volumes.iter().map(|volume| (&volume.id, volume)));
             for connected in &survey.devices {
                 devices.entry(&connected.id).or_default().push(connected);
@@ -172,8 +171,7 @@ impl<'a> View<'a> {
 
     fn storage(&self) -> Vec<Storage> {
         let mut storage = Vec::new();
-        for (backend, looked) in &self.facts.backends {
-            let Looked::Seen(survey) = looked else { continue };
+        for (backend, survey) in surveys(self.facts) {
             storage.extend(survey.places.iter().map(|place| Storage {
                 backend: backend.clone(),
                 name: place.name.clone(),
@@ -209,8 +207,9 @@ impl<'a> View<'a> {
     }
 }
 
-fn surveys(facts: &Facts) -> impl Iterator<Item = &Survey> {
-    facts.backends.values().filter_map(|looked| if let Looked::Seen(survey) = looked { Some(survey) } else { None })
+/// Of the backends that have any, by their names.
+fn surveys(facts: &Facts) -> impl Iterator<Item = (&String, &Survey)> {
+    facts.backends.iter().filter_map(|(name, looked)| Some((name, looked.survey()?)))
 }
 
 fn text(path: &Path) -> String {
