@@ -28,6 +28,8 @@ use crate::volume::{
 
 pub mod fake;
 pub mod image;
+pub mod iscsi;
+pub mod nfs;
 pub mod registry;
 
 /// One configured storage system.
@@ -52,8 +54,7 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Parses what is left of the parameters after the common ones; the result is kept with the volume. Of a volume that was made by
-    /// hand these are its attributes, on the node.
+    /// Parses what is left of the parameters after the common ones; the result is kept with the volume.
     ///
     /// # Errors
     /// `Invalid`, naming a parameter that is not known or has a value that cannot be.
@@ -62,6 +63,20 @@ pub trait Backend: Send + Sync {
             return Ok(serde_json::Value::Null);
         }
         Err(Error::invalid("parameters", format!("{raw:?}: this backend knows none of its own")))
+    }
+
+    /// Whether these attributes are those of a volume of this kind that someone made by hand (an export, a LUN), and that is only
+    /// to be connected. Its handle may be any text.
+    fn describes(&self, _attributes: &RawParameters) -> bool {
+        false
+    }
+
+    /// Parses the attributes of a volume that was made by hand.
+    ///
+    /// # Errors
+    /// As `parameters`.
+    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        self.parameters(raw)
     }
 
     /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
@@ -200,8 +215,13 @@ pub trait Provision: Send + Sync {
 
 /// Volumes grow. CSI: ControllerExpandVolume.
 pub trait Expand: Send + Sync {
-    /// Makes the volume at least `capacity` large; never smaller. Whether the node must act too is always yes here.
+    /// Makes the volume at least `capacity` large; never smaller.
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>>;
+
+    /// Whether the node must take the new size over: that of its device, and of the file system on it.
+    fn on_node(&self) -> bool {
+        true
+    }
 }
 
 /// Parameters that may change during a volume's life. CSI: ControllerModifyVolume, CreateVolume.mutable_parameters.
@@ -314,8 +334,28 @@ pub trait ReportHealth: Send + Sync {
 pub enum Source {
     /// A block device: image over loop, LVM, iSCSI, cloud disk.
     Device(BlockDevice),
-    /// Something to mount as it is: NFS, tmpfs.
+    /// Something to mount as it is: tmpfs.
     Filesystem { fstype: String, source: String, options: Vec<String> },
+    /// A folder of what this node has mounted for several volumes: NFS.
+    Directory(Directory),
+}
+
+/// A folder of a shared mount, to be bound wherever the volume is staged. Others may have the same folder, so that a mount is this
+/// volume's by the journal's word for its place, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Directory {
+    /// Where the shared mount is, in a folder of the driver's own.
+    pub mount: PathBuf,
+    /// Below it; empty for all of it.
+    pub folder: PathBuf,
+    /// As mountinfo shows a bind mount of the folder.
+    pub fstype: String,
+    pub source: String,
+    /// Of the shared mount's file system.
+    pub device: (u32, u32),
+    /// Options of each bind mount of it, before those that the CO gives: `nosuid`, `nodev`.
+    pub options: Vec<String>,
 }
 
 /// A block device of this node.
@@ -346,6 +386,8 @@ pub struct ConnectRequest<'a> {
     /// From ControllerPublishVolume.
     pub publish_context: &'a BTreeMap<String, String>,
     pub secrets: &'a Secrets,
+    /// The CO's mount options, for what is mounted on the way ([`Source::Directory`]).
+    pub mount_flags: &'a [String],
     /// Nobody on this node may write.
     pub read_only: bool,
 }
@@ -366,6 +408,15 @@ pub trait Connect: Send + Sync {
     /// another's by now, and then the mounts of it are, too. Without an answer of the backend's own, no device is believed.
     fn is_still(&self, source: &Source) -> Result<bool> {
         Ok(matches!(source, Source::Filesystem { .. }))
+    }
+
+    /// Whether what is connected answers, where that is not certain: a server. Comes back in seconds, whatever the server does;
+    /// asked before anything that would wait for it.
+    ///
+    /// # Errors
+    /// `BackendDown`; `Stale` where it answers, but what was mounted is no longer there.
+    fn reach(&self, _source: &Source) -> Result<()> {
+        Ok(())
     }
 
     /// Undoes `connect`, seen to be undone on return. Not connected is `Unchanged`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::volume::{BackendName, Error, Result};
+use crate::volume::{BackendName, Error, RawParameters, Result};
 
 use super::Backend;
 
@@ -44,6 +44,18 @@ impl Registry {
             let known: Vec<_> = self.backends.keys().map(BackendName::as_str).collect();
             Error::invalid("parameters.backend", format!("{text:?} is not configured; there are: {}", known.join(", ")))
         })
+    }
+
+    /// The backend of a volume that was made by hand, by its attributes: the one that `backend` names, else the first that knows
+    /// them for its own.
+    pub fn describing(&self, attributes: &RawParameters) -> Option<&Arc<dyn Backend>> {
+        let mut rest = attributes.clone();
+        let named = rest.take("backend");
+        let mut candidates = self.backends.values().filter(|backend| backend.describes(&rest));
+        match named {
+            Some(name) => candidates.find(|backend| backend.name().as_str() == name),
+            None => candidates.next(),
+        }
     }
 
     /// All of them, in the order of their names.

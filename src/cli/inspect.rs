@@ -9,7 +9,9 @@ use serde::Serialize;
 
 use crate::backend::Backend;
 use crate::backend::fake::Fake;
-use crate::backend::image::ImageBackend;
+use crate::backend::image::{self, ImageBackend};
+use crate::backend::iscsi::IscsiBackend;
+use crate::backend::nfs::NfsBackend;
 use crate::config::{BackendConfig, Config};
 use crate::ops::node::NodeSettings;
 use crate::ops::node::inspect::{self, Configured, Finding, Mender, Report, Role, Setup, State, Volume};
@@ -77,11 +79,18 @@ fn no_such(text: &str, several: &[String], report: &Report) -> Failure {
     Failure::Node(volume::Error::Pending { object: "inspect".to_owned(), reason })
 }
 
+/// Nothing is made.
+const LOOKING: image::Role = image::Role { provision: false };
+
 /// What `serve` would serve, opened to be looked at.
 fn setup(config: &Config) -> Setup {
     let open = |backend: &BackendConfig| -> volume::Result<Arc<dyn Backend>> {
         Ok(match backend.clone() {
             BackendConfig::Image(image) => Arc::new(ImageBackend::open_to_look(image)?),
+            BackendConfig::Nfs(nfs) => Arc::new(NfsBackend::open(nfs, LOOKING, config.state_dir.path())?),
+            BackendConfig::Iscsi(iscsi) => {
+                Arc::new(IscsiBackend::open(iscsi, LOOKING, config.node_id.clone(), config.state_dir.path())?)
+            }
             BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
         })
     };

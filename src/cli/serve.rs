@@ -18,6 +18,8 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use crate::backend::Backend;
 use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
+use crate::backend::iscsi::IscsiBackend;
+use crate::backend::nfs::NfsBackend;
 use crate::backend::registry::Registry;
 use crate::config::{BackendConfig, Config, Layer, LogFormat};
 use crate::metrics::Metrics;
@@ -177,6 +179,14 @@ fn open(backend: &BackendConfig, config: &Config) -> volume::Result<Arc<dyn Back
         BackendConfig::Image(image) => {
             let role = Role { provision: config.mode.controller() };
             Arc::new(ImageBackend::open_remembering(image, role, Some(&pools_seen))?)
+        }
+        BackendConfig::Nfs(nfs) => {
+            let role = Role { provision: config.mode.controller() };
+            Arc::new(NfsBackend::open(nfs, role, config.state_dir.path())?)
+        }
+        BackendConfig::Iscsi(iscsi) => {
+            let role = Role { provision: config.mode.controller() };
+            Arc::new(IscsiBackend::open(iscsi, role, config.node_id.clone(), config.state_dir.path())?)
         }
         BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
     })

@@ -10,6 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::backend::fake::FakeConfig;
 use crate::backend::image::{ImageConfig, PoolConfig};
+use crate::backend::iscsi::IscsiConfig;
+use crate::backend::nfs::NfsConfig;
 use crate::volume::{self, BackendName, NodeId};
 
 /// One backend, by its `type`.
@@ -17,6 +19,8 @@ use crate::volume::{self, BackendName, NodeId};
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum BackendConfig {
     Image(ImageConfig),
+    Nfs(NfsConfig),
+    Iscsi(IscsiConfig),
     Fake(FakeConfig),
 }
 
@@ -25,6 +29,8 @@ impl BackendConfig {
     pub fn name(&self) -> &BackendName {
         match self {
             BackendConfig::Image(config) => &config.name,
+            BackendConfig::Nfs(config) => &config.name,
+            BackendConfig::Iscsi(config) => &config.name,
             BackendConfig::Fake(config) => &config.name,
         }
     }
@@ -33,7 +39,8 @@ impl BackendConfig {
     pub fn pools(&self) -> &[PoolConfig] {
         match self {
             BackendConfig::Image(config) => &config.pools,
-            BackendConfig::Fake(_) => &[],
+            BackendConfig::Iscsi(config) => &config.pools,
+            BackendConfig::Nfs(_) | BackendConfig::Fake(_) => &[],
         }
     }
 
@@ -50,6 +57,8 @@ impl BackendConfig {
     fn validate(&self) -> volume::Result<()> {
         match self {
             BackendConfig::Image(config) => config.validate(),
+            BackendConfig::Nfs(config) => config.validate(),
+            BackendConfig::Iscsi(config) => config.validate(),
             BackendConfig::Fake(config) => config.validate(),
         }
     }
@@ -59,6 +68,8 @@ impl BackendConfig {
 #[serde(rename_all = "lowercase")]
 enum Kind {
     Image,
+    Nfs,
+    Iscsi,
     Fake,
 }
 
@@ -85,6 +96,8 @@ impl<'de> Deserialize<'de> for BackendConfig {
                     let fields = MapAccessDeserializer::new(Fields { before: before.into_iter(), value: None, rest: map });
                     return match kind {
                         Kind::Image => ImageConfig::deserialize(fields).map(BackendConfig::Image),
+                        Kind::Nfs => NfsConfig::deserialize(fields).map(BackendConfig::Nfs),
+                        Kind::Iscsi => IscsiConfig::deserialize(fields).map(BackendConfig::Iscsi),
                         Kind::Fake => FakeConfig::deserialize(fields).map(BackendConfig::Fake),
                     };
                 }

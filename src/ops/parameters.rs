@@ -33,7 +33,11 @@ impl Parameters {
     }
 
     /// As `parse`, for a backend that is known already.
-    pub fn for_backend(backend: &dyn Backend, mut raw: RawParameters) -> Result<Parameters> {
+    pub fn for_backend(backend: &dyn Backend, raw: RawParameters) -> Result<Parameters> {
+        Parameters::split(raw, |own| backend.parameters(own))
+    }
+
+    fn split(mut raw: RawParameters, own: impl FnOnce(&RawParameters) -> Result<serde_json::Value>) -> Result<Parameters> {
         let node: NodeParameters = raw.split(&NodeParameters::KEYS).parse()?;
         // For which type is known on the node, where it is asked again.
         let arguments = FsType::ALL.map(|fstype| node.mkfs_arguments(fstype));
@@ -41,7 +45,7 @@ impl Parameters {
             let [first, ..] = arguments;
             first?;
         }
-        Ok(Parameters { node, backend: backend.parameters(&raw)? })
+        Ok(Parameters { node, backend: own(&raw)? })
     }
 
     /// The least size of a volume that can be used as each of `capabilities` says.
@@ -68,12 +72,28 @@ impl Parameters {
                 serde_json::from_str(json).map_err(|error| Error::invalid("volume_context", format!("{CONTEXT_KEY}: {error}")))
             }
             None => {
-                let mut raw = RawParameters::new(context.iter().map(|(key, value)| (key.clone(), value.clone())));
+                let mut raw = attributes(context);
                 raw.take("backend");
-                // external-provisioner puts its own identity into every volume's attributes.
-                raw.take("storage.kubernetes.io/csiProvisionerIdentity");
-                Parameters::for_backend(backend, raw)
+                Parameters::split(raw, |own| backend.attributes(own))
             }
         }
     }
+}
+
+/// What a volume that did not come from our controller says of itself.
+fn attributes(context: &BTreeMap<String, String>) -> RawParameters {
+    let mut raw = RawParameters::new(context.iter().map(|(key, value)| (key.clone(), value.clone())));
+    // external-provisioner puts its own identity into every volume's attributes.
+    raw.take("storage.kubernetes.io/csiProvisionerIdentity");
+    raw
+}
+
+/// The backend of a volume that someone made by hand, by its attributes; `None` where they are not such a volume's.
+pub fn made_by_hand<'a>(registry: &'a Registry, context: &BTreeMap<String, String>) -> Option<&'a Arc<dyn Backend>> {
+    if context.contains_key(CONTEXT_KEY) {
+        return None;
+    }
+    let mut own = attributes(context);
+    own.split(&NodeParameters::KEYS);
+    registry.describing(&own)
 }

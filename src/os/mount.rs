@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
@@ -202,6 +203,28 @@ fn said(context: &OwnedFd) -> String {
     if messages.is_empty() { String::new() } else { format!(" ({})", messages.join("; ")) }
 }
 
+/// Opens a folder (O_PATH) of the file system mounted at `mount`, a path of the driver's own; never through a link, and not of what
+/// is mounted inside.
+///
+/// # Errors
+/// `Path` where a link or a file is in the way; `Io`: ENOENT, ESTALE.
+pub fn open_in(mount: &Path, folder: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top = rustix::fs::open(mount, flags | OFlags::NOFOLLOW, Mode::empty())
+        .map_err(|errno| Error::io("open mount", mount, errno))?;
+    if folder.as_os_str().is_empty() {
+        return Ok(top);
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    rustix::fs::openat2(&top, folder, flags, Mode::empty(), resolve).map_err(|errno| match errno {
+        Errno::LOOP | Errno::XDEV | Errno::NOTDIR => Error::Path {
+            path: mount.join(folder),
+            reason: "leads over a link, into another file system, or through a file; nothing of it is used".to_owned(),
+        },
+        errno => Error::io("open folder", mount.join(folder), errno),
+    })
+}
+
 /// Makes a detached copy of the mount at `from` (an O_PATH descriptor of a folder, file or device node), with
 /// `attributes` set before anyone can see it. Not recursive. What the original mount forbids (`ro`, `noexec`, ...) the copy
 /// forbids too: attributes are added, never taken away.
@@ -316,8 +339,7 @@ pub(crate) mod testing {
 mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
-    use rustix::fs::{Mode, OFlags, openat};
-    use rustix::io::Errno;
+    use rustix::fs::openat;
 
     use super::testing::in_own_namespace;
     use super::*;

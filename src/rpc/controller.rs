@@ -69,7 +69,7 @@ impl csi::controller_server::Controller for ControllerService {
     ) -> Answer<csi::ValidateVolumeCapabilitiesResponse> {
         let controller = self.controller.clone();
         let asked = request.get_ref().clone();
-        let work = move |ask: Validate| controller.validate(&ask.id, &ask.capabilities, &ask.context, &ask.parameters);
+        let work = move |ask: Validate| controller.validate(&ask.handle, &ask.capabilities, &ask.context, &ask.parameters);
         let refused = self.services.read(Rpc::ValidateVolumeCapabilities, request, work).await?;
         Ok(Response::new(encode::validated(asked, refused)))
     }

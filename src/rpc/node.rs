@@ -33,8 +33,8 @@ impl csi::node_server::Node for NodeService {
         request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Answer<csi::NodeUnstageVolumeResponse> {
         let node = self.node.clone();
-        let work = move |unstage: Unstage| match unstage.id {
-            Some(id) => node.unstage(&id, &unstage.staging),
+        let work = move |unstage: Unstage| match unstage.handle {
+            Some(handle) => node.unstage(&handle, &unstage.staging),
             None => Ok(Outcome::Unchanged(())),
         };
         self.services.mutate(Rpc::NodeUnstageVolume, request, work).await?;

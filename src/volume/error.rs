@@ -75,6 +75,10 @@ pub enum Error {
     #[error("backend {backend} cannot be reached: {reason}")]
     BackendDown { backend: String, reason: String },
 
+    /// What is mounted is no longer there on the server (ESTALE): it must be mounted again.
+    #[error("{object} is stale: {reason}")]
+    Stale { object: String, reason: String },
+
     /// The storage system asks us to slow down.
     #[error("backend {backend} asks us to slow down: {reason}")]
     Throttled { backend: String, reason: String },

@@ -73,12 +73,21 @@ fn valid_local(text: &str) -> bool {
 fn local_from_name(name: &str) -> String {
     // An inline volume's handle from the kubelet has 68.
     const LONGEST_PLAIN: usize = 80;
-    if name.len() <= LONGEST_PLAIN && valid_local(name) && !name.starts_with("h-") {
+    let digested = [DIGESTED, BY_HAND].iter().any(|prefix| name.starts_with(prefix));
+    if name.len() <= LONGEST_PLAIN && valid_local(name) && !digested {
         return name.to_owned();
     }
+    format!("{DIGESTED}{}", digest(name))
+}
+
+/// How the id of a name begins that could not be one itself.
+const DIGESTED: &str = "h-";
+/// How the id of a volume begins that someone made by hand, and called what he liked.
+const BY_HAND: &str = "x-";
+
+fn digest(name: &str) -> String {
     let digest = Sha256::digest(name.as_bytes());
-    let hex: String = digest.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-    format!("h-{hex}")
+    digest.iter().take(20).map(|byte| format!("{byte:02x}")).collect()
 }
 
 macro_rules! handle {
@@ -178,6 +187,13 @@ handle!(
     "group_snapshot_id",
     "group snapshot id"
 );
+
+impl VolumeId {
+    /// Our own id of a volume that someone made by hand, whose handle may be any text: never one that [`VolumeId::derive`] gives.
+    pub fn by_hand(backend: &BackendName, handle: &str) -> Self {
+        VolumeId { backend: backend.clone(), local: format!("{BY_HAND}{}", digest(handle)) }
+    }
+}
 
 /// A node, as NodeGetInfo names it: 1 to 192 printable characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -15,17 +15,34 @@ use super::error::{Error, Result};
 /// What Kubernetes' sidecars add by themselves (`csi.storage.k8s.io/pvc/name` and so on).
 pub const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
 
-/// Parameters as the CO sent them, without the sidecars' own.
+/// Parameters as the CO sent them. What the sidecars add by themselves is kept apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawParameters {
     values: BTreeMap<String, String>,
+    /// Without their prefix.
+    metadata: BTreeMap<String, String>,
 }
 
 impl RawParameters {
-    /// Leaves out the keys that the sidecars add.
     pub fn new(values: impl IntoIterator<Item = (String, String)>) -> Self {
-        let values = values.into_iter().filter(|(key, _)| !key.starts_with(KUBERNETES_PREFIX)).collect();
-        RawParameters { values }
+        let mut raw = RawParameters::default();
+        for (key, value) in values {
+            match key.strip_prefix(KUBERNETES_PREFIX) {
+                Some(name) => raw.metadata.insert(name.to_owned(), value),
+                None => raw.values.insert(key, value),
+            };
+        }
+        raw
+    }
+
+    /// What the sidecars tell of the claim: `pvc/name`, `pvc/namespace`, `pv/name` (csi-provisioner, `--extra-create-metadata`).
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
+    }
+
+    /// One parameter, left where it is.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.values.get(key).map(String::as_str)
     }
 
     /// Takes one parameter out.
@@ -36,7 +53,7 @@ impl RawParameters {
     /// Takes out those whose names are in `keys`.
     pub fn split(&mut self, keys: &[&str]) -> RawParameters {
         let values = keys.iter().filter_map(|key| self.values.remove_entry(*key)).collect();
-        RawParameters { values }
+        RawParameters { values, metadata: BTreeMap::new() }
     }
 
     pub fn is_empty(&self) -> bool {

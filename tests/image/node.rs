@@ -16,15 +16,21 @@ use crate::bench::*;
 fn connect(backend: &ImageBackend, id: &VolumeId) -> longshore::volume::Result<Outcome<Source>> {
     let parameters = serde_json::Value::Null;
     let context = BTreeMap::new();
-    let request =
-        ConnectRequest { id, parameters: &parameters, publish_context: &context, secrets: &Secrets::default(), read_only: false };
+    let request = ConnectRequest {
+        id,
+        parameters: &parameters,
+        publish_context: &context,
+        secrets: &Secrets::default(),
+        mount_flags: &[],
+        read_only: false,
+    };
     backend.connect().connect(&request)
 }
 
 fn device(source: &Source) -> BlockDevice {
     match source {
         Source::Device(device) => device.clone(),
-        Source::Filesystem { .. } => panic!("{source:?} is no device"),
+        Source::Filesystem { .. } | Source::Directory(_) => panic!("{source:?} is no device"),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
 use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome};
 
-use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, unpublish, world};
+use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, unpublish, unstage, world};
 
 /// Whether the kernel takes a write through this node.
 fn takes_writes(path: &Path) -> bool {
@@ -43,12 +43,12 @@ fn a_device_is_shown_at_its_target_and_leaves_nothing() {
         assert_eq!((stats.total, stats.inodes), (8 << 20, None));
 
         assert!(node.in_use(&id).unwrap().unwrap().contains("staged"));
-        assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+        assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
         assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Changed(()));
         assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Unchanged(()));
         assert!(!target.exists());
-        assert_eq!(node.unstage(&id, &staging).unwrap(), Outcome::Changed(()));
-        assert_eq!(node.unstage(&id, &staging).unwrap(), Outcome::Unchanged(()));
+        assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Changed(()));
+        assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Unchanged(()));
         assert!(staging.exists(), "the staging folder is the CO's");
         assert_eq!(node.in_use(&id).unwrap(), None);
         world.assert_gone(&id);
@@ -81,7 +81,7 @@ fn a_read_only_device_refuses_writes() {
         assert!(takes_writes(&world.kubelet("rw")));
         assert!(matches!(node.publish(&at("ro1", true)), Err(Error::InUse { .. })));
         unpublish(&node, &id, &world.kubelet("rw")).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -98,7 +98,7 @@ fn a_readers_volume_is_connected_read_only() {
         assert!(!takes_writes(&target));
         assert!(!takes_writes(&world.device(&id).unwrap()), "the loop device itself");
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -132,7 +132,7 @@ fn a_device_grows_while_it_is_published() {
         node.publish(&publish_request(&id, &staging, &target, &block())).unwrap();
         let expand = |required| {
             node.expand(&ExpandRequest {
-                id: id.clone(),
+                handle: id.clone().into(),
                 path: target.clone(),
                 staging: Some(staging.clone()),
                 required: Some(required),
@@ -144,7 +144,8 @@ fn a_device_grows_while_it_is_published() {
         assert_eq!(expand(Bytes::mib(16)).unwrap(), Bytes::mib(16));
         assert_eq!(expand(Bytes::mib(16)).unwrap(), Bytes::mib(16));
         assert_eq!(node.stats(&Handle::Id(id.clone()), &target).unwrap().total, 16 << 20);
-        let elsewhere = ExpandRequest { id, path: world.kubelet("other"), staging: None, required: None, block: None };
+        let elsewhere =
+            ExpandRequest { handle: id.into(), path: world.kubelet("other"), staging: None, required: None, block: None };
         assert!(matches!(node.expand(&elsewhere), Err(Error::NotFound { .. })));
     });
 }
@@ -160,7 +161,7 @@ fn a_volume_that_does_not_exist_leaves_nothing() {
         world.assert_gone(&id);
         let unknown = "other:none".parse().unwrap();
         assert!(matches!(node.stage(&stage_request(&unknown, &staging, &block())), Err(Error::NotFound { .. })));
-        assert_eq!(node.unstage(&unknown, &staging).unwrap(), Outcome::Unchanged(()));
+        assert_eq!(unstage(&node, &unknown, &staging).unwrap(), Outcome::Unchanged(()));
         assert!(matches!(node.stats(&Handle::Id(id), &staging), Err(Error::NotFound { .. })));
     });
 }

@@ -7,7 +7,9 @@ use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
 use longshore::ops::parameters::CONTEXT_KEY;
 use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome};
 
-use crate::world::{filesystem, is_final, mounts_at, publish_request, stage_request, total, unpublish, with_flags, world};
+use crate::world::{
+    filesystem, is_final, mounts_at, publish_request, stage_request, total, unpublish, unstage, with_flags, world,
+};
 
 /// Large enough for xfs.
 const SIZE: Bytes = Bytes::mib(320);
@@ -41,12 +43,12 @@ fn each_file_system_lives_its_life_and_keeps_its_data() {
                 let stats = node.stats(&Handle::Id(id.clone()), &target).unwrap();
                 assert_eq!(stats.total, total(&target));
                 assert!(node.health(&Handle::Id(id.clone()), Some(&target), Some(&staging)).unwrap().is_empty());
-                assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+                assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
                 assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Changed(()));
                 assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Unchanged(()));
                 assert!(!target.exists());
-                assert_eq!(node.unstage(&id, &staging).unwrap(), Outcome::Changed(()));
-                assert_eq!(node.unstage(&id, &staging).unwrap(), Outcome::Unchanged(()));
+                assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Changed(()));
+                assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Unchanged(()));
                 world.assert_gone(&id);
             }
         });
@@ -83,7 +85,7 @@ fn another_file_system_than_the_one_there_is_refused() {
         assert!(matches!(node.stage(&otherwise), Err(Error::Conflict { .. })));
         let elsewhere = stage_request(&id, &world.staging("s2"), &filesystem(None));
         assert!(matches!(node.stage(&elsewhere), Err(Error::Conflict { .. })));
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         let error = node.stage(&otherwise).unwrap_err();
         assert!(error.to_string().contains("xfs") && error.to_string().contains("ext4"), "{error}");
         world.assert_gone(&id);
@@ -102,7 +104,7 @@ fn a_volume_restored_into_a_larger_one_is_grown_at_stage() {
             let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
             node.stage(&stage).unwrap();
             let before = total(&staging);
-            node.unstage(&id, &staging).unwrap();
+            unstage(&node, &id, &staging).unwrap();
             File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(2 * SIZE.0).unwrap();
             node.stage(&stage).unwrap();
             assert!(total(&staging) > before + SIZE.0 / 2, "{fstype}: {before} -> {}", total(&staging));
@@ -123,7 +125,8 @@ fn a_mounted_file_system_grows() {
             let before = total(&target);
             File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(2 * SIZE.0).unwrap();
             let required = Some(Bytes(2 * SIZE.0));
-            let request = ExpandRequest { id, path: target.clone(), staging: Some(staging), required, block: Some(false) };
+            let request =
+                ExpandRequest { handle: id.into(), path: target.clone(), staging: Some(staging), required, block: Some(false) };
             for _ in 0..2 {
                 assert_eq!(node.expand(&request).unwrap(), Bytes(2 * SIZE.0));
             }
@@ -151,14 +154,14 @@ fn read_only_is_read_only_from_the_first_instant() {
             assert!(fs::write(target.join("x"), "x").is_err());
             assert!(matches!(node.publish(&PublishRequest { read_only: false, ..read_only }), Err(Error::Conflict { .. })));
             unpublish(&node, &id, &target).unwrap();
-            node.unstage(&id, &staging).unwrap();
+            unstage(&node, &id, &staging).unwrap();
 
             node.stage(&stage_request(&id, &staging, &reader)).unwrap();
             assert!(mounts_at(&staging)[0].super_options.iter().any(|option| option == "ro"));
             node.publish(&publish_request(&id, &staging, &target, &reader)).unwrap();
             assert!(fs::write(target.join("x"), "x").is_err());
             unpublish(&node, &id, &target).unwrap();
-            node.unstage(&id, &staging).unwrap();
+            unstage(&node, &id, &staging).unwrap();
             world.assert_gone(&id);
         });
     }
@@ -246,7 +249,7 @@ fn health_says_what_is_wrong() {
             Err(Error::NotStaged { .. })
         ));
         assert!(matches!(node.health(&Handle::Id("files:none".parse().unwrap()), None, None), Err(Error::NotFound { .. })));
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }

@@ -15,7 +15,7 @@ fn request(world: &World, attributes: &[(&str, &str)]) -> PublishRequest {
     let mut volume_context = BTreeMap::from([("csi.storage.k8s.io/ephemeral".to_owned(), "true".to_owned())]);
     volume_context.extend(attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
     PublishRequest {
-        handle: Handle::Inline(NAME.to_owned()),
+        handle: Handle::Name(NAME.to_owned()),
         staging: None,
         target: world.kubelet("t"),
         capability: filesystem(None),
@@ -41,7 +41,7 @@ fn assert_nothing_left(world: &World) {
 fn it_lives_from_publish_to_unpublish() {
     world(|world| {
         let node = world.node();
-        let handle = Handle::Inline(NAME.to_owned());
+        let handle = Handle::Name(NAME.to_owned());
         let publish = request(world, &[("size", "16MiB"), ("fsType", "ext4"), ("discard", "true"), ("backend", "files")]);
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Changed(()));
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));

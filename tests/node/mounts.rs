@@ -6,7 +6,7 @@ use std::path::Path;
 
 use longshore::volume::{Bytes, Error, FsType};
 
-use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, unpublish, world};
+use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, unpublish, unstage, world};
 
 #[test]
 fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {
@@ -19,7 +19,7 @@ fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {
             let error = node.stage(&stage_request(&id, &staging, &capability)).unwrap_err();
             assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("umount"), "{error}");
         }
-        assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+        assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
         assert_eq!(mounts_at(&staging).len(), 1);
         assert_eq!((world.device(&id), world.journal(&id).exists()), (None, false));
     });
@@ -47,7 +47,7 @@ fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
         assert!(error.to_string().contains("inside"), "{error}");
         rustix::mount::unmount(&inside, rustix::mount::UnmountFlags::empty()).unwrap();
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -65,7 +65,7 @@ fn a_stack_of_our_own_mounts_is_refused_by_stage_and_cleared_by_unstage() {
         assert!(matches!(node.stage(&stage), Err(Error::InUse { .. })));
         let publish = publish_request(&id, &staging, &world.kubelet("t"), &filesystem(None));
         assert!(matches!(node.publish(&publish), Err(Error::InUse { .. })));
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -89,7 +89,7 @@ fn paths_outside_and_links_are_refused() {
             let error = node.publish(&publish_request(&id, &staging, path, &filesystem(None))).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. } | Error::InUse { .. }), "{}: {error}", path.display());
         }
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -108,7 +108,7 @@ fn a_busy_target_is_not_final_and_goes_on() {
         assert!(!is_final(&error) && error.to_string().contains("fuser"), "{error}");
         drop(busy);
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }

@@ -9,7 +9,7 @@ use longshore::volume::{Bytes, Error, FsType, Outcome};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::json;
 
-use crate::world::{block, filesystem, is_final, mounts_at, names, publish_request, stage_request, unpublish, world};
+use crate::world::{block, filesystem, is_final, mounts_at, names, publish_request, stage_request, unpublish, unstage, world};
 
 #[test]
 fn a_stage_that_nobody_was_told_of_is_undone_at_the_start() {
@@ -66,7 +66,7 @@ fn a_mkfs_that_was_cut_off_is_done_again() {
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
             assert_eq!(mounts_at(&staging)[0].fstype, fstype.as_str());
             fs::write(staging.join("data"), "x").unwrap();
-            node.unstage(&id, &staging).unwrap();
+            unstage(&node, &id, &staging).unwrap();
             world.assert_gone(&id);
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
             assert!(staging.join("data").exists(), "{fstype}: once only");
@@ -81,7 +81,7 @@ fn a_mkfs_that_was_cut_off_is_ended_by_unstage() {
         let staging = world.staging("s");
         cut_off_mkfs(world, &id, &staging, FsType::Xfs);
         let node = world.node();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
         node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
         assert_eq!(mounts_at(&staging)[0].fstype, "xfs");
@@ -97,11 +97,11 @@ fn a_mkfs_that_was_cut_off_and_cannot_be_ended_now_is_not_forgotten() {
         let node = world.node();
         world.backend.away.store(true, Ordering::SeqCst);
         for _ in 0..2 {
-            let error = node.unstage(&id, &staging).unwrap_err();
+            let error = unstage(&node, &id, &staging).unwrap_err();
             assert!(!is_final(&error), "{error}");
         }
         world.backend.away.store(false, Ordering::SeqCst);
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
         node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
         assert_eq!(mounts_at(&staging)[0].fstype, "xfs");
@@ -147,7 +147,7 @@ fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
         node.publish(&publish).unwrap();
         assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -160,7 +160,7 @@ fn what_another_boots_journal_calls_ours_is_not_unmounted() {
         let staging = world.staging("s");
         let node = world.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         // Volume b has now the device that an earlier boot's entry of a names, and lies where a was.
         node.stage(&stage_request(&other, &staging, &filesystem(None))).unwrap();
         fs::create_dir(world.journal(&id)).unwrap();
@@ -168,10 +168,10 @@ fn what_another_boots_journal_calls_ours_is_not_unmounted() {
         world.edit_journal(&id, &[("id", json!(id.to_string())), ("boot", json!("another")), ("phase", json!("unstaging"))]);
         let node = world.node();
         assert_eq!(mounts_at(&staging).len(), 1, "the start left it alone");
-        assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })));
+        assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
         assert_eq!(mounts_at(&staging).len(), 1);
-        node.unstage(&other, &staging).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &other, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
         world.assert_gone(&other);
     });
@@ -189,13 +189,13 @@ fn a_lost_journal_is_made_again_by_stage() {
         for name in names(&world.journal(&id)) {
             fs::remove_file(world.journal(&id).join(name)).unwrap();
         }
-        let error = node.unstage(&id, &staging).unwrap_err();
+        let error = unstage(&node, &id, &staging).unwrap_err();
         assert!(matches!(error, Error::InUse { .. }), "still published, says mountinfo: {error}");
         assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Changed(()));
         assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -216,7 +216,7 @@ fn a_torn_journal_does_not_stop_the_undoing() {
         let node = world.node();
         assert!(node.in_use(&id).unwrap().is_some(), "the backend still has it connected");
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         assert_eq!((mounts_at(&staging).len(), world.device(&id)), (0, None));
         assert_eq!(node.in_use(&id).unwrap(), None);
         assert!(names(&world.journal(&id)).iter().all(|name| name.ends_with(".damaged")));
@@ -247,7 +247,7 @@ fn a_journal_torn_anywhere_is_no_reason_to_touch_or_to_publish() {
                 if name == "stage.json" {
                     assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })), "{} bytes", content.len());
                 }
-                assert!(matches!(node.unstage(&id, &staging), Err(Error::InUse { .. })), "{name}: {} bytes", content.len());
+                assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })), "{name}: {} bytes", content.len());
                 fs::remove_file(path.with_extension("json.damaged")).unwrap();
                 fs::write(&path, &whole).unwrap();
                 torn += 1;
@@ -258,7 +258,7 @@ fn a_journal_torn_anywhere_is_no_reason_to_touch_or_to_publish() {
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
         assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
         unpublish(&node, &id, &target).unwrap();
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
 }
@@ -297,12 +297,12 @@ fn a_failure_that_cannot_be_undone_is_not_final_and_ends_later() {
         let error = node.stage(&stage).unwrap_err();
         assert!(!is_final(&error), "its loop device is left: {error}");
         assert!(world.device(&id).is_some() && world.journal(&id).exists());
-        let error = node.unstage(&id, &staging).unwrap_err();
+        let error = unstage(&node, &id, &staging).unwrap_err();
         assert!(!is_final(&error), "{error}");
         world.backend.stuck.store(false, Ordering::SeqCst);
         assert!(is_final(&node.stage(&stage).unwrap_err()));
         world.assert_gone(&id);
-        node.unstage(&id, &staging).unwrap();
+        unstage(&node, &id, &staging).unwrap();
     });
 }
 

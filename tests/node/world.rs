@@ -312,7 +312,7 @@ pub fn with_flags(capability: Capability, flags: &[&str]) -> Capability {
 
 pub fn stage_request(id: &VolumeId, staging: &Path, capability: &Capability) -> StageRequest {
     StageRequest {
-        id: id.clone(),
+        handle: id.clone().into(),
         staging: staging.to_owned(),
         capability: capability.clone(),
         volume_context: BTreeMap::new(),
@@ -332,6 +332,11 @@ pub fn publish_request(id: &VolumeId, staging: &Path, target: &Path, capability:
         publish_context: BTreeMap::new(),
         secrets: Secrets::default(),
     }
+}
+
+/// `unstage` by id.
+pub fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
+    node.unstage(&Handle::Id(id.clone()), staging)
 }
 
 /// `unpublish` by id.

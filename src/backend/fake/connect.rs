@@ -59,6 +59,7 @@ impl Connect for Fake {
         match source {
             Source::Device(device) => Ok(bound_as(device)?.is_some()),
             Source::Filesystem { .. } => Ok(true),
+            Source::Directory(_) => Ok(false),
         }
     }
 
@@ -233,7 +234,7 @@ mod tests {
     fn device(source: Source) -> BlockDevice {
         match source {
             Source::Device(device) => device,
-            Source::Filesystem { .. } => panic!("not a device: {source:?}"),
+            Source::Filesystem { .. } | Source::Directory(_) => panic!("not a device: {source:?}"),
         }
     }
 
@@ -437,6 +438,7 @@ mod tests {
             parameters: &serde_json::Value::Null,
             publish_context: &context,
             secrets: &secrets,
+            mount_flags: &[],
             read_only: false,
         };
         assert!(matches!(bench.fake.connect(&request), Err(Error::NotFound { .. })));

@@ -110,6 +110,7 @@ impl Bench {
             parameters: &serde_json::Value::Null,
             publish_context: &publish_context,
             secrets: &secrets,
+            mount_flags: &[],
             read_only,
         };
         Connect::connect(self.fake.as_ref(), &request)

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
+use crate::backend::{BlockDevice, Connect, ConnectRequest, Directory, Source};
 use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
@@ -182,7 +182,7 @@ pub(super) fn source(device: &Loop) -> Source {
 fn path_of(source: &Source) -> &Path {
     match source {
         Source::Device(device) => &device.path,
-        Source::Filesystem { source, .. } => Path::new(source),
+        Source::Filesystem { source, .. } | Source::Directory(Directory { source, .. }) => Path::new(source),
     }
 }
 

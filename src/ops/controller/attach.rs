@@ -6,12 +6,18 @@ impl Controller {
     /// Binds a volume to a node; the answer is for the node (ControllerPublishVolume). A backend whose volumes need no
     /// binding answers with nothing, since the capability is the whole driver's.
     pub fn attach(&self, request: &AttachRequest) -> Result<Outcome<BTreeMap<String, String>>> {
-        let backend = self.backend(request.id.backend())?;
-        let _volume = self.locks.exclusive(Key::Volume(request.id.clone()), "attach")?;
-        self.existing(backend, &request.id)?;
+        let (id, backend) = match self.whose(&request.handle, &request.volume_context)? {
+            Whose::Ours(id, backend) => (id, backend),
+            Whose::ByHand(backend) => {
+                check_capability(backend.as_ref(), &request.capability)?;
+                return Ok(Outcome::Unchanged(BTreeMap::new()));
+            }
+        };
+        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "attach")?;
+        self.existing(backend, id)?;
         check_capability(backend.as_ref(), &request.capability)?;
         match backend.attach() {
-            Some(attach) => attach.attach(&request.id, &request.node, request.capability.mode, request.read_only),
+            Some(attach) => attach.attach(id, &request.node, request.capability.mode, request.read_only),
             None => Ok(Outcome::Unchanged(BTreeMap::new())),
         }
     }

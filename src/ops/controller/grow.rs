@@ -25,6 +25,6 @@ impl Controller {
         }
         let capacity =
             if range.required().is_none_or(|required| required <= now) { now } else { expand.expand(id, wanted)?.into_inner() };
-        Ok(Expanded { capacity, node_expansion_required: true })
+        Ok(Expanded { capacity, node_expansion_required: expand.on_node() })
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::backend::registry::Registry;
 use crate::backend::{Backend, Held, Provision, Quiesce};
 use crate::ops::lock::{Key, Locks};
-use crate::ops::node::Node;
-use crate::ops::parameters::{CONTEXT_KEY, Parameters};
+use crate::ops::node::{Handle, Node};
+use crate::ops::parameters::{CONTEXT_KEY, Parameters, made_by_hand};
 use crate::volume::{
     BackendName, Bytes, Capability, CapacityRange, ContentSource, Error, Health, NodeId, Outcome, RawParameters, Result,
     SnapshotId, TopologyRequirement, Volume, VolumeId,
@@ -43,10 +43,11 @@ pub struct ProvisionRequest {
 /// ControllerPublishVolume.
 #[derive(Clone, Debug)]
 pub struct AttachRequest {
-    pub id: VolumeId,
+    pub handle: Handle,
     pub node: NodeId,
     pub capability: Capability,
     pub read_only: bool,
+    pub volume_context: BTreeMap<String, String>,
 }
 
 /// ControllerExpandVolume.
@@ -113,14 +114,23 @@ impl Controller {
     /// Whether the volume can be used as told: `None` is yes; else why not (ValidateVolumeCapabilities).
     pub fn validate(
         &self,
-        id: &VolumeId,
+        handle: &Handle,
         capabilities: &[Capability],
         volume_context: &BTreeMap<String, String>,
         parameters: &RawParameters,
     ) -> Result<Option<String>> {
-        let backend = self.backend(id.backend())?;
+        let refused = |backend: &Arc<dyn Backend>| {
+            capabilities.iter().find_map(|capability| check_capability(backend.as_ref(), capability).err())
+        };
+        let (id, backend) = match self.whose(handle, volume_context)? {
+            Whose::Ours(id, backend) => (id, backend),
+            Whose::ByHand(backend) => {
+                let attributes = Parameters::from_context(backend.as_ref(), volume_context).err();
+                return Ok(refused(backend).or(attributes).map(|why| why.to_string()));
+            }
+        };
         let volume = self.existing(backend, id)?;
-        if let Some(why) = capabilities.iter().find_map(|capability| check_capability(backend.as_ref(), capability).err()) {
+        if let Some(why) = refused(backend) {
             return Ok(Some(why.to_string()));
         }
         let kept: Parameters = serde_json::from_value(volume.parameters.clone())
@@ -145,6 +155,18 @@ impl Controller {
         Ok(None)
     }
 
+    /// Who has the volume, by its handle and its attributes.
+    ///
+    /// # Errors
+    /// `NotFound` where it can be nobody's.
+    fn whose<'a>(&'a self, handle: &'a Handle, context: &BTreeMap<String, String>) -> Result<Whose<'a>> {
+        match (handle, made_by_hand(&self.registry, context)) {
+            (_, Some(backend)) => Ok(Whose::ByHand(backend)),
+            (Handle::Id(id), None) => Ok(Whose::Ours(id, self.backend(id.backend())?)),
+            (Handle::Name(name), None) => Err(Error::NotFound { kind: "volume", id: name.clone() }),
+        }
+    }
+
     /// # Errors
     /// `BackendDown`, not `NotFound`: what lies in a backend that is not configured here may well exist.
     fn backend(&self, name: &BackendName) -> Result<&Arc<dyn Backend>> {
@@ -166,6 +188,14 @@ impl Controller {
     fn existing(&self, backend: &Arc<dyn Backend>, id: &VolumeId) -> Result<Volume> {
         provision(backend)?.find(id)?.ok_or_else(|| Error::volume_not_found(id))
     }
+}
+
+/// Whose a volume is.
+enum Whose<'a> {
+    /// Made by this driver.
+    Ours(&'a VolumeId, &'a Arc<dyn Backend>),
+    /// Made by hand: it is only connected, on the node.
+    ByHand(&'a Arc<dyn Backend>),
 }
 
 fn provision(backend: &Arc<dyn Backend>) -> Result<&dyn Provision> {

@@ -1,10 +1,10 @@
 //! The steps of a stage, and their undoing.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::{BlockDevice, ConnectRequest, Source};
+use crate::backend::{BlockDevice, ConnectRequest, Directory, Source};
 use crate::os::block::Device;
 use crate::os::fs::Contents;
 use crate::os::luks::State;
@@ -117,7 +117,7 @@ impl<'a> Job<'a> {
                 drop(self.open(device)?);
                 self.mark(State::Used)?;
             }
-            (WantedAccess::Block, Source::Filesystem { .. }) => {
+            (WantedAccess::Block, Source::Filesystem { .. } | Source::Directory(_)) => {
                 return Err(Error::Unsupported {
                     what: format!("raw block access to volume {}", self.entry.id),
                     reason: "its backend has file systems only".to_owned(),
@@ -127,6 +127,7 @@ impl<'a> Job<'a> {
             (WantedAccess::Filesystem { .. }, Source::Filesystem { fstype, source, options }) => {
                 self.mount(fstype, Path::new(source), options)?;
             }
+            (WantedAccess::Filesystem { .. }, Source::Directory(directory)) => self.bind(directory)?,
             (WantedAccess::Filesystem { fstype, .. }, Source::Device(device)) => self.filesystem(*fstype, device)?,
         }
         self.device = None;
@@ -176,6 +177,7 @@ impl<'a> Job<'a> {
             parameters: &self.order.parameters.backend,
             publish_context: self.order.publish_context,
             secrets: self.order.secrets,
+            mount_flags: self.entry.mount_flags(),
             read_only: self.entry.read_only,
         };
         self.done.push(Undo::Connection);
@@ -202,7 +204,7 @@ impl<'a> Job<'a> {
                 self.entry.mapping = Some(mapping.clone());
                 Ok(Source::Device(mapping))
             }
-            (Source::Filesystem { .. }, Encryption::Luks2) => Err(Error::Unsupported {
+            (Source::Filesystem { .. } | Source::Directory(_), Encryption::Luks2) => Err(Error::Unsupported {
                 what: format!("encryption of volume {}", self.entry.id),
                 reason: "its backend has no devices that could be encrypted".to_owned(),
             }),
@@ -432,15 +434,40 @@ impl<'a> Job<'a> {
         Ok(made?)
     }
 
-    fn mount(&mut self, fstype: &str, device: &Path, more: &[String]) -> Result<()> {
-        let (attributes, options) = self.options(fstype, more)?;
-        let staging = self.entry.staging.clone();
-        let root = self.order.root;
+    /// The staging folder, made if need be.
+    fn place(&mut self) -> Result<OwnedFd> {
+        let (root, staging) = (self.order.root, self.entry.staging.clone());
         if root.open_path(&staging)?.is_none() {
             self.done.push(Undo::Folder);
             step("make folder", &staging.display(), || root.make_dir(&staging, 0o750))?;
         }
-        let place = root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging folder vanished"))?;
+        root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging folder vanished"))
+    }
+
+    /// A folder of a shared mount is bound to the staging path: what the mount is like is its first user's choice, what the bind
+    /// forbids is this one's.
+    fn bind(&mut self, directory: &Directory) -> Result<()> {
+        let flags = [directory.options.as_slice(), self.entry.mount_flags()].concat();
+        let (mut attributes, _) = split_flags(&flags)?;
+        attributes.read_only |= self.entry.read_only;
+        let staging = self.entry.staging.clone();
+        let place = self.place()?;
+        self.done.push(Undo::Mount);
+        step("bind", &format_args!("{} on {}", directory.source, staging.display()), || {
+            let from = mount::open_in(&directory.mount, &directory.folder)?;
+            let detached = mount::clone_mount(from.as_fd(), &attributes)?;
+            mount::attach(detached, place.as_fd(), &staging)
+        })?;
+        drop(place);
+        self.seen_mounted(&directory.fstype, attributes.read_only)?;
+        self.remember_fstype(&directory.fstype);
+        Ok(())
+    }
+
+    fn mount(&mut self, fstype: &str, device: &Path, more: &[String]) -> Result<()> {
+        let (attributes, options) = self.options(fstype, more)?;
+        let staging = self.entry.staging.clone();
+        let place = self.place()?;
         if let Some(open) = &self.device {
             let named = Device::open(device, false)?.number();
             if named != open.number() {
@@ -461,10 +488,7 @@ impl<'a> Job<'a> {
 
     /// The kernel says EINVAL to an option that the file system does not know.
     fn refused(&self, error: os::Error) -> Error {
-        let own = match &self.entry.access {
-            Access::Filesystem { mount_flags, .. } => split_flags(mount_flags).map(|(_, options)| options).unwrap_or_default(),
-            Access::Block => Vec::new(),
-        };
+        let own = split_flags(self.entry.mount_flags()).map(|(_, options)| options).unwrap_or_default();
         if error.errno() == Some(libc::EINVAL) && !own.is_empty() {
             let reason = format!("the kernel refuses one of {:?}: {error}", own.join(","));
             return Error::invalid("volume_capability.mount.mount_flags", reason);
@@ -507,11 +531,7 @@ impl<'a> Job<'a> {
 
     /// Attributes of the mount, options of the file system.
     fn options(&self, fstype: &str, more: &[String]) -> Result<(Attributes, Vec<String>)> {
-        let flags = match &self.entry.access {
-            Access::Filesystem { mount_flags, .. } => mount_flags.as_slice(),
-            Access::Block => &[],
-        };
-        let (mut attributes, mut options) = split_flags(&[more, flags].concat())?;
+        let (mut attributes, mut options) = split_flags(&[more, self.entry.mount_flags()].concat())?;
         attributes.read_only |= self.entry.read_only;
         let mut add = |option: &str| {
             if !options.iter().any(|there| there == option) {

@@ -16,7 +16,8 @@ use super::observe::{self, At};
 use super::{ExpandRequest, Handle, Node, source_name, stats, unexpected};
 
 pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
-    let id = &request.id;
+    let missing = || Error::NotFound { kind: "volume", id: request.handle.to_string() };
+    let id = &node.known(&request.handle)?.ok_or_else(missing)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "expand")?;
     let entry = stats::place(node, &Handle::Id(id.clone()), &request.path)?.entry;
     if entry.phase != Phase::Staged || !node.same_boot(&entry) {

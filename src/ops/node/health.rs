@@ -12,7 +12,7 @@ use super::observe::{self, At};
 use super::{Handle, Node, source_name, stats};
 
 pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, staging: Option<&Path>) -> Result<Health> {
-    let missing = || Error::NotFound { kind: "volume", id: stats::name(handle) };
+    let missing = || Error::NotFound { kind: "volume", id: handle.to_string() };
     let id = stats::id_of(node, handle)?.ok_or_else(missing)?;
     let entry = node.journal.stage(&id)?;
     let mut health = match node.registry.get(id.backend()).and_then(|backend| backend.health()) {
@@ -84,7 +84,7 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
 fn is_there(source: &Source) -> bool {
     match source {
         Source::Device(device) => Device::open(&device.path, false).is_ok_and(|open| open.number() == device.number),
-        Source::Filesystem { .. } => true,
+        Source::Filesystem { .. } | Source::Directory(_) => true,
     }
 }
 

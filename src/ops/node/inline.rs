@@ -26,16 +26,13 @@ const DEFAULT_SIZE: Bytes = Bytes::GIB;
 
 /// The kubelet's name of the volume, if the request is for an ephemeral one.
 pub(super) fn handle_of(request: &PublishRequest) -> Option<String> {
-    match &request.handle {
-        Handle::Inline(name) => Some(name.clone()),
-        Handle::Id(id) if request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true") => Some(id.to_string()),
-        Handle::Id(_) => None,
-    }
+    let ephemeral = request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
+    ephemeral.then(|| request.handle.to_string())
 }
 
 /// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.
 pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
-    let name = super::stats::name(handle);
+    let name = handle.to_string();
     for backend in node.registry.iter() {
         let id = VolumeId::derive(backend.name(), &name);
         if node.journal.stage(&id)?.is_some_and(|entry| entry.inline) {

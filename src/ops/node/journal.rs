@@ -95,6 +95,14 @@ impl StageEntry {
         self.formatting.is_some() || self.encrypting || self.growing
     }
 
+    /// As the CO gave them; none of raw block.
+    pub fn mount_flags(&self) -> &[String] {
+        match &self.access {
+            Access::Filesystem { mount_flags, .. } => mount_flags,
+            Access::Block => &[],
+        }
+    }
+
     /// What its mounts can be of.
     pub fn shown(&self) -> Vec<Source> {
         self.source.clone().into_iter().chain(self.mapping.clone().map(Source::Device)).collect()

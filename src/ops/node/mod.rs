@@ -9,13 +9,15 @@
 //!   where one target decides about another (raw block, SINGLE_NODE_SINGLE_WRITER).
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use crate::backend::registry::Registry;
-use crate::backend::{Backend, Held, Quiesce, Source};
+use crate::backend::{Backend, Directory, Held, Quiesce, Source};
 use crate::ops::lock::Locks;
+use crate::ops::parameters::made_by_hand;
 use crate::os;
 use crate::os::path::Root;
 use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, Secrets, Topology, VolumeId};
@@ -60,13 +62,30 @@ pub struct NodeSettings {
 pub enum Handle {
     /// One of ours.
     Id(VolumeId),
-    /// An ephemeral inline volume: the kubelet made the name (`csi-...`); it lives from publish to unpublish.
-    Inline(String),
+    /// Any other text: the kubelet's name of an ephemeral inline volume (`csi-...`), which lives from publish to unpublish, or what
+    /// someone calls a volume that he made by hand.
+    Name(String),
+}
+
+impl From<VolumeId> for Handle {
+    fn from(id: VolumeId) -> Handle {
+        Handle::Id(id)
+    }
+}
+
+impl fmt::Display for Handle {
+    /// As the CO calls it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Handle::Id(id) => id.fmt(f),
+            Handle::Name(name) => f.write_str(name),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
 pub struct StageRequest {
-    pub id: VolumeId,
+    pub handle: Handle,
     pub staging: PathBuf,
     pub capability: Capability,
     pub volume_context: BTreeMap<String, String>,
@@ -89,7 +108,7 @@ pub struct PublishRequest {
 
 #[derive(Clone, Debug)]
 pub struct ExpandRequest {
-    pub id: VolumeId,
+    pub handle: Handle,
     /// Where it is published or staged.
     pub path: PathBuf,
     pub staging: Option<PathBuf>,
@@ -180,8 +199,11 @@ impl Node {
 
     /// # Errors
     /// `InUse` while it is still published.
-    pub fn unstage(&self, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
-        unstage::unstage(self, id, staging)
+    pub fn unstage(&self, handle: &Handle, staging: &Path) -> Result<Outcome<()>> {
+        match self.known(handle)? {
+            Some(id) => unstage::unstage(self, &id, staging),
+            None => Ok(Outcome::Unchanged(())),
+        }
     }
 
     /// Shows a staged volume at the target; an ephemeral inline volume is made and staged before.
@@ -200,10 +222,12 @@ impl Node {
     /// # Errors
     /// `InUse` where something else is mounted there.
     pub fn unpublish(&self, handle: &Handle, target: &Path) -> Result<Outcome<()>> {
-        match (inline::find(self, handle)?, handle) {
-            (Some(id), _) => inline::unpublish(self, &id, target),
-            (None, Handle::Id(id)) => unpublish::unpublish(self, id, target),
-            (None, Handle::Inline(name)) => unpublish::unpublish_unknown(self, name, target),
+        if let Some(id) = inline::find(self, handle)? {
+            return inline::unpublish(self, &id, target);
+        }
+        match self.known(handle)? {
+            Some(id) => unpublish::unpublish(self, &id, target),
+            None => unpublish::unpublish_unknown(self, handle, target),
         }
     }
 
@@ -279,6 +303,37 @@ impl Node {
         Ok(connected.map(|source| format!("it is connected on node {node} as {}; unstage it first", source_name(&source))))
     }
 
+    /// Which volume a CO means that tells no more than a handle: by an id of a backend that is configured, or by the journal. `None`
+    /// where it can be none that is here. An ephemeral one is [`inline::find`]'s.
+    fn known(&self, handle: &Handle) -> Result<Option<VolumeId>> {
+        if let Handle::Id(id) = handle
+            && self.registry.get(id.backend()).is_some()
+        {
+            return Ok(Some(id.clone()));
+        }
+        let name = handle.to_string();
+        for backend in self.registry.iter() {
+            let id = VolumeId::by_hand(backend.name(), &name);
+            if self.journal.knows(&id)? {
+                return Ok(Some(id));
+            }
+        }
+        // What a backend that is no longer configured has left here.
+        match handle {
+            Handle::Id(id) if self.journal.knows(id)? => Ok(Some(id.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Which volume a CO means that also tells its attributes.
+    fn told(&self, handle: &Handle, context: &BTreeMap<String, String>) -> Result<VolumeId> {
+        match (handle, made_by_hand(&self.registry, context)) {
+            (Handle::Id(id), _) if self.registry.get(id.backend()).is_some() => Ok(id.clone()),
+            (_, Some(backend)) => Ok(VolumeId::by_hand(backend.name(), &handle.to_string())),
+            _ => self.known(handle)?.ok_or_else(|| Error::NotFound { kind: "volume", id: handle.to_string() }),
+        }
+    }
+
     /// The volume's backend.
     fn backend(&self, id: &VolumeId) -> Result<&Arc<dyn Backend>> {
         self.registry.get(id.backend()).ok_or_else(|| Error::volume_not_found(id))
@@ -317,7 +372,7 @@ impl Quiesce for Node {
 fn source_name(source: &Source) -> String {
     match source {
         Source::Device(device) => device.path.display().to_string(),
-        Source::Filesystem { source, .. } => source.clone(),
+        Source::Filesystem { source, .. } | Source::Directory(Directory { source, .. }) => source.clone(),
     }
 }
 

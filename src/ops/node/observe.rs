@@ -38,7 +38,16 @@ pub fn is_filesystem_of(mount: &Mount, source: &Source) -> bool {
         }
         Source::Device(device) => mount.device == device.number,
         Source::Filesystem { fstype, source, .. } => mount.fstype == *fstype && mount.source == Path::new(source),
+        Source::Directory(directory) => {
+            let same = mount.device == directory.device && mount.fstype == directory.fstype;
+            same && mount.source == Path::new(&directory.source) && mount.mount_point != directory.mount
+        }
     }
+}
+
+/// Those of `sources` that no other volume can have, so that every mount of them is this volume's, wherever it is.
+pub fn exclusive(sources: &[Source]) -> Vec<Source> {
+    sources.iter().filter(|source| !matches!(source, Source::Directory(_))).cloned().collect()
 }
 
 /// Whether `mount` is a bind of the device's own node.

@@ -17,12 +17,10 @@ use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
 use super::observe::{self, At};
 use super::plan::{self, Publish, SeenTarget, WantedTarget};
 use super::unstage::{access_name, mounted_target};
-use super::{Handle, Node, PublishRequest, unexpected};
+use super::{Node, PublishRequest, unexpected};
 
 pub(super) fn publish(node: &Node, request: &PublishRequest) -> Result<Outcome<()>> {
-    let Handle::Id(id) = &request.handle else {
-        return Err(Error::invalid("volume_context", "an ephemeral volume needs csi.storage.k8s.io/ephemeral = \"true\""));
-    };
+    let id = &node.told(&request.handle, &request.volume_context)?;
     let Some(staging) = &request.staging else {
         return Err(Error::invalid("staging_target_path", "it is needed: volumes are staged before they are published"));
     };

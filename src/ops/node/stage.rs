@@ -28,13 +28,14 @@ pub(super) struct Order<'a> {
 }
 
 pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> {
-    let backend = node.backend(&request.id)?.as_ref();
+    let id = node.told(&request.handle, &request.volume_context)?;
+    let backend = node.backend(&id)?.as_ref();
     let staging = node.place(&request.staging)?;
-    let _guard = node.locks.exclusive(Key::Volume(request.id.clone()), "stage")?;
+    let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
     let order = Order {
         backend,
         root: &node.kubelet,
-        wanted: wanted(&request.id, staging, &request.capability)?,
+        wanted: wanted(&id, staging, &request.capability)?,
         group: group_of(&request.capability),
         parameters: Parameters::from_context(backend, &request.volume_context)?,
         publish_context: &request.publish_context,

@@ -25,13 +25,12 @@ pub(super) struct Place<'a> {
     pub staging: bool,
 }
 
-/// The id behind a handle; `None` for an inline volume that is not here.
+/// The id behind a handle; `None` for a volume that is not here.
 pub(super) fn id_of(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
-    Ok(match (inline::find(node, handle)?, handle) {
-        (Some(id), _) => Some(id),
-        (None, Handle::Id(id)) => Some(id.clone()),
-        (None, Handle::Inline(_)) => None,
-    })
+    match inline::find(node, handle)? {
+        Some(id) => Ok(Some(id)),
+        None => node.known(handle),
+    }
 }
 
 /// The place `path` of the volume.
@@ -39,7 +38,7 @@ pub(super) fn id_of(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
 /// # Errors
 /// `NotFound` where the journal does not have the volume there.
 pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<Place<'a>> {
-    let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", name(handle), path.display()) };
+    let missing = || Error::NotFound { kind: "volume", id: format!("{handle} at {}", path.display()) };
     let id = id_of(node, handle)?.ok_or_else(missing)?;
     let entry = node.journal.stage(&id)?.ok_or_else(missing)?;
     let block = entry.access == super::journal::Access::Block;
@@ -52,14 +51,6 @@ pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<
     }
     node.journal.target(&id, &path)?.ok_or_else(missing)?;
     Ok(Place { root: &node.kubelet, path, entry, block, staging: false })
-}
-
-/// As the CO calls it.
-pub(super) fn name(handle: &Handle) -> String {
-    match handle {
-        Handle::Id(id) => id.to_string(),
-        Handle::Inline(name) => name.clone(),
-    }
 }
 
 pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> {

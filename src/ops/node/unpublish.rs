@@ -12,7 +12,7 @@ use super::journal::{Access, StageEntry};
 use super::plan;
 use super::publish::remove_place;
 use super::unstage::{allow_writes, mounted_target};
-use super::{Node, execute, observe};
+use super::{Handle, Node, execute, observe};
 
 pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
     let target = node.place(target)?;
@@ -22,11 +22,11 @@ pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Out
     run(node, id, entry.as_ref(), &target)
 }
 
-/// An inline volume that the journal does not know: it is gone, or never was.
-pub(super) fn unpublish_unknown(node: &Node, name: &str, target: &Path) -> Result<Outcome<()>> {
+/// A volume that the journal does not know and that no id names: it is gone, or never was.
+pub(super) fn unpublish_unknown(node: &Node, handle: &Handle, target: &Path) -> Result<Outcome<()>> {
     let target = node.place(target)?;
     let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
-    tracing::debug!(volume = %name, "no such inline volume in the journal");
+    tracing::debug!(volume = %handle, "no such volume in the journal");
     clear(node, &target, &[])
 }
 

@@ -160,7 +160,8 @@ fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -
         let ours = [node.kubelet.path(), node.state.path()].iter().any(|folder| mount.mount_point.starts_with(folder));
         ours && mount.mount_point != staging
     });
-    match elsewhere.find(|mount| observe::is_of(mount, sources)) {
+    let sources = observe::exclusive(sources);
+    match elsewhere.find(|mount| observe::is_of(mount, &sources)) {
         Some(mount) => Err(published_at(id, &mount.mount_point)),
         None => Ok(()),
     }
@@ -201,7 +202,8 @@ impl Node {
         if let Some(target) = self.journal.targets(id)?.iter().find(|target| mounted_target(&table, target, sources)) {
             return Err(published_at(id, &target.target));
         }
-        if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, sources)) {
+        let exclusive = observe::exclusive(sources);
+        if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, &exclusive)) {
             return Err(published_at(id, &mount.mount_point));
         }
         let Source::Device(device) = source else { return Ok(()) };

@@ -71,9 +71,15 @@ impl TryFrom<csi::ControllerPublishVolumeRequest> for Attached {
         let id = required("volume_id", &request.volume_id)?;
         let node = required("node_id", &request.node_id)?;
         let capability = present(request.volume_capability)?.try_into()?;
-        map("volume_context", request.volume_context)?;
+        let volume_context = map("volume_context", request.volume_context)?;
         secrets(request.secrets)?;
-        Ok(Attached(AttachRequest { id: volume(id)?, node: node_id(node)?, capability, read_only: request.readonly }))
+        Ok(Attached(AttachRequest {
+            handle: handle(id)?,
+            node: node_id(node)?,
+            capability,
+            read_only: request.readonly,
+            volume_context,
+        }))
     }
 }
 
@@ -103,7 +109,7 @@ impl TryFrom<csi::ControllerUnpublishVolumeRequest> for Unbind {
 /// ValidateVolumeCapabilities.
 #[derive(Debug)]
 pub(in crate::rpc) struct Validate {
-    pub id: VolumeId,
+    pub handle: Handle,
     pub capabilities: Vec<Capability>,
     pub context: BTreeMap<String, String>,
     pub parameters: RawParameters,
@@ -119,7 +125,7 @@ impl TryFrom<csi::ValidateVolumeCapabilitiesRequest> for Validate {
         let parameters = parameters("parameters", request.parameters)?;
         map("mutable_parameters", request.mutable_parameters)?;
         secrets(request.secrets)?;
-        Ok(Validate { id: volume(id)?, capabilities, context, parameters })
+        Ok(Validate { handle: handle(id)?, capabilities, context, parameters })
     }
 }
 

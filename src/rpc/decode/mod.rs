@@ -136,11 +136,16 @@ fn node_id(text: &str) -> Result<NodeId> {
     lookup("node", text)
 }
 
-/// A volume on a node: an id of ours, or the name that the kubelet gave to an inline volume, which has no colon.
+/// What a CO may call a volume that someone made by hand. Such a handle is no string of ours, so that it may be longer; Kubernetes
+/// takes any.
+const LONGEST_HANDLE: usize = 1024;
+
+/// A volume that need not be of our making.
 fn handle(text: &str) -> Result<Handle> {
-    match is_inline(text) {
-        true => Ok(Handle::Inline(text.to_owned())),
-        false => volume(text).map(Handle::Id),
+    match text.parse() {
+        Ok(id) => Ok(Handle::Id(id)),
+        Err(_) if text.len() <= LONGEST_HANDLE && !text.contains(char::is_control) => Ok(Handle::Name(text.to_owned())),
+        Err(_) => Err(Error::NotFound { kind: "volume", id: cut(text) }),
     }
 }
 
@@ -234,10 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_an_id_or_a_file_name() {
+    fn a_handle_is_an_id_or_any_text() {
         assert!(matches!(handle("image:a"), Ok(Handle::Id(_))));
-        assert_eq!(handle("csi-1f").expect("inline"), Handle::Inline("csi-1f".to_owned()));
-        for bad in ["a b", "..", ".hidden", "a/b", "image:", "image:../x", &"c".repeat(129)] {
+        for name in ["csi-1f", "server/share#a b", "..", "image:../x"] {
+            assert_eq!(handle(name).expect("made by hand"), Handle::Name(name.to_owned()));
+        }
+        for bad in ["a\nb", &"c".repeat(1025)] {
             assert!(matches!(handle(bad), Err(Error::NotFound { .. })), "{bad:?}");
         }
     }

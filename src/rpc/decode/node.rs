@@ -24,14 +24,14 @@ impl TryFrom<csi::NodeStageVolumeRequest> for Stage {
         let volume_context = map("volume_context", request.volume_context)?;
         let publish_context = map("publish_context", request.publish_context)?;
         let secrets = secrets(request.secrets)?;
-        Ok(Stage(StageRequest { id: volume(id)?, staging, capability, volume_context, publish_context, secrets }))
+        Ok(Stage(StageRequest { handle: handle(id)?, staging, capability, volume_context, publish_context, secrets }))
     }
 }
 
-/// NodeUnstageVolume. Without an id nothing of the kind can be staged.
+/// NodeUnstageVolume. Without a handle nothing of the kind can be staged.
 #[derive(Debug)]
 pub(in crate::rpc) struct Unstage {
-    pub id: Option<VolumeId>,
+    pub handle: Option<Handle>,
     pub staging: PathBuf,
 }
 
@@ -39,8 +39,8 @@ impl TryFrom<csi::NodeUnstageVolumeRequest> for Unstage {
     type Error = Error;
 
     fn try_from(request: csi::NodeUnstageVolumeRequest) -> Result<Self> {
-        let id = required("volume_id", &request.volume_id)?.parse().ok();
-        Ok(Unstage { id, staging: path("staging_target_path", &request.staging_target_path)? })
+        let handle = handle(required("volume_id", &request.volume_id)?).ok();
+        Ok(Unstage { handle, staging: path("staging_target_path", &request.staging_target_path)? })
     }
 }
 
@@ -63,7 +63,7 @@ impl TryFrom<csi::NodePublishVolumeRequest> for Publish {
         let inline = volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
         let (handle, staging) = match inline {
             true => (inline_handle(id)?, None),
-            false => (Handle::Id(volume(id)?), Some(staging.ok_or_else(|| unstaged(id))?)),
+            false => (handle(id)?, Some(staging.ok_or_else(|| unstaged(id))?)),
         };
         Ok(Publish(PublishRequest {
             handle,
@@ -80,7 +80,7 @@ impl TryFrom<csi::NodePublishVolumeRequest> for Publish {
 
 fn inline_handle(text: &str) -> Result<Handle> {
     match is_inline(text) {
-        true => Ok(Handle::Inline(text.to_owned())),
+        true => Ok(Handle::Name(text.to_owned())),
         false => {
             Err(Error::invalid("volume_id", "an inline volume's is 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with a dot"))
         }
@@ -187,7 +187,7 @@ impl TryFrom<csi::NodeExpandVolumeRequest> for Expand {
         let capability = request.volume_capability.map(Capability::try_from).transpose()?;
         secrets(request.secrets)?;
         Ok(Expand(ExpandRequest {
-            id: volume(id)?,
+            handle: handle(id)?,
             path: place("volume_path", id, &request.volume_path)?,
             staging,
             required: range.required(),
@@ -235,7 +235,6 @@ mod tests {
         refused::<Stage, _>(without, "volume_capability");
         let relative = csi::NodeStageVolumeRequest { staging_target_path: "stage".to_owned(), ..stage() };
         refused::<Stage, _>(relative, "staging_target_path");
-        not_found::<Stage, _>(csi::NodeStageVolumeRequest { volume_id: fake(), ..stage() });
     }
 
     #[test]
@@ -246,7 +245,6 @@ mod tests {
         refused::<Publish, _>(targetless, "target_path");
         let without = csi::NodePublishVolumeRequest { volume_id: fake(), volume_capability: None, ..publish() };
         refused::<Publish, _>(without, "volume_capability");
-        not_found::<Publish, _>(csi::NodePublishVolumeRequest { volume_id: fake(), ..publish() });
         let unstaged = csi::NodePublishVolumeRequest { staging_target_path: String::new(), ..publish() };
         assert!(matches!(Publish::try_from(unstaged), Err(Error::NotStaged { .. })));
     }
@@ -260,7 +258,7 @@ mod tests {
             ..publish()
         };
         let Publish(request) = Publish::try_from(inline("csi-0f")).expect("valid");
-        assert_eq!((request.handle, request.staging), (Handle::Inline("csi-0f".to_owned()), None));
+        assert_eq!((request.handle, request.staging), (Handle::Name("csi-0f".to_owned()), None));
         for bad in ["image:a", "../../etc", &"c".repeat(129)] {
             refused::<Publish, _>(inline(bad), "volume_id");
         }
@@ -274,7 +272,7 @@ mod tests {
         };
         refused::<Unstage, _>(unstage("", "/k/stage"), "volume_id");
         refused::<Unstage, _>(unstage(&fake(), ""), "staging_target_path");
-        assert_eq!(Unstage::try_from(unstage(&fake(), "/k/stage")).expect("accepted").id, None);
+        assert_eq!(Unstage::try_from(unstage("a\0", "/k/stage")).expect("accepted").handle, None);
 
         let unpublish =
             |id: &str, path: &str| csi::NodeUnpublishVolumeRequest { volume_id: id.to_owned(), target_path: path.to_owned() };
@@ -282,8 +280,8 @@ mod tests {
         refused::<Unpublish, _>(unpublish(&fake(), ""), "target_path");
         let handle = |id: &str| Unpublish::try_from(unpublish(id, "/k/pod")).expect("accepted").handle;
         assert!(matches!(handle("image:a"), Some(Handle::Id(_))));
-        assert!(matches!(handle("csi-0f"), Some(Handle::Inline(_))));
-        assert_eq!(handle("no id"), None);
+        assert!(matches!(handle("csi-0f"), Some(Handle::Name(_))));
+        assert_eq!(handle("no\0id"), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::{Backend, Source, Survey};
+use crate::backend::{Backend, Directory, Source, Survey};
 use crate::os::deadline::within;
 use crate::os::dm::{self, Mapped};
 use crate::os::fs::Usage;
@@ -269,7 +269,7 @@ fn usage(journal: &[Entry], mounts: &MountTable, boot: &str, not_seen: &mut Vec<
             continue;
         }
         let group = match &entry.source {
-            Some(Source::Filesystem { fstype, source, .. }) => {
+            Some(Source::Filesystem { fstype, source, .. } | Source::Directory(Directory { fstype, source, .. })) => {
                 source.split_once(":/").map_or(fstype.as_str(), |(server, _)| server)
             }
             _ => "",

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use crate::backend::{BlockDevice, Connected, Leftover, LeftoverKind, Source, Survey};
+use crate::backend::{BlockDevice, Connected, Directory, Leftover, LeftoverKind, Source, Survey};
 use crate::os::mountinfo::{Index, Mount};
 use crate::volume::{Health, HealthProblem, Severity, VolumeId};
 
@@ -71,6 +71,7 @@ struct Owners<'a> {
     /// Binds of the device's own node.
     by_name: HashMap<&'a OsStr, &'a VolumeId>,
     by_share: HashMap<(&'a str, &'a Path), &'a VolumeId>,
+    by_place: HashMap<&'a Path, (&'a Directory, &'a VolumeId)>,
 }
 
 impl<'a> Owners<'a> {
@@ -89,7 +90,10 @@ impl<'a> Owners<'a> {
             "btrfs" => self.by_path.get(&mount.source),
             _ => self.by_number.get(&mount.device).or_else(share),
         };
-        owner.copied()
+        owner.copied().or_else(|| {
+            let (directory, id) = self.by_place.get(mount.mount_point.as_path())?;
+            observe::is_filesystem_of(mount, &Source::Directory((*directory).clone())).then_some(*id)
+        })
     }
 }
 
@@ -105,14 +109,22 @@ impl<'a> View<'a> {
                 owners.add(&connected.device, &connected.id);
             }
         }
-        for (id, source) in facts.journal.iter().filter(|entry| entry.still == Some(true)).filter_map(|entry| {
+        for (entry, source) in facts.journal.iter().filter(|entry| entry.still == Some(true)).filter_map(|entry| {
             let source = entry.found.stage.as_ref()?.source.as_ref()?;
-            Some((&entry.found.id, source))
+            Some((entry, source))
         }) {
+            let id = &entry.found.id;
             match source {
                 Source::Device(device) => owners.add(device, id),
                 Source::Filesystem { fstype, source, .. } => {
                     owners.by_share.insert((fstype, Path::new(source)), id);
+                }
+                // Others may have the same folder: its mounts are known by their places.
+                Source::Directory(directory) => {
+                    let stage = entry.found.stage.iter().map(|stage| stage.staging.as_path());
+                    let targets = entry.found.targets.iter().map(|target| target.target.as_path());
+                    let places = stage.chain(targets).filter(|place| *place != directory.mount);
+                    owners.by_place.extend(places.map(|place| (place, (directory, id))));
                 }
             }
         }

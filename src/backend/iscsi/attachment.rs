@@ -1,0 +1,140 @@
+//! What the storage machine tells a node of a volume that was attached to it (publish_context), and what both of them call the node.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+use crate::volume::{Error, NodeId, Result};
+
+/// How the names of our initiators and targets begin (RFC 3720, 3.2.6.3.1).
+pub const AUTHORITY: &str = "iqn.2026-11.dev.longshore";
+
+/// What a node calls itself to a storage machine of ours: by this name alone it is let in, so that nothing need be looked up. By
+/// its own id, where that may stand in a name, else by a digest of it.
+pub fn initiator_name(node: &NodeId) -> String {
+    const LONGEST: usize = 120;
+    let text = node.as_str();
+    let plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
+    if plain && text.len() <= LONGEST && !text.starts_with("h-") {
+        return format!("{AUTHORITY}:node:{text}");
+    }
+    let digest: String = Sha256::digest(text.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+    format!("{AUTHORITY}:node:h-{digest}")
+}
+
+/// A volume as its node finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// `192.0.2.1:3260`; at least one.
+    pub portals: Vec<String>,
+    /// The target's name.
+    pub target: String,
+    pub lun: u16,
+    /// The unit's NAA identifier, as `/sys/block/sdX/device/wwid` shows it (`naa.6001405...`).
+    pub wwid: String,
+    /// As whom the node logs in.
+    pub initiator: String,
+    pub chap: Option<Chap>,
+}
+
+/// Credentials of a session. Mutual ones are those by which the target proves itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Chap {
+    pub user: String,
+    pub password: String,
+    pub mutual: Option<(String, String)>,
+}
+
+impl fmt::Debug for Chap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chap").field("user", &self.user).field("mutual", &self.mutual.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Attachment {
+    /// As publish_context carries it.
+    pub fn to_context(&self) -> BTreeMap<String, String> {
+        let mut context = BTreeMap::from([
+            ("portals".to_owned(), self.portals.join(",")),
+            ("target".to_owned(), self.target.clone()),
+            ("lun".to_owned(), self.lun.to_string()),
+            ("wwid".to_owned(), self.wwid.clone()),
+            ("initiator".to_owned(), self.initiator.clone()),
+        ]);
+        if let Some(chap) = &self.chap {
+            let mut add = |key: &str, value: &str| context.insert(key.to_owned(), value.to_owned());
+            add("chapUser", &chap.user);
+            add("chapPassword", &chap.password);
+            if let Some((user, password)) = &chap.mutual {
+                add("mutualUser", user);
+                add("mutualPassword", password);
+            }
+        }
+        context
+    }
+
+    /// From publish_context; `None` where it is not one of ours, as for a volume that was made by hand.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the key, never a value.
+    pub fn from_context(context: &BTreeMap<String, String>) -> Result<Option<Attachment>> {
+        if !context.contains_key("target") {
+            return Ok(None);
+        }
+        let get = |key: &'static str| {
+            context.get(key).cloned().ok_or_else(|| Error::invalid("publish_context", format!("{key} is missing")))
+        };
+        let lun = get("lun")?.parse().map_err(|_| Error::invalid("publish_context", "lun is no number"))?;
+        let chap = match context.get("chapUser") {
+            None => None,
+            Some(user) => {
+                let mutual = match context.get("mutualUser") {
+                    Some(user) => Some((user.clone(), get("mutualPassword")?)),
+                    None => None,
+                };
+                Some(Chap { user: user.clone(), password: get("chapPassword")?, mutual })
+            }
+        };
+        let portals = get("portals")?.split(',').filter(|portal| !portal.is_empty()).map(str::to_owned).collect();
+        let (target, wwid, initiator) = (get("target")?, get("wwid")?, get("initiator")?);
+        Ok(Some(Attachment { portals, target, lun, wwid, initiator, chap }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(chap: Option<Chap>) -> Attachment {
+        Attachment {
+            portals: vec!["192.0.2.1:3260".to_owned(), "[2001:db8::1]:3260".to_owned()],
+            target: format!("{AUTHORITY}:san:a"),
+            lun: 0,
+            wwid: "naa.6001405abcdef".to_owned(),
+            initiator: initiator_name(&"node-1".parse().expect("an id")),
+            chap,
+        }
+    }
+
+    #[test]
+    fn what_one_tells_the_other_understands() {
+        let mutual = Some(("them".to_owned(), "secret 2".to_owned()));
+        for chap in [None, Some(Chap { user: "us".to_owned(), password: "secret 1".to_owned(), mutual })] {
+            let told = attachment(chap);
+            assert!(!format!("{told:?}").contains("secret"));
+            assert_eq!(Attachment::from_context(&told.to_context()).expect("ours"), Some(told));
+        }
+        assert_eq!(Attachment::from_context(&BTreeMap::new()).expect("none"), None);
+    }
+
+    #[test]
+    fn two_nodes_never_have_one_name() {
+        let name = |id: &str| initiator_name(&id.parse().expect("an id"));
+        assert_eq!(name("node-1"), format!("{AUTHORITY}:node:node-1"));
+        assert_ne!(name("Node-1"), name("node-1"));
+        let digested = name("Node-1");
+        let impostor = digested.rsplit(':').next().expect("a part");
+        assert_ne!(name(impostor), digested);
+    }
+}
