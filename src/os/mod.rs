@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::volume;
 
+pub mod answers;
 pub mod block;
 pub mod copy;
 pub mod deadline;
@@ -17,6 +18,7 @@ pub mod dm;
 pub mod durable;
 #[cfg(feature = "faults")]
 mod faults;
+pub mod folder;
 pub mod freeze;
 pub mod fs;
 #[cfg(feature = "faults")]
@@ -30,10 +32,12 @@ pub mod mount;
 pub mod mountinfo;
 pub mod own;
 pub mod path;
+pub mod private_mount;
 pub mod process;
 pub mod programs;
 pub mod socket;
 pub mod step;
+pub mod tree;
 pub mod udev;
 
 /// A failed action on Linux. Says what was tried, on what, and what the kernel or the program answered.

@@ -1,0 +1,89 @@
+//! NFS mounts that nobody sees: no path leads to them, in no namespace, and they go with this process, however it ends.
+//!
+//! mount.nfs(8) runs in a mount namespace of its own, made for this and left at once; what is kept is an open descriptor of a
+//! detached copy of its mount (open_tree(2), OPEN_TREE_CLONE).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount_change, open_tree, unmount};
+
+use super::process::{Run, Tool, run_ok};
+use super::{Error, Result};
+
+const TOOL: Tool = Tool { name: "mount.nfs", package: "nfs-common" };
+/// What comes on top of mount.nfs's own deadline until a caller no longer waits.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// Mounts `source` (`server:/path`) with these options; answers its top folder, open for reading. `at` is an existing folder, on
+/// which nothing is ever seen.
+///
+/// # Errors
+/// `Tool` with what mount.nfs said; `Deadline`; `ToolMissing`; `Io`.
+pub fn mount(source: &str, options: &[String], at: &Path, deadline: Duration) -> Result<OwnedFd> {
+    let (tell, told) = mpsc::sync_channel(1);
+    let (wanted, options, place) = (source.to_owned(), options.join(","), at.to_owned());
+    // A namespace is a thread's: this one ends, and its mounts with it.
+    std::thread::Builder::new()
+        .name("mount".to_owned())
+        .spawn(move || tell.send(mount_unseen(&wanted, options, &place, deadline)))
+        .map_err(|error| Error::io("start a thread to mount", source, error))?;
+    let late = Error::Deadline { action: "mount", object: source.to_owned(), after: deadline };
+    told.recv_timeout(deadline + SLACK).unwrap_or(Err(late))
+}
+
+fn mount_unseen(source: &str, options: String, at: &Path, deadline: Duration) -> Result<OwnedFd> {
+    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| Error::io("leave the mount namespace for", source, errno))?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .map_err(|errno| Error::io("make private", "/", errno))?;
+    let place = at.to_str().ok_or_else(|| Error::Path { path: at.to_owned(), reason: "is no text".to_owned() })?;
+    // -n: no line in a table of mounts that others read.
+    let arguments = vec![source.to_owned(), place.to_owned(), "-n".to_owned(), "-o".to_owned(), options];
+    let mounted = run_ok(Run { tool: TOOL, arguments, keep: Vec::new(), stdin: Vec::new(), deadline }, source, &[0])
+        .and_then(|_| detached(at));
+    // A daemon that mount.nfs started (rpc.statd) lives on in this namespace, and would hold the mount in it.
+    match unmount(at, UnmountFlags::DETACH) {
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(errno) => tracing::warn!(source, %errno, "a mount that nobody sees stays in its own namespace"),
+    }
+    mounted
+}
+
+fn detached(at: &Path) -> Result<OwnedFd> {
+    let failed = |action| move |errno| Error::io(action, at, errno);
+    let tree = open_tree(CWD, at, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
+        .map_err(failed("take out of sight"))?;
+    // As open_tree opens it (O_PATH) it could not be listed.
+    readable(tree.as_fd(), at)
+}
+
+fn readable(tree: impl AsFd, shown: &Path) -> Result<OwnedFd> {
+    rustix::fs::openat(tree, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::io("open", PathBuf::from(shown), errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::mountinfo::MountTable;
+
+    #[test]
+    fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
+        crate::os::mount::testing::in_own_namespace(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let options = ["soft".to_owned()];
+            match mount("127.0.0.1:/nowhere", &options, folder.path(), Duration::from_secs(20)) {
+                Err(Error::ToolMissing { tool, .. }) => assert_eq!(tool, "mount.nfs"),
+                Err(Error::Tool { tool, object, .. }) => assert_eq!((tool, object.as_str()), ("mount.nfs", "127.0.0.1:/nowhere")),
+                other => panic!("{other:?}"),
+            }
+            let table = MountTable::read().unwrap();
+            assert!(table.iter().all(|mount| !mount.mount_point.starts_with(folder.path())));
+        });
+    }
+}
