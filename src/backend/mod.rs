@@ -79,6 +79,11 @@ pub trait Backend: Send + Sync {
         self.parameters(raw)
     }
 
+    /// The parameters of a volume as they were asked for, where `create` has filled some in.
+    fn as_asked(&self, made: &serde_json::Value) -> serde_json::Value {
+        made.clone()
+    }
+
     /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
     fn topology(&self) -> Option<Topology> {
         None

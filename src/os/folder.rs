@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use super::{Error, Result};
@@ -124,6 +124,14 @@ impl Folder {
             return Err(self.refused("set mode of", Path::new(name), Errno::LOOP));
         }
         rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|errno| self.failed("set mode of", name, errno))
+    }
+
+    /// chown(2), of no link's target; `None` leaves it as it is.
+    pub fn set_owner(&self, name: impl AsRef<OsStr>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        let name = plain(&self.shown, name.as_ref())?;
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        rustix::fs::chownat(&self.fd, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|errno| self.failed("set owner of", name, errno))
     }
 
     /// The folder of that name, made where there is none.

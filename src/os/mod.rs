@@ -35,6 +35,7 @@ pub mod path;
 pub mod private_mount;
 pub mod process;
 pub mod programs;
+pub mod quota;
 pub mod socket;
 pub mod step;
 pub mod tree;

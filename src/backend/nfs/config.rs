@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::volume::{BackendName, Bytes, Error, OnDelete, Result};
+use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
+
+use super::subdir;
+
+/// The mode of a volume's folder where nobody says otherwise: csi-driver-nfs's.
+const DEFAULT_MODE: u32 = 0o777;
 
 /// One backend of NFS shares.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,7 +55,43 @@ impl NfsConfig {
     /// # Errors
     /// `Invalid`, naming the field.
     pub fn validate(&self) -> Result<()> {
+        for (number, share) in self.shares.iter().enumerate() {
+            share.validate()?;
+            if self.shares.iter().skip(number + 1).any(|other| other.server == share.server && other.share == share.share) {
+                return Err(refuse("shares", format!("{} is there twice", share.called())));
+            }
+        }
         Ok(())
+    }
+}
+
+impl ShareConfig {
+    fn validate(&self) -> Result<()> {
+        let plain = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == ',');
+        if !plain(&self.server) || self.server.starts_with('-') || self.server.contains('/') {
+            return Err(refuse("shares.server", format!("{:?} is no host name or address", self.server)));
+        }
+        let share = self.share.to_str().filter(|share| share.starts_with('/') && !share.contains(char::is_control));
+        if share.is_none_or(|share| share.split('/').any(|component| component == "..")) {
+            return Err(refuse("shares.share", format!("{:?} is no absolute path without ..", self.share)));
+        }
+        if let Some(bad) = self.mount_options.iter().find(|option| !plain(option)) {
+            return Err(refuse("shares.mountOptions", format!("{bad:?} is no mount option; give each by itself")));
+        }
+        if let Some(quota) = self.quota.as_ref().filter(|quota| !quota.is_absolute()) {
+            return Err(refuse("shares.quota", format!("{} is not absolute", quota.display())));
+        }
+        Ok(())
+    }
+
+    /// `server:/share`, for people and for mount.nfs.
+    pub fn called(&self) -> String {
+        // An address of IPv6 stands in brackets.
+        let share = self.share.display();
+        if self.server.contains(':') && !self.server.starts_with('[') {
+            return format!("[{}]:{share}", self.server);
+        }
+        format!("{}:{share}", self.server)
     }
 }
 
@@ -68,19 +109,184 @@ pub struct NfsParameters {
     /// its id behind the colon; of one that was made by hand, the share itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sub_dir: Option<String>,
-    /// What DeleteVolume does with the data: `delete`, `retain`, `archive`.
+    /// What DeleteVolume does with the data: `delete` (default; an instant, the files are removed in the background), `retain`
+    /// (it stays where it is) or `archive` (moved to the share's `.longshore/archive/`).
     #[serde(default)]
     pub on_delete: OnDelete,
+    /// The mode of the volume's folder, octal. Default, and `0`: `0777`; of a clone or restored snapshot, its source's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_permissions: Option<String>,
+    /// The owner of the volume's folder, a number. Default: root; of a clone or restored snapshot, its source's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// Its group, as `uid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    /// Not for people: which of the above were not asked for, but chosen when the volume was made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chosen: Vec<Chosen>,
+}
+
+/// What the controller may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Chosen {
+    Server,
+    Share,
+}
+
+/// What a new volume's folder is to have; `None` is as its source has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ownership {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
 }
 
 impl NfsParameters {
+    /// Of a StorageClass: its template filled in, all values checked.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn of_class(raw: &RawParameters) -> Result<NfsParameters> {
+        let mut parameters: NfsParameters = raw.parse()?;
+        if parameters.on_delete == OnDelete::Scrub {
+            return Err(refuse("parameters.onDelete", "a share cannot scrub; use delete, retain or archive"));
+        }
+        if let Some(template) = &parameters.sub_dir {
+            parameters.sub_dir = Some(subdir::fill(template, raw)?);
+        }
+        parameters.ownership()?;
+        Ok(parameters)
+    }
+
+    /// From the `backend` member of a volume's parameters.
+    pub(super) fn from_json(value: &serde_json::Value) -> Result<NfsParameters> {
+        NfsParameters::deserialize(value).map_err(|error| refuse("parameters", error.to_string()))
+    }
+
+    /// On the share that was chosen for them, where they name none.
+    pub(super) fn on_share(mut self, share: &ShareConfig) -> NfsParameters {
+        if self.server.is_empty() {
+            self.server.clone_from(&share.server);
+            self.chosen.push(Chosen::Server);
+        }
+        if self.share.is_empty() {
+            self.share = share.share.to_string_lossy().into_owned();
+            self.chosen.push(Chosen::Share);
+        }
+        self
+    }
+
+    /// Without what `on_share` chose.
+    pub(super) fn as_asked(mut self) -> NfsParameters {
+        for chosen in std::mem::take(&mut self.chosen) {
+            match chosen {
+                Chosen::Server => self.server.clear(),
+                Chosen::Share => self.share.clear(),
+            }
+        }
+        self
+    }
+
+    pub(super) fn ownership(&self) -> Result<Ownership> {
+        let mode = self.mount_permissions.as_deref().map(|text| match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
+            Ok(mode) if mode <= 0o7777 => Ok(mode),
+            _ => Err(refuse("parameters.mountPermissions", format!("{text:?} is no octal mode such as 0750"))),
+        });
+        let number = |field, text: &Option<String>| match text.as_deref().map(str::parse::<u32>) {
+            // chown(2) takes the last one for "leave it as it is".
+            Some(Ok(u32::MAX) | Err(_)) => Err(refuse(field, format!("{text:?} is no number of an owner"))),
+            Some(Ok(number)) => Ok(Some(number)),
+            None => Ok(None),
+        };
+        Ok(Ownership {
+            mode: mode.transpose()?.filter(|mode| *mode != 0),
+            uid: number("parameters.uid", &self.uid)?,
+            gid: number("parameters.gid", &self.gid)?,
+        })
+    }
+
     /// The volume's folder below the share; empty for the share itself.
     pub fn folder(&self, local: &str) -> PathBuf {
         Path::new(self.sub_dir.as_deref().unwrap_or(local)).to_owned()
     }
 }
 
+impl Ownership {
+    /// As it is for a folder that has no source.
+    pub fn of_new(self) -> Ownership {
+        Ownership { mode: Some(self.mode.unwrap_or(DEFAULT_MODE)), ..self }
+    }
+}
+
 /// A text of `server`, `share` or `subDir` that cannot be used.
 pub fn refuse(field: &'static str, reason: impl Into<String>) -> Error {
     Error::invalid(field, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(pairs: &[(&str, &str)]) -> RawParameters {
+        RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())))
+    }
+
+    fn config(yaml: &str) -> Result<()> {
+        let config: NfsConfig = serde_yaml_ng::from_str(yaml).map_err(|error| refuse("config", error.to_string()))?;
+        config.validate()
+    }
+
+    #[test]
+    fn a_class_of_csi_driver_nfs_is_understood() {
+        let parameters = NfsParameters::of_class(&raw(&[
+            ("server", "nas"),
+            ("share", "/srv"),
+            ("subDir", "${pvc.metadata.namespace}/${pvc.metadata.name}"),
+            ("mountPermissions", "0750"),
+            ("onDelete", "archive"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
+            ("csi.storage.k8s.io/pvc/namespace", "shop"),
+        ]))
+        .expect("understood");
+        assert_eq!(parameters.sub_dir.as_deref(), Some("shop/data"));
+        assert_eq!(parameters.ownership().expect("valid"), Ownership { mode: Some(0o750), uid: None, gid: None });
+        assert_eq!(parameters.on_delete, OnDelete::Archive);
+        let none = NfsParameters::of_class(&raw(&[("mountPermissions", "0")])).expect("none");
+        assert_eq!(none.ownership().expect("valid").of_new().mode, Some(0o777));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        for (key, value) in [
+            ("mountPermissions", "rwx"),
+            ("mountPermissions", "77777"),
+            ("uid", "root"),
+            ("gid", "4294967295"),
+            ("onDelete", "scrub"),
+            ("subDir", "../x"),
+            ("chosen", "true"),
+            ("onDelet", "delete"),
+        ] {
+            let error = NfsParameters::of_class(&raw(&[(key, value)])).expect_err(key).to_string();
+            assert!(error.contains(key) || error.contains("sequence"), "{key}: {error}");
+        }
+        for (yaml, field) in [
+            ("name: n\nshares: [{server: a, share: srv}]", "shares.share"),
+            ("name: n\nshares: [{server: a, share: /srv/../etc}]", "shares.share"),
+            ("name: n\nshares: [{server: -oops, share: /srv}]", "shares.server"),
+            ("name: n\nshares: [{server: a, share: /srv}, {server: a, share: /srv}]", "shares"),
+            ("name: n\nshares: [{server: a, share: /srv, mountOptions: ['a,b']}]", "shares.mountOptions"),
+            ("name: n\nshares: [{server: a, share: /srv, quota: srv}]", "shares.quota"),
+        ] {
+            match config(yaml) {
+                Err(Error::Invalid { field: named, .. }) => assert_eq!(named, field, "{yaml}"),
+                other => panic!("{yaml}: {other:?}"),
+            }
+        }
+        assert!(
+            config("name: n\nshares: [{server: 'fd00::1', share: /srv, capacity: 1GiB, mountOptions: [nfsvers=4.2]}]").is_ok()
+        );
+    }
 }

@@ -1,19 +1,44 @@
 //! Folders of NFS shares.
 //!
 //! - A node has one kernel mount for each server, share and set of options, whatever number of volumes uses it ([`connect`]).
-//! - The controller mounts its shares where nobody else sees them, and makes a folder per volume.
+//! - The controller mounts its shares where nobody else sees them, and makes a folder per volume ([`share`] has the layout).
+//!
+//! Invariants of the controller's side:
+//! - The share is the truth: a volume exists iff its record says that it is whole. The [`index`] in memory orders lists and sums
+//!   promises.
+//! - "Not there" is only said when every share could be looked into.
+//! - Nothing that is not ours is replaced or removed: a place is claimed before it is taken, a folder goes by one rename, into the
+//!   trash, and only from there by its files.
+//! - One process provisions from a share at a time.
 
 use std::path::Path;
 
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result};
 
 use super::image::Role;
-use super::{Backend, Connect};
+use super::{Backend, Connect, Expand, Provision, ReportHealth, Snapshots, Usage};
 
 pub mod config;
 mod connect;
+mod controller;
+mod health;
+mod index;
+mod place;
+mod provision;
+mod quota;
+mod record;
+mod recover;
+mod share;
+mod snapshot;
+mod subdir;
+mod sweeper;
+#[cfg(test)]
+mod tests;
+mod work;
 
 pub use config::{NfsConfig, NfsParameters, ShareConfig};
+
+use controller::Controller;
 
 /// A file share is for everyone.
 const ACCESS_MODES: [AccessMode; 7] = [
@@ -30,6 +55,8 @@ const ACCESS_MODES: [AccessMode; 7] = [
 #[derive(Debug)]
 pub struct NfsBackend {
     config: NfsConfig,
+    /// Where this process provisions, and there are shares to do it on.
+    controller: Option<Controller>,
 }
 
 impl NfsBackend {
@@ -37,9 +64,11 @@ impl NfsBackend {
     ///
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: NfsConfig, _role: Role, _state: &Path) -> Result<NfsBackend> {
+    pub fn open(config: NfsConfig, role: Role, state: &Path) -> Result<NfsBackend> {
         config.validate()?;
-        Ok(NfsBackend { config })
+        let provisions = role.provision && !config.shares.is_empty();
+        let controller = provisions.then(|| Controller::new(&config, state)).transpose()?;
+        Ok(NfsBackend { config, controller })
     }
 }
 
@@ -53,7 +82,7 @@ impl Backend for NfsBackend {
     }
 
     fn probe(&self) -> Result<()> {
-        Ok(())
+        self.controller.as_ref().map_or(Ok(()), Controller::probe)
     }
 
     fn access_modes(&self) -> &[AccessMode] {
@@ -61,8 +90,15 @@ impl Backend for NfsBackend {
     }
 
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
-        let parameters: NfsParameters = raw.parse()?;
+        let parameters = NfsParameters::of_class(raw)?;
+        if let Some(controller) = &self.controller {
+            controller.check(&parameters)?;
+        }
         serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
+    }
+
+    fn as_asked(&self, made: &serde_json::Value) -> serde_json::Value {
+        as_asked(made)
     }
 
     fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
@@ -75,7 +111,29 @@ impl Backend for NfsBackend {
         attributes.get("server").is_some() && attributes.get("share").is_some()
     }
 
+    fn usage(&self) -> Usage {
+        self.controller.as_ref().map_or_else(Usage::default, Controller::usage)
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        self.controller.as_ref().map(|controller| controller as &dyn Provision)
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        self.controller.as_ref().map(|controller| controller as &dyn Expand)
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.controller.as_ref().map(|controller| controller as &dyn Snapshots)
+    }
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        self.controller.as_ref().map(|controller| controller as &dyn ReportHealth)
+    }
     fn connect(&self) -> &dyn Connect {
         self
     }
+}
+
+/// A volume's parameters without the share that was chosen for it.
+fn as_asked(made: &serde_json::Value) -> serde_json::Value {
+    let asked = NfsParameters::from_json(made).map(NfsParameters::as_asked);
+    asked.ok().and_then(|asked| serde_json::to_value(asked).ok()).unwrap_or_else(|| made.clone())
 }

@@ -23,7 +23,7 @@ impl Controller {
         let _source = self.lock_source(request.source.as_ref())?;
 
         let outcome = match provision.find(&id)? {
-            Some(existing) => Outcome::Unchanged(fits(existing, request, &parameters.to_json())?),
+            Some(existing) => Outcome::Unchanged(fits(backend, existing, request, &parameters.to_json())?),
             None => {
                 let spec = self.specify(backend, request, id.clone(), &parameters)?;
                 Outcome::Changed(provision.create(&spec, self.quiesce()?)?)
@@ -158,7 +158,12 @@ fn take_back(provision: &dyn Provision, id: &VolumeId, outcome: &Outcome<Volume>
 }
 
 /// The existing volume, if it is what the request would have made.
-fn fits(existing: Volume, request: &ProvisionRequest, parameters: &serde_json::Value) -> Result<Volume> {
+fn fits(
+    backend: &Arc<dyn Backend>,
+    existing: Volume,
+    request: &ProvisionRequest,
+    parameters: &serde_json::Value,
+) -> Result<Volume> {
     let conflict = |existing_is: String, wanted: String| {
         Err(Error::Conflict { object: format!("volume {:?} ({})", existing.name, existing.id), existing: existing_is, wanted })
     };
@@ -178,7 +183,11 @@ fn fits(existing: Volume, request: &ProvisionRequest, parameters: &serde_json::V
     if existing.source != request.source {
         return conflict(format!("the source {:?}", existing.source), format!("{:?}", request.source));
     }
-    if existing.parameters != *parameters {
+    let mut asked = existing.parameters.clone();
+    if let Some(own) = asked.get_mut("backend") {
+        *own = backend.as_asked(own);
+    }
+    if asked != *parameters {
         return conflict(format!("the parameters {}", existing.parameters), parameters.to_string());
     }
     Ok(existing)

@@ -1,0 +1,193 @@
+//! The controller's side of a backend of shares.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{PoolUsage, Usage};
+use crate::volume::{BackendName, Bytes, Error, Result};
+
+use super::config::{NfsConfig, NfsParameters, refuse};
+use super::record::{Phase, VolumeRecord};
+use super::share::{Access, Ready, Share, lock};
+use super::work::{Source, Work};
+
+/// How long a call waits for a copy before it says that it goes on.
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a copy may take to see that it is to stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Makes and removes volumes on the shares of one backend.
+#[derive(Debug)]
+pub(super) struct Controller {
+    pub backend: BackendName,
+    pub shares: Vec<Share>,
+}
+
+impl Controller {
+    /// No server is asked anything yet. `state` is a folder of the driver's own.
+    pub fn new(config: &NfsConfig, state: &Path) -> Result<Controller> {
+        let at = state.join("nfs-mount");
+        match rustix::fs::mkdir(&at, rustix::fs::Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(crate::os::Error::io("make folder", &at, errno).into()),
+        }
+        Ok(Controller::with(config, state, |_| Access::Mount { at: at.clone() }))
+    }
+
+    fn with(config: &NfsConfig, state: &Path, access: impl Fn(usize) -> Access) -> Controller {
+        let shares = config.shares.iter().enumerate();
+        let shares = shares.map(|(number, share)| Share::new(share.clone(), &config.name, access(number), state)).collect();
+        Controller { backend: config.name.clone(), shares }
+    }
+
+    /// Shares that are folders of this machine.
+    #[cfg(test)]
+    pub fn on_folders(config: &NfsConfig, state: &Path, folders: &[std::path::PathBuf]) -> Controller {
+        Controller::with(config, state, |number| Access::Folder(folders[number].clone()))
+    }
+
+    /// Whether any share can be used.
+    ///
+    /// # Errors
+    /// `BackendDown` with the reasons of all.
+    pub fn probe(&self) -> Result<()> {
+        let mut reasons = Vec::new();
+        for share in &self.shares {
+            match share.ready() {
+                Ok(_) => return Ok(()),
+                Err(Error::BackendDown { reason, .. }) => reasons.push(reason),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        Err(Error::BackendDown { backend: self.backend.to_string(), reason: reasons.join("; ") })
+    }
+
+    /// Whether the parameters name shares of ours.
+    pub fn check(&self, parameters: &NfsParameters) -> Result<()> {
+        if self.asked_for(parameters).next().is_some() {
+            return Ok(());
+        }
+        let known: Vec<String> = self.shares.iter().map(|share| share.config.called()).collect();
+        let field = if parameters.server.is_empty() { "parameters.share" } else { "parameters.server" };
+        let asked = format!("{}:{}", parameters.server, parameters.share);
+        Err(refuse(field, format!("{asked} is no share that backend {} has; there are {}", self.backend, known.join(", "))))
+    }
+
+    /// The shares that a class allows.
+    pub fn asked_for<'a>(&'a self, parameters: &'a NfsParameters) -> impl Iterator<Item = &'a Share> {
+        let is = |share: &Share| {
+            (parameters.server.is_empty() || parameters.server == share.config.server)
+                && (parameters.share.is_empty() || Path::new(&parameters.share) == share.config.share)
+        };
+        self.shares.iter().filter(move |share| is(share))
+    }
+
+    /// The first share on which `look` finds something.
+    ///
+    /// # Errors
+    /// `BackendDown` where nothing was found, but not all shares could be looked into.
+    pub fn search<T>(&self, look: impl Fn(&Arc<Ready>) -> Result<Option<T>>) -> Result<Option<(Arc<Ready>, T)>> {
+        let mut away = None;
+        for share in &self.shares {
+            match share.ready().and_then(|ready| Ok(look(&ready)?.map(|found| (ready, found)))) {
+                Ok(Some(found)) => return Ok(Some(found)),
+                Ok(None) => {}
+                Err(error @ Error::Unproven { .. }) => return Err(error),
+                Err(error) => away = Some(error),
+            }
+        }
+        away.map_or(Ok(None), Err)
+    }
+
+    /// A volume's record, whatever its phase.
+    pub fn locate(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+        self.search(|ready| ready.record(local))
+    }
+
+    /// A volume that there is.
+    pub fn locate_whole(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+        Ok(self.locate(local)?.filter(|(_, record)| record.phase == Phase::Whole))
+    }
+
+    /// Up to `max` things after `after`, over all shares, in the order of their ids.
+    pub fn page<T>(
+        &self,
+        after: Option<&str>,
+        max: usize,
+        ids: impl Fn(&Ready, Option<&str>, usize) -> Vec<String>,
+        read: impl Fn(&Ready, &str) -> Result<Option<T>>,
+    ) -> Result<Vec<T>> {
+        let shares = self.shares.iter().map(Share::ready).collect::<Result<Vec<_>>>()?;
+        let mut after = after.map(str::to_owned);
+        let mut page = Vec::new();
+        while page.len() < max {
+            let wanted = max - page.len();
+            let found = |ready| ids(ready, after.as_deref(), wanted).into_iter().map(move |id| (id, ready));
+            let mut batch: Vec<(String, &Ready)> = shares.iter().flat_map(|ready| found(ready.as_ref())).collect();
+            batch.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+            batch.truncate(wanted);
+            let Some((last, _)) = batch.last() else { break };
+            after = Some(last.clone());
+            for (id, ready) in batch {
+                page.extend(read(ready, &id)?);
+            }
+        }
+        Ok(page)
+    }
+
+    /// Whether no copy of it runs.
+    ///
+    /// # Errors
+    /// `Pending`: the copy goes on, and then it may go.
+    pub fn check_not_copied(&self, source: &Source) -> Result<()> {
+        for share in &self.shares {
+            let Ok(ready) = share.ready() else { continue };
+            let copies: Vec<Arc<Work>> = lock(&ready.works).values().filter(|work| work.source == *source).cloned().collect();
+            if let Some(work) = copies.iter().find(|work| !work.ends_within(Duration::ZERO)) {
+                let (Source::Volume(local) | Source::Snapshot(local)) = source;
+                let reason = format!("is being copied into another one ({})", work.control);
+                return Err(Error::Pending { object: format!("{}:{local}", self.backend), reason });
+            }
+        }
+        Ok(())
+    }
+
+    pub fn usage(&self) -> Usage {
+        let pools = self.shares.iter().map(|share| {
+            let usage = share.ready().and_then(|ready| ready.pool_usage());
+            (share.config.called(), usage.ok())
+        });
+        Usage { pools: pools.collect(), attachments: None }
+    }
+}
+
+impl Ready {
+    fn pool_usage(&self) -> Result<PoolUsage> {
+        let usage = self.usage()?;
+        Ok(PoolUsage {
+            total: Bytes(usage.total),
+            used: Some(Bytes(usage.used)),
+            promisable: Bytes(self.config.capacity.map_or(usage.total, |capacity| capacity.0)),
+            provisioned: Some(self.index.provisioned()),
+        })
+    }
+
+    pub fn work(&self, key: &str) -> Option<Arc<Work>> {
+        lock(&self.works).get(key).cloned()
+    }
+
+    /// Ends a copy, if there is one, and forgets it.
+    ///
+    /// # Errors
+    /// `Pending` where it has not seen that yet.
+    pub fn stop_work(&self, key: &str) -> Result<()> {
+        let Some(work) = self.work(key) else { return Ok(()) };
+        work.control.stop();
+        if !work.ends_within(STOP_PATIENCE) {
+            return Err(Error::Pending { object: key.to_owned(), reason: "a copy into it is being stopped".to_owned() });
+        }
+        lock(&self.works).remove(key);
+        Ok(())
+    }
+}

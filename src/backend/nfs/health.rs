@@ -1,0 +1,90 @@
+//! What is wrong with volumes and shares.
+
+use crate::backend::ReportHealth;
+use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
+
+use super::controller::Controller;
+use super::record::{Phase, VolumeRecord};
+use super::share::Ready;
+
+impl ReportHealth for Controller {
+    fn volume_health(&self, id: &VolumeId) -> Result<Health> {
+        match self.locate(id.local()) {
+            Ok(Some((ready, record))) if record.phase == Phase::Whole => Ok(ready.folder_health(&record)),
+            Ok(_) => Err(Error::volume_not_found(id)),
+            Err(error) => Ok(vec![problem_of(&error)]),
+        }
+    }
+
+    fn storage_health(&self) -> Result<Health> {
+        let mut health = Health::new();
+        for share in &self.shares {
+            match share.ready() {
+                Ok(ready) => ready.trash_health().into_iter().for_each(|problem| add(&mut health, problem)),
+                Err(error) => add(&mut health, problem_of(&error)),
+            }
+        }
+        Ok(health)
+    }
+
+    fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>> {
+        let ids = |ready: &Ready, after: Option<&str>, max| ready.index.volumes(after, max);
+        self.page(after.map(VolumeId::local), max, ids, |ready, local| {
+            let health = match ready.record(local) {
+                Ok(Some(record)) if record.phase == Phase::Whole => ready.folder_health(&record),
+                Ok(_) => return Ok(None),
+                Err(error @ Error::BackendDown { .. }) => return Err(error),
+                Err(error) => vec![problem_of(&error)],
+            };
+            if health.is_empty() { Ok(None) } else { Ok(Some((VolumeId::from_parts(&self.backend, local)?, health))) }
+        })
+    }
+}
+
+impl Ready {
+    fn folder_health(&self, record: &VolumeRecord) -> Health {
+        match self.inode(&record.folder) {
+            Ok(Some(_)) => Health::new(),
+            Ok(None) => vec![HealthProblem {
+                severity: Severity::DataLoss,
+                reason: "FolderMissing",
+                message: format!("{} is gone; put it back, or delete the volume", self.root.path_of(&record.folder).display()),
+            }],
+            Err(error) => vec![problem_of(&error)],
+        }
+    }
+
+    fn trash_health(&self) -> Health {
+        let sweep = self.sweeper.look();
+        let mut health = Health::new();
+        if let Some(removed) = sweep.removed {
+            let message = format!("share {}: deleted volumes are being removed, {removed} files and folders so far", self.called);
+            health.push(HealthProblem { severity: Severity::Degraded, reason: "EmptyingTrash", message });
+        }
+        if let Some(first) = sweep.stuck.first() {
+            let message = format!(
+                "share {}: {} of what was deleted cannot be removed, and is tried again; the first is {first}",
+                self.called,
+                sweep.stuck.len()
+            );
+            health.push(HealthProblem { severity: Severity::Degraded, reason: "TrashStuck", message });
+        }
+        health
+    }
+}
+
+fn problem_of(error: &Error) -> HealthProblem {
+    let reason = match error {
+        Error::Unproven { .. } => "MetadataDamaged",
+        _ => "ShareUnreachable",
+    };
+    HealthProblem { severity: Severity::Inaccessible, reason, message: error.to_string() }
+}
+
+/// No two problems of one severity and reason.
+fn add(health: &mut Health, problem: HealthProblem) {
+    match health.iter_mut().find(|known| (known.severity, known.reason) == (problem.severity, problem.reason)) {
+        Some(known) => known.message = format!("{}; {}", known.message, problem.message),
+        None => health.push(problem),
+    }
+}

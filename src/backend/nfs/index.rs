@@ -1,0 +1,213 @@
+//! What lies on a share and what of it is promised, in memory. The share is the truth; this gives order to lists, sums to capacity, and
+//! keeps two volumes out of one folder. Its mutex is only ever held for arithmetic and maps, never for I/O.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::backend::Provisioned;
+use crate::volume::Bytes;
+
+use super::subdir::overlap;
+
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    volumes: BTreeMap<String, Held>,
+    /// Folders of volumes, and whose they are.
+    folders: BTreeMap<PathBuf, String>,
+    snapshots: BTreeMap<String, Taken>,
+    promised: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    capacity: u64,
+    folder: PathBuf,
+    whole: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// The local id of its volume.
+    pub source: String,
+    pub bytes: u64,
+    pub ready: bool,
+}
+
+/// Why a volume cannot be.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// So much is left.
+    NoRoom(u64),
+    /// That volume lies in the folder, or around it.
+    Taken { folder: PathBuf, by: String },
+}
+
+impl Index {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What can still be promised of `limit` bytes.
+    pub fn left(&self, limit: u64) -> u64 {
+        limit.saturating_sub(self.inner().promised)
+    }
+
+    pub fn provisioned(&self) -> Provisioned {
+        let inner = self.inner();
+        let volumes = inner.volumes.values().filter(|held| held.whole).count() as u64;
+        Provisioned { promised: Bytes(inner.promised), volumes, snapshots: inner.snapshots.len() as u64 }
+    }
+
+    /// A folder and a promise for a volume in the making.
+    pub fn claim(&self, local: &str, folder: &Path, capacity: u64, limit: u64) -> Result<(), Refused> {
+        let mut inner = self.inner();
+        let left = limit.saturating_sub(inner.promised);
+        if let Some((folder, by)) = inner.overlapping(folder) {
+            return Err(Refused::Taken { folder, by });
+        }
+        if capacity > left {
+            return Err(Refused::NoRoom(left));
+        }
+        inner.put(local, folder, capacity, false);
+        Ok(())
+    }
+
+    /// What was found on the share, or has become whole.
+    pub fn put_volume(&self, local: &str, folder: &Path, capacity: u64, whole: bool) {
+        self.inner().put(local, folder, capacity, whole);
+    }
+
+    /// Sets a volume's promise, if no more than `limit` is promised then.
+    ///
+    /// # Errors
+    /// What is left.
+    pub fn promise(&self, local: &str, capacity: u64, limit: u64) -> Result<(), u64> {
+        let mut inner = self.inner();
+        let left = limit.saturating_sub(inner.promised);
+        let Some(held) = inner.volumes.get_mut(local) else { return Ok(()) };
+        if capacity.saturating_sub(held.capacity) > left {
+            return Err(left);
+        }
+        let before = std::mem::replace(&mut held.capacity, capacity);
+        inner.promised = inner.promised.saturating_sub(before).saturating_add(capacity);
+        Ok(())
+    }
+
+    pub fn remove_volume(&self, local: &str) {
+        self.inner().take_volume(local);
+    }
+
+    pub fn put_snapshot(&self, local: &str, taken: Taken) {
+        let mut inner = self.inner();
+        inner.take_snapshot(local);
+        inner.promised = inner.promised.saturating_add(taken.bytes);
+        inner.snapshots.insert(local.to_owned(), taken);
+    }
+
+    pub fn remove_snapshot(&self, local: &str) {
+        self.inner().take_snapshot(local);
+    }
+
+    /// Up to `max` whole volumes after `after`, in order.
+    pub fn volumes(&self, after: Option<&str>, max: usize) -> Vec<String> {
+        let inner = self.inner();
+        let whole = inner.volumes.range::<str, _>(behind(after)).filter(|(_, held)| held.whole);
+        whole.take(max).map(|(local, _)| local.clone()).collect()
+    }
+
+    /// What is promised to a volume.
+    pub fn capacity(&self, local: &str) -> Option<u64> {
+        self.inner().volumes.get(local).map(|held| held.capacity)
+    }
+
+    /// Up to `max` snapshots after `after`, in order; of one volume if `source` is given.
+    pub fn snapshots(&self, source: Option<&str>, after: Option<&str>, max: usize) -> Vec<String> {
+        let inner = self.inner();
+        let wanted =
+            inner.snapshots.range::<str, _>(behind(after)).filter(|(_, taken)| source.is_none_or(|of| of == taken.source));
+        wanted.take(max).map(|(local, _)| local.clone()).collect()
+    }
+
+    /// Those of which the copy is not done.
+    pub fn unready(&self) -> Vec<String> {
+        self.inner().snapshots.iter().filter(|(_, taken)| !taken.ready).map(|(local, _)| local.clone()).collect()
+    }
+}
+
+impl Inner {
+    fn put(&mut self, local: &str, folder: &Path, capacity: u64, whole: bool) {
+        self.take_volume(local);
+        self.folders.insert(folder.to_owned(), local.to_owned());
+        self.volumes.insert(local.to_owned(), Held { capacity, folder: folder.to_owned(), whole });
+        self.promised = self.promised.saturating_add(capacity);
+    }
+
+    fn take_volume(&mut self, local: &str) {
+        if let Some(held) = self.volumes.remove(local) {
+            self.promised = self.promised.saturating_sub(held.capacity);
+            self.folders.remove(&held.folder);
+        }
+    }
+
+    fn take_snapshot(&mut self, local: &str) {
+        if let Some(taken) = self.snapshots.remove(local) {
+            self.promised = self.promised.saturating_sub(taken.bytes);
+        }
+    }
+
+    /// A volume's folder that is this one, around it or in it.
+    fn overlapping(&self, folder: &Path) -> Option<(PathBuf, String)> {
+        let around = folder.ancestors().find_map(|around| self.folders.get_key_value(around));
+        // Paths are ordered by components: what lies in a folder comes right behind it.
+        let within = || self.folders.range::<Path, _>((Bound::Excluded(folder), Bound::Unbounded)).next();
+        around.or_else(|| within().filter(|(next, _)| overlap(next, folder))).map(|(path, by)| (path.clone(), by.clone()))
+    }
+}
+
+fn behind(after: Option<&str>) -> (Bound<&str>, Bound<&str>) {
+    (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_volumes_share_a_folder_or_lie_in_one_another() {
+        let index = Index::default();
+        index.claim("one", Path::new("a/b"), 1, 100).expect("free");
+        for (folder, taken) in [("a/b", true), ("a", true), ("a/b/c", true), ("a/bc", false), ("a/a", false), ("b", false)] {
+            let claimed = index.claim("two", Path::new(folder), 1, 100);
+            assert_eq!(claimed.is_err(), taken, "{folder}: {claimed:?}");
+            if taken {
+                assert_eq!(claimed, Err(Refused::Taken { folder: "a/b".into(), by: "one".to_owned() }));
+            }
+            index.remove_volume("two");
+        }
+        index.remove_volume("one");
+        index.claim("two", Path::new("a"), 1, 100).expect("free again");
+    }
+
+    #[test]
+    fn promises_are_summed() {
+        let index = Index::default();
+        index.claim("a", Path::new("a"), 60, 100).expect("fits");
+        assert_eq!(index.claim("b", Path::new("b"), 41, 100), Err(Refused::NoRoom(40)));
+        index.put_snapshot("s", Taken { source: "a".to_owned(), bytes: 30, ready: true });
+        assert_eq!((index.left(100), index.promise("a", 71, 100), index.promise("a", 70, 100)), (10, Err(10), Ok(())));
+        assert_eq!(index.left(100), 0);
+        assert!(index.volumes(None, 9).is_empty(), "it is not whole yet");
+        index.put_volume("a", Path::new("a"), 70, true);
+        assert_eq!(index.volumes(None, 9), ["a"]);
+        index.remove_volume("a");
+        index.remove_snapshot("s");
+        assert_eq!(index.left(100), 100);
+    }
+}

@@ -1,0 +1,317 @@
+//! How a volume's folder comes to its place, and goes from it.
+//!
+//! NFS has no rename that replaces nothing (RENAME_NOREPLACE), but mkdir is exclusive. So a place is claimed by an empty folder of mode
+//! 0, and the draft is renamed over it, which fails if anything was put into it meanwhile: nothing that is there is ever replaced.
+
+use std::path::Path;
+
+use rustix::fs::{FileType, Stat};
+
+use crate::os;
+use crate::os::folder::Folder;
+use crate::os::step::step;
+use crate::volume::{Error, OnDelete, Result};
+
+use super::record::{self, VolumeRecord};
+use super::share::{Ready, lock};
+use super::subdir;
+
+impl Ready {
+    /// The record of a volume, whatever its phase; `None` where there is none.
+    ///
+    /// # Errors
+    /// `Unproven` where it is damaged, or another volume's.
+    pub fn record(&self, local: &str) -> Result<Option<VolumeRecord>> {
+        let name = record_name(local);
+        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.retold(error))? else {
+            return Ok(None);
+        };
+        let sound = record.id.local() == local && record.folder.to_str().is_some_and(|folder| subdir::check(folder).is_ok());
+        if sound {
+            return Ok(Some(record));
+        }
+        let device = self.volumes.path_of(name).display().to_string();
+        Err(Error::Unproven { device, reason: "it is not this volume's; restore it from a backup".to_owned() })
+    }
+
+    /// What was read may have failed for the share's reasons.
+    fn retold(&self, error: Error) -> Error {
+        match error {
+            Error::Failed { source, .. } => self.down(source.to_string()),
+            other => other,
+        }
+    }
+
+    /// Makes what a record says durable.
+    pub fn write_record(&self, record: &VolumeRecord) -> Result<()> {
+        let name = record_name(record.id.local());
+        let text = record::encode(record)?;
+        step("write metadata", &self.volumes.path_of(&name).display(), || self.volumes.write(&name, &text))
+            .map_err(|error| self.failure(error))
+    }
+
+    fn remove_record(&self, local: &str) -> Result<()> {
+        let name = record_name(local);
+        step("remove metadata", &self.volumes.path_of(&name).display(), || {
+            self.volumes.remove_file(&name)?;
+            self.volumes.sync()
+        })
+        .map_err(|error| self.failure(error))?;
+        self.index.remove_volume(local);
+        Ok(())
+    }
+
+    /// A folder of a volume or on the way to one; `None` where it is not there.
+    pub fn at(&self, folder: &Path) -> Result<Option<Folder>> {
+        self.root.folder(folder).map_err(|error| self.failure(error))
+    }
+
+    /// What lies in a volume's place, with the folder that it lies in.
+    fn seen(&self, folder: &Path) -> Result<Option<(Folder, Stat)>> {
+        let (parent, name) = parted(folder)?;
+        let Some(parent) = self.at(parent)? else { return Ok(None) };
+        let stat = parent.stat(name).map_err(|error| self.failure(error))?;
+        Ok(stat.map(|stat| (parent, stat)))
+    }
+
+    /// Puts a draft into its place, durably.
+    ///
+    /// # Errors
+    /// `Conflict` where something is there that is not this volume's.
+    pub fn put_in_place(&self, record: &VolumeRecord) -> Result<()> {
+        let shown = self.root.path_of(&record.folder);
+        let _places = lock(&self.places);
+        let (_, name) = parted(&record.folder)?;
+        let parent = step("make parents", &shown.display(), || self.make_parents(&record.folder))?;
+        step("claim place", &shown.display(), || self.claim(&parent, name))?;
+        let local = record.id.local();
+        step("rename into place", &shown.display(), || {
+            self.drafts.rename(local, &parent, name).or_else(|error| {
+                // A server may have done it, and its first answer was lost.
+                match parent.stat(name)? {
+                    Some(stat) if Some(stat.st_ino) == record.inode => Ok(()),
+                    _ => Err(error),
+                }
+            })
+        })
+        .map_err(|error| match error.errno() {
+            Some(libc::ENOTEMPTY | libc::EEXIST | libc::ENOTDIR) => self.in_the_way(&parent, name),
+            _ => self.failure(error),
+        })?;
+        step("sync folders", &shown.display(), || {
+            parent.sync()?;
+            self.drafts.sync()
+        })
+        .map_err(|error| self.failure(error))
+    }
+
+    /// The folders on the way to a volume, made one by one. The open last one.
+    fn make_parents(&self, folder: &Path) -> Result<Folder> {
+        let mut at = self.root.try_clone()?;
+        for parent in subdir::parents(folder) {
+            let (_, name) = parted(parent)?;
+            at = match at.ensure_folder(name, 0o755) {
+                Err(os::Error::Path { .. }) => return Err(self.in_the_way(&at, name)),
+                made => made.map_err(|error| self.failure(error))?,
+            };
+            self.check_parent(&at)?;
+        }
+        Ok(at)
+    }
+
+    /// Whoever can write in a folder can take what lies in it from its place: another volume that was retained, for one.
+    fn check_parent(&self, parent: &Folder) -> Result<()> {
+        let seen = parent.stat_self().map_err(|error| self.failure(error))?;
+        let root = self.root.stat_self().map_err(|error| self.failure(error))?;
+        let own = self.own.stat_self().map_err(|error| self.failure(error))?;
+        let trusted = seen.st_uid == own.st_uid || seen.st_uid == root.st_uid;
+        if trusted && seen.st_mode & 0o022 == 0 {
+            return Ok(());
+        }
+        Err(Error::Conflict {
+            object: parent.shown().display().to_string(),
+            existing: format!("the owner {} and the mode {:o}", seen.st_uid, seen.st_mode & 0o7777),
+            wanted: "a folder that only root can write in, for a volume to lie in".to_owned(),
+        })
+    }
+
+    fn claim(&self, parent: &Folder, name: &std::ffi::OsStr) -> Result<()> {
+        match parent.make_folder(name, 0) {
+            Ok(()) => Ok(()),
+            Err(error) if error.errno() == Some(libc::EEXIST) => {
+                match parent.stat(name).map_err(|error| self.failure(error))? {
+                    // Nobody's data: what a cut-off call left, or one whose answer was lost.
+                    Some(stat) if is_claim(&stat) => Ok(()),
+                    _ => Err(self.in_the_way(parent, name)),
+                }
+            }
+            Err(error) => Err(self.failure(error)),
+        }
+    }
+
+    fn in_the_way(&self, parent: &Folder, name: &std::ffi::OsStr) -> Error {
+        Error::Conflict {
+            object: parent.path_of(name).display().to_string(),
+            existing: "what is not this volume's, and is left as it is".to_owned(),
+            wanted: "the folder of a new volume".to_owned(),
+        }
+    }
+
+    /// Undoes what was done for a volume that is not whole. It has none of anybody's data: nobody was told of it.
+    pub fn discard(&self, record: &VolumeRecord) -> Result<()> {
+        let local = record.id.local();
+        {
+            let _places = lock(&self.places);
+            let shown = self.root.path_of(&record.folder);
+            let (_, name) = parted(&record.folder)?;
+            match self.seen(&record.folder)? {
+                Some((parent, stat)) if record.inode == Some(stat.st_ino) => {
+                    self.throw_away(&parent, name, &format!("{local}~{}", record.created))?;
+                }
+                Some((parent, stat)) if is_claim(&stat) => {
+                    step("remove claim", &shown.display(), || parent.remove_folder(name).or_else(not_empty))
+                        .map_err(|error| self.failure(error))?;
+                }
+                _ => {}
+            }
+            self.remove_parents(&record.folder)?;
+        }
+        self.discard_draft(local)?;
+        self.clear_quota(record);
+        self.remove_record(local)
+    }
+
+    /// Throws away the draft of a volume, and what belongs to its copy.
+    pub fn discard_draft(&self, local: &str) -> Result<()> {
+        for name in [local.to_owned(), links_name(local)] {
+            if self.drafts.stat(&name).map_err(|error| self.failure(error))?.is_some() {
+                self.throw_away(&self.drafts, name.as_ref(), &format!("{name}~{}", record::now()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Renames something into the trash, durably; the rest is the sweeper's.
+    pub fn throw_away(&self, from: &Folder, name: &std::ffi::OsStr, as_what: &str) -> Result<()> {
+        let shown = from.path_of(name);
+        step("move to trash", &shown.display(), || {
+            match from.rename(name, &self.trash, as_what) {
+                Err(error) if error.is_missing() && from.stat(name)?.is_none() => {}
+                moved => moved?,
+            }
+            from.sync()
+        })
+        .map_err(|error| self.failure(error))?;
+        self.sweeper.wake();
+        Ok(())
+    }
+
+    /// Takes a deleted volume's data out of its place, as its parameters say, and then its record. May be repeated after a kill
+    /// anywhere.
+    pub fn finish_deletion(&self, record: &VolumeRecord, at: u64) -> Result<()> {
+        let local = record.id.local();
+        let way = record.own_parameters()?.on_delete;
+        {
+            let _places = lock(&self.places);
+            let (_, name) = parted(&record.folder)?;
+            // Another folder in its place is not what was deleted.
+            if let Some((parent, _)) = self.seen(&record.folder)?.filter(|(_, stat)| record.inode == Some(stat.st_ino)) {
+                match way {
+                    OnDelete::Delete | OnDelete::Scrub => self.throw_away(&parent, name, &format!("{local}~{at}"))?,
+                    OnDelete::Retain => {}
+                    OnDelete::Archive => self.move_to_archive(&parent, name, &archive_name(local, at))?,
+                }
+            }
+            if way != OnDelete::Retain {
+                self.remove_parents(&record.folder)?;
+            }
+        }
+        if way == OnDelete::Archive {
+            let name = format!("{}.json", archive_name(local, at));
+            let text = record::encode(record)?;
+            step("write metadata", &self.archive.path_of(&name).display(), || self.archive.write(&name, &text))
+                .map_err(|error| self.failure(error))?;
+        }
+        self.clear_quota(record);
+        self.remove_record(local)
+    }
+
+    fn move_to_archive(&self, parent: &Folder, name: &std::ffi::OsStr, new: &str) -> Result<()> {
+        step("move to archive", &parent.path_of(name).display(), || {
+            match parent.rename(name, &self.archive, new) {
+                Err(error) if error.is_missing() && parent.stat(name)?.is_none() => {}
+                moved => moved?,
+            }
+            parent.sync()?;
+            self.archive.sync()
+        })
+        .map_err(|error| self.failure(error))
+    }
+
+    /// Removes the folders on the way to where a volume was, from the last up, until one is not empty.
+    fn remove_parents(&self, folder: &Path) -> Result<()> {
+        for parent in subdir::parents(folder).into_iter().rev() {
+            let (above, name) = parted(parent)?;
+            let Some(above) = self.at(above)? else { continue };
+            let shown = above.path_of(name);
+            let removed = step("remove parent", &shown.display(), || above.remove_folder(name));
+            match removed {
+                Ok(_) => {}
+                Err(error) if matches!(error.errno(), Some(libc::ENOTEMPTY | libc::EEXIST | libc::ENOTDIR | libc::EBUSY)) => {
+                    break;
+                }
+                Err(error) => return Err(self.failure(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The inode of what lies in a volume's place.
+    ///
+    /// # Errors
+    /// `Unproven` where it is no folder.
+    pub fn inode(&self, folder: &Path) -> Result<Option<u64>> {
+        match self.seen(folder)? {
+            None => Ok(None),
+            Some((_, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(Some(stat.st_ino)),
+            Some(_) => Err(Error::Unproven {
+                device: self.root.path_of(folder).display().to_string(),
+                reason: "something else is where a volume's folder was; see what it is, and remove it by hand".to_owned(),
+            }),
+        }
+    }
+}
+
+/// An empty folder cannot be seen to be so by its attributes; but nobody works with one of mode 0.
+fn is_claim(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_mode & 0o7777 == 0
+}
+
+fn not_empty(error: os::Error) -> os::Result<bool> {
+    match error.errno() {
+        Some(libc::ENOTEMPTY | libc::EEXIST) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// A folder's parent (empty at the top) and its name.
+fn parted(folder: &Path) -> Result<(&Path, &std::ffi::OsStr)> {
+    match (folder.parent(), folder.file_name()) {
+        (Some(parent), Some(name)) => Ok((parent, name)),
+        _ => Err(Error::invalid("subDir", format!("{} is no folder below a share", folder.display()))),
+    }
+}
+
+pub(super) fn record_name(local: &str) -> String {
+    format!("{local}.json")
+}
+
+/// What is linked more than once, while a volume is copied. `~` is in no id.
+pub(super) fn links_name(local: &str) -> String {
+    format!("{local}~links")
+}
+
+/// By the second, as people read it.
+fn archive_name(local: &str, at: u64) -> String {
+    format!("{local}-{}", at / 1_000_000_000)
+}

@@ -1,0 +1,386 @@
+//! Volumes come and go.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, VolumeSpec};
+use crate::os::folder::Folder;
+use crate::os::step::step;
+use crate::os::tree;
+use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
+
+use super::NfsParameters;
+use super::config::Ownership;
+use super::controller::{Controller, PATIENCE};
+use super::index::Refused;
+use super::place::links_name;
+use super::record::{self, FORMAT, Phase, VolumeRecord};
+use super::share::{Ready, lock};
+use super::snapshot::DATA;
+use super::subdir;
+use super::work::{Source, Work};
+
+/// Sizes are whole ones of these, in bytes.
+const UNIT: u64 = 1 << 20;
+
+/// What a new volume is copied from.
+struct Origin {
+    share: Arc<Ready>,
+    folder: Folder,
+    source: Source,
+}
+
+impl Provision for Controller {
+    fn unit(&self) -> u64 {
+        UNIT
+    }
+
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
+        Ok(self.locate_whole(id.local())?.map(|(_, record)| record.into_volume()))
+    }
+
+    fn create(&self, spec: &VolumeSpec, _quiesce: &dyn Quiesce) -> Result<Volume> {
+        match self.begun(spec)? {
+            Some((ready, record)) => finish(&ready, record),
+            None => self.begin(spec).and_then(|(ready, record)| finish(&ready, record)),
+        }
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        let local = id.local();
+        let Some((ready, mut record)) = self.locate(local)? else {
+            // A call that failed may have left a draft.
+            self.search(|ready| ready.discard_draft(local).map(|()| None::<()>))?;
+            return Ok(Outcome::Unchanged(()));
+        };
+        match record.phase {
+            Phase::Making => {
+                ready.stop_work(local)?;
+                ready.discard(&record)?;
+            }
+            Phase::Deleting { at } => ready.finish_deletion(&record, at)?,
+            Phase::Whole => {
+                self.check_not_copied(&Source::Volume(local.to_owned()))?;
+                let at = record::now();
+                record.inode = ready.inode(&record.folder)?;
+                record.phase = Phase::Deleting { at };
+                ready.write_record(&record)?;
+                ready.index.put_volume(local, &record.folder, record.capacity.0, false);
+                ready.finish_deletion(&record, at)?;
+            }
+        }
+        Ok(Outcome::Changed(()))
+    }
+
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        let ids = |ready: &Ready, after: Option<&str>, max| ready.index.volumes(after, max);
+        self.page(after.map(VolumeId::local), max, ids, |ready, local| self.listed(ready, local))
+    }
+
+    fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        let parameters = match &query.parameters {
+            serde_json::Value::Null => NfsParameters::from_json(&serde_json::json!({}))?,
+            given => NfsParameters::from_json(given)?,
+        };
+        let (mut available, mut largest, mut seen, mut away) = (0_u64, 0, false, None);
+        for share in self.asked_for(&parameters) {
+            match share.ready().and_then(|ready| ready.room()) {
+                Ok(room) => {
+                    let room = room - room % UNIT;
+                    available = available.saturating_add(room);
+                    largest = largest.max(room);
+                    seen = true;
+                }
+                Err(error) => away = Some(error),
+            }
+        }
+        match away {
+            Some(error) if !seen => Err(error),
+            _ => Ok(CapacityAnswer {
+                available: Bytes(available),
+                maximum: Bytes(largest),
+                minimum: query.least.max(Bytes(UNIT)).round_up(UNIT),
+            }),
+        }
+    }
+}
+
+impl Controller {
+    /// What an earlier call began of the same volume, where its copy goes on. All else that one left is removed.
+    fn begun(&self, spec: &VolumeSpec) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+        let local = spec.id.local();
+        let Some((ready, record)) = self.locate(local)? else { return Ok(None) };
+        let cleared = match record.phase {
+            Phase::Making if is_as_asked(&record, spec) && ready.work(local).is_some() => return Ok(Some((ready, record))),
+            Phase::Making => ready.stop_work(local).and_then(|()| ready.discard(&record)),
+            Phase::Deleting { at } => ready.finish_deletion(&record, at),
+            Phase::Whole => Ok(()),
+        };
+        cleared.map(|()| None).map_err(|error| match error {
+            pending @ (Error::Pending { .. } | Error::BackendDown { .. }) => pending,
+            error => error.but_left(format!("what an earlier call left of volume {}", spec.id)),
+        })
+    }
+
+    /// Everything up to a draft that is being filled.
+    fn begin(&self, spec: &VolumeSpec) -> Result<(Arc<Ready>, VolumeRecord)> {
+        let local = spec.id.local();
+        let asked = NfsParameters::from_json(spec.parameters.get("backend").unwrap_or(&serde_json::Value::Null))?;
+        self.check(&asked)?;
+        let origin = spec.source.as_ref().map(|source| self.origin(source)).transpose()?;
+        let folder = asked.folder(local);
+        subdir::check(&folder.to_string_lossy())?;
+        let ready = self.choose(&asked, spec.capacity, origin.as_ref().map(|origin| &origin.share))?;
+        let mut record = VolumeRecord {
+            format: FORMAT,
+            id: spec.id.clone(),
+            name: spec.name.clone(),
+            phase: Phase::Making,
+            folder,
+            capacity: spec.capacity,
+            source: spec.source.clone(),
+            parameters: filled(spec, asked, &ready)?,
+            created: record::now(),
+            inode: None,
+            project: None,
+        };
+        let limit = ready.promisable()?;
+        ready
+            .index
+            .claim(local, &record.folder, spec.capacity.0, limit)
+            .map_err(|refused| refusal(&ready, &record, refused, limit))?;
+        match draft(&ready, &mut record, origin) {
+            Ok(()) => Ok((ready, record)),
+            Err(error) => Err(undo(&ready, &record, error)),
+        }
+    }
+
+    fn origin(&self, source: &ContentSource) -> Result<Origin> {
+        match source {
+            ContentSource::Volume(id) => {
+                let (share, record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+                let folder = share.at(&record.folder)?.ok_or_else(|| missing(&share, &record.folder))?;
+                Ok(Origin { share, folder, source: Source::Volume(id.local().to_owned()) })
+            }
+            ContentSource::Snapshot(id) => {
+                let (share, record) = self.locate_snapshot(id.local())?.ok_or_else(|| Error::snapshot_not_found(id))?;
+                if !record.ready {
+                    return Err(Error::Pending {
+                        object: format!("snapshot {id}"),
+                        reason: "is not ready to use yet".to_owned(),
+                    });
+                }
+                let path = Path::new(id.local()).join(DATA);
+                let folder = share.snapshots.folder(&path).map_err(|error| share.failure(error))?;
+                let folder = folder.ok_or_else(|| missing(&share, &share.snapshots.path_of(&path)))?;
+                Ok(Origin { share, folder, source: Source::Snapshot(id.local().to_owned()) })
+            }
+        }
+    }
+
+    /// The share for a new volume: that of its source, where data may be shared, else the one with most room.
+    fn choose(&self, asked: &NfsParameters, capacity: Bytes, source: Option<&Arc<Ready>>) -> Result<Arc<Ready>> {
+        let mut best: Option<(u64, Arc<Ready>)> = None;
+        let mut away = None;
+        for share in self.asked_for(asked) {
+            match share.ready().and_then(|ready| Ok((ready.index.left(ready.promisable()?), ready))) {
+                Ok((left, ready)) => {
+                    if left >= capacity.0 && source.is_some_and(|source| Arc::ptr_eq(source, &ready)) {
+                        return Ok(ready);
+                    }
+                    if best.as_ref().is_none_or(|(most, _)| left > *most) {
+                        best = Some((left, ready));
+                    }
+                }
+                Err(error) => away = Some(error),
+            }
+        }
+        match (best, away) {
+            // One that is away may have the room.
+            (Some((left, _)), Some(error)) if left < capacity.0 => Err(error),
+            (Some((_, ready)), _) => Ok(ready),
+            (None, Some(error)) => Err(error),
+            (None, None) => self.check(asked).and(Err(Error::invalid("parameters.share", "no share is configured"))),
+        }
+    }
+
+    /// A volume for a list. One whose record is damaged is listed with what is known of it: its absence would say that it does not exist.
+    fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
+        match ready.record(local) {
+            Ok(record) => Ok(record.filter(|record| record.phase == Phase::Whole).map(VolumeRecord::into_volume)),
+            Err(Error::Unproven { .. }) => Ok(Some(Volume {
+                id: VolumeId::from_parts(&self.backend, local)?,
+                name: String::new(),
+                capacity: Bytes(ready.index.capacity(local).unwrap_or(0)),
+                source: None,
+                parameters: serde_json::Value::Null,
+                topology: None,
+            })),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Expand for Controller {
+    fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
+        let (ready, mut record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        let before = record.capacity;
+        if before >= capacity {
+            // A call that was cut off may have come so far.
+            ready.set_quota(&record)?;
+            return Ok(Outcome::Unchanged(before));
+        }
+        let limit = ready.promisable()?;
+        ready
+            .index
+            .promise(id.local(), capacity.0, limit)
+            .map_err(|left| no_room(&ready, Bytes(capacity.0 - before.0), left, limit))?;
+        record.capacity = capacity;
+        let grown = ready.write_record(&record).and_then(|()| ready.set_quota(&record));
+        match grown {
+            Ok(()) => Ok(Outcome::Changed(capacity)),
+            // The record says which of both it is by now.
+            Err(error) => {
+                let now = ready.record(id.local()).ok().flatten().map_or(capacity, |record| record.capacity);
+                if ready.index.promise(id.local(), now.0, u64::MAX).is_err() {
+                    tracing::debug!(volume = %id, "its promise could not be taken back");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// A folder is as large as the controller says.
+    fn on_node(&self) -> bool {
+        false
+    }
+}
+
+impl Ready {
+    /// What may still be promised, and is free.
+    fn room(&self) -> Result<u64> {
+        Ok(self.index.left(self.promisable()?).min(self.usage()?.available))
+    }
+}
+
+/// A draft with its record, empty, or with a copy into it under way.
+fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) -> Result<()> {
+    let local = record.id.local().to_owned();
+    ready.discard_draft(&local)?;
+    let shown = ready.drafts.path_of(&local);
+    step("make folder", &shown.display(), || ready.drafts.make_folder(&local, 0o700)).map_err(|error| ready.failure(error))?;
+    record.inode = ready.drafts.stat(&local).map_err(|error| ready.failure(error))?.map(|stat| stat.st_ino);
+    ready.begin_quota(record)?;
+    ready.write_record(record)?;
+    let Some(origin) = origin else { return Ok(()) };
+    let failed = |error| ready.failure(error);
+    let links = links_name(&local);
+    step("make folder", &ready.drafts.path_of(&links).display(), || ready.drafts.make_folder(&links, 0o700)).map_err(failed)?;
+    let (to, links) = (ready.drafts.existing(&local).map_err(failed)?, ready.drafts.existing(&links).map_err(failed)?);
+    let (own, Origin { folder, source, share }) = (Arc::clone(ready), origin);
+    let work = Work::start(source, move |control| {
+        let copied = tree::copy(&folder, &to, &links, control).map_err(|error| own.failure(error));
+        drop(share);
+        copied
+    })?;
+    lock(&ready.works).insert(local, work);
+    Ok(())
+}
+
+/// Waits for the draft to be filled, and puts it into its place.
+fn finish(ready: &Arc<Ready>, mut record: VolumeRecord) -> Result<Volume> {
+    let local = record.id.local().to_owned();
+    if let Some(work) = ready.work(&local) {
+        if !work.ends_within(PATIENCE) {
+            let reason = format!("its data is being copied ({})", work.control);
+            return Err(Error::Pending { object: format!("volume {}", record.id), reason });
+        }
+        let copied = work.take().unwrap_or_else(|| Err(Error::failed("copy", record.id.to_string(), "its end was lost")));
+        lock(&ready.works).remove(&local);
+        if let Err(error) = copied {
+            return Err(undo(ready, &record, error));
+        }
+    }
+    let done = own(ready, &record).and_then(|()| ready.put_in_place(&record)).and_then(|()| {
+        record.phase = Phase::Whole;
+        ready.write_record(&record)
+    });
+    match done {
+        Ok(()) => {
+            ready.index.put_volume(&local, &record.folder, record.capacity.0, true);
+            Ok(record.into_volume())
+        }
+        Err(error) => Err(undo(ready, &record, error)),
+    }
+}
+
+/// Gives the draft the mode and owner that were asked for.
+fn own(ready: &Ready, record: &VolumeRecord) -> Result<()> {
+    let asked = record.own_parameters()?.ownership()?;
+    let Ownership { mode, uid, gid } = if record.source.is_some() { asked } else { asked.of_new() };
+    let local = record.id.local();
+    step("set owner", &ready.drafts.path_of(local).display(), || {
+        ready.drafts.remove_folder(links_name(local))?;
+        if uid.is_some() || gid.is_some() {
+            ready.drafts.set_owner(local, uid, gid)?;
+        }
+        mode.map_or(Ok(()), |mode| ready.drafts.set_mode(local, mode))
+    })
+    .map_err(|error| ready.failure(error))
+}
+
+/// Takes back what was done; answers `failure`, final only if that was seen to work.
+fn undo(ready: &Ready, record: &VolumeRecord, failure: Error) -> Error {
+    match step("roll back", &record.id, || ready.discard(record)) {
+        Ok(()) => failure.nothing_left(),
+        Err(error) => failure.but_left(error.to_string()),
+    }
+}
+
+/// The parameters as the node needs them: with the share that was chosen.
+fn filled(spec: &VolumeSpec, asked: NfsParameters, ready: &Ready) -> Result<serde_json::Value> {
+    let own = asked.on_share(&ready.config);
+    let own = serde_json::to_value(own).map_err(|error| Error::invalid("parameters", error.to_string()))?;
+    let mut parameters = spec.parameters.clone();
+    if let Some(all) = parameters.as_object_mut() {
+        all.insert("backend".to_owned(), own);
+    }
+    Ok(parameters)
+}
+
+fn is_as_asked(record: &VolumeRecord, spec: &VolumeSpec) -> bool {
+    let own = |parameters: &serde_json::Value| parameters.get("backend").map(super::as_asked);
+    record.name == spec.name
+        && record.capacity == spec.capacity
+        && record.source == spec.source
+        && own(&record.parameters) == own(&spec.parameters)
+}
+
+fn refusal(ready: &Ready, record: &VolumeRecord, refused: Refused, limit: u64) -> Error {
+    match refused {
+        Refused::NoRoom(left) => no_room(ready, record.capacity, left, limit),
+        Refused::Taken { folder, by } => Error::Conflict {
+            object: ready.root.path_of(&folder).display().to_string(),
+            existing: format!("volume {}:{by}", ready.backend),
+            wanted: format!("the folder {} for volume {}", record.folder.display(), record.id),
+        },
+    }
+}
+
+fn no_room(ready: &Ready, asked: Bytes, left: u64, limit: u64) -> Error {
+    Error::NoCapacity {
+        place: format!("share {}", ready.called),
+        reason: format!(
+            "{asked} asked for, {} of {} left to promise; delete volumes or snapshots, raise the share's capacity, or add a share",
+            Bytes(left),
+            Bytes(limit)
+        ),
+    }
+}
+
+fn missing(ready: &Ready, folder: &Path) -> Error {
+    Error::Unproven {
+        device: ready.root.path_of(folder).display().to_string(),
+        reason: "the folder is gone; put it back, or delete the volume or snapshot".to_owned(),
+    }
+}

@@ -1,0 +1,170 @@
+//! The small files beside the data: what an id cannot hold lies with the storage.
+//!
+//! JSON with a format version, read strictly. What is damaged is told, never repaired and never taken for absence.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::os::folder::Folder;
+use crate::volume::{BackendName, Bytes, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
+
+use super::NfsParameters;
+
+/// The version of all formats here.
+pub(super) const FORMAT: u32 = 1;
+/// No file of ours is longer, in bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// `marker.json`: whose share this is.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Marker {
+    pub format: u32,
+    /// Tells two shares apart.
+    pub id: String,
+    /// The backend whose ids the volumes have.
+    pub backend: BackendName,
+}
+
+/// Where a volume is in its life. Only a whole one exists for anybody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Phase {
+    Making,
+    Whole,
+    /// From this moment on (nanoseconds since 1970) it is deleted; its data is still to be taken away.
+    Deleting {
+        at: u64,
+    },
+}
+
+/// `volumes/<local>.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VolumeRecord {
+    pub format: u32,
+    pub id: VolumeId,
+    pub name: String,
+    pub phase: Phase,
+    /// Below the share.
+    pub folder: PathBuf,
+    pub capacity: Bytes,
+    pub source: Option<ContentSource>,
+    /// As the node needs them: with server and share.
+    pub parameters: Value,
+    /// Nanoseconds since 1970.
+    pub created: u64,
+    /// Of the folder that is being made, or taken away: so that another in its place is left alone.
+    pub inode: Option<u64>,
+    /// The project whose quota enforces the capacity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<u32>,
+}
+
+/// `snapshots/<local>/meta.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SnapshotRecord {
+    pub format: u32,
+    pub id: SnapshotId,
+    pub name: String,
+    pub source: VolumeId,
+    /// The least capacity of a volume that is made of it.
+    pub size: Bytes,
+    /// When its copy was begun, in nanoseconds since 1970.
+    pub created: u64,
+    /// All of it is copied.
+    pub ready: bool,
+    /// What was copied; counts as promised.
+    pub taken: Bytes,
+}
+
+impl VolumeRecord {
+    pub fn into_volume(self) -> Volume {
+        let VolumeRecord { id, name, capacity, source, parameters, .. } = self;
+        Volume { id, name, capacity, source, parameters, topology: None }
+    }
+
+    pub fn own_parameters(&self) -> Result<NfsParameters> {
+        NfsParameters::from_json(self.parameters.get("backend").unwrap_or(&Value::Null))
+    }
+}
+
+impl SnapshotRecord {
+    pub fn into_snapshot(self) -> Snapshot {
+        let SnapshotRecord { id, name, source, size, created, ready, .. } = self;
+        let created = UNIX_EPOCH + Duration::from_nanos(created);
+        Snapshot { id, name, source, size, created, ready, group: None, topology: None }
+    }
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// As a file's text, with a newline at its end.
+pub(super) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
+    let mut text = serde_json::to_vec_pretty(record)
+        .map_err(|error| Error::failed("write metadata", String::new(), error).nothing_left())?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// What a file holds; `None` where there is none.
+///
+/// # Errors
+/// `Damaged` where it is not exactly that, or of a later format.
+pub(super) fn read<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>> {
+    let Some(text) = folder.read(name, LONGEST)? else { return Ok(None) };
+    decode(&folder.path_of(name), &text).map(Some)
+}
+
+fn decode<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
+    #[derive(Deserialize)]
+    struct AnyFormat {
+        format: u32,
+    }
+    let damaged = |reason: String| Err(Error::Unproven { device: path.display().to_string(), reason });
+    match serde_json::from_slice::<AnyFormat>(text) {
+        Ok(any) if any.format != FORMAT => damaged(format!(
+            "it has format {}, this version knows {FORMAT}; use the version of longshore that wrote it",
+            any.format
+        )),
+        _ => serde_json::from_slice(text).or_else(|error| damaged(format!("it is damaged ({error}); restore it from a backup"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_cut_off_anywhere_is_damage() {
+        let record = VolumeRecord {
+            format: FORMAT,
+            id: "nfs:a".parse().expect("an id"),
+            name: "a".to_owned(),
+            phase: Phase::Deleting { at: 7 },
+            folder: "x/y".into(),
+            capacity: Bytes::GIB,
+            source: Some(ContentSource::Snapshot("nfs:s".parse().expect("an id"))),
+            parameters: serde_json::json!({"node": {}, "backend": {"server": "a"}}),
+            created: now(),
+            inode: Some(5),
+            project: None,
+        };
+        let path = Path::new("a.json");
+        let text = encode(&record).expect("serializes");
+        assert_eq!(decode::<VolumeRecord>(path, &text).expect("our own"), record);
+        for length in 0..text.len() - 1 {
+            assert!(matches!(decode::<VolumeRecord>(path, &text[..length]), Err(Error::Unproven { .. })));
+        }
+        let error = decode::<VolumeRecord>(path, b"{\"format\": 2, \"shape\": \"round\"}").expect_err("later").to_string();
+        assert!(error.contains("format 2"), "{error}");
+    }
+}

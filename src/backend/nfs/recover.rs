@@ -1,0 +1,94 @@
+//! What a process that ended left on a share is finished when the next one opens it: nobody else can be at it.
+
+use std::sync::Arc;
+
+use crate::os::step::step;
+use crate::volume::{Error, Result};
+
+use super::index::Taken;
+use super::record::{self, Phase, SnapshotRecord};
+use super::share::Ready;
+use super::snapshot::META;
+
+impl Ready {
+    /// Reads what there is, ends what was begun with volumes. What is damaged is left, and told when it is asked for.
+    pub fn recover(&self) -> Result<()> {
+        let mut names = Vec::new();
+        self.volumes.each_entry(|entry| {
+            names.extend(entry.name.into_string());
+            true
+        })?;
+        for name in names {
+            match name.strip_suffix(".json") {
+                Some(local) => self.recover_volume(local)?,
+                // Not yet whole when it was written.
+                None => drop(self.volumes.remove_file(&name)?),
+            }
+        }
+        let mut drafts = Vec::new();
+        self.drafts.each_entry(|entry| {
+            drafts.push(entry.name);
+            true
+        })?;
+        for name in drafts {
+            let as_what = format!("{}~{}", name.to_string_lossy(), record::now());
+            self.throw_away(&self.drafts, &name, &as_what)?;
+        }
+        self.recover_snapshots()
+    }
+
+    fn recover_volume(&self, local: &str) -> Result<()> {
+        match self.record(local) {
+            Ok(Some(found)) => {
+                let whole = found.phase == Phase::Whole;
+                self.index.put_volume(local, &found.folder, found.capacity.0, whole);
+                match found.phase {
+                    Phase::Whole => Ok(()),
+                    Phase::Making => step("remove leftover", &local, || self.discard(&found)),
+                    Phase::Deleting { at } => step("finish deletion", &local, || self.finish_deletion(&found, at)),
+                }
+            }
+            Ok(None) => Ok(()),
+            Err(error @ Error::Unproven { .. }) => {
+                tracing::warn!(share = self.called, volume = local, %error, "it cannot be used");
+                self.index.put_volume(local, local.as_ref(), 0, true);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn recover_snapshots(&self) -> Result<()> {
+        let mut names = Vec::new();
+        self.snapshots.each_entry(|entry| {
+            names.extend(entry.name.into_string());
+            true
+        })?;
+        for local in names {
+            let Some(folder) = self.snapshots.folder(&local)? else { continue };
+            match record::read::<SnapshotRecord>(&folder, META) {
+                Ok(Some(found)) => {
+                    let source = found.source.local().to_owned();
+                    self.index.put_snapshot(&local, Taken { source, bytes: found.taken.0, ready: found.ready });
+                }
+                // Cut off before it was begun.
+                Ok(None) => self.throw_away(&self.snapshots, local.as_ref(), &format!("{local}~{}", record::now()))?,
+                Err(error) => {
+                    tracing::warn!(share = self.called, snapshot = local, %error, "it cannot be used");
+                    self.index.put_snapshot(&local, Taken { source: String::new(), bytes: 0, ready: true });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins again what goes on in the background.
+    pub fn go_on(self: &Arc<Self>) {
+        self.sweeper.wake();
+        for local in self.index.unready() {
+            if let Err(error) = self.copy_snapshot(&local) {
+                tracing::warn!(share = self.called, snapshot = local, %error, "its copy could not be begun again");
+            }
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! One share, as the controller has it: mounted where nobody sees it, and what lies on it.
+//!
+//! ```text
+//! <folder>/                    a volume
+//! .longshore/                  ours alone (0700)
+//!   marker.json                whose share this is
+//!   lock                       held by the one process that provisions
+//!   volumes/<id>.json          a volume's record: it exists iff this says that it is whole
+//!   drafts/<id>/               a volume's folder in the making; renamed into place when it is whole
+//!   drafts/<id>.links/         what is linked more than once, while it is copied
+//!   snapshots/<id>/            meta.json, data/, links/
+//!   trash/                     deleted, its files still to be removed
+//!   archive/<id>-<time>/       deleted, but kept for the operator; its record beside it
+//! ```
+//! Everything is done relative to the open top folder. The lock is flock(2): on NFS 4 the server keeps it, on NFS 3 lockd does; with
+//! `nolock` it only holds on one machine.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use crate::os::answers::Answers;
+use crate::os::folder::Folder;
+use crate::os::fs::{Usage, usage};
+use crate::os::{self, durable, private_mount};
+use crate::volume::{BackendName, Error, Result};
+
+use super::config::ShareConfig;
+use super::index::Index;
+use super::record::{self, FORMAT, Marker};
+use super::subdir::OWN;
+use super::sweeper::Sweeper;
+use super::work::Work;
+
+const MARKER: &str = "marker.json";
+const LOCK: &str = "lock";
+/// A server that has not let us mount by then is down.
+const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
+/// After a failure to open a share others hear of it for so long, before it is tried again.
+const FAILURE_HOLDS: Duration = Duration::from_secs(5);
+/// Nothing may hang for ever; nothing in a share is to be run or opened as a device by us.
+const DEFAULT_OPTIONS: [&str; 3] = ["soft", "timeo=100", "retrans=3"];
+const OUR_OPTIONS: [&str; 4] = ["retry=0", "nosuid", "nodev", "noexec"];
+
+/// A configured share, usable or not.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub config: ShareConfig,
+    backend: BackendName,
+    access: Access,
+    answers: Answers,
+    current: Mutex<Option<Arc<Ready>>>,
+    /// Held while it is opened; with the last failure.
+    opening: Mutex<()>,
+    failure: Mutex<Option<(Instant, String)>>,
+    memory: Memory,
+}
+
+/// How its top folder is reached.
+#[derive(Debug)]
+pub(super) enum Access {
+    /// By a mount of our own, made on this folder in a namespace of its own.
+    Mount { at: PathBuf },
+    /// A folder of this machine, for tests.
+    #[cfg_attr(not(test), allow(dead_code, reason = "only tests have shares without a server"))]
+    Folder(PathBuf),
+}
+
+/// Which share was seen in its place: one without our folder is then no new share, but a server that lacks a mount.
+#[derive(Debug)]
+struct Memory {
+    folder: PathBuf,
+    name: String,
+    known: OnceLock<String>,
+}
+
+/// A share that is there.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub called: String,
+    pub backend: BackendName,
+    pub config: ShareConfig,
+    pub root: Folder,
+    pub own: Folder,
+    pub volumes: Folder,
+    pub drafts: Folder,
+    pub snapshots: Folder,
+    pub trash: Folder,
+    pub archive: Folder,
+    pub index: Index,
+    pub sweeper: Sweeper,
+    /// Copies that run, of volumes and snapshots in the making.
+    pub works: Mutex<HashMap<String, Arc<Work>>>,
+    /// Held while folders on the way to volumes are made and removed.
+    pub places: Mutex<()>,
+    _lock: File,
+}
+
+impl Share {
+    pub fn new(config: ShareConfig, backend: &BackendName, access: Access, state: &Path) -> Share {
+        let name = config.called().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
+        let memory = Memory { folder: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
+        let answers = Answers::new(config.called());
+        Share {
+            config,
+            backend: backend.clone(),
+            access,
+            answers,
+            current: Mutex::new(None),
+            opening: Mutex::new(()),
+            failure: Mutex::new(None),
+            memory,
+        }
+    }
+
+    /// The share, when its server answers; mounted if it is not yet.
+    ///
+    /// # Errors
+    /// `BackendDown`, naming the share and what to do.
+    pub fn ready(&self) -> Result<Arc<Ready>> {
+        if let Some(ready) = self.current() {
+            match self.ask(&ready) {
+                Ok(()) => return Ok(ready),
+                Err(error) if error.errno() == Some(libc::ESTALE) => {
+                    tracing::warn!(share = ready.called, "what was mounted is no longer there: it is mounted anew");
+                    *lock(&self.current) = None;
+                }
+                Err(error) => return Err(self.down(error.to_string())),
+            }
+        }
+        self.open()
+    }
+
+    fn ask(&self, ready: &Ready) -> os::Result<()> {
+        match self.access {
+            Access::Mount { .. } => self.answers.ask(ready.root.as_fd()),
+            Access::Folder(_) => Ok(()),
+        }
+    }
+
+    fn current(&self) -> Option<Arc<Ready>> {
+        lock(&self.current).clone()
+    }
+
+    fn open(&self) -> Result<Arc<Ready>> {
+        let _opening = match self.opening.try_lock() {
+            Ok(opening) => opening,
+            Err(TryLockError::Poisoned(opening)) => opening.into_inner(),
+            // Who comes while it is opened waits, but not for a server that was down just now.
+            Err(TryLockError::WouldBlock) => match &*lock(&self.failure) {
+                Some((_, reason)) => return Err(self.down(reason.clone())),
+                None => lock(&self.opening),
+            },
+        };
+        if let Some(ready) = self.current() {
+            return Ok(ready);
+        }
+        if let Some((when, reason)) = &*lock(&self.failure)
+            && when.elapsed() < FAILURE_HOLDS
+            && matches!(self.access, Access::Mount { .. })
+        {
+            return Err(self.down(reason.clone()));
+        }
+        let opened = self.reach().map_err(Error::from).and_then(|root| self.open_in(root)).map(Arc::new);
+        match opened.and_then(|ready| ready.recover().map(|()| ready)) {
+            Ok(ready) => {
+                tracing::info!(share = ready.called, "the share is there");
+                *lock(&self.failure) = None;
+                *lock(&self.current) = Some(Arc::clone(&ready));
+                ready.go_on();
+                Ok(ready)
+            }
+            Err(error) => {
+                let reason = match error {
+                    Error::BackendDown { reason, .. } => reason,
+                    other => other.to_string(),
+                };
+                *lock(&self.failure) = Some((Instant::now(), reason.clone()));
+                Err(self.down(reason))
+            }
+        }
+    }
+
+    /// The top folder.
+    fn reach(&self) -> os::Result<Folder> {
+        match &self.access {
+            Access::Folder(path) => Folder::open(path),
+            Access::Mount { at } => {
+                let source = self.config.called();
+                let mounted = private_mount::mount(&source, &self.options(), at, MOUNT_DEADLINE)?;
+                Ok(Folder::new(mounted, source))
+            }
+        }
+    }
+
+    fn options(&self) -> Vec<String> {
+        let configured = &self.config.mount_options;
+        let names: Vec<&str> = configured.iter().map(|option| option.split('=').next().unwrap_or(option)).collect();
+        let given = |option: &str| match option.split('=').next().unwrap_or(option) {
+            "soft" => ["soft", "hard", "softerr"].iter().any(|name| names.contains(name)),
+            name => names.contains(&name),
+        };
+        let ours = DEFAULT_OPTIONS.iter().filter(|option| !given(option)).chain(&OUR_OPTIONS).map(|option| (*option).to_owned());
+        configured.iter().cloned().chain(ours).collect()
+    }
+
+    fn open_in(&self, root: Folder) -> Result<Ready> {
+        let called = self.config.called();
+        let first = root.folder(OWN)?.is_none();
+        if let Some(known) = self.memory.recall()?.filter(|_| first) {
+            return Err(self.down(format!(
+                "its folder {OWN} is missing, which was there before (share {known}): the server has another file system in this \
+                 place; mount the right one there, or remove {} if the share is to be used anew",
+                self.memory.path().display()
+            )));
+        }
+        let own = root.ensure_folder(OWN, 0o700)?;
+        let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+        self.check_ours(&root, &own)?;
+        match rustix::fs::flock(&lock_file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(self.down("another process provisions from it; there may be one controller only"));
+            }
+            Err(errno) => {
+                return Err(self.down(format!(
+                    "its server gives no lock ({errno}); use nfsvers=4.2, or nolock where no other machine has a controller for it"
+                )));
+            }
+        }
+        let marker = match record::read::<Marker>(&own, MARKER)? {
+            Some(marker) => marker,
+            None => {
+                let marker = Marker { format: FORMAT, backend: self.backend.clone(), id: format!("{:x}", record::now()) };
+                own.write(MARKER, &record::encode(&marker)?)?;
+                marker
+            }
+        };
+        if marker.backend != self.backend {
+            return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
+        }
+        self.memory.keep(&marker.id);
+        let folder = |name: &str| own.ensure_folder(name, 0o700);
+        let trash = folder("trash")?;
+        Ok(Ready {
+            called,
+            backend: self.backend.clone(),
+            config: self.config.clone(),
+            volumes: folder("volumes")?,
+            drafts: folder("drafts")?,
+            snapshots: folder("snapshots")?,
+            archive: folder("archive")?,
+            sweeper: Sweeper::new(trash.try_clone()?),
+            trash,
+            index: Index::default(),
+            works: Mutex::default(),
+            places: Mutex::default(),
+            _lock: lock_file,
+            root,
+            own,
+        })
+    }
+
+    /// Nobody else may have made our folder, or look into it.
+    fn check_ours(&self, root: &Folder, own: &Folder) -> Result<()> {
+        let seen = own.stat_self()?;
+        let us = own.stat(LOCK)?.map(|file| file.st_uid);
+        if us != Some(seen.st_uid) || seen.st_mode & 0o077 != 0 {
+            let shown = root.path_of(OWN);
+            return Err(self.down(format!(
+                "{} is not the driver's alone (owner {}, mode {:o}); see who made it, and give it to the owner that the server \
+                 makes of root, with mode 0700",
+                shown.display(),
+                seen.st_uid,
+                seen.st_mode & 0o7777
+            )));
+        }
+        Ok(())
+    }
+
+    pub fn down(&self, reason: impl Into<String>) -> Error {
+        down(&self.backend, &self.config.called(), reason)
+    }
+}
+
+fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error {
+    let reason = reason.into();
+    let reason = if reason.contains(called) { format!("share {reason}") } else { format!("share {called}: {reason}") };
+    Error::BackendDown { backend: backend.to_string(), reason }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    fn path(&self) -> PathBuf {
+        self.folder.join(&self.name)
+    }
+
+    fn recall(&self) -> Result<Option<String>> {
+        if let Some(known) = self.known.get() {
+            return Ok(Some(known.clone()));
+        }
+        let text = durable::read(&self.path(), 256)?;
+        Ok(text.map(|text| String::from_utf8_lossy(&text).trim().to_owned()).filter(|id| !id.is_empty()))
+    }
+
+    fn keep(&self, id: &str) {
+        self.known.get_or_init(|| id.to_owned());
+        let kept = durable::read(&self.path(), 256).and_then(|known| match known {
+            Some(_) => Ok(()),
+            None => {
+                let made = rustix::fs::mkdir(&self.folder, rustix::fs::Mode::RWXU);
+                match made {
+                    Ok(()) | Err(Errno::EXIST) => durable::write(&self.folder, &self.name, format!("{id}\n").as_bytes()),
+                    Err(errno) => Err(os::Error::io("make folder", &self.folder, errno)),
+                }
+            }
+        });
+        if let Err(error) = kept {
+            tracing::warn!(%error, "after a restart a share without our folder would be taken for a new one");
+        }
+    }
+}
+
+impl Ready {
+    /// How full the share is.
+    pub fn usage(&self) -> Result<Usage> {
+        usage(self.root.as_fd()).map_err(|error| self.failure(error))
+    }
+
+    /// How much may be promised.
+    pub fn promisable(&self) -> Result<u64> {
+        match self.config.capacity {
+            Some(capacity) => Ok(capacity.0),
+            None => Ok(self.usage()?.total),
+        }
+    }
+
+    /// A failed action on this share, in the right terms.
+    pub fn failure(&self, error: os::Error) -> Error {
+        match error.errno() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Error::NoCapacity {
+                place: format!("share {}", self.called),
+                reason: format!("its file system is full ({error}); free some, or add a share"),
+            },
+            Some(libc::EROFS) => self.down(format!("{error}; mount or export it writable")),
+            Some(libc::ESTALE | libc::EIO | libc::ETIMEDOUT) => self.down(error.to_string()),
+            _ => match error {
+                // Not the caller's mistake: something lies in our way.
+                os::Error::Path { path, reason } => Error::Unproven { device: path.display().to_string(), reason },
+                error => error.into(),
+            },
+        }
+    }
+
+    pub fn down(&self, reason: impl Into<String>) -> Error {
+        down(&self.backend, &self.called, reason)
+    }
+}

@@ -1,0 +1,148 @@
+//! Where below a share a volume lies: `subDir`, with the variables that csi-driver-nfs knows.
+
+use std::path::{Component, Path};
+
+use crate::volume::{RawParameters, Result};
+
+use super::config::refuse;
+
+/// The folder of ours on each share.
+pub(super) const OWN: &str = ".longshore";
+const FIELD: &str = "parameters.subDir";
+/// NAME_MAX of every file system we meet; and what is left of PATH_MAX for what lies below.
+const LONGEST_NAME: usize = 255;
+const LONGEST: usize = 1024;
+/// A variable, and the key in what the provisioner tells of the claim.
+const VARIABLES: [(&str, &str); 3] =
+    [("${pvc.metadata.name}", "pvc/name"), ("${pvc.metadata.namespace}", "pvc/namespace"), ("${pv.metadata.name}", "pv/name")];
+
+/// Fills a template in, and checks what became of it.
+///
+/// # Errors
+/// `Invalid`, naming what cannot be.
+pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
+    let mut filled = template.to_owned();
+    for (variable, key) in VARIABLES {
+        if !template.contains(variable) {
+            continue;
+        }
+        let value = raw.metadata(key).ok_or_else(|| {
+            let reason = format!("the provisioner does not say what {variable} is; start it with --extra-create-metadata");
+            refuse(FIELD, reason)
+        })?;
+        if value.is_empty() || value.contains('/') || value.contains("${") || value == "." || value == ".." {
+            return Err(refuse(FIELD, format!("{variable} is {value:?}, which is no name of one folder")));
+        }
+        filled = filled.replace(variable, value);
+    }
+    if let Some(unknown) = filled.find("${") {
+        let known: Vec<&str> = VARIABLES.iter().map(|(variable, _)| *variable).collect();
+        let rest = filled.get(unknown..).unwrap_or_default();
+        return Err(refuse(FIELD, format!("{rest:?} begins with no variable that is known; there are {}", known.join(", "))));
+    }
+    check(&filled)?;
+    Ok(filled)
+}
+
+/// Whether this is a folder below a share that may be a volume's.
+pub(super) fn check(folder: &str) -> Result<()> {
+    let bad = |reason: &str| Err(refuse(FIELD, format!("{folder:?} {reason}")));
+    if folder.is_empty() {
+        return bad("is empty: a volume is a folder of its own, never the whole share");
+    }
+    if folder.len() > LONGEST {
+        return bad(&format!("is longer than {LONGEST} bytes"));
+    }
+    if folder.starts_with('/') {
+        return bad("is absolute; it is a path below the share");
+    }
+    if folder.contains(char::is_control) {
+        return bad("holds a control character");
+    }
+    for component in folder.split('/') {
+        match component {
+            "" => return bad("has an empty component (// or a / at the end)"),
+            "." | ".." => return bad(&format!("has the component {component}")),
+            OWN => return bad(&format!("has the component {OWN}, which is the driver's own")),
+            long if long.len() > LONGEST_NAME => return bad(&format!("has a component of more than {LONGEST_NAME} bytes")),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether one of two folders lies in the other, or is it.
+pub(super) fn overlap(a: &Path, b: &Path) -> bool {
+    a.starts_with(b) || b.starts_with(a)
+}
+
+/// All folders on the way to one, from the top, without it.
+pub(super) fn parents(folder: &Path) -> Vec<&Path> {
+    let mut parents: Vec<&Path> =
+        folder.ancestors().skip(1).filter(|parent| matches!(parent.components().next(), Some(Component::Normal(_)))).collect();
+    parents.reverse();
+    parents
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn raw(name: &str) -> RawParameters {
+        let pairs = [("csi.storage.k8s.io/pvc/name", name), ("csi.storage.k8s.io/pvc/namespace", "shop")];
+        RawParameters::new(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())))
+    }
+
+    #[test]
+    fn variables_become_one_component_each() {
+        assert_eq!(fill("a/${pvc.metadata.namespace}/${pvc.metadata.name}-x", &raw("data")).expect("fine"), "a/shop/data-x");
+        assert_eq!(fill("plain", &raw("data")).expect("fine"), "plain");
+        for bad in ["../../etc", "a/b", "..", ".", "", "${pvc.metadata.namespace}", "a\nb", ".longshore"] {
+            assert!(fill("${pvc.metadata.name}", &raw(bad)).is_err(), "{bad:?}");
+        }
+        // Harmless alone, and not behind a dot.
+        assert!(fill(".${pvc.metadata.name}", &raw("longshore")).is_err());
+    }
+
+    #[test]
+    fn what_is_not_told_is_asked_for() {
+        let error = fill("${pv.metadata.name}", &raw("data")).expect_err("missing").to_string();
+        assert!(error.contains("--extra-create-metadata"), "{error}");
+        let error = fill("${pvc.metadata.uid}", &raw("data")).expect_err("unknown").to_string();
+        assert!(error.contains("${pvc.metadata.uid}") && error.contains("${pv.metadata.name}"), "{error}");
+    }
+
+    #[test]
+    fn paths_that_lead_elsewhere_are_refused() {
+        for bad in ["", "/", "/a", "a//b", "a/", "a/../b", "..", ".", "./a", ".longshore", "a/.longshore/b", "a\0b", "a\u{7f}"] {
+            assert!(check(bad).is_err(), "{bad:?}");
+        }
+        assert!(check(&"n".repeat(256)).is_err());
+        assert!(check(&"n/".repeat(600)).is_err());
+        for good in ["a", "a/b c", "...", "a/.hidden", "ümläut", ".longshore2"] {
+            assert!(check(good).is_ok(), "{good:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_accepted_stays_below(name in "\\PC{0,40}", template in "[a-z./]{0,8}\\$\\{pvc.metadata.name\\}[a-z./]{0,8}") {
+            if let Ok(folder) = fill(&template, &raw(&name)) {
+                let parts: Vec<Component<'_>> = Path::new(&folder).components().collect();
+                prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(name) if *name != OWN)));
+                prop_assert_eq!(parts.len(), folder.split('/').count());
+                prop_assert_eq!(folder.matches('/').count(), template.matches('/').count());
+            }
+        }
+    }
+
+    #[test]
+    fn folders_overlap_by_whole_components() {
+        assert!(overlap(Path::new("a/b"), Path::new("a")) && overlap(Path::new("a"), Path::new("a")));
+        assert!(!overlap(Path::new("a/b"), Path::new("a/bc")));
+        assert_eq!(parents(Path::new("a/b/c")), [Path::new("a"), Path::new("a/b")]);
+        assert!(parents(Path::new("a")).is_empty());
+    }
+}

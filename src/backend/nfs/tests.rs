@@ -1,0 +1,604 @@
+//! The controller's side on plain local folders.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::controller::Controller;
+use super::record::{self, Phase, VolumeRecord};
+use super::*;
+use crate::backend::{CapacityQuery, Held, Quiesce, SnapshotSpec, VolumeSpec};
+use crate::volume::{Bytes, ContentSource, NodeParameters, Outcome, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId};
+
+struct NothingMounted;
+
+impl Quiesce for NothingMounted {
+    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+        Ok(Box::new(NothingMounted))
+    }
+}
+
+impl Held for NothingMounted {
+    fn release(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Shares `a` and `b`, a folder `outside` beside them, and the driver's state.
+struct Ground {
+    folder: tempfile::TempDir,
+    config: NfsConfig,
+}
+
+fn ground(shares: &[&str]) -> Ground {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in shares.iter().chain(&["outside", "state"]) {
+        std::fs::create_dir(folder.path().join(name)).expect("made");
+        std::fs::set_permissions(folder.path().join(name), PermissionsExt::from_mode(0o755)).expect("set");
+    }
+    std::fs::write(folder.path().join("outside/file"), "precious").expect("written");
+    let share = |name: &&str| ShareConfig {
+        server: "nas".to_owned(),
+        share: Path::new("/").join(name),
+        mount_options: Vec::new(),
+        capacity: Some(Bytes::GIB),
+        quota: None,
+    };
+    let config = NfsConfig {
+        name: "nfs".parse().expect("a name"),
+        shares: shares.iter().map(share).collect(),
+        allow_mount_options: Vec::new(),
+        forbid_mount_options: Vec::new(),
+    };
+    Ground { folder, config }
+}
+
+impl Ground {
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    fn open(&self) -> Controller {
+        let folders: Vec<PathBuf> = self.config.shares.iter().map(|share| self.at(&share.share.to_string_lossy()[1..])).collect();
+        Controller::on_folders(&self.config, &self.at("state"), &folders)
+    }
+
+    /// All that lies on the share `a`, but what is always there.
+    fn left(&self) -> BTreeSet<String> {
+        let mut left = BTreeSet::new();
+        let mut folders = vec![self.at("a")];
+        while let Some(folder) = folders.pop() {
+            // Others remove meanwhile.
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    folders.push(path.clone());
+                }
+                left.insert(path.strip_prefix(self.at("a")).expect("below").to_string_lossy().into_owned());
+            }
+        }
+        for own in ["", "/marker.json", "/lock", "/volumes", "/drafts", "/snapshots", "/trash", "/archive"] {
+            left.remove(&format!(".longshore{own}"));
+        }
+        left
+    }
+
+    fn assert_nothing_left(&self) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !self.left().is_empty() {
+            assert!(Instant::now() < end, "{:?}", self.left());
+            std::thread::yield_now();
+        }
+        assert_eq!(std::fs::read(self.at("outside/file")).expect("there"), b"precious");
+    }
+
+    fn record_path(&self, local: &str) -> PathBuf {
+        self.at("a/.longshore/volumes").join(format!("{local}.json"))
+    }
+
+    fn record(&self, local: &str) -> VolumeRecord {
+        serde_json::from_slice(&std::fs::read(self.record_path(local)).expect("a record")).expect("ours")
+    }
+
+    fn set_record(&self, record: &VolumeRecord) {
+        std::fs::write(self.record_path(record.id.local()), record::encode(record).expect("text")).expect("written");
+    }
+}
+
+fn id(local: &str) -> VolumeId {
+    format!("nfs:{local}").parse().expect("an id")
+}
+
+fn snapshot_id(local: &str) -> SnapshotId {
+    format!("nfs:{local}").parse().expect("an id")
+}
+
+fn parameters(pairs: &[(&str, &str)]) -> serde_json::Value {
+    let raw = RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+    let own = NfsParameters::of_class(&raw).expect("valid");
+    serde_json::json!({"node": NodeParameters::default(), "backend": own})
+}
+
+fn spec(local: &str, pairs: &[(&str, &str)]) -> VolumeSpec {
+    VolumeSpec {
+        id: id(local),
+        name: local.to_owned(),
+        capacity: Bytes::mib(100),
+        source: None,
+        parameters: parameters(pairs),
+        topology: TopologyRequirement::default(),
+    }
+}
+
+fn create(controller: &Controller, spec: &VolumeSpec) -> Result<Volume> {
+    match controller.find(&spec.id)? {
+        Some(volume) => Ok(volume),
+        None => controller.create(spec, &NothingMounted),
+    }
+}
+
+/// Repeats a call while it says that it goes on.
+fn at_last<T>(call: impl Fn() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        match call() {
+            Err(Error::Pending { .. }) if Instant::now() < end => std::thread::yield_now(),
+            answer => return answer,
+        }
+    }
+}
+
+fn ids(controller: &Controller) -> Vec<String> {
+    controller.list(None, 100).expect("listed").iter().map(|volume| volume.id.local().to_owned()).collect()
+}
+
+#[test]
+fn a_volume_comes_and_goes() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    let made = create(&controller, &spec("one", &[])).expect("made");
+    assert_eq!(ground.at("a/one").metadata().expect("there").mode() & 0o7777, 0o777);
+    assert_eq!(made.parameters["backend"]["server"], "nas");
+    assert_eq!(made.parameters["backend"]["share"], "/a");
+    assert_eq!(as_asked(&made.parameters["backend"]), parameters(&[])["backend"]);
+    assert_eq!(controller.find(&id("one")).expect("looked").as_ref(), Some(&made));
+    std::fs::create_dir(ground.at("a/one/full")).expect("made");
+    std::fs::write(ground.at("a/one/full/of"), "data").expect("written");
+
+    let own = create(&controller, &spec("two", &[("mountPermissions", "2750"), ("uid", "7"), ("gid", "8")])).expect("made");
+    let seen = ground.at("a/two").metadata().expect("there");
+    assert_eq!((seen.mode() & 0o7777, seen.uid(), seen.gid()), (0o2750, 7, 8));
+    assert_eq!(ids(&controller), ["one", "two"]);
+    assert_eq!(controller.list(Some(&id("one")), 1).expect("listed"), [own]);
+
+    // All of it is known again by another process.
+    drop(controller);
+    let controller = ground.open();
+    assert_eq!(ids(&controller), ["one", "two"]);
+    for local in ["one", "two"] {
+        assert_eq!(controller.delete(&id(local)).expect("deleted"), Outcome::Changed(()));
+        assert_eq!(controller.delete(&id(local)).expect("repeated"), Outcome::Unchanged(()));
+        assert!(!ground.at("a").join(local).exists());
+    }
+    ground.assert_nothing_left();
+}
+
+#[test]
+fn templates_make_parents_and_take_the_empty_ones_away() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    std::fs::create_dir(ground.at("a/shop")).expect("made");
+    std::fs::write(ground.at("a/shop/notes"), "mine").expect("written");
+    for (local, folder) in [("one", "shop/x/data"), ("two", "shop/x/logs"), ("three", "other/deep/er/data")] {
+        create(&controller, &spec(local, &[("subDir", folder)])).expect("made");
+        assert!(ground.at("a").join(folder).is_dir());
+    }
+    for folder in ["shop/x/data", "shop/x", "shop", "shop/x/data/in", "other/deep"] {
+        let error = create(&controller, &spec("four", &[("subDir", folder)])).expect_err(folder);
+        assert!(matches!(error, Error::Conflict { .. }), "{folder}: {error}");
+    }
+    for local in ["one", "three"] {
+        controller.delete(&id(local)).expect("deleted");
+    }
+    assert!(ground.at("a/shop/x/logs").is_dir() && !ground.at("a/other").exists());
+    controller.delete(&id("two")).expect("deleted");
+    assert!(!ground.at("a/shop/x").exists());
+    assert_eq!(std::fs::read(ground.at("a/shop/notes")).expect("there"), b"mine");
+}
+
+#[test]
+fn what_lies_in_the_way_is_named_and_left() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    std::fs::create_dir(ground.at("a/full")).expect("made");
+    std::fs::write(ground.at("a/full/file"), "mine").expect("written");
+    std::fs::create_dir(ground.at("a/empty")).expect("made");
+    std::fs::write(ground.at("a/file"), "mine").expect("written");
+    symlink(ground.at("outside"), ground.at("a/link")).expect("linked");
+    symlink("/no/where", ground.at("a/dangling")).expect("linked");
+    std::fs::create_dir(ground.at("a/writable")).expect("made");
+    std::fs::set_permissions(ground.at("a/writable"), PermissionsExt::from_mode(0o777)).expect("set");
+    let before = ground.left();
+    for folder in ["full", "empty", "file", "link", "dangling", "link/in", "file/in", "writable/in"] {
+        let error = create(&controller, &spec("one", &[("subDir", folder)])).expect_err(folder);
+        assert!(matches!(&error, Error::Conflict { object, .. } if object.contains("/a/")), "{folder}: {error}");
+    }
+    assert_eq!(controller.find(&id("one")).expect("looked"), None);
+    // The drafts go in the background.
+    let end = Instant::now() + Duration::from_secs(30);
+    while ground.left() != before {
+        assert!(Instant::now() < end, "{:?}", ground.left());
+    }
+    assert_eq!(std::fs::read_dir(ground.at("outside")).expect("listed").count(), 1);
+}
+
+#[test]
+fn what_is_kept_is_no_longer_a_volume() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    for (local, way) in [("kept", "retain"), ("old", "archive")] {
+        create(&controller, &spec(local, &[("onDelete", way), ("subDir", &format!("ns/{local}"))])).expect("made");
+        std::fs::write(ground.at("a/ns").join(local).join("file"), local).expect("written");
+        controller.delete(&id(local)).expect("deleted");
+        assert_eq!(controller.delete(&id(local)).expect("repeated"), Outcome::Unchanged(()));
+    }
+    assert!(ids(&controller).is_empty());
+    assert_eq!(std::fs::read(ground.at("a/ns/kept/file")).expect("there"), b"kept");
+    assert!(!ground.at("a/ns/old").exists());
+    let archived: Vec<String> = ground.left().into_iter().filter(|path| path.starts_with(".longshore/archive/old-")).collect();
+    assert_eq!(archived.len(), 3, "{archived:?}");
+    // What was retained is in the way of a volume that would lie in it, or be it.
+    for folder in ["ns/kept", "ns/kept/in"] {
+        let error = create(&controller, &spec("new", &[("subDir", folder)])).expect_err(folder);
+        assert!(matches!(error, Error::Conflict { .. }), "{error}");
+    }
+}
+
+/// Each state that a kill can leave, by hand; the next process ends it.
+#[test]
+fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
+    let cut_off: [(&str, fn(&Ground), bool); 8] = [
+        ("a draft without a record", |ground| std::fs::create_dir(ground.at("a/.longshore/drafts/one")).expect("made"), false),
+        (
+            "a record that is half written",
+            |ground| {
+                std::fs::write(ground.at("a/.longshore/volumes/.one.json.tmp"), "{").expect("written");
+            },
+            false,
+        ),
+        (
+            "a draft with its record",
+            |ground| {
+                std::fs::rename(ground.at("a/x/one"), ground.at("a/.longshore/drafts/one")).expect("back");
+                ground.set_record(&VolumeRecord { phase: Phase::Making, ..ground.record("one") });
+            },
+            true,
+        ),
+        (
+            "a claimed place",
+            |ground| {
+                std::fs::rename(ground.at("a/x/one"), ground.at("a/.longshore/drafts/one")).expect("back");
+                std::fs::create_dir(ground.at("a/x/one")).expect("made");
+                std::fs::set_permissions(ground.at("a/x/one"), PermissionsExt::from_mode(0)).expect("set");
+                ground.set_record(&VolumeRecord { phase: Phase::Making, ..ground.record("one") });
+            },
+            true,
+        ),
+        (
+            "in place, not yet whole",
+            |ground| {
+                ground.set_record(&VolumeRecord { phase: Phase::Making, ..ground.record("one") });
+            },
+            true,
+        ),
+        (
+            "deleted, still in place",
+            |ground| {
+                std::fs::write(ground.at("a/x/one/file"), "data").expect("written");
+                ground.set_record(&VolumeRecord { phase: Phase::Deleting { at: 7 }, ..ground.record("one") });
+            },
+            true,
+        ),
+        (
+            "deleted, in the trash",
+            |ground| {
+                std::fs::rename(ground.at("a/x/one"), ground.at("a/.longshore/trash/one~7")).expect("gone");
+                ground.set_record(&VolumeRecord { phase: Phase::Deleting { at: 7 }, ..ground.record("one") });
+            },
+            true,
+        ),
+        ("half of the trash", |ground| std::fs::create_dir_all(ground.at("a/.longshore/trash/~1/b/c")).expect("made"), false),
+    ];
+    for (state, make, made) in cut_off {
+        for repeat in [false, true] {
+            let ground = ground(&["a"]);
+            let controller = ground.open();
+            controller.probe().expect("there");
+            if made {
+                create(&controller, &spec("one", &[("subDir", "x/one")])).expect("made");
+            }
+            drop(controller);
+            make(&ground);
+            let controller = ground.open();
+            assert_eq!(controller.find(&id("one")).expect("looked"), None, "{state}");
+            assert!(ids(&controller).is_empty(), "{state}");
+            if repeat {
+                create(&controller, &spec("one", &[("subDir", "x/one")])).expect(state);
+                assert_eq!(std::fs::read_dir(ground.at("a/x/one")).expect("there").count(), 0, "{state}");
+                controller.delete(&id("one")).expect(state);
+            }
+            ground.assert_nothing_left();
+            let everything = controller.capacity(&CapacityQuery::default()).expect("told").available;
+            assert!(everything > Bytes::mib(900) || everything.0 % (1 << 20) == 0, "{everything}");
+        }
+    }
+}
+
+#[test]
+fn a_foreign_folder_in_the_place_of_what_was_deleted_is_left() {
+    let ground = ground(&["a"]);
+    create(&ground.open(), &spec("one", &[])).expect("made");
+    std::fs::rename(ground.at("a/one"), ground.at("a/.longshore/trash/one~7")).expect("gone");
+    ground.set_record(&VolumeRecord { phase: Phase::Deleting { at: 7 }, ..ground.record("one") });
+    std::fs::create_dir(ground.at("a/one")).expect("made");
+    std::fs::write(ground.at("a/one/file"), "another's").expect("written");
+    let controller = ground.open();
+    assert_eq!(controller.delete(&id("one")).expect("done"), Outcome::Unchanged(()));
+    assert_eq!(std::fs::read(ground.at("a/one/file")).expect("there"), b"another's");
+}
+
+#[test]
+fn promises_are_kept_and_no_more_are_made() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    let large = VolumeSpec { capacity: Bytes::mib(925), ..spec("two", &[]) };
+    let error = create(&controller, &large).expect_err("too large").to_string();
+    assert!(error.contains("924 MiB of 1 GiB left"), "{error}");
+    assert!(matches!(controller.expand(&id("one"), Bytes::mib(1025)), Err(Error::NoCapacity { .. })));
+    assert_eq!(controller.expand(&id("one"), Bytes::mib(1000)).expect("fits"), Outcome::Changed(Bytes::mib(1000)));
+    assert_eq!(controller.expand(&id("one"), Bytes::mib(500)).expect("larger already"), Outcome::Unchanged(Bytes::mib(1000)));
+    drop(controller);
+    let controller = ground.open();
+    assert_eq!(controller.find(&id("one")).expect("looked").expect("there").capacity, Bytes::mib(1000));
+    assert!(controller.capacity(&CapacityQuery::default()).expect("told").available <= Bytes::mib(24));
+    let usage = controller.usage();
+    assert_eq!(usage.pools[0].1.expect("seen").provisioned.expect("told").promised, Bytes::mib(1000));
+    controller.delete(&id("one")).expect("deleted");
+    assert!(create(&controller, &large).is_ok());
+}
+
+#[test]
+fn snapshots_are_whole_and_outlive_their_volume() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[("mountPermissions", "0750"), ("uid", "7")])).expect("made");
+    std::fs::create_dir(ground.at("a/one/dir")).expect("made");
+    std::fs::write(ground.at("a/one/dir/file"), "then").expect("written");
+    let taken = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one") };
+    controller.create_snapshot(&taken, &NothingMounted).expect("taken");
+    let ready = || controller.find_snapshot(&taken.id).map(|found| found.filter(|snapshot| snapshot.ready));
+    let end = Instant::now() + Duration::from_secs(30);
+    while ready().expect("looked").is_none() {
+        assert!(Instant::now() < end);
+    }
+    std::fs::write(ground.at("a/one/dir/file"), "now").expect("written");
+    let restored = VolumeSpec { source: Some(ContentSource::Snapshot(taken.id.clone())), ..spec("restored", &[]) };
+    at_last(|| create(&controller, &restored)).expect("restored");
+    let cloned = VolumeSpec { source: Some(ContentSource::Volume(id("one"))), ..spec("cloned", &[("mountPermissions", "0700")]) };
+    at_last(|| create(&controller, &cloned)).expect("cloned");
+    controller.delete(&id("one")).expect("deleted");
+    assert_eq!(std::fs::read(ground.at("a/restored/dir/file")).expect("there"), b"then");
+    assert_eq!(std::fs::read(ground.at("a/cloned/dir/file")).expect("there"), b"now");
+    let seen = |path: &str| ground.at(path).metadata().map(|meta| (meta.mode() & 0o7777, meta.uid())).expect("there");
+    assert_eq!((seen("a/restored"), seen("a/cloned")), ((0o750, 7), (0o700, 7)));
+
+    drop(controller);
+    let controller = ground.open();
+    let listed = controller.list_snapshots(Some(&id("one")), None, 9).expect("listed");
+    assert_eq!(listed.len(), 1);
+    assert!(listed[0].ready && listed[0].size == Bytes::mib(100));
+    assert!(controller.list_snapshots(Some(&id("two")), None, 9).expect("listed").is_empty());
+    assert_eq!(controller.delete_snapshot(&taken.id).expect("deleted"), Outcome::Changed(()));
+    assert_eq!(controller.delete_snapshot(&taken.id).expect("repeated"), Outcome::Unchanged(()));
+    for local in ["restored", "cloned"] {
+        controller.delete(&id(local)).expect("deleted");
+    }
+    ground.assert_nothing_left();
+}
+
+/// What takes long goes on behind the call, is asked for again, is stopped by a deletion, and survives the end of the process.
+#[test]
+fn what_takes_long_goes_on_in_the_background() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    for number in 0..20_000 {
+        std::fs::write(ground.at("a/one").join(number.to_string()), number.to_string()).expect("written");
+    }
+    let cloned = VolumeSpec { source: Some(ContentSource::Volume(id("one"))), ..spec("cloned", &[]) };
+    let error = create(&controller, &cloned).expect_err("it takes long").to_string();
+    assert!(error.contains("entries"), "{error}");
+    assert!(!ground.at("a/cloned").exists() && ids(&controller) == ["one"]);
+    assert!(matches!(controller.delete(&id("one")), Err(Error::Pending { .. })), "it is being copied");
+    at_last(|| create(&controller, &cloned)).expect("cloned");
+    assert_eq!(std::fs::read_dir(ground.at("a/cloned")).expect("there").count(), 20_000);
+
+    // Cut off, and asked for again with another size.
+    create(&controller, &VolumeSpec { id: id("other"), ..cloned.clone() }).expect_err("it takes long");
+    at_last(|| create(&controller, &VolumeSpec { id: id("other"), capacity: Bytes::mib(200), ..cloned.clone() }))
+        .expect("cloned");
+    create(&controller, &VolumeSpec { id: id("third"), ..cloned.clone() }).expect_err("it takes long");
+    controller.delete(&id("third")).expect("stopped and deleted");
+
+    let taken = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one") };
+    assert!(!controller.create_snapshot(&taken, &NothingMounted).expect("begun").ready);
+    assert!(matches!(controller.delete(&id("one")), Err(Error::Pending { .. })), "it is being copied");
+    drop(controller);
+    // The thread of the old process goes on and holds the share, as a process does until it has ended.
+    let controller = at_last(|| {
+        let controller = ground.open();
+        controller.probe().map(|()| controller).map_err(|_| Error::Pending { object: String::new(), reason: String::new() })
+    })
+    .expect("opened");
+    let end = Instant::now() + Duration::from_secs(60);
+    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
+        assert!(Instant::now() < end);
+    }
+    assert_eq!(std::fs::read_dir(ground.at("a/.longshore/snapshots/s/data")).expect("there").count(), 20_000);
+}
+
+#[test]
+fn a_snapshot_that_was_cut_off_is_made_anew() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    std::fs::write(ground.at("a/one/file"), "data").expect("written");
+    let taken = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one") };
+    controller.create_snapshot(&taken, &NothingMounted).expect("taken");
+    let end = Instant::now() + Duration::from_secs(30);
+    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
+        assert!(Instant::now() < end);
+    }
+    drop(controller);
+    let folder = ground.at("a/.longshore/snapshots/s");
+    let text = std::fs::read_to_string(folder.join("meta.json")).expect("read").replace("\"ready\": true", "\"ready\": false");
+    std::fs::write(folder.join("meta.json"), text).expect("written");
+    std::fs::write(folder.join("data/file"), "half").expect("written");
+    std::fs::write(folder.join("data/stray"), "half").expect("written");
+    let controller = ground.open();
+    controller.probe().expect("there");
+    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
+        assert!(Instant::now() < end);
+    }
+    assert_eq!(std::fs::read(folder.join("data/file")).expect("there"), b"data");
+    assert!(!folder.join("data/stray").exists());
+}
+
+#[test]
+fn a_share_that_is_away_makes_nothing_look_gone() {
+    let ground = ground(&["a", "b"]);
+    let controller = ground.open();
+    create(&controller, &spec("here", &[("share", "/a")])).expect("made");
+    create(&controller, &spec("there", &[("share", "/b")])).expect("made");
+    // With most room.
+    let one = VolumeSpec { capacity: Bytes::mib(300), ..spec("one", &[("share", "/a")]) };
+    create(&controller, &one).expect("made");
+    assert_eq!(create(&controller, &spec("two", &[])).expect("made").parameters["backend"]["share"], "/b");
+    assert_eq!(ids(&controller), ["here", "one", "there", "two"]);
+    drop(controller);
+
+    std::fs::rename(ground.at("b"), ground.at("away")).expect("moved");
+    let controller = ground.open();
+    assert!(controller.find(&id("here")).expect("on the other").is_some());
+    for answer in [
+        controller.find(&id("there")).map(|_| ()),
+        controller.delete(&id("there")).map(|_| ()),
+        controller.list(None, 9).map(|_| ()),
+        create(&controller, &spec("new", &[])).map(|_| ()),
+    ] {
+        assert!(matches!(answer, Err(Error::BackendDown { .. })), "{answer:?}");
+    }
+    controller.probe().expect("one is enough");
+    assert!(controller.storage_health().expect("told").iter().any(|problem| problem.reason == "ShareUnreachable"));
+    // The server has another file system there now: not a new share.
+    std::fs::create_dir(ground.at("b")).expect("made");
+    let error = controller.find(&id("there")).expect_err("not the same").to_string();
+    assert!(error.contains(".longshore is missing") && error.contains("nfs-shares"), "{error}");
+    std::fs::remove_dir(ground.at("b")).expect("removed");
+    std::fs::rename(ground.at("away"), ground.at("b")).expect("back");
+    assert!(controller.find(&id("there")).expect("looked").is_some());
+}
+
+#[test]
+fn one_process_provisions_and_one_backend_owns() {
+    let ground = ground(&["a"]);
+    let first = ground.open();
+    first.probe().expect("there");
+    let error = ground.open().probe().expect_err("taken").to_string();
+    assert!(error.contains("another process"), "{error}");
+    drop(first);
+    let config = NfsConfig { name: "other".parse().expect("a name"), ..ground.config.clone() };
+    let error =
+        Controller::on_folders(&config, &ground.at("state"), &[ground.at("a")]).probe().expect_err("not its own").to_string();
+    assert!(error.contains("belongs to the backend nfs"), "{error}");
+    std::fs::set_permissions(ground.at("a/.longshore"), PermissionsExt::from_mode(0o755)).expect("set");
+    let error = ground.open().probe().expect_err("open to others").to_string();
+    assert!(error.contains("0700"), "{error}");
+}
+
+#[test]
+fn what_is_damaged_is_told_and_left() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    for local in ["bad", "good", "lost"] {
+        create(&controller, &spec(local, &[])).expect("made");
+    }
+    drop(controller);
+    std::fs::write(ground.record_path("bad"), "{\"format\": 1, \"id\"").expect("written");
+    std::fs::remove_dir(ground.at("a/lost")).expect("removed");
+    let controller = ground.open();
+    assert_eq!(ids(&controller), ["bad", "good", "lost"]);
+    for answer in [controller.find(&id("bad")).map(|_| ()), controller.delete(&id("bad")).map(|_| ()), {
+        controller.create(&spec("bad", &[]), &NothingMounted).map(|_| ())
+    }] {
+        assert!(matches!(&answer, Err(Error::Unproven { device, .. }) if device.ends_with("bad.json")), "{answer:?}");
+    }
+    assert!(ground.at("a/bad").is_dir());
+    let unhealthy = controller.unhealthy(None, 9).expect("told");
+    let found: Vec<_> = unhealthy.iter().map(|(id, health)| (id.local(), health[0].reason, health[0].severity)).collect();
+    let wanted = [("bad", "MetadataDamaged", Severity::Inaccessible), ("lost", "FolderMissing", Severity::DataLoss)];
+    assert_eq!(found, wanted);
+    assert!(controller.volume_health(&id("good")).expect("told").is_empty());
+    controller.delete(&id("lost")).expect("given up");
+    assert_eq!(ids(&controller), ["bad", "good"]);
+}
+
+/// A tenant renames, plants and swaps in his own volume while it is copied and deleted.
+#[test]
+fn a_tenant_reaches_nothing_outside() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    let over = AtomicBool::new(false);
+    let outside = ground.at("outside");
+    std::thread::scope(|scope| {
+        for round in 0..15 {
+            let local = format!("v{round}");
+            create(&controller, &spec(&local, &[])).expect("made");
+            let folder = ground.at("a").join(&local);
+            for sub in 0..10 {
+                let sub = folder.join(sub.to_string());
+                std::fs::create_dir_all(sub.join("deep/er")).expect("made");
+                (0..20).for_each(|file| std::fs::write(sub.join(format!("deep/{file}")), "x").expect("written"));
+            }
+            let open = crate::os::folder::Folder::open(&folder).expect("the tenant has it mounted");
+            let (over, outside) = (&over, &outside);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    for sub in 0..10 {
+                        let (name, link) = (sub.to_string(), format!("link{sub}"));
+                        rustix::fs::symlinkat(outside, &open, &link).ok();
+                        rustix::fs::renameat_with(&open, &name, &open, &link, rustix::fs::RenameFlags::EXCHANGE).ok();
+                    }
+                    if open.stat_self().is_ok_and(|stat| stat.st_nlink == 0) {
+                        return;
+                    }
+                }
+            });
+            let taken = SnapshotSpec { id: snapshot_id(&local), name: local.clone(), source: id(&local) };
+            controller.create_snapshot(&taken, &NothingMounted).expect("taken");
+            at_last(|| controller.delete(&id(&local))).expect("deleted");
+            controller.delete_snapshot(&taken.id).expect("deleted");
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        // A link made in a folder that is going can hold it back for a moment.
+        while !ground.left().is_empty() && Instant::now() < end {
+            controller.delete(&id("none")).expect("nothing");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(std::fs::read_dir(ground.at("outside")).expect("listed").count(), 1);
+    assert_eq!(std::fs::read(ground.at("outside/file")).expect("there"), b"precious");
+}

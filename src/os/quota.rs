@@ -1,0 +1,135 @@
+//! Project quotas of xfs: a folder and all that is made in it is one project, which may have so many bytes.
+//!
+//! ioctl_xfs_fsgetxattr(2), quotactl_fd(2) with Q_XSETQLIM and Q_XGETQUOTA (linux/dqblk_xfs.h).
+#![allow(unsafe_code, reason = "the ioctls and quotactl_fd(2) have no safe wrapper")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+
+use super::{Error, Result};
+
+/// linux/fs.h, struct fsxattr.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::struct_field_names, reason = "the kernel's names")]
+struct FsXattr {
+    xflags: u32,
+    extsize: u32,
+    nextents: u32,
+    projid: u32,
+    cowextsize: u32,
+    pad: [u8; 8],
+}
+
+/// FS_XFLAG_PROJINHERIT: what is made in a folder has its project.
+const INHERIT: u32 = 0x200;
+
+nix::ioctl_read!(get_attributes, b'X', 31, FsXattr);
+nix::ioctl_write_ptr!(set_attributes, b'X', 32, FsXattr);
+
+/// linux/dqblk_xfs.h, struct fs_disk_quota. Blocks are of 512 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct DiskQuota {
+    version: i8,
+    flags: i8,
+    fieldmask: u16,
+    id: u32,
+    hard: u64,
+    soft: u64,
+    inodes_hard: u64,
+    inodes_soft: u64,
+    blocks: u64,
+    inodes: u64,
+    timers: [i32; 2],
+    warnings: [u16; 2],
+    timers_high: [i8; 4],
+    realtime: [u64; 3],
+    realtime_timer: i32,
+    realtime_warnings: u16,
+    padding: i16,
+    more_padding: [u8; 8],
+}
+
+const BLOCK: u64 = 512;
+const VERSION: i8 = 1;
+/// FS_PROJ_QUOTA.
+const PROJECT_FLAG: i8 = 2;
+/// FS_DQ_BSOFT | FS_DQ_BHARD.
+const BOTH_LIMITS: u16 = 1 << 2 | 1 << 3;
+const Q_XGETQUOTA: libc::c_int = (b'X' as libc::c_int) << 8 | 3;
+const Q_XSETQLIM: libc::c_int = (b'X' as libc::c_int) << 8 | 4;
+const PRJQUOTA: libc::c_int = 2;
+
+/// What a project has and may have, in bytes; a limit of 0 is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    pub limit: u64,
+    pub used: u64,
+}
+
+/// Makes an empty folder, and all that will be in it, part of a project.
+pub fn set_project(folder: impl AsFd, project: u32) -> Result<()> {
+    let fd = folder.as_fd();
+    let mut attributes = FsXattr::default();
+    // SAFETY: the descriptor is open, and the struct is the kernel's.
+    unsafe { get_attributes(fd.as_raw_fd(), &raw mut attributes) }.map_err(|errno| failed("read the project of", fd, errno))?;
+    attributes.projid = project;
+    attributes.xflags |= INHERIT;
+    // SAFETY: as above; the kernel only reads it.
+    unsafe { set_attributes(fd.as_raw_fd(), &raw const attributes) }.map_err(|errno| failed("set the project of", fd, errno))?;
+    Ok(())
+}
+
+/// Limits a project on the file system of `on`, at once: more than that is ENOSPC for it. 0 is no limit.
+///
+/// # Errors
+/// `Io`: ENOSYS, ESRCH or EINVAL where the file system is not mounted with `prjquota`.
+pub fn limit(on: impl AsFd, project: u32, bytes: u64) -> Result<()> {
+    let blocks = bytes.div_ceil(BLOCK);
+    let mut quota = DiskQuota {
+        version: VERSION,
+        flags: PROJECT_FLAG,
+        fieldmask: BOTH_LIMITS,
+        id: project,
+        hard: blocks,
+        soft: blocks,
+        ..DiskQuota::default()
+    };
+    control(on.as_fd(), Q_XSETQLIM, project, &mut quota).map_err(|error| failed("limit a project of", on.as_fd(), error))
+}
+
+/// What a project has; nothing where nobody has heard of it.
+pub fn get(on: impl AsFd, project: u32) -> Result<Quota> {
+    let mut quota = DiskQuota::default();
+    match control(on.as_fd(), Q_XGETQUOTA, project, &mut quota) {
+        Ok(()) => Ok(Quota { limit: quota.hard * BLOCK, used: quota.blocks * BLOCK }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Quota { limit: 0, used: 0 }),
+        Err(error) => Err(failed("read a project's quota of", on.as_fd(), error)),
+    }
+}
+
+fn control(on: BorrowedFd<'_>, command: libc::c_int, project: u32, quota: &mut DiskQuota) -> io::Result<()> {
+    let command = command << 8 | PRJQUOTA;
+    // SAFETY: the struct is as long as the kernel's, and lives until the call is over.
+    let answer = unsafe {
+        libc::syscall(libc::SYS_quotactl_fd, on.as_raw_fd(), command, project, std::ptr::from_mut(quota).cast::<libc::c_void>())
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn failed(action: &'static str, fd: BorrowedFd<'_>, error: impl Into<io::Error>) -> Error {
+    let link = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    Error::io(action, std::fs::read_link(&link).unwrap_or(link), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_structs_are_the_kernels() {
+        assert_eq!((size_of::<FsXattr>(), size_of::<DiskQuota>()), (28, 112));
+    }
+}
