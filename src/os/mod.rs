@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::volume;
 
+pub mod answers;
 pub mod block;
 pub mod copy;
 pub mod deadline;
@@ -28,6 +29,7 @@ pub mod memfd;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;
+pub mod nfs;
 pub mod own;
 pub mod path;
 pub mod process;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::volume::{BackendName, Bytes, Error, OnDelete, Result};
+use crate::volume::{BackendName, Bytes, OnDelete, Result};
 
 /// One backend of NFS shares.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,9 +78,4 @@ impl NfsParameters {
     pub fn folder(&self, local: &str) -> PathBuf {
         Path::new(self.sub_dir.as_deref().unwrap_or(local)).to_owned()
     }
-}
-
-/// A text of `server`, `share` or `subDir` that cannot be used.
-pub fn refuse(field: &'static str, reason: impl Into<String>) -> Error {
-    Error::invalid(field, reason)
 }

@@ -5,15 +5,22 @@
 
 use std::path::Path;
 
-use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result};
+use crate::os::answers::Answers;
+use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::image::Role;
 use super::{Backend, Connect};
 
 pub mod config;
 mod connect;
+mod export;
+mod options;
+mod shares;
 
 pub use config::{NfsConfig, NfsParameters, ShareConfig};
+use connect::Silence;
+use export::Export;
+use shares::Shares;
 
 /// A file share is for everyone.
 const ACCESS_MODES: [AccessMode; 7] = [
@@ -30,6 +37,9 @@ const ACCESS_MODES: [AccessMode; 7] = [
 #[derive(Debug)]
 pub struct NfsBackend {
     config: NfsConfig,
+    shares: Shares,
+    /// By the place of a share's mount.
+    answers: Answers<Silence>,
 }
 
 impl NfsBackend {
@@ -37,9 +47,10 @@ impl NfsBackend {
     ///
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: NfsConfig, _role: Role, _state: &Path) -> Result<NfsBackend> {
+    pub fn open(config: NfsConfig, _role: Role, state: &Path) -> Result<NfsBackend> {
         config.validate()?;
-        Ok(NfsBackend { config })
+        let shares = Shares::new(state.join("nfs").join(config.name.as_str()));
+        Ok(NfsBackend { config, shares, answers: Answers::default() })
     }
 }
 
@@ -60,6 +71,16 @@ impl Backend for NfsBackend {
         &ACCESS_MODES
     }
 
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        match &capability.access {
+            AccessType::Block => Err(Error::Unsupported {
+                what: "raw block".to_owned(),
+                reason: format!("backend {} has folders of file shares", self.config.name),
+            }),
+            AccessType::Filesystem { mount_flags, .. } => options::check(&self.config, mount_flags).map(drop),
+        }
+    }
+
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let parameters: NfsParameters = raw.parse()?;
         serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
@@ -67,7 +88,8 @@ impl Backend for NfsBackend {
 
     fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let mut parameters: NfsParameters = raw.parse()?;
-        parameters.sub_dir.get_or_insert_default();
+        Export::new(&parameters.server, &parameters.share)?;
+        export::folder(parameters.sub_dir.get_or_insert_default())?;
         serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
     }
 
