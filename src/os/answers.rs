@@ -1,157 +1,124 @@
-//! Whether the server behind a mount answers, found out without waiting for it longer than some seconds.
-//!
-//! A call of our own to a server that is gone hangs, and this process at its end with it. So a child asks (stat(1) of the file
-//! system), which can be killed and left behind. At most one question is under way; its answer is good for a second.
+//! Whether something answers that may be dead: one question at a time, however many want to know.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::process::{Run, Tool, run};
-use super::{Error, Result};
+/// For how long an answer is good, be it a bad one: a dead server costs each second one question, not one for each who asks.
+const FRESH: Duration = Duration::from_secs(1);
 
-/// How long the server has.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// For how long an answer is believed.
-const GOOD_FOR: Duration = Duration::from_secs(1);
-
-/// What is known of one server; ask it through any mount of it.
+/// What is known of each, by its name: a server's.
 #[derive(Debug)]
-pub struct Answers {
-    /// For errors.
-    server: String,
-    state: Mutex<State>,
-    asked: Condvar,
+pub struct Answers<E> {
+    known: Mutex<HashMap<String, Known<E>>>,
+    told: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// A child is asking now.
-    asking: bool,
-    /// When the last question ended, and whether there was an answer.
-    last: Option<(Instant, bool)>,
+#[derive(Clone, Debug)]
+enum Known<E> {
+    Asking,
+    Told(Instant, Result<(), E>),
 }
 
-impl Answers {
-    pub fn new(server: impl Into<String>) -> Answers {
-        Answers { server: server.into(), state: Mutex::default(), asked: Condvar::new() }
+impl<E> Default for Answers<E> {
+    fn default() -> Self {
+        Answers { known: Mutex::default(), told: Condvar::new() }
     }
+}
 
-    /// Comes back within some seconds: `Ok` where the server has answered, about this mount or another of it, within the last
-    /// second. While a question to a server that did not answer the last one is under way, that is the answer at once.
+impl<E: Clone> Answers<E> {
+    /// Asks `name` by `question`, unless it was asked a moment ago; where someone asks already, waits for that. Comes back when a
+    /// question does, which must have a deadline of its own.
     ///
     /// # Errors
-    /// `Deadline` where there is no answer; `Io` with what it answered otherwise (ESTALE, EIO).
-    pub fn ask(&self, mounted: BorrowedFd<'_>) -> Result<()> {
-        let begun = Instant::now();
-        let mut state = self.state();
+    /// The question's, or that of another who asked the same a moment ago.
+    pub fn ask(&self, name: &str, question: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let mut known = self.known();
         loop {
-            if state.last.is_some_and(|(when, good)| good && when.elapsed() < GOOD_FOR) {
-                return Ok(());
+            match known.get(name) {
+                Some(Known::Told(when, answer)) if when.elapsed() < FRESH => return answer.clone(),
+                Some(Known::Asking) => known = self.told.wait(known).unwrap_or_else(PoisonError::into_inner),
+                _ => break,
             }
-            if !state.asking {
-                break;
-            }
-            // Who came while another asks has that one's answer, unless it is foreseeable.
-            if state.last.is_some_and(|(when, good)| !good && when >= begun) || self.is_silent(&state) {
-                return Err(self.no_answer());
-            }
-            let left = (PATIENCE * 2).saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return Err(self.no_answer());
-            }
-            state = self.asked.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.asking = true;
-        drop(state);
-        let answer = self.question(mounted);
-        let mut state = self.state();
-        state.asking = false;
-        state.last = Some((Instant::now(), !matches!(answer, Err(Error::Deadline { .. }))));
-        self.asked.notify_all();
+        known.insert(name.to_owned(), Known::Asking);
+        drop(known);
+        let mut asked = Asked { answers: self, name, answer: None };
+        let answer = question();
+        asked.answer = Some(answer.clone());
         answer
     }
 
-    /// Whether the last question had no answer; asks nothing.
-    pub fn is_down(&self) -> bool {
-        self.is_silent(&self.state())
-    }
-
-    fn is_silent(&self, state: &State) -> bool {
-        state.last.is_some_and(|(_, good)| !good)
-    }
-
-    fn question(&self, mounted: BorrowedFd<'_>) -> Result<()> {
-        let path = format!("/proc/self/fd/{}", mounted.as_raw_fd());
-        let output = run(Run {
-            tool: Tool { name: "stat", package: "coreutils" },
-            arguments: ["--file-system", "--format", "%T", "--", &path].map(str::to_owned).to_vec(),
-            keep: vec![mounted],
-            stdin: Vec::new(),
-            deadline: PATIENCE,
-        })
-        .map_err(|error| if matches!(error, Error::Deadline { .. }) { self.no_answer() } else { error })?;
-        if output.failure(&[0]).is_none() {
-            return Ok(());
+    /// Whatever was answered, the next who asks asks anew.
+    pub fn forget(&self, name: &str) {
+        let mut known = self.known();
+        if let Some(Known::Told(..)) = known.get(name) {
+            known.remove(name);
         }
-        // It answered, if not well; so the same question of our own does not hang, and has a number for an answer.
-        rustix::fs::fstatfs(mounted).map(|_| ()).map_err(|errno| Error::io("ask", &self.server, errno))
     }
 
-    fn no_answer(&self) -> Error {
-        Error::Deadline { action: "ask server", object: self.server.clone(), after: PATIENCE }
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known<E>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+/// Tells the answer to those who wait; after a panic, that there is none.
+struct Asked<'a, E: Clone> {
+    answers: &'a Answers<E>,
+    name: &'a str,
+    answer: Option<Result<(), E>>,
+}
+
+impl<E: Clone> Drop for Asked<'_, E> {
+    fn drop(&mut self) {
+        let mut known = self.answers.known();
+        match self.answer.take() {
+            Some(answer) => known.insert(self.name.to_owned(), Known::Told(Instant::now(), answer)),
+            None => known.remove(self.name),
+        };
+        drop(known);
+        self.answers.told.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
 
     use super::*;
 
     #[test]
-    fn a_file_system_that_answers_is_asked_once_a_second() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = File::open(folder.path()).unwrap();
-        let answers = Answers::new("here");
-        answers.ask(open.as_fd()).unwrap();
-        let first = answers.state().last.unwrap().0;
-        answers.ask(open.as_fd()).unwrap();
-        assert_eq!(answers.state().last.unwrap().0, first, "the answer is still good");
-        assert!(!answers.is_down());
-    }
-
-    #[test]
-    fn of_a_silent_server_others_hear_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = File::open(folder.path()).unwrap();
-        let answers = Answers::new("there");
-        *answers.state() = State { asking: true, last: Some((Instant::now(), false)) };
-        let begun = Instant::now();
-        assert!(matches!(answers.ask(open.as_fd()), Err(Error::Deadline { .. })));
-        assert!(begun.elapsed() < Duration::from_secs(1));
-        assert!(answers.is_down());
-        // Nobody asks any more: then it is asked anew.
-        answers.state().asking = false;
-        answers.ask(open.as_fd()).unwrap();
-    }
-
-    #[test]
-    fn who_comes_while_it_is_asked_has_the_same_answer() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = File::open(folder.path()).unwrap();
-        let answers = Answers::new("here");
-        answers.state().asking = true;
+    fn many_who_ask_a_dead_server_are_one_question() {
+        let answers = Answers::<&str>::default();
+        let asked = AtomicUsize::new(0);
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = Mutex::new(ended);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| answers.ask(open.as_fd()));
-            *answers.state() = State { asking: false, last: Some((Instant::now(), true)) };
-            answers.asked.notify_all();
-            waiting.join().unwrap().unwrap();
+            let ask = || {
+                answers.ask("dead", || {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    let _no_more: Result<(), _> = ended.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    Err("no answer")
+                })
+            };
+            let waiting: Vec<_> = (0..20).map(|_| scope.spawn(ask)).collect();
+            assert_eq!(answers.ask("alive", || Ok(())), Ok(()), "another one is not held up");
+            drop(end);
+            for thread in waiting {
+                assert_eq!(thread.join().expect("no panic"), Err("no answer"));
+            }
         });
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        answers.forget("dead");
+        assert_eq!(answers.ask("dead", || Ok(())), Ok(()), "it is back");
+    }
+
+    #[test]
+    fn a_question_that_panics_leaves_nobody_waiting() {
+        let answers = Answers::<()>::default();
+        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| answers.ask("a", || panic!("on purpose"))));
+        assert!(asked.is_err());
+        assert_eq!(answers.ask("a", || Ok(())), Ok(()));
     }
 }

@@ -30,6 +30,7 @@ pub mod memfd;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;
+pub mod nfs;
 pub mod own;
 pub mod path;
 pub mod private_mount;

@@ -1,9 +1,9 @@
 //! Mounts, by the new mount API: fsopen(2), fsmount(2), open_tree(2), mount_setattr(2), move_mount(2). Linux 5.12.
 #![allow(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -13,6 +13,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
+use super::mountinfo::MountTable;
 use super::path::Root;
 use super::{Error, Result};
 
@@ -284,28 +285,33 @@ pub fn attach(mount: OwnedFd, target: BorrowedFd<'_>, target_path: &Path) -> Res
 }
 
 /// Unmounts the mount `id` (of mountinfo), which is on top at `path`. Through the open parent folder, and only if it is this
-/// mount that lies there: the path may by now lead over a link, or to another's.
+/// mount that lies there: the path may by now lead over a link, or to another's. Nothing of the mount itself is looked at: its server
+/// may be dead.
 ///
 /// # Errors
 /// `Path`, `Unexpected` where it is not there any more; `Io`: EBUSY.
 pub fn unmount(root: &Root, path: &Path, id: u64) -> Result<()> {
     let (parent, name) = root.parent(path)?;
-    if id_at(parent.as_fd(), &name, path)? != id {
-        return Err(Error::Unexpected { object: path.display().to_string(), reason: "another mount is there by now".to_owned() });
+    let folder = format!("/proc/self/fd/{}", parent.as_raw_fd());
+    let unexpected = |reason: &str| Err(Error::Unexpected { object: path.display().to_string(), reason: reason.to_owned() });
+    // The open folder is the one that mountinfo speaks of, before and after it was read. What is mounted upon cannot be renamed,
+    // so that from then on the name in the open folder leads to that mount.
+    let is_folder =
+        || rustix::fs::readlink(&folder, Vec::new()).is_ok_and(|link| Some(link.as_bytes()) == path.parent().map(bytes));
+    if !is_folder() || MountTable::read()?.at(path).last().map(|top| top.id) != Some(id) || !is_folder() {
+        return unexpected("another mount is there by now");
     }
-    // A name that is mounted upon cannot be renamed. The mount itself must not be held open: it would be busy.
-    let place = Path::new(&format!("/proc/self/fd/{}", parent.as_raw_fd())).join(name);
+    let place = Path::new(&folder).join(name);
     rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(|errno| Error::io("unmount", path, errno))
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
 }
 
 /// The id, in mountinfo, of the mount that an open place is on.
 pub fn id(place: BorrowedFd<'_>, path: &Path) -> Result<u64> {
-    id_at(place, OsStr::new(""), path)
-}
-
-fn id_at(folder: BorrowedFd<'_>, name: &OsStr, path: &Path) -> Result<u64> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    match rustix::fs::statx(folder, name, flags, StatxFlags::MNT_ID) {
+    match rustix::fs::statx(place, "", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID) {
         Ok(seen) => Ok(seen.stx_mnt_id),
         Err(errno) => Err(Error::io("look at", path, errno)),
     }

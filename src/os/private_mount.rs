@@ -3,7 +3,7 @@
 //! mount.nfs(8) runs in a mount namespace of its own, made for this and left at once; what is kept is an open descriptor of a
 //! detached copy of its mount (open_tree(2), OPEN_TREE_CLONE).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount_change, open_tree, unmount};
 
-use super::process::{Run, Tool, run_ok};
+use super::deadline::within;
+use super::process::{Run, Tool, run, run_ok};
 use super::{Error, Result};
 
 const TOOL: Tool = Tool { name: "mount.nfs", package: "nfs-common" };
@@ -35,6 +36,27 @@ pub fn mount(source: &str, options: &[String], at: &Path, deadline: Duration) ->
         .map_err(|error| Error::io("start a thread to mount", source, error))?;
     let late = Error::Deadline { action: "mount", object: source.to_owned(), after: deadline };
     told.recv_timeout(deadline + SLACK).unwrap_or(Err(late))
+}
+
+/// Whether the server behind a mount of ours answers. A program asks (stat(1) of the file system, which NFS keeps no answer of): it can
+/// be left behind, where a call of our own would hang.
+///
+/// # Errors
+/// `Deadline`; `Io` with what statfs(2) said otherwise: ESTALE.
+pub fn answers(mounted: BorrowedFd<'_>, deadline: Duration) -> Result<()> {
+    let path = format!("/proc/self/fd/{}", mounted.as_raw_fd());
+    let tool = Tool { name: "stat", package: "coreutils" };
+    let arguments = ["--file-system", "--format=%i", "--", &path].map(str::to_owned).to_vec();
+    if run(Run { tool, arguments, keep: vec![mounted], stdin: Vec::new(), deadline })?.status == Ok(0) {
+        return Ok(());
+    }
+    // It was answered, and badly: what with, a call of our own tells, which is answered as fast.
+    let own = mounted.try_clone_to_owned().map_err(|error| Error::io("duplicate", &path, error))?;
+    match within(deadline, move || rustix::fs::fstatfs(own).map(drop)) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(errno)) => Err(Error::io("ask for the state of", path, errno)),
+        None => Err(Error::Deadline { action: "ask for the state of", object: path, after: deadline }),
+    }
 }
 
 fn mount_unseen(source: &str, options: String, at: &Path, deadline: Duration) -> Result<OwnedFd> {

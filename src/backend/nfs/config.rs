@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
+use super::export::Export;
 use super::subdir;
 
 /// The mode of a volume's folder where nobody says otherwise: csi-driver-nfs's.
@@ -57,7 +58,7 @@ impl NfsConfig {
     pub fn validate(&self) -> Result<()> {
         for (number, share) in self.shares.iter().enumerate() {
             share.validate()?;
-            if self.shares.iter().skip(number + 1).any(|other| other.server == share.server && other.share == share.share) {
+            if self.shares.iter().skip(number + 1).any(|other| other.called() == share.called()) {
                 return Err(refuse("shares", format!("{} is there twice", share.called())));
             }
         }
@@ -67,14 +68,8 @@ impl NfsConfig {
 
 impl ShareConfig {
     fn validate(&self) -> Result<()> {
+        self.export()?;
         let plain = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == ',');
-        if !plain(&self.server) || self.server.starts_with('-') || self.server.contains('/') {
-            return Err(refuse("shares.server", format!("{:?} is no host name or address", self.server)));
-        }
-        let share = self.share.to_str().filter(|share| share.starts_with('/') && !share.contains(char::is_control));
-        if share.is_none_or(|share| share.split('/').any(|component| component == "..")) {
-            return Err(refuse("shares.share", format!("{:?} is no absolute path without ..", self.share)));
-        }
         if let Some(bad) = self.mount_options.iter().find(|option| !plain(option)) {
             return Err(refuse("shares.mountOptions", format!("{bad:?} is no mount option; give each by itself")));
         }
@@ -84,14 +79,14 @@ impl ShareConfig {
         Ok(())
     }
 
+    pub(super) fn export(&self) -> Result<Export> {
+        Export::new(&self.server, &self.share.to_string_lossy())
+    }
+
     /// `server:/share`, for people and for mount.nfs.
     pub fn called(&self) -> String {
-        // An address of IPv6 stands in brackets.
-        let share = self.share.display();
-        if self.server.contains(':') && !self.server.starts_with('[') {
-            return format!("[{}]:{share}", self.server);
-        }
-        format!("{}:{share}", self.server)
+        // What is no export was refused by `validate`.
+        self.export().map_or_else(|_| format!("{}:{}", self.server, self.share.display()), |export| export.to_string())
     }
 }
 
@@ -221,7 +216,7 @@ impl Ownership {
 }
 
 /// A text of `server`, `share` or `subDir` that cannot be used.
-pub fn refuse(field: &'static str, reason: impl Into<String>) -> Error {
+pub(super) fn refuse(field: &'static str, reason: impl Into<String>) -> Error {
     Error::invalid(field, reason)
 }
 
@@ -273,9 +268,9 @@ mod tests {
             assert!(error.contains(key) || error.contains("sequence"), "{key}: {error}");
         }
         for (yaml, field) in [
-            ("name: n\nshares: [{server: a, share: srv}]", "shares.share"),
-            ("name: n\nshares: [{server: a, share: /srv/../etc}]", "shares.share"),
-            ("name: n\nshares: [{server: -oops, share: /srv}]", "shares.server"),
+            ("name: n\nshares: [{server: a, share: srv}]", "share"),
+            ("name: n\nshares: [{server: a, share: /srv/../etc}]", "share"),
+            ("name: n\nshares: [{server: -oops, share: /srv}]", "server"),
             ("name: n\nshares: [{server: a, share: /srv}, {server: a, share: /srv}]", "shares"),
             ("name: n\nshares: [{server: a, share: /srv, mountOptions: ['a,b']}]", "shares.mountOptions"),
             ("name: n\nshares: [{server: a, share: /srv, quota: srv}]", "shares.quota"),

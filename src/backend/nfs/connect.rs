@@ -1,24 +1,160 @@
-//! The node's side.
+//! The node's side: a volume is a folder of a share, which is mounted once for all of them.
+//!
+//! Nothing here waits for a server longer than some seconds, and only those wait who want something of that server.
 
-use crate::backend::{Connect, ConnectRequest, Source};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::backend::{Connect, ConnectRequest, Directory, Source};
+use crate::os::mountinfo::MountTable;
+use crate::os::step::step;
+use crate::os::{self, mount, nfs};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
-use super::NfsBackend;
+use super::export::{self, Export};
+use super::options::{self, Options};
+use super::shares::{Share, User};
+use super::{NfsBackend, NfsParameters};
+
+/// How long a server has to say that it lives.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Why a server does not give what it should.
+#[derive(Clone, Debug)]
+pub(super) enum Silence {
+    Dead(String),
+    /// ESTALE.
+    Stale(String),
+}
 
 impl Connect for NfsBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
-        Err(Error::volume_not_found(request.id))
+        let id = request.id;
+        let parameters: NfsParameters = serde_json::from_value(request.parameters.clone())
+            .map_err(|error| Error::invalid("volume_context", error.to_string()))?;
+        let export = Export::new(&parameters.server, &parameters.share)?;
+        let folder = export::folder(&parameters.folder(id.local()).to_string_lossy())?;
+        let options = options::check(&self.config, request.mount_flags)?;
+        let share = self.shares.of(&export, &options);
+        if let Some((other, _)) = self.shares.used_by(id)?.filter(|(other, _)| *other != share) {
+            // An earlier stage with other options.
+            let _turn = self.shares.turn(&other)?;
+            other.release(id)?;
+        }
+        let user = User {
+            id: id.clone(),
+            export: export.to_string(),
+            source: export.source(&folder),
+            folder,
+            bind: options.bind.clone(),
+        };
+        let _turn = self.shares.turn(&share)?;
+        let noted = share.user(id)?.as_ref() == Some(&user);
+        if !noted {
+            share.note(&user)?;
+        }
+        let mounted = self.mount(&share, &export, &options)?;
+        let gone = || Error::failed("mount share", export.to_string(), "it is not mounted after it was");
+        let directory = share.directory(&MountTable::read()?, user)?.ok_or_else(gone)?;
+        self.look_into(&directory)?;
+        let source = Source::Directory(directory);
+        Ok(if noted && !mounted { Outcome::Unchanged(source) } else { Outcome::Changed(source) })
     }
 
-    fn connected(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
-        Ok(None)
+    fn connected(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
+        let Some((share, user)) = self.shares.used_by(id)? else { return Ok(None) };
+        Ok(share.directory(&MountTable::read()?, user)?.map(Source::Directory))
     }
 
-    fn disconnect(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
-        Ok(Outcome::Unchanged(()))
+    /// Of an earlier mount of the share, too: whatever is at a place of the volume's and shows its folder is its own.
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        Ok(matches!(source, Source::Directory(_)))
     }
 
-    fn refresh(&self, id: &VolumeId, _source: &Source) -> Result<Bytes> {
-        Err(Error::volume_not_found(id))
+    fn disconnect(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
+        let used = self.shares.used_by(id)?;
+        // Also those that nobody uses: a call that was cut off may have left one.
+        for share in self.shares.all()? {
+            let own = used.as_ref().is_some_and(|(used, _)| *used == share);
+            if own || share.is_unused()? {
+                let _turn = self.shares.turn(&share)?;
+                share.release(id)?;
+            }
+        }
+        Ok(if used.is_some() { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+    }
+
+    /// Its server says how much there is, whenever it is asked.
+    fn refresh(&self, _id: &VolumeId, source: &Source) -> Result<Bytes> {
+        self.reach(source)?;
+        let Source::Directory(directory) = source else { return Ok(Bytes(0)) };
+        let usage = os::fs::usages(std::slice::from_ref(&directory.mount), PATIENCE)?.remove(&directory.mount);
+        Ok(Bytes(usage.map_or(0, |usage| usage.total)))
+    }
+
+    fn reach(&self, source: &Source) -> Result<()> {
+        let Source::Directory(directory) = source else { return Ok(()) };
+        self.answers(&directory.mount).map_err(|silence| self.error(&directory.source, silence))
+    }
+}
+
+impl NfsBackend {
+    /// Mounts the share, where it is not, or where it is stale. Answers whether it had to.
+    fn mount(&self, share: &Share, export: &Export, options: &Options) -> Result<bool> {
+        let (source, place) = (export.to_string(), share.mount());
+        if nfs::at(&MountTable::read()?, &place, &source)?.is_some() {
+            match self.answers(&place) {
+                Ok(()) => return Ok(false),
+                Err(Silence::Stale(reason)) => {
+                    tracing::warn!(share = %source, reason, "the share is stale; mounted anew");
+                    share.unmount()?;
+                }
+                Err(silence) => return Err(self.error(&source, silence)),
+            }
+        }
+        let remedy = "see whether the server runs, and is reached from this node";
+        // Seconds, where mount.nfs would try for longer.
+        if options.is_tcp() && !nfs::connects(&export.server, options.port()) {
+            return Err(self.down(&source, &format!("nobody answers at its port; {remedy}")));
+        }
+        step("mount share", &source, || nfs::mount(&source, &place, &options.share)).map_err(|error| match error {
+            os::Error::Deadline { .. } => self.down(&source, &format!("{error}; {remedy}")),
+            error => error.into(),
+        })?;
+        self.answers.forget(&place.display().to_string());
+        Ok(true)
+    }
+
+    /// Sees that the volume's folder is there, and really in the share.
+    fn look_into(&self, directory: &Directory) -> Result<()> {
+        match mount::open_in(&directory.mount, &directory.folder) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_missing() => Err(Error::NotFound { kind: "folder", id: directory.source.clone() }),
+            Err(error) if error.errno() == Some(libc::ESTALE) => {
+                Err(self.error(&directory.source, Silence::Stale(error.to_string())))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the server answers for this mount. One question for each mount at a time.
+    pub(super) fn answers(&self, place: &Path) -> Result<(), Silence> {
+        self.answers.ask(&place.display().to_string(), || {
+            nfs::answers(place, PATIENCE).map_err(|error| match error.errno() {
+                Some(libc::ESTALE) => Silence::Stale(error.to_string()),
+                _ => Silence::Dead(error.to_string()),
+            })
+        })
+    }
+
+    fn error(&self, source: &str, silence: Silence) -> Error {
+        match silence {
+            Silence::Dead(reason) => self.down(source, &reason),
+            Silence::Stale(reason) => Error::Stale { object: source.to_owned(), reason },
+        }
+    }
+
+    fn down(&self, source: &str, reason: &str) -> Error {
+        Error::BackendDown { backend: self.config.name.to_string(), reason: format!("{source}: {reason}") }
     }
 }

@@ -1,10 +1,10 @@
 //! Folders of NFS shares.
 //!
 //! - A node has one kernel mount for each server, share and set of options, whatever number of volumes uses it ([`connect`]).
-//! - The controller mounts its shares where nobody else sees them, and makes a folder per volume ([`share`] has the layout).
+//! - The controller mounts its shares where nobody else sees them, and makes a folder per volume (`controller/share.rs` has the layout).
 //!
 //! Invariants of the controller's side:
-//! - The share is the truth: a volume exists iff its record says that it is whole. The [`index`] in memory orders lists and sums
+//! - The share is the truth: a volume exists iff its record says that it is whole. The index in memory orders lists and sums
 //!   promises.
 //! - "Not there" is only said when every share could be looked into.
 //! - Nothing that is not ours is replaced or removed: a place is claimed before it is taken, a folder goes by one rename, into the
@@ -13,7 +13,8 @@
 
 use std::path::Path;
 
-use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result};
+use crate::os::answers::Answers;
+use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::image::Role;
 use super::{Backend, Connect, Expand, Provision, ReportHealth, Snapshots, Usage};
@@ -21,22 +22,15 @@ use super::{Backend, Connect, Expand, Provision, ReportHealth, Snapshots, Usage}
 pub mod config;
 mod connect;
 mod controller;
-mod health;
-mod index;
-mod place;
-mod provision;
-mod quota;
-mod record;
-mod recover;
-mod share;
-mod snapshot;
+mod export;
+mod options;
+mod shares;
 mod subdir;
-mod sweeper;
-#[cfg(test)]
-mod tests;
-mod work;
 
 pub use config::{NfsConfig, NfsParameters, ShareConfig};
+use connect::Silence;
+use export::Export;
+use shares::Shares;
 
 use controller::Controller;
 
@@ -55,6 +49,9 @@ const ACCESS_MODES: [AccessMode; 7] = [
 #[derive(Debug)]
 pub struct NfsBackend {
     config: NfsConfig,
+    shares: Shares,
+    /// By the place of a share's mount.
+    answers: Answers<Silence>,
     /// Where this process provisions, and there are shares to do it on.
     controller: Option<Controller>,
 }
@@ -66,9 +63,10 @@ impl NfsBackend {
     /// `Invalid`, naming the field of the configuration.
     pub fn open(config: NfsConfig, role: Role, state: &Path) -> Result<NfsBackend> {
         config.validate()?;
+        let shares = Shares::new(state.join("nfs").join(config.name.as_str()));
         let provisions = role.provision && !config.shares.is_empty();
         let controller = provisions.then(|| Controller::new(&config, state)).transpose()?;
-        Ok(NfsBackend { config, controller })
+        Ok(NfsBackend { config, shares, answers: Answers::default(), controller })
     }
 }
 
@@ -89,6 +87,16 @@ impl Backend for NfsBackend {
         &ACCESS_MODES
     }
 
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        match &capability.access {
+            AccessType::Block => Err(Error::Unsupported {
+                what: "raw block".to_owned(),
+                reason: format!("backend {} has folders of file shares", self.config.name),
+            }),
+            AccessType::Filesystem { mount_flags, .. } => options::check(&self.config, mount_flags).map(drop),
+        }
+    }
+
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let parameters = NfsParameters::of_class(raw)?;
         if let Some(controller) = &self.controller {
@@ -103,7 +111,8 @@ impl Backend for NfsBackend {
 
     fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let mut parameters: NfsParameters = raw.parse()?;
-        parameters.sub_dir.get_or_insert_default();
+        Export::new(&parameters.server, &parameters.share)?;
+        export::folder(parameters.sub_dir.get_or_insert_default())?;
         serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
     }
 

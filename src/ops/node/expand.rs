@@ -37,6 +37,10 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
     let sources = node.sources(id, Some(&entry))?;
     let used = sources.used(entry.encryption()?).ok_or_else(gone)?;
     let source = sources.connected.ok_or_else(gone)?;
+    if let Source::Directory(_) = source {
+        // A folder is as large as its server lets it become; the node has nothing to do.
+        return Ok(request.required.unwrap_or_default());
+    }
     let size = step("refresh", &source_name(&source), || connect.refresh(id, &source))?;
     if let Some(required) = request.required.filter(|required| size < *required) {
         let reason = format!("device {} has {size}, less than {required}; expand the volume first", source_name(&source));

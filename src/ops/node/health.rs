@@ -68,6 +68,10 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
         add(health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
         return Ok(());
     };
+    if let Err(error) = node.reach(&entry.id, &source) {
+        let reason = if matches!(error, Error::Stale { .. }) { "StaleMount" } else { "ServerUnreachable" };
+        add(health, HealthProblem { severity: Severity::Inaccessible, reason, message: format!("volume {}: {error}", entry.id) });
+    }
     let table = MountTable::read()?;
     for path in places(node, entry, publish_path)? {
         let at = observe::at(&table, &path, std::slice::from_ref(&source));

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::backend::{BlockDevice, Source};
+use crate::ops::parameters::Parameters;
 use crate::os::{self, durable};
 use crate::volume::{AccessMode, Encryption, Error, FsType, NodeParameters, Result, VolumeId};
 
@@ -106,6 +107,13 @@ impl StageEntry {
     /// What its mounts can be of.
     pub fn shown(&self) -> Vec<Source> {
         self.source.clone().into_iter().chain(self.mapping.clone().map(Source::Device)).collect()
+    }
+
+    /// # Errors
+    /// Not final where they are not as we wrote them.
+    pub fn parameters(&self) -> Result<Parameters> {
+        serde_json::from_value(self.parameters.clone())
+            .map_err(|error| Error::failed("read parameters", self.id.to_string(), error))
     }
 
     /// How the volume lies on its device, by its parameters.

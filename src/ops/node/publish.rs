@@ -21,6 +21,16 @@ use super::{Node, PublishRequest, unexpected};
 
 pub(super) fn publish(node: &Node, request: &PublishRequest) -> Result<Outcome<()>> {
     let id = &node.told(&request.handle, &request.volume_context)?;
+    match attempt(node, request, id) {
+        Err(Error::Stale { .. }) => {
+            super::stage::heal(node, id)?;
+            attempt(node, request, id)
+        }
+        other => other,
+    }
+}
+
+fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outcome<()>> {
     let Some(staging) = &request.staging else {
         return Err(Error::invalid("staging_target_path", "it is needed: volumes are staged before they are published"));
     };
@@ -58,6 +68,7 @@ pub(super) fn run(
     let table = MountTable::read()?;
     let (source, sources) = staged_source(node, entry, &table)?;
     let mut job = Job::new(node, entry, source, target, capability, read_only)?;
+    let table = job.take_away_stale(table, &sources)?;
     let others = node
         .journal
         .targets(&entry.id)?
@@ -103,6 +114,9 @@ fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<
     let sources = node.sources(id, Some(entry))?;
     let gone = || not_staged(id, "it is no longer connected; unstage it and stage it again".to_owned());
     let source = sources.used(entry.encryption()?).ok_or_else(gone)?;
+    if matches!(source, Source::Directory(_)) && entry.source.as_ref() != Some(&source) {
+        return Err(Error::Stale { object: super::source_name(&source), reason: "its share was mounted anew".to_owned() });
+    }
     if let Access::Filesystem { .. } = entry.access {
         let staging = entry.staging.display();
         match observe::at(table, &entry.staging, std::slice::from_ref(&source)) {
@@ -171,11 +185,30 @@ impl<'a> Job<'a> {
             return Err(Error::invalid("target_path", reason));
         }
         let read_only = read_only || entry.read_only || attributes.read_only || capability.mode.is_read_only();
-        let attributes = Attributes { read_only, ..attributes };
+        // What each bind of a share forbids, the CO's options may allow where that was allowed at its stage.
+        let mut attributes = Attributes { read_only, ..attributes };
+        if let Source::Directory(directory) = &source {
+            let flags = [directory.options.as_slice(), entry.mount_flags()].concat();
+            let staged = split_flags(&flags)?.0;
+            attributes.nosuid |= staged.nosuid;
+            attributes.nodev |= staged.nodev;
+        }
         let boot = node.boot.clone();
         let target = TargetEntry { version: VERSION, id: entry.id.clone(), target, block, read_only, boot };
         let group = super::stage::group_of(capability);
         Ok(Job { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
+    }
+
+    /// A target that shows an earlier mount of the share is shown nothing that is there any more.
+    fn take_away_stale(&self, table: MountTable, sources: &[Source]) -> Result<MountTable> {
+        let Source::Directory(directory) = &self.source else { return Ok(table) };
+        match observe::at(&table, &self.target.target, sources) {
+            At::Ours(mount) if mount.device != directory.device => {
+                unmount_all(self.root, &self.target.target, sources)?;
+                Ok(MountTable::read()?)
+            }
+            _ => Ok(table),
+        }
     }
 
     fn run(&mut self, decision: Publish) -> Result<Outcome<()>> {
@@ -191,6 +224,7 @@ impl<'a> Job<'a> {
             }
             Publish::Mount => {}
         }
+        self.node.reach(&self.entry.id, &self.source)?;
         self.node.journal.write_target(&self.target)?;
         if let Some(gid) = self.group.filter(|_| !self.target.block) {
             let root = self.node.root_of(self.entry);
@@ -216,7 +250,11 @@ impl<'a> Job<'a> {
     }
 
     fn bind_filesystem(&mut self, place: OwnedFd) -> Result<()> {
-        let from = observe::open(self.node.root_of(self.entry), &self.entry.staging, &self.source)?;
+        let from = match &self.source {
+            // Not by way of the staging path, whose folder may have gone stale.
+            Source::Directory(directory) => mount::open_in(&directory.mount, &directory.folder)?,
+            source => observe::open(self.node.root_of(self.entry), &self.entry.staging, source)?,
+        };
         self.bind(from, place)?;
         let target = &self.target.target;
         match observe::at(&MountTable::read()?, target, std::slice::from_ref(&self.source)) {

@@ -88,6 +88,11 @@ impl Node {
         Ok(Sources { connected, mapping, all })
     }
 
+    /// Whether what the volume is connected as answers: asked before anything that would wait for a dead server.
+    pub(super) fn reach(&self, id: &VolumeId, source: &Source) -> Result<()> {
+        self.backend(id)?.connect().reach(source)
+    }
+
     /// What the volume's mapping is called below /dev/mapper.
     pub(super) fn mapping_name(&self, id: &VolumeId) -> String {
         mapping_name(self.state.path(), id)

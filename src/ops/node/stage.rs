@@ -7,7 +7,7 @@ use crate::ops::lock::Key;
 use crate::ops::parameters::Parameters;
 use crate::os::mountinfo::MountTable;
 use crate::os::path::Root;
-use crate::volume::{AccessType, Capability, Outcome, Result, Secrets, VolumeId};
+use crate::volume::{AccessType, Capability, Error, Outcome, Result, Secrets, VolumeId};
 
 use super::execute::{self, Job};
 use super::journal::StageEntry;
@@ -42,6 +42,32 @@ pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> 
         secrets: &request.secrets,
     };
     run(node, &order)
+}
+
+/// Stages a volume again, whose share was mounted anew or must be: as the journal has it. Without a secret or what came from the
+/// controller, since only a share can need it.
+pub(super) fn heal(node: &Node, id: &VolumeId) -> Result<()> {
+    let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
+    let Some(entry) = node.journal.stage(id)? else { return Ok(()) };
+    tracing::warn!(volume = %id, path = %entry.staging.display(), "its share is stale; staged anew");
+    let (publish_context, secrets) = (BTreeMap::new(), Secrets::default());
+    let order = Order {
+        backend: node.backend(id)?.as_ref(),
+        root: node.root_of(&entry),
+        wanted: Wanted {
+            id: id.clone(),
+            staging: entry.staging.clone(),
+            access: WantedAccess::Filesystem { fstype: None, mount_flags: entry.mount_flags().to_vec() },
+            mode: entry.mode,
+            read_only: entry.read_only,
+            inline: entry.inline,
+        },
+        group: None,
+        parameters: entry.parameters()?,
+        publish_context: &publish_context,
+        secrets: &secrets,
+    };
+    run(node, &order).map(drop)
 }
 
 pub(super) fn group_of(capability: &Capability) -> Option<u32> {
@@ -90,7 +116,14 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
 }
 
 fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<Seen> {
-    let sources = node.sources(&order.wanted.id, entry.as_ref())?;
+    let mut sources = node.sources(&order.wanted.id, entry.as_ref())?;
+    if let Some(Err(error)) = sources.connected.as_ref().map(|source| order.backend.connect().reach(source)) {
+        match error {
+            // As if it were gone: it is connected anew.
+            Error::Stale { .. } => sources.connected = None,
+            other => return Err(other),
+        }
+    }
     let table = MountTable::read()?;
     let staging = observe::at(&table, &order.wanted.staging, &sources.all);
     if staging == At::Nothing {

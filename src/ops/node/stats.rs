@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::backend::Source;
 use crate::os;
@@ -24,6 +25,9 @@ pub(super) struct Place<'a> {
     /// The place is the staging path.
     pub staging: bool,
 }
+
+/// How long a server has to say how full its share is.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The id behind a handle; `None` for a volume that is not here.
 pub(super) fn id_of(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
@@ -63,10 +67,20 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     }
     // statfs of a bare folder would be the node's own disk.
     let table = MountTable::read()?;
+    if let Source::Directory(_) = &source {
+        let At::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };
+        node.reach(&place.entry.id, &source)?;
+        let mut found = os::fs::usages(std::slice::from_ref(&place.path), PATIENCE)?;
+        return found.remove(&place.path).map(stats_of).ok_or_else(missing);
+    }
     let At::Ours(_) = observe::at(&table, &place.path, std::slice::from_ref(&source)) else { return Err(missing()) };
     let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;
     let usage = os::fs::usage(open.as_fd())?;
-    Ok(Stats { total: usage.total, available: Some(usage.available), used: Some(usage.used), inodes: usage.inodes })
+    Ok(stats_of(usage))
+}
+
+fn stats_of(usage: os::fs::Usage) -> Stats {
+    Stats { total: usage.total, available: Some(usage.available), used: Some(usage.used), inodes: usage.inodes }
 }
 
 fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn() -> Error) -> Result<Stats> {

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use crate::backend::Source;
 use crate::ops::lock::Key;
-use crate::ops::parameters::Parameters;
 use crate::os::block::Device;
 use crate::os::dm;
 use crate::os::mountinfo::MountTable;
@@ -119,8 +118,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
                 inline: entry.inline,
             },
             group: None,
-            parameters: serde_json::from_value::<Parameters>(entry.parameters.clone())
-                .map_err(|error| Error::failed("read parameters", entry.id.to_string(), error))?,
+            parameters: entry.parameters()?,
             publish_context: &BTreeMap::new(),
             secrets: &Secrets::default(),
         };

@@ -30,7 +30,8 @@ impl TryFrom<csi::VolumeCapability> for Capability {
 
 fn filesystem(mount: &csi::volume_capability::MountVolume) -> Result<AccessType> {
     let fs_type = short("volume_capability.mount.fs_type", &mount.fs_type)?;
-    let fstype = (!fs_type.is_empty()).then(|| fs_type.parse()).transpose()?;
+    // A share is what it is: volumes that were made by hand say so.
+    let fstype = (!matches!(fs_type, "" | "nfs" | "nfs4")).then(|| fs_type.parse()).transpose()?;
     let mount_flags = mount_flags(&mount.mount_flags)?;
     Ok(AccessType::Filesystem { fstype, mount_flags, group: group(&mount.volume_mount_group)? })
 }

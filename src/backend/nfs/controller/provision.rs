@@ -9,16 +9,16 @@ use crate::os::step::step;
 use crate::os::tree;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
-use super::NfsParameters;
-use super::config::Ownership;
-use super::controller::{Controller, PATIENCE};
+use super::super::NfsParameters;
+use super::super::config::Ownership;
+use super::super::subdir;
 use super::index::Refused;
 use super::place::links_name;
 use super::record::{self, FORMAT, Phase, VolumeRecord};
 use super::share::{Ready, lock};
 use super::snapshot::DATA;
-use super::subdir;
 use super::work::{Source, Work};
+use super::{Controller, PATIENCE};
 
 /// Sizes are whole ones of these, in bytes.
 const UNIT: u64 = 1 << 20;
@@ -349,7 +349,7 @@ fn filled(spec: &VolumeSpec, asked: NfsParameters, ready: &Ready) -> Result<serd
 }
 
 fn is_as_asked(record: &VolumeRecord, spec: &VolumeSpec) -> bool {
-    let own = |parameters: &serde_json::Value| parameters.get("backend").map(super::as_asked);
+    let own = |parameters: &serde_json::Value| parameters.get("backend").map(super::super::as_asked);
     record.name == spec.name
         && record.capacity == spec.capacity
         && record.source == spec.source

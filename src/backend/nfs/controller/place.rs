@@ -12,9 +12,9 @@ use crate::os::folder::Folder;
 use crate::os::step::step;
 use crate::volume::{Error, OnDelete, Result};
 
+use super::super::subdir;
 use super::record::{self, VolumeRecord};
 use super::share::{Ready, lock};
-use super::subdir;
 
 impl Ready {
     /// The record of a volume, whatever its phase; `None` where there is none.

@@ -3,7 +3,7 @@
 use crate::backend::ReportHealth;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
-use super::controller::Controller;
+use super::Controller;
 use super::record::{Phase, VolumeRecord};
 use super::share::Ready;
 

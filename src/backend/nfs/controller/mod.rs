@@ -8,20 +8,35 @@ use crate::backend::{PoolUsage, Usage};
 use crate::volume::{BackendName, Bytes, Error, Result};
 
 use super::config::{NfsConfig, NfsParameters, refuse};
-use super::record::{Phase, VolumeRecord};
-use super::share::{Access, Ready, Share, lock};
-use super::work::{Source, Work};
+
+mod health;
+mod index;
+mod place;
+mod provision;
+mod quota;
+mod record;
+mod recover;
+mod share;
+mod snapshot;
+mod sweeper;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use record::{Phase, VolumeRecord};
+use share::{Access, Ready, Share, lock};
+use work::{Source, Work};
 
 /// How long a call waits for a copy before it says that it goes on.
-pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a copy may take to see that it is to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Makes and removes volumes on the shares of one backend.
 #[derive(Debug)]
 pub(super) struct Controller {
-    pub backend: BackendName,
-    pub shares: Vec<Share>,
+    backend: BackendName,
+    shares: Vec<Share>,
 }
 
 impl Controller {
@@ -43,7 +58,7 @@ impl Controller {
 
     /// Shares that are folders of this machine.
     #[cfg(test)]
-    pub fn on_folders(config: &NfsConfig, state: &Path, folders: &[std::path::PathBuf]) -> Controller {
+    fn on_folders(config: &NfsConfig, state: &Path, folders: &[std::path::PathBuf]) -> Controller {
         Controller::with(config, state, |number| Access::Folder(folders[number].clone()))
     }
 
@@ -75,7 +90,7 @@ impl Controller {
     }
 
     /// The shares that a class allows.
-    pub fn asked_for<'a>(&'a self, parameters: &'a NfsParameters) -> impl Iterator<Item = &'a Share> {
+    fn asked_for<'a>(&'a self, parameters: &'a NfsParameters) -> impl Iterator<Item = &'a Share> {
         let is = |share: &Share| {
             (parameters.server.is_empty() || parameters.server == share.config.server)
                 && (parameters.share.is_empty() || Path::new(&parameters.share) == share.config.share)
@@ -87,7 +102,7 @@ impl Controller {
     ///
     /// # Errors
     /// `BackendDown` where nothing was found, but not all shares could be looked into.
-    pub fn search<T>(&self, look: impl Fn(&Arc<Ready>) -> Result<Option<T>>) -> Result<Option<(Arc<Ready>, T)>> {
+    fn search<T>(&self, look: impl Fn(&Arc<Ready>) -> Result<Option<T>>) -> Result<Option<(Arc<Ready>, T)>> {
         let mut away = None;
         for share in &self.shares {
             match share.ready().and_then(|ready| Ok(look(&ready)?.map(|found| (ready, found)))) {
@@ -101,17 +116,17 @@ impl Controller {
     }
 
     /// A volume's record, whatever its phase.
-    pub fn locate(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+    fn locate(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         self.search(|ready| ready.record(local))
     }
 
     /// A volume that there is.
-    pub fn locate_whole(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+    fn locate_whole(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         Ok(self.locate(local)?.filter(|(_, record)| record.phase == Phase::Whole))
     }
 
     /// Up to `max` things after `after`, over all shares, in the order of their ids.
-    pub fn page<T>(
+    fn page<T>(
         &self,
         after: Option<&str>,
         max: usize,
@@ -140,7 +155,7 @@ impl Controller {
     ///
     /// # Errors
     /// `Pending`: the copy goes on, and then it may go.
-    pub fn check_not_copied(&self, source: &Source) -> Result<()> {
+    fn check_not_copied(&self, source: &Source) -> Result<()> {
         for share in &self.shares {
             let Ok(ready) = share.ready() else { continue };
             let copies: Vec<Arc<Work>> = lock(&ready.works).values().filter(|work| work.source == *source).cloned().collect();
@@ -173,7 +188,7 @@ impl Ready {
         })
     }
 
-    pub fn work(&self, key: &str) -> Option<Arc<Work>> {
+    fn work(&self, key: &str) -> Option<Arc<Work>> {
         lock(&self.works).get(key).cloned()
     }
 
@@ -181,7 +196,7 @@ impl Ready {
     ///
     /// # Errors
     /// `Pending` where it has not seen that yet.
-    pub fn stop_work(&self, key: &str) -> Result<()> {
+    fn stop_work(&self, key: &str) -> Result<()> {
         let Some(work) = self.work(key) else { return Ok(()) };
         work.control.stop();
         if !work.ends_within(STOP_PATIENCE) {

@@ -17,6 +17,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -28,13 +29,14 @@ use rustix::io::Errno;
 use crate::os::answers::Answers;
 use crate::os::folder::Folder;
 use crate::os::fs::{Usage, usage};
-use crate::os::{self, durable, private_mount};
+use crate::os::{self, durable, nfs, private_mount};
 use crate::volume::{BackendName, Error, Result};
 
-use super::config::ShareConfig;
+use super::super::config::ShareConfig;
+use super::super::connect::Silence;
+use super::super::export::OURS;
 use super::index::Index;
 use super::record::{self, FORMAT, Marker};
-use super::subdir::OWN;
 use super::sweeper::Sweeper;
 use super::work::Work;
 
@@ -42,6 +44,8 @@ const MARKER: &str = "marker.json";
 const LOCK: &str = "lock";
 /// A server that has not let us mount by then is down.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
+/// How long a server has to say that it lives.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// After a failure to open a share others hear of it for so long, before it is tried again.
 const FAILURE_HOLDS: Duration = Duration::from_secs(5);
 /// Nothing may hang for ever; nothing in a share is to be run or opened as a device by us.
@@ -54,7 +58,7 @@ pub(super) struct Share {
     pub config: ShareConfig,
     backend: BackendName,
     access: Access,
-    answers: Answers,
+    answers: Answers<Silence>,
     current: Mutex<Option<Arc<Ready>>>,
     /// Held while it is opened; with the last failure.
     opening: Mutex<()>,
@@ -106,12 +110,11 @@ impl Share {
     pub fn new(config: ShareConfig, backend: &BackendName, access: Access, state: &Path) -> Share {
         let name = config.called().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
         let memory = Memory { folder: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
-        let answers = Answers::new(config.called());
         Share {
             config,
             backend: backend.clone(),
             access,
-            answers,
+            answers: Answers::default(),
             current: Mutex::new(None),
             opening: Mutex::new(()),
             failure: Mutex::new(None),
@@ -127,21 +130,26 @@ impl Share {
         if let Some(ready) = self.current() {
             match self.ask(&ready) {
                 Ok(()) => return Ok(ready),
-                Err(error) if error.errno() == Some(libc::ESTALE) => {
-                    tracing::warn!(share = ready.called, "what was mounted is no longer there: it is mounted anew");
+                Err(Silence::Stale(reason)) => {
+                    tracing::warn!(share = ready.called, reason, "what was mounted is no longer there: it is mounted anew");
                     *lock(&self.current) = None;
                 }
-                Err(error) => return Err(self.down(error.to_string())),
+                Err(Silence::Dead(reason)) => return Err(self.down(reason)),
             }
         }
         self.open()
     }
 
-    fn ask(&self, ready: &Ready) -> os::Result<()> {
-        match self.access {
-            Access::Mount { .. } => self.answers.ask(ready.root.as_fd()),
-            Access::Folder(_) => Ok(()),
+    fn ask(&self, ready: &Ready) -> Result<(), Silence> {
+        if !matches!(self.access, Access::Mount { .. }) {
+            return Ok(());
         }
+        self.answers.ask(&self.config.server, || {
+            private_mount::answers(ready.root.as_fd(), PATIENCE).map_err(|error| match error.errno() {
+                Some(libc::ESTALE) => Silence::Stale(error.to_string()),
+                _ => Silence::Dead(error.to_string()),
+            })
+        })
     }
 
     fn current(&self) -> Option<Arc<Ready>> {
@@ -193,10 +201,20 @@ impl Share {
             Access::Folder(path) => Folder::open(path),
             Access::Mount { at } => {
                 let source = self.config.called();
+                // Seconds, where mount.nfs would try for longer.
+                if !self.is_elsewhere() && !nfs::connects(&self.config.server, None) {
+                    let unanswered = io::Error::from(io::ErrorKind::HostUnreachable);
+                    return Err(os::Error::io("connect to", &source, unanswered));
+                }
                 let mounted = private_mount::mount(&source, &self.options(), at, MOUNT_DEADLINE)?;
                 Ok(Folder::new(mounted, source))
             }
         }
+    }
+
+    /// Whether its options say that it is not to be found at the usual port.
+    fn is_elsewhere(&self) -> bool {
+        self.config.mount_options.iter().any(|option| ["port=", "proto=", "udp"].iter().any(|other| option.starts_with(other)))
     }
 
     fn options(&self) -> Vec<String> {
@@ -212,15 +230,15 @@ impl Share {
 
     fn open_in(&self, root: Folder) -> Result<Ready> {
         let called = self.config.called();
-        let first = root.folder(OWN)?.is_none();
+        let first = root.folder(OURS)?.is_none();
         if let Some(known) = self.memory.recall()?.filter(|_| first) {
             return Err(self.down(format!(
-                "its folder {OWN} is missing, which was there before (share {known}): the server has another file system in this \
+                "its folder {OURS} is missing, which was there before (share {known}): the server has another file system in this \
                  place; mount the right one there, or remove {} if the share is to be used anew",
                 self.memory.path().display()
             )));
         }
-        let own = root.ensure_folder(OWN, 0o700)?;
+        let own = root.ensure_folder(OURS, 0o700)?;
         let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         self.check_ours(&root, &own)?;
         match rustix::fs::flock(&lock_file, FlockOperation::NonBlockingLockExclusive) {
@@ -272,7 +290,7 @@ impl Share {
         let seen = own.stat_self()?;
         let us = own.stat(LOCK)?.map(|file| file.st_uid);
         if us != Some(seen.st_uid) || seen.st_mode & 0o077 != 0 {
-            let shown = root.path_of(OWN);
+            let shown = root.path_of(OURS);
             return Err(self.down(format!(
                 "{} is not the driver's alone (owner {}, mode {:o}); see who made it, and give it to the owner that the server \
                  makes of root, with mode 0700",

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::backend::Provisioned;
 use crate::volume::Bytes;
 
-use super::subdir::overlap;
+use super::super::subdir::overlap;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {

@@ -5,9 +5,9 @@ use crate::os::quota;
 use crate::os::step::step;
 use crate::volume::{Error, Result};
 
+use super::super::export::OURS;
 use super::record::VolumeRecord;
 use super::share::{Ready, lock};
-use super::subdir::OWN;
 
 /// So many numbers are tried before we give up.
 const TRIES: u32 = 10_000;
@@ -20,7 +20,7 @@ impl Ready {
         let Some(path) = &self.config.quota else { return Ok(None) };
         let failed = |error: crate::os::Error| self.down(format!("quota: {error}"));
         let folder = Folder::open(path).map_err(failed)?;
-        let inode = |folder: &Folder| Ok(folder.existing(OWN)?.stat_self()?.st_ino);
+        let inode = |folder: &Folder| Ok(folder.existing(OURS)?.stat_self()?.st_ino);
         if inode(&folder).map_err(failed)? != inode(&self.root).map_err(failed)? {
             return Err(self.down(format!("quota: {} is not the folder that the server exports as this share", path.display())));
         }
@@ -32,7 +32,7 @@ impl Ready {
         let Some(local) = self.local()? else { return Ok(()) };
         let name = record.id.local();
         let failed = |error| self.failure(error);
-        let draft = local.existing(format!("{OWN}/drafts/{name}")).map_err(failed)?;
+        let draft = local.existing(format!("{OURS}/drafts/{name}")).map_err(failed)?;
         // One at a time: a number is taken by its limit.
         let _places = lock(&self.places);
         let start = FIRST + hash(name) % (u32::MAX / 2);

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::os::folder::Folder;
 use crate::volume::{BackendName, Bytes, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
-use super::NfsParameters;
+use super::super::NfsParameters;
 
 /// The version of all formats here.
 pub(super) const FORMAT: u32 = 1;

@@ -13,11 +13,11 @@ use crate::os::step::step;
 use crate::os::tree;
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
-use super::controller::{Controller, PATIENCE};
 use super::index::Taken;
 use super::record::{self, FORMAT, SnapshotRecord};
 use super::share::{Ready, lock};
 use super::work::{Source, Work};
+use super::{Controller, PATIENCE};
 
 pub(super) const META: &str = "meta.json";
 pub(super) const DATA: &str = "data";

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::controller::Controller;
+use super::super::{NfsConfig, NfsParameters, ShareConfig, as_asked};
 use super::record::{self, Phase, VolumeRecord};
 use super::*;
-use crate::backend::{CapacityQuery, Held, Quiesce, SnapshotSpec, VolumeSpec};
-use crate::volume::{Bytes, ContentSource, NodeParameters, Outcome, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId};
+use crate::backend::{CapacityQuery, Expand, Held, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec};
+use crate::volume::{
+    ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
+};
 
 struct NothingMounted;
 

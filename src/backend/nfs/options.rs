@@ -1,0 +1,181 @@
+//! Mount options of a volume: which there may be, and which of them the kernel's mount of the share has.
+
+use crate::os::mount;
+use crate::volume::{Error, Result};
+
+use super::NfsConfig;
+
+const FIELD: &str = "volume_capability.mount.mount_flags";
+
+/// The options of NFS (nfs(5)), and those of every file system that are not the bind mount's, by their names. `bg`, `fg` and `retry`
+/// are missing: who tries again is the CO. So are those that say which server it is: `addr`, `mounthost`, `clientaddr`.
+const KNOWN: [&str; 62] = [
+    "ac",
+    "acdirmax",
+    "acdirmin",
+    "acl",
+    "acregmax",
+    "acregmin",
+    "actimeo",
+    "async",
+    "context",
+    "cto",
+    "defcontext",
+    "fsc",
+    "fscontext",
+    "hard",
+    "intr",
+    "local_lock",
+    "lock",
+    "lookupcache",
+    "max_connect",
+    "migration",
+    "minorversion",
+    "mountport",
+    "mountproto",
+    "mountvers",
+    "namlen",
+    "nconnect",
+    "nfsvers",
+    "noac",
+    "noacl",
+    "nocto",
+    "nofsc",
+    "nointr",
+    "nolock",
+    "nomigration",
+    "nordirplus",
+    "noresvport",
+    "nosharecache",
+    "notrunkdiscovery",
+    "port",
+    "posix",
+    "proto",
+    "rdirplus",
+    "rdma",
+    "resvport",
+    "retrans",
+    "rootcontext",
+    "rsize",
+    "sec",
+    "sharecache",
+    "sloppy",
+    "soft",
+    "softerr",
+    "softreval",
+    "nosoftreval",
+    "sync",
+    "tcp",
+    "timeo",
+    "trunkdiscovery",
+    "udp",
+    "vers",
+    "wsize",
+    "xprtsec",
+];
+
+/// Checked mount options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Of the kernel's mount, in order: two volumes with the same share it.
+    pub share: Vec<String>,
+    /// Of each bind mount, before those that the CO asks for.
+    pub bind: Vec<String>,
+}
+
+/// # Errors
+/// `Invalid`, naming the option and what forbids it.
+pub fn check(config: &NfsConfig, flags: &[String]) -> Result<Options> {
+    let refuse = |option: &str, reason: &str| Err(Error::invalid(FIELD, format!("mount option {option} {reason}")));
+    for flag in flags {
+        let name = flag.split('=').next().unwrap_or_default();
+        let dangerous = matches!(name, "suid" | "dev") && !config.allow_mount_options.iter().any(|allowed| allowed == name);
+        if dangerous {
+            return refuse(flag, "is forbidden; only allowMountOptions in the backend's configuration allows it");
+        }
+        if config.forbid_mount_options.iter().any(|forbidden| forbidden == name) {
+            return refuse(flag, "is forbidden by forbidMountOptions in the backend's configuration");
+        }
+    }
+    let (_, mut share) = mount::split_options(flags).map_err(|error| Error::invalid(FIELD, error.to_string()))?;
+    for option in &share {
+        let name = option.split('=').next().unwrap_or_default();
+        if !KNOWN.contains(&name) {
+            return refuse(option, "is none of NFS (nfs(5)), or one that is the driver's to set; leave it out");
+        }
+    }
+    for option in &mut share {
+        // The quotes that keep its commas together, for mount.nfs to take off again.
+        if option.contains(',')
+            && let Some((name, value)) = option.split_once('=')
+        {
+            *option = format!("{name}=\"{value}\"");
+        }
+    }
+    share.sort();
+    share.dedup();
+    Ok(Options { share, bind: ["nosuid", "nodev"].map(str::to_owned).to_vec() })
+}
+
+impl Options {
+    /// Whether the server is spoken to over TCP, as is usual.
+    pub fn is_tcp(&self) -> bool {
+        !self.share.iter().any(|option| {
+            matches!(option.as_str(), "udp" | "rdma") || option.starts_with("proto=") && !option.starts_with("proto=tcp")
+        })
+    }
+
+    /// The server's port, where it is not the usual one.
+    pub fn port(&self) -> Option<u16> {
+        self.share.iter().find_map(|option| option.strip_prefix("port=")?.parse().ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(allow: &[&str], forbid: &[&str]) -> NfsConfig {
+        let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        NfsConfig {
+            name: "nfs".parse().expect("a name"),
+            shares: Vec::new(),
+            allow_mount_options: list(allow),
+            forbid_mount_options: list(forbid),
+        }
+    }
+
+    fn check(config: &NfsConfig, flags: &[&str]) -> Result<Options> {
+        super::check(config, &flags.iter().map(|&flag| flag.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_same_options_in_another_order_are_one_mount() {
+        let config = config(&[], &[]);
+        let options = check(&config, &["hard", "nfsvers=4.1", "noexec", "nconnect=4", "port=2050"]).expect("known");
+        assert_eq!(options, check(&config, &["nconnect=4", "port=2050", "ro", "nfsvers=4.1", "hard", "hard"]).expect("known"));
+        assert_eq!(options.share, ["hard", "nconnect=4", "nfsvers=4.1", "port=2050"]);
+        assert_eq!((options.bind, options.port().is_some()), (vec!["nosuid".to_owned(), "nodev".to_owned()], true));
+        let context = check(&config, &[r#"context="a:b:c0,c1""#]).expect("known").share;
+        assert_eq!(context, [r#"context="a:b:c0,c1""#]);
+    }
+
+    #[test]
+    fn what_may_not_be_is_named() {
+        for (allow, forbid, flag, named) in [
+            (&[][..], &[][..], "suid", "suid is forbidden; only allowMountOptions"),
+            (&["suid"], &[], "dev", "dev is forbidden; only allowMountOptions"),
+            (&["suid"], &["suid"], "suid", "suid is forbidden by forbidMountOptions"),
+            (&[], &["nolock"], "nolock", "nolock is forbidden by forbidMountOptions"),
+            (&[], &["exec"], "exec", "exec is forbidden by forbidMountOptions"),
+            (&[], &[], "addr=192.0.2.1", "addr=192.0.2.1 is none of NFS"),
+            (&[], &[], "bg", "bg is none of NFS"),
+            (&[], &[], "data=ordered", "data=ordered is none of NFS"),
+            (&[], &[], "bind", "bind: says how to mount"),
+        ] {
+            let error = check(&config(allow, forbid), &[flag]).expect_err(flag).to_string();
+            assert!(error.contains(named), "{flag}: {error}");
+        }
+        check(&config(&["suid", "dev"], &[]), &["suid", "dev"]).expect("allowed");
+    }
+}

@@ -1,0 +1,242 @@
+//! The kernel's mounts of this node: one for each export and set of options, with the volumes that use it.
+//!
+//! `<state folder>/nfs/<backend>/<digest of export and options>/mount` is where it is mounted, `users/<volume id>.json` beside it says
+//! who uses it, and as what. A user is noted before the share is mounted, and crossed out after it was unmounted, so that whatever
+//! is cut off is found by the volume's next call. Mounts do not outlive a boot, users may: then nothing is mounted where they are.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::backend::Directory;
+use crate::os::mountinfo::MountTable;
+use crate::os::step::step;
+use crate::os::{self, durable, nfs};
+use crate::volume::{Error, Result, VolumeId};
+
+use super::export::Export;
+use super::options::Options;
+
+/// How long one volume waits for another that is at the same share.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST: u64 = 64 << 10;
+
+/// As what a volume uses a share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct User {
+    pub id: VolumeId,
+    /// `server:/path`, as mountinfo shows the shared mount.
+    pub export: String,
+    pub folder: PathBuf,
+    /// `server:/path/folder`, as mountinfo shows a bind mount of it.
+    pub source: String,
+    /// Of its bind mounts.
+    pub bind: Vec<String>,
+}
+
+/// All of one backend.
+#[derive(Debug)]
+pub struct Shares {
+    folder: PathBuf,
+    /// Who is at which of them, and since when.
+    busy: Mutex<HashMap<PathBuf, Instant>>,
+    freed: Condvar,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    folder: PathBuf,
+}
+
+/// Nobody else is at this share until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    shares: &'a Shares,
+    share: &'a Share,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.shares.busy().remove(&self.share.folder);
+        self.shares.freed.notify_all();
+    }
+}
+
+impl Shares {
+    /// Nothing is made before it is needed.
+    pub fn new(folder: PathBuf) -> Shares {
+        Shares { folder, busy: Mutex::default(), freed: Condvar::new() }
+    }
+
+    /// The share that an export is mounted as with these options.
+    pub fn of(&self, export: &Export, options: &Options) -> Share {
+        let mut digest = Sha256::new();
+        for text in std::iter::once(&export.to_string()).chain(&options.share) {
+            digest.update(text.as_bytes());
+            digest.update([0]);
+        }
+        let name: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        Share { folder: self.folder.join(name) }
+    }
+
+    /// All that are known here.
+    pub fn all(&self) -> Result<Vec<Share>> {
+        Ok(names(&self.folder)?.into_iter().map(|name| Share { folder: self.folder.join(name) }).collect())
+    }
+
+    /// The share that a volume uses, and as what.
+    pub fn used_by(&self, id: &VolumeId) -> Result<Option<(Share, User)>> {
+        for share in self.all()? {
+            if let Some(user) = share.user(id)? {
+                return Ok(Some((share, user)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for the share to be free, but not for a server that hangs.
+    ///
+    /// # Errors
+    /// `Pending`, saying since when someone else is at it.
+    pub fn turn<'a>(&'a self, share: &'a Share) -> Result<Turn<'a>> {
+        let until = Instant::now() + PATIENCE;
+        let mut busy = self.busy();
+        while let Some(since) = busy.get(&share.folder) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let reason = format!("another volume has been at its mount for {} s", since.elapsed().as_secs());
+                return Err(Error::Pending { object: share.folder.display().to_string(), reason });
+            }
+            busy = self.freed.wait_timeout(busy, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        busy.insert(share.folder.clone(), Instant::now());
+        drop(busy);
+        Ok(Turn { shares: self, share })
+    }
+
+    fn busy(&self) -> MutexGuard<'_, HashMap<PathBuf, Instant>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// Where it is mounted.
+    pub fn mount(&self) -> PathBuf {
+        self.folder.join("mount")
+    }
+
+    fn users(&self) -> PathBuf {
+        self.folder.join("users")
+    }
+
+    /// As what a volume uses it.
+    pub fn user(&self, id: &VolumeId) -> Result<Option<User>> {
+        let path = self.users().join(file_name(id));
+        let Some(content) = durable::read(&path, LONGEST)? else { return Ok(None) };
+        let user: User =
+            serde_json::from_slice(&content).map_err(|error| Error::failed("read", path.display().to_string(), error))?;
+        Ok((user.id == *id).then_some(user))
+    }
+
+    /// As what the volume is connected; `None` where the share is not mounted.
+    pub fn directory(&self, table: &MountTable, user: User) -> Result<Option<Directory>> {
+        let Some(mount) = nfs::at(table, &self.mount(), &user.export)? else { return Ok(None) };
+        Ok(Some(Directory {
+            mount: self.mount(),
+            folder: user.folder,
+            fstype: mount.fstype,
+            source: user.source,
+            device: mount.device,
+            options: user.bind,
+        }))
+    }
+
+    /// Notes a user; before the share is mounted.
+    pub fn note(&self, user: &User) -> Result<()> {
+        let content = serde_json::to_vec(user).map_err(|error| Error::failed("write", user.id.to_string(), error))?;
+        let folder = self.users();
+        step("note share's user", &user.id, || {
+            let make = |recursive, folder: &Path| {
+                let made = fs::DirBuilder::new().recursive(recursive).mode(0o700).create(folder);
+                made.map_err(|error| os::Error::io("make folder", folder, error))
+            };
+            make(true, &folder)?;
+            // A dead server's must not be looked at: not by `recursive`.
+            match make(false, &self.mount()) {
+                Err(error) if error.errno() != Some(libc::EEXIST) => return Err(error),
+                _ => durable::write(&folder, &file_name(&user.id), &content),
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Takes a user away, and with the last one the mount. Nothing to do is fine.
+    ///
+    /// # Errors
+    /// Not final: the user is still noted then.
+    pub fn release(&self, id: &VolumeId) -> Result<()> {
+        let (users, name) = (self.users(), file_name(id));
+        let noted = names(&users)?;
+        let others = noted.iter().any(|other| other.to_str() != Some(&name) && is_user(other));
+        if !others {
+            self.unmount()?;
+        }
+        // Where nobody else is, what was written by half goes too.
+        for name in noted.iter().filter_map(|noted| noted.to_str()).filter(|noted| *noted == name || !others) {
+            step("forget share's user", id, || durable::remove(&users, name))?;
+        }
+        if others {
+            return Ok(());
+        }
+        // By rmdir, so that whatever else is there stays, and only where nothing is mounted.
+        for folder in [self.mount(), users, self.folder.clone()] {
+            let remove = || fs::remove_dir(&folder).map_err(|error| os::Error::io("remove folder", &folder, error));
+            match step("remove folder", &folder.display(), remove) {
+                Err(error) if !error.is_missing() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nobody is noted.
+    pub fn is_unused(&self) -> Result<bool> {
+        Ok(!names(&self.users())?.iter().any(|noted| is_user(noted)))
+    }
+
+    /// Unmounts it, seen to be gone on return.
+    pub fn unmount(&self) -> Result<()> {
+        let mount = self.mount();
+        if MountTable::read()?.at(&mount).is_empty() {
+            return Ok(());
+        }
+        Ok(step("unmount share", &mount.display(), || nfs::unmount(&mount))?)
+    }
+}
+
+fn file_name(id: &VolumeId) -> String {
+    format!("{id}.json")
+}
+
+/// Half-written files are nobody's.
+fn is_user(name: &std::ffi::OsStr) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "json")
+}
+
+fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>> {
+    let list = match fs::read_dir(folder) {
+        Ok(list) => list,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(os::Error::io("list", folder, error).into()),
+    };
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
+    Ok(list.map(name).collect::<std::io::Result<_>>().map_err(|error| os::Error::io("list", folder, error))?)
+}

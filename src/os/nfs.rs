@@ -1,0 +1,117 @@
+//! Mounts of NFS shares, by mount.nfs(8): it knows names, versions, security and locks, which the kernel asks of its caller.
+//!
+//! A server may be dead: what asks it is a program with a deadline, and unmounting ends in any case.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::time::Duration;
+
+use super::deadline::within;
+use super::mountinfo::{Mount, MountTable};
+use super::process::{Run, Tool, run, run_ok};
+use super::{Error, Result};
+
+const MOUNT: Tool = Tool { name: "mount.nfs", package: "nfs-common" };
+const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
+
+/// How long a server has to let a share be mounted. A first mount of an idle machine takes three seconds.
+const MOUNTED_IN: Duration = Duration::from_secs(20);
+/// How long a busy server may take to be told goodbye.
+const UNMOUNTED_IN: Duration = Duration::from_secs(10);
+/// How long a server has to take a connection.
+const CONNECTED_IN: Duration = Duration::from_secs(3);
+/// The port of a server that has no other (nfs(5), `port`).
+const PORT: u16 = 2049;
+
+/// The mount of a share that lies at `place`.
+///
+/// # Errors
+/// `Unexpected` where something else does.
+pub fn at(table: &MountTable, place: &Path, source: &str) -> Result<Option<Mount>> {
+    match table.at(place).as_slice() {
+        [] => Ok(None),
+        [one] if one.fstype.starts_with("nfs") && one.source == Path::new(source) => Ok(Some((*one).clone())),
+        others => {
+            let there: Vec<String> = others.iter().map(|mount| mount.source.display().to_string()).collect();
+            let reason = format!("{} is mounted there instead of {source}; unmount it", there.join(", "));
+            Err(Error::Unexpected { object: place.display().to_string(), reason })
+        }
+    }
+}
+
+/// Mounts `source` (`server:/path`) at `place`, a path of ours; seen to be there on return. One attempt: who asks again is the CO.
+///
+/// # Errors
+/// `Deadline` where the server gave no answer; `Tool` with what the server or the kernel said.
+pub fn mount(source: &str, place: &Path, options: &[String]) -> Result<Mount> {
+    let options: Vec<&str> = options.iter().map(String::as_str).chain(["retry=0"]).collect();
+    let arguments = vec![source.to_owned(), place.display().to_string(), "-o".to_owned(), options.join(",")];
+    let asked = run_ok(Run { tool: MOUNT, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: MOUNTED_IN }, source, &[0]);
+    match (at(&MountTable::read()?, place, source)?, asked) {
+        (Some(mount), Ok(_)) => Ok(mount),
+        (Some(_), Err(error)) | (None, Err(error)) => Err(error),
+        (None, Ok(_)) => {
+            Err(Error::Unexpected { object: place.display().to_string(), reason: format!("{source} is not mounted there") })
+        }
+    }
+}
+
+/// Unmounts what lies at `place`, whatever its server does: as always, then by force, then by leaving it to the kernel, which ends it
+/// when nobody uses it any more. Seen to be gone on return.
+///
+/// # Errors
+/// The last attempt's.
+pub fn unmount(place: &Path) -> Result<()> {
+    let mut last = None;
+    for how in [&[][..], &["--force"], &["--lazy"]] {
+        if MountTable::read()?.at(place).is_empty() {
+            return Ok(());
+        }
+        if !how.is_empty() {
+            tracing::warn!(path = %place.display(), "the share does not unmount; now {}", how.join(" ").trim_start_matches("--"));
+        }
+        let mut arguments = vec!["--internal-only".to_owned(), "--no-canonicalize".to_owned()];
+        arguments.extend(how.iter().map(|&option| option.to_owned()));
+        arguments.push(place.display().to_string());
+        let deadline = UNMOUNTED_IN;
+        let program = Run { tool: UMOUNT, arguments, keep: Vec::new(), stdin: Vec::new(), deadline };
+        last = run_ok(program, &place.display().to_string(), &[0]).err();
+    }
+    match last {
+        Some(error) if !MountTable::read()?.at(place).is_empty() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a server takes connections at all; `port` is that of the option.
+pub fn connects(server: &str, port: Option<u16>) -> bool {
+    let server = server.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let attempt = move || {
+        let mut addresses = (server.as_str(), port.unwrap_or(PORT)).to_socket_addrs().into_iter().flatten();
+        addresses.any(|address| TcpStream::connect_timeout(&address, CONNECTED_IN).is_ok())
+    };
+    // Names may be asked of a server of their own.
+    within(2 * CONNECTED_IN, attempt).unwrap_or(false)
+}
+
+/// Whether `statfs` of the share at `place` is answered: NFS keeps no answer of it, so that it is the server's. A program asks, which
+/// can be left behind.
+///
+/// # Errors
+/// `Deadline`; `Io` with what statfs(2) said: ESTALE.
+pub fn answers(place: &Path, deadline: Duration) -> Result<()> {
+    let tool = Tool { name: "stat", package: "coreutils" };
+    let arguments = ["--file-system", "--format=%i", "--"].map(str::to_owned).into_iter();
+    let arguments = arguments.chain([place.display().to_string()]).collect();
+    let output = run(Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline })?;
+    if output.status == Ok(0) {
+        return Ok(());
+    }
+    // It was answered, and badly: what with, a call of our own tells, which is answered as fast.
+    let path = place.to_owned();
+    match within(deadline, move || rustix::fs::statfs(&path).map(drop)) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(errno)) => Err(Error::io("ask for the state of", place, errno)),
+        None => Err(Error::Deadline { action: "ask for the state of", object: place.display().to_string(), after: deadline }),
+    }
+}

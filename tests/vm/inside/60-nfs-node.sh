@@ -1,0 +1,133 @@
+#!/bin/bash
+# NFS on a node: volumes made by hand on a real server, one kernel mount for all of them, every version, bad input, a killed driver.
+set -euo pipefail
+# shellcheck source=lib.bash
+. "$(dirname "$0")/lib.bash"
+# shellcheck source=nfs.bash
+. "$(dirname "$0")/nfs.bash"
+
+nfs_image xfs data
+mkdir -p data/tenant data/secret
+nfs_serve data
+printf 'backends:\n  - {name: nfs, type: nfs, forbidMountOptions: [nolock]}\n' >config.yaml
+start_driver
+
+# shares: the kernel's mounts of shares that the driver made; shown: what is mounted of NFS elsewhere.
+shares() { awk '$5 ~ "/state/nfs/" { print $5 }' /proc/self/mountinfo; }
+shown() { awk -v dir="$DIR/kubelet" 'index($5, dir) == 1 { print $5 }' /proc/self/mountinfo; }
+nothing_left() {
+    is '' "$(shares)$(shown)" "NFS mounts after $1"
+    is '' "$(find state/nfs/nfs state/journal -mindepth 1)" "what the driver keeps after $1"
+}
+by_hand() { # by_hand SUBDIR: the attributes of a volume
+    echo --context server=127.0.0.1 --context share="$DIR/data" --context subDir="$1"
+}
+mkdir -p kubelet/s kubelet/t
+# shellcheck disable=SC2046,SC2086
+nfs_stage() { mkdir -p "kubelet/s/$1" && call stage-volume "$2" --staging "$DIR/kubelet/s/$1" $3 >/dev/null; }
+# shellcheck disable=SC2086
+nfs_publish() { call publish-volume "$2" --staging "$DIR/kubelet/s/$1" --target "$DIR/kubelet/t/$1" $3 >/dev/null; }
+nfs_unpublish() { call unpublish-volume "$2" --target "$DIR/kubelet/t/$1" >/dev/null; }
+nfs_unstage() { call unstage-volume "$2" --staging "$DIR/kubelet/s/$1" >/dev/null; }
+
+# Fifty volumes, whatever they are called, are one mount of the kernel's.
+volumes=50
+handle() { echo "server/share#volume $1"; }
+up() {
+    nfs_stage "$1" "$(handle "$1")" "$(by_hand "tenant/$1")"
+    nfs_publish "$1" "$(handle "$1")" "$(by_hand "tenant/$1")"
+    echo "written in $1" >"kubelet/t/$1/file"
+}
+down() {
+    nfs_unpublish "$1" "$(handle "$1")"
+    nfs_unstage "$1" "$(handle "$1")"
+}
+in_parallel() { # in_parallel COMMAND: over all volumes, five at a time
+    local pids=() number
+    for number in $(seq $volumes); do
+        "$1" "$number" &
+        pids+=($!)
+        [ ${#pids[@]} -lt 5 ] || { wait "${pids[0]}"; pids=("${pids[@]:1}"); }
+    done
+    for number in "${pids[@]}"; do wait "$number"; done
+}
+for number in $(seq $volumes); do mkdir "data/tenant/$number"; done
+in_parallel up
+is 1 "$(shares | wc -l)" "mounts of the share for $volumes volumes"
+is $((2 * volumes)) "$(shown | wc -l)" "bind mounts"
+is 1 "$(awk '$9 ~ /^nfs/ && $5 !~ "/proc/" { print $3 }' /proc/self/mountinfo | sort -u | wc -l)" "file systems of NFS in the kernel"
+for number in $(seq $volumes); do is "written in $number" "$(cat "data/tenant/$number/file")" "what volume $number has on the server"; done
+awk -v at="$DIR/kubelet/t/7" '$5 == at { print $6 }' /proc/self/mountinfo | grep nosuid | grep -q nodev || fail "a target lets suid programs or devices be"
+is "$DIR/data" "$(findmnt -n -o SOURCE "$(shares)" | cut -d: -f2)" "what is mounted"
+
+# A driver that was killed knows them again; the last one takes the mount with it.
+kill_driver
+start_driver
+in_parallel down
+nothing_left "the last volume"
+echo "FIGURE: nfs one mount: $volumes volumes, 1 kernel mounts"
+
+# The export itself, twice, each with a handle of its own: the one's end is not the other's.
+for name in whole again; do
+    nfs_stage $name $name "$(by_hand '')"
+    nfs_publish $name $name "$(by_hand '')"
+done
+ls kubelet/t/whole/secret kubelet/t/again/secret >/dev/null
+down_one() { nfs_unpublish "$1" "$1" && nfs_unstage "$1" "$1"; }
+down_one whole
+is 1 "$(shares | wc -l)" "mounts of the share while one uses it"
+call node-get-volume-stats again --path "$DIR/kubelet/t/again" | jq -er '.usage[0].total' >total
+[ "$(cat total)" -gt $((1 << 30)) ] || fail "statistics say $(cat total) bytes"
+down_one again
+nothing_left "the export itself"
+
+# Every version, and options of the mount and of the bind. What differs is another mount.
+versions='3 4.0 4.1 4.2'
+for version in $versions; do
+    flags="$(by_hand tenant/1) --mount-flag nfsvers=$version --mount-flag noexec"
+    [ "$version" != 4.2 ] || flags+=' --mount-flag nconnect=2 --mount-flag soft'
+    nfs_stage "v$version" "v$version" "$flags"
+    nfs_publish "v$version" "v$version" "$flags"
+    findmnt -n -o OPTIONS "kubelet/t/v$version" | grep -q "vers=$version" || fail "$version: $(findmnt -n -o OPTIONS "kubelet/t/v$version")"
+    awk -v at="$DIR/kubelet/t/v$version" '$5 == at { print $6 }' /proc/self/mountinfo | grep -q noexec || fail "$version: noexec"
+    echo "$version" >"kubelet/t/v$version/version"
+    is "$version" "$(cat data/tenant/1/version)" "what version $version wrote"
+done
+findmnt -n -o OPTIONS kubelet/t/v4.2 | grep -q 'nconnect=2' || fail "nconnect: $(findmnt -n -o OPTIONS kubelet/t/v4.2)"
+is 4 "$(shares | wc -l)" "mounts with different options"
+for version in $versions; do down_one "v$version"; done
+nothing_left "all versions"
+
+# refused WHAT CODE TEXT ATTRIBUTES...: a stage that must fail so, and leave nothing.
+refused() {
+    local what=$1 code=$2 text=$3
+    shift 3
+    mkdir -p kubelet/s/bad
+    if call stage-volume bad --staging "$DIR/kubelet/s/bad" "$@" >answer 2>&1; then fail "$what was accepted"; fi
+    grep -q "$code" answer || fail "$what: not $code but $(cat answer)"
+    grep -qF -- "$text" answer || fail "$what: no '$text' in $(cat answer)"
+    is '' "$(shown)" "mounts after $what"
+    call unstage-volume bad --staging "$DIR/kubelet/s/bad" >/dev/null
+    nothing_left "$what"
+}
+echo 'hosts: files' >/etc/nsswitch.conf
+data="--context server=127.0.0.1 --context share=$DIR/data"
+ln -s /etc data/tenant/planted
+# shellcheck disable=SC2086
+{
+    refused 'an unknown server' UNAVAILABLE no-such-server --context server=no-such-server --context share=/x
+    refused 'a wrong share' INTERNAL "$DIR/other" --context server=127.0.0.1 --context share="$DIR/other"
+    refused 'a missing folder' NOT_FOUND "$DIR/data/none" $data --context subDir=none
+    refused 'a folder that climbs' INVALID_ARGUMENT subDir $data --context subDir=tenant/../secret
+    refused 'the folder of the driver' INVALID_ARGUMENT subDir $data --context subDir=.longshore
+    refused 'a planted link' INVALID_ARGUMENT tenant/planted $data --context subDir=tenant/planted
+    refused 'below a planted link' INVALID_ARGUMENT tenant/planted $data --context subDir=tenant/planted/ssh
+    refused suid INVALID_ARGUMENT suid $data --mount-flag suid
+    refused dev INVALID_ARGUMENT dev $data --mount-flag dev
+    refused nolock INVALID_ARGUMENT nolock $data --mount-flag nolock
+    refused 'an option of another file system' INVALID_ARGUMENT data=ordered $data --mount-flag data=ordered
+    refused 'an unknown version' INTERNAL 'incorrect mount option' $data --mount-flag nfsvers=4.9
+    refused 'an unknown attribute' INVALID_ARGUMENT shares $data --context shares=x
+
+} 2>&1
+stop_driver
