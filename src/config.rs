@@ -314,7 +314,7 @@ backends:
             ("backends: []\n", &["backends", "none is given"]),
             ("backends: {name: a}\n", &["backends", "invalid type"]),
             ("backends:\n- name: a\n", &["backends[0]", "missing field `type`", "line 2"]),
-            ("backends:\n- name: a\n  type: nfs\n", &["backends[0]", "nfs", "image", "line 3"]),
+            ("backends:\n- name: a\n  type: ntfs\n", &["backends[0]", "ntfs", "image", "line 3"]),
             (
                 "backends:\n- name: a\n  type: image\n  pools:\n  - {name: p, path: /srv}\n  pols: 3\n",
                 &["pols", "pools", "line 6"],

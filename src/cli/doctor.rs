@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::config::{Config, Layer};
+use crate::config::{BackendConfig, Config, Layer};
 use crate::ops::doctor::{self, Check, Level, Pool, Setup};
 
 use super::args::DoctorArgs;
@@ -45,6 +45,7 @@ fn setup(config: &Config) -> Setup {
         state_dir: config.state_dir.path().to_owned(),
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         pools: pools.map(|pool| Pool { name: pool.name.clone(), path: pool.path.clone() }).collect(),
+        backends: config.backends.iter().map(BackendConfig::kind).collect(),
         in_pod: in_pod(),
     }
 }

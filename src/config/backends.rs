@@ -25,6 +25,16 @@ pub enum BackendConfig {
 }
 
 impl BackendConfig {
+    /// What its `type` is.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            BackendConfig::Image(_) => "image",
+            BackendConfig::Nfs(_) => "nfs",
+            BackendConfig::Iscsi(_) => "iscsi",
+            BackendConfig::Fake(_) => "fake",
+        }
+    }
+
     /// The part of every volume id before the colon.
     pub fn name(&self) -> &BackendName {
         match self {

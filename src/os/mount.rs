@@ -343,6 +343,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use rustix::fs::openat;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -27,8 +28,53 @@ pub fn of(harness: &Harness) -> Vec<String> {
     files("journal", &harness.path("state/journal"), &mut lines);
     files("inline", &harness.path("state/inline"), &mut lines);
     files("pool", &harness.path("pool/images"), &mut lines);
+    files("shares of the node", &harness.path("state/nfs"), &mut lines);
+    if let Ok(share) = std::env::var(super::story::NFS_SHARE) {
+        let folder = Path::new(share.split_once(':').expect("server:/path").1);
+        emptied(&folder.join(".longshore/trash"));
+        files("share", folder, &mut lines);
+    }
+    files("iSCSI pool", &harness.path("pool/iscsi"), &mut lines);
+    iscsi(&mut lines);
     lines.sort();
     lines
+}
+
+/// What is deleted is gone at once from where it was, and emptied behind its caller's back.
+fn emptied(trash: &Path) {
+    let begun = Instant::now();
+    while fs::read_dir(trash).is_ok_and(|mut entries| entries.next().is_some()) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{} is not emptied", trash.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What this machine's kernel exports, and to what it is logged in.
+fn iscsi(lines: &mut Vec<String>) {
+    let names = |folder: &str| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    for session in names("/sys/class/iscsi_session") {
+        let target = fs::read_to_string(session.join("targetname")).unwrap_or_default();
+        lines.push(format!("session: {}", target.trim()));
+    }
+    for disk in names("/sys/class/scsi_disk") {
+        let serial = fs::read_to_string(disk.join("device/wwid")).unwrap_or_default();
+        lines.push(format!("disk: {}", if serial.is_empty() { "" } else { "of a unit" }));
+    }
+    for target in names("/sys/kernel/config/target/iscsi").iter().filter(|path| path.join("tpgt_1").is_dir()) {
+        lines.push(format!("target: {}", target.file_name().expect("a name").to_string_lossy()));
+        let within = |part: &str| names(&target.join("tpgt_1").join(part).display().to_string());
+        for part in ["lun", "acls", "np"] {
+            let parts = within(part).into_iter().filter(|path| path.is_dir());
+            lines.extend(parts.map(|path| format!("{part}: {}", path.file_name().expect("a name").to_string_lossy())));
+        }
+    }
+    for store in names("/sys/kernel/config/target/core").iter().filter(|path| path.is_dir() && !path.ends_with("alua")) {
+        let objects = names(&store.display().to_string()).into_iter().filter(|path| path.is_dir());
+        lines.extend(objects.map(|object| format!("backstore: {}", object.file_name().expect("a name").to_string_lossy())));
+    }
 }
 
 fn mounts(harness: &Harness, lines: &mut Vec<String>) {
@@ -57,6 +103,8 @@ fn mounts(harness: &Harness, lines: &mut Vec<String>) {
 fn without_number(name: &str) -> &str {
     if name.contains("loop") || name.contains("/dm-") {
         name.trim_end_matches(|character: char| character.is_ascii_digit())
+    } else if name.starts_with("/dev/sd") {
+        "/dev/sd"
     } else {
         name
     }
@@ -89,7 +137,7 @@ fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            for name in ["created", "promised", "number", "identity"] {
+            for name in ["created", "promised", "number", "identity", "device", "password", "mutual"] {
                 fields.remove(name);
             }
             if let Some(Value::String(path)) = fields.get_mut("path") {

@@ -104,6 +104,27 @@ impl Call {
     pub const READ_ONLY_BLOCK: [Call; 8] =
         [Create, Stage, Publish, Unpublish, PublishReadOnly, UnpublishReadOnly, Unstage, Delete];
     pub const INLINE: [Call; 2] = [PublishInline, UnpublishInline];
+    /// Of a share, which has no devices and grows by a promise.
+    pub const SHARE: [Call; 16] = [
+        Create,
+        Stage,
+        Publish,
+        Expand,
+        Snapshot,
+        Restore,
+        Clone,
+        StageRestored,
+        ReadRestored,
+        ReadCloned,
+        Unpublish,
+        Unstage,
+        DeleteCloned,
+        DeleteRestored,
+        DeleteSnapshot,
+        Delete,
+    ];
+    /// Of a unit of a storage machine.
+    pub const SAN: [Call; 10] = [Create, Attach, Stage, Publish, Expand, NodeExpand, Unpublish, Unstage, Detach, Delete];
     pub const ATTACHED: [Call; 8] = [Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete];
     /// Whose steps differ with the file system, or with what lies on it.
     pub const ON_NODE: [Call; 9] =
@@ -122,6 +143,17 @@ impl Call {
     /// Whether it keeps the volume's writers still. What it noted for that, to be thawed by the next driver, is not for its inverse.
     pub fn holds(self) -> bool {
         matches!(self, Snapshot | Group | Clone)
+    }
+
+    /// Whether it has something to take down in a story of these calls.
+    fn takes_down_any_of(self, calls: &[Call]) -> bool {
+        match self {
+            UnpublishReadOnly => calls.contains(&PublishReadOnly),
+            UnpublishInline => calls.contains(&PublishInline),
+            DeleteGroup => calls.contains(&Group),
+            // Not attached is fine for every backend.
+            _ => true,
+        }
     }
 
     /// What brings the story from behind this call to before it; `None`: only a new beginning does.
@@ -174,10 +206,40 @@ pub struct Variant {
 impl Variant {
     /// Why it cannot run on this machine, if so.
     pub fn cannot_run(&self) -> Option<&'static str> {
+        if self.backend == "nfs" {
+            return std::env::var(NFS_SHARE).is_err().then_some("no NFS server: it is tested in the virtual machine");
+        }
+        if self.backend == "iscsi" {
+            let target = Path::new("/sys/kernel/config/target").exists();
+            return (!target).then_some("no iSCSI target in this kernel: it is tested in the virtual machine");
+        }
         let encrypted = self.parameters.iter().any(|(name, _)| *name == "encryption");
         let devices = fs::read_to_string("/proc/misc").expect("proc");
         let why = "no device-mapper here: what is encrypted is tested in the virtual machine";
         (encrypted && !devices.contains("device-mapper")).then_some(why)
+    }
+}
+
+/// The export below which volumes of NFS are made, as `server:/path`; on this machine it is that path, too.
+pub const NFS_SHARE: &str = "LONGSHORE_NFS_SHARE";
+
+/// The part of the configuration that a variant needs beside what every driver has.
+fn configuration(variant: Variant, harness: &Harness) -> String {
+    match variant.backend {
+        "nfs" => {
+            let share = std::env::var(NFS_SHARE).expect("a share");
+            let (server, path) = share.split_once(':').expect("server:/path");
+            format!("  - name: nfs\n    type: nfs\n    shares:\n      - server: {server}\n        share: {path}\n")
+        }
+        "iscsi" => {
+            let pool = harness.path("pool/iscsi");
+            fs::create_dir_all(&pool).expect("a folder");
+            format!(
+                "  - name: iscsi\n    type: iscsi\n    portals: [\"127.0.0.1:3260\"]\n    pools:\n      - name: default\n        path: {}\n",
+                pool.display()
+            )
+        }
+        _ => String::new(),
     }
 }
 
@@ -218,6 +280,7 @@ impl Story {
         harness.set("LONGSHORE_FAULT_FILE", &text(&harness.path("fault")));
         let name = if variant.backend == "fake" { harness.name() } else { "story".to_owned() };
         let calls = calls_of(variant);
+        harness.configure(&configuration(variant, &harness));
         Story {
             harness,
             variant,
@@ -317,7 +380,7 @@ impl Story {
     }
 
     fn tear_down(&mut self, when: &str) {
-        for call in TEAR_DOWN {
+        for call in TEAR_DOWN.into_iter().filter(|call| call.takes_down_any_of(self.variant.calls)) {
             self.must(call, &format!("in the tear-down {when}"));
         }
         self.compare(0, &format!("after the tear-down {when}"));

@@ -155,7 +155,11 @@ mod tests {
         let options = check(&config, &["hard", "nfsvers=4.1", "noexec", "nconnect=4", "port=2050"]).expect("known");
         assert_eq!(options, check(&config, &["nconnect=4", "port=2050", "ro", "nfsvers=4.1", "hard", "hard"]).expect("known"));
         assert_eq!(options.share, ["hard", "nconnect=4", "nfsvers=4.1", "port=2050"]);
-        assert_eq!((options.bind, options.port().is_some()), (vec!["nosuid".to_owned(), "nodev".to_owned()], true));
+        assert_eq!(
+            (options.port(), options.is_tcp(), options.bind),
+            (Some(2050), true, vec!["nosuid".to_owned(), "nodev".to_owned()])
+        );
+        assert!(!check(&config, &["proto=rdma"]).expect("known").is_tcp() && !check(&config, &["udp"]).expect("known").is_tcp());
         let context = check(&config, &[r#"context="a:b:c0,c1""#]).expect("known").share;
         assert_eq!(context, [r#"context="a:b:c0,c1""#]);
     }

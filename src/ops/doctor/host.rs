@@ -24,11 +24,13 @@ pub(super) struct Used {
     /// What makes it say its version, and do nothing else.
     version: &'static [&'static str],
     what_for: &'static str,
+    /// The type of backend that alone needs it.
+    pub only_for: Option<&'static str>,
     missing: Level,
 }
 
 const fn used(name: &'static str, package: &'static str, version: &'static [&'static str], what_for: &'static str) -> Used {
-    Used { tool: Tool { name, package }, version, what_for, missing: Level::Warning }
+    Used { tool: Tool { name, package }, version, what_for, only_for: None, missing: Level::Warning }
 }
 
 /// All of them; a test compares them with those that `os` names.
@@ -40,11 +42,13 @@ pub(super) const TOOLS: &[Used] = &[
     used("mkfs.btrfs", "btrfs-progs", &["--version"], "formats btrfs"),
     used("btrfs", "btrfs-progs", &["--version"], "grows btrfs"),
     used("cryptsetup", "cryptsetup-bin", &["--version"], "opens encrypted volumes"),
-    used("stat", "coreutils", &["--version"], "`longshore inspect` asks by it how full volumes are"),
+    used("stat", "coreutils", &["--version"], "asks how full volumes are, and whether servers live"),
+    Used { only_for: Some("nfs"), missing: Level::Error, ..used("mount.nfs", "nfs-common", &["-V"], "mounts shares") },
+    Used { only_for: Some("nfs"), missing: Level::Error, ..used("umount", "mount", &["--version"], "unmounts shares") },
 ];
 
 pub(super) fn tool(used: &Used) -> Check {
-    let Used { tool, version, what_for, missing } = used;
+    let Used { tool, version, what_for, missing, only_for: _ } = used;
     if tool.find().is_err() {
         let remedy = format!("install the package {}", tool.package);
         return Check {

@@ -3,6 +3,7 @@
 //! Nothing stays behind: what must be tried is tried with files that have no name. Each check has a deadline, and none waits for
 //! another. A check says what it found and, where that is not well, what to do.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ pub struct Setup {
     pub state_dir: PathBuf,
     pub kubelet_dir: PathBuf,
     pub pools: Vec<Pool>,
+    /// The types of the configured backends.
+    pub backends: BTreeSet<&'static str>,
     /// This process runs in a container of a pod.
     pub in_pod: bool,
 }
@@ -88,7 +91,8 @@ pub fn examine(setup: &Setup) -> Vec<Check> {
         work.push(("permissions", with(host::permissions)));
         work.push(("loop", with(host::loops)));
         work.push(("devices", with(host::devices)));
-        work.extend(host::TOOLS.iter().map(|tool| {
+        let needed = host::TOOLS.iter().filter(|tool| tool.only_for.is_none_or(|backend| setup.backends.contains(backend)));
+        work.extend(needed.map(|tool| {
             let check: Work = Box::new(|| vec![host::tool(tool)]);
             ("tool", check)
         }));

@@ -199,9 +199,10 @@ impl<'a> Job<'a> {
         Ok(Job { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
     }
 
-    /// A target that shows an earlier mount of the share is shown nothing that is there any more.
+    /// A target that shows an earlier mount of the share shows nothing that is there any more.
     fn take_away_stale(&self, table: MountTable, sources: &[Source]) -> Result<MountTable> {
         let Source::Directory(directory) = &self.source else { return Ok(table) };
+        self.node.reach(&self.entry.id, &self.source)?;
         match observe::at(&table, &self.target.target, sources) {
             At::Ours(mount) if mount.device != directory.device => {
                 unmount_all(self.root, &self.target.target, sources)?;
@@ -224,7 +225,6 @@ impl<'a> Job<'a> {
             }
             Publish::Mount => {}
         }
-        self.node.reach(&self.entry.id, &self.source)?;
         self.node.journal.write_target(&self.target)?;
         if let Some(gid) = self.group.filter(|_| !self.target.block) {
             let root = self.node.root_of(self.entry);

@@ -145,3 +145,21 @@ grows_online() {
     stop_driver
     unpool
 }
+
+# sanity SETUP: the official suite. Its logs go to $OUT.
+sanity() {
+    local here status=0
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    LONGSHORE=$here/longshore SUITE=$here/suite TMPDIR=$DIR "$here/csi-sanity/run" "$1" || status=$?
+    [ $status = 0 ] || tar -C "$here/target/csi-sanity" -czf "$OUT/sanity-$1.tar.gz" .
+    return $status
+}
+
+# matrix KIND: those of the matrices whose names hold it, one at a time: what they look at is the whole machine's.
+matrix() {
+    local here
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    export LONGSHORE=$here/longshore
+    "$here/matrix" "$1" --test-threads=1 --show-output 2>&1 | grep -v '^fault: '
+    [ "${PIPESTATUS[0]}" = 0 ]
+}
