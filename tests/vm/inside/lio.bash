@@ -153,7 +153,7 @@ multipath_start() {
     within 20 multipathd_answers
 }
 
-multipathd_answers() { multipathd show daemon 2>/dev/null | grep -q running; }
+multipathd_answers() { multipathd show daemon 2>&1 | grep -qE "^pid .* (idle|running)"; }
 
 initiator_stop() {
     local pid
