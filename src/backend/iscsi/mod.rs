@@ -4,32 +4,50 @@
 //! - On the storage machine: image files by the code of the `image` backend, exported through the kernel's target (LIO).
 //! - What the one tells the other is an [`Attachment`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::volume::{AccessMode, BackendName, NodeId, RawParameters, Result};
+use crate::volume::{AccessMode, BackendName, Error, NodeId, RawParameters, Result};
 
 use super::image::Role;
-use super::{Backend, Connect};
+use super::{Backend, Connect, ReportHealth};
 
 mod attachment;
 pub mod config;
 mod connect;
+mod health;
+mod login;
+mod memory;
+mod parameters;
+mod release;
+mod turns;
+mod way;
 
 pub use attachment::{Attachment, Chap, initiator_name};
 pub use config::IscsiConfig;
+pub use parameters::IscsiParameters;
+
+use memory::Memory;
+use turns::Turns;
 
 /// A backend of LUNs.
 #[derive(Debug)]
 pub struct IscsiBackend {
     config: IscsiConfig,
+    node: NodeId,
+    /// The driver's state folder.
+    state: PathBuf,
+    /// What is connected on this node.
+    memory: Memory,
+    turns: Turns,
 }
 
 impl IscsiBackend {
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: IscsiConfig, _role: Role, _node: NodeId, _state: &Path) -> Result<IscsiBackend> {
+    pub fn open(config: IscsiConfig, _role: Role, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         config.validate()?;
-        Ok(IscsiBackend { config })
+        let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
+        Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default() })
     }
 }
 
@@ -51,7 +69,19 @@ impl Backend for IscsiBackend {
     }
 
     fn describes(&self, attributes: &RawParameters) -> bool {
-        attributes.get("targetPortal").is_some() && attributes.get("iqn").is_some()
+        IscsiParameters::describes(attributes)
+    }
+
+    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        if !IscsiParameters::describes(raw) {
+            return self.parameters(raw);
+        }
+        let parameters = IscsiParameters::parse(raw)?;
+        serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
+    }
+
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
     }
 
     fn connect(&self) -> &dyn Connect {
