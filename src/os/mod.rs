@@ -21,6 +21,7 @@ pub mod freeze;
 pub mod fs;
 #[cfg(feature = "faults")]
 mod gate;
+pub mod lio;
 pub mod locks;
 pub mod loopdev;
 pub mod luks;
@@ -32,6 +33,7 @@ pub mod own;
 pub mod path;
 pub mod process;
 pub mod programs;
+pub mod random;
 pub mod socket;
 pub mod step;
 pub mod udev;
