@@ -1,5 +1,7 @@
 //! What is wrong with sessions and paths, by what sysfs says now: nothing is asked of a target.
 
+use std::collections::BTreeMap;
+
 use crate::backend::ReportHealth;
 use crate::os::iscsi;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
@@ -9,8 +11,15 @@ use super::memory::Entry;
 
 impl ReportHealth for IscsiBackend {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
-        let entry = self.memory.get(id).ok_or_else(|| Error::volume_not_found(id))?;
-        self.paths_health(&entry)
+        let stored = match self.san.as_ref().map(|san| san.volume_health(id)) {
+            None | Some(Err(Error::NotFound { .. })) => None,
+            Some(health) => Some(health?),
+        };
+        let connected = self.memory.get(id).map(|entry| self.paths_health(&entry)).transpose()?;
+        match (stored, connected) {
+            (None, None) => Err(Error::volume_not_found(id)),
+            (stored, connected) => Ok([stored, connected].into_iter().flatten().flatten().collect()),
+        }
     }
 
     fn storage_health(&self) -> Result<Health> {
@@ -24,22 +33,23 @@ impl ReportHealth for IscsiBackend {
             })
             .collect();
         let message = format!("{}; look at the network and at the target, iscsid tries again by itself", lost.join("; "));
-        let problem = HealthProblem { severity: Severity::Degraded, reason: "SessionLost", message };
-        Ok(if lost.is_empty() { Health::new() } else { vec![problem] })
+        let mut health = self.san.as_ref().map_or_else(|| Ok(Health::new()), ReportHealth::storage_health)?;
+        if !lost.is_empty() {
+            health.push(HealthProblem { severity: Severity::Degraded, reason: "SessionLost", message });
+        }
+        Ok(health)
     }
 
     fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>> {
-        let mut unhealthy = Vec::new();
+        let stored = self.san.as_ref().map_or_else(|| Ok(Vec::new()), |san| san.unhealthy(after, max))?;
+        let mut unhealthy: BTreeMap<VolumeId, Health> = stored.into_iter().collect();
         for entry in self.memory.all().into_iter().filter(|entry| after.is_none_or(|after| entry.id > *after)) {
             let health = self.paths_health(&entry)?;
             if !health.is_empty() {
-                unhealthy.push((entry.id, health));
-            }
-            if unhealthy.len() >= max {
-                break;
+                unhealthy.entry(entry.id).or_default().extend(health);
             }
         }
-        Ok(unhealthy)
+        Ok(unhealthy.into_iter().take(max).collect())
     }
 }
 
