@@ -28,7 +28,7 @@ pub fn of(harness: &Harness) -> Vec<String> {
     files("journal", &harness.path("state/journal"), &mut lines);
     files("inline", &harness.path("state/inline"), &mut lines);
     files("pool", &harness.path("pool/images"), &mut lines);
-    files("shares of the node", &harness.path("state/nfs"), &mut lines);
+    files("shares of the node", &harness.path("state/nfs/nfs"), &mut lines);
     if let Ok(share) = std::env::var(super::story::NFS_SHARE) {
         let folder = Path::new(share.split_once(':').expect("server:/path").1);
         emptied(&folder.join(".longshore/trash"));
