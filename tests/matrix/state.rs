@@ -137,7 +137,7 @@ fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            for name in ["created", "promised", "number", "identity", "device", "password", "mutual"] {
+            for name in ["created", "promised", "number", "inode", "identity", "device", "keys"] {
                 fields.remove(name);
             }
             if let Some(Value::String(path)) = fields.get_mut("path") {

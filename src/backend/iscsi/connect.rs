@@ -124,6 +124,10 @@ impl Connect for IscsiBackend {
         }
         Ok(Bytes(Device::open(&device.path, false)?.size()?))
     }
+
+    fn limit(&self) -> Option<u64> {
+        self.config.volumes_per_node
+    }
 }
 
 impl IscsiBackend {
