@@ -17,7 +17,7 @@ use crate::os::answers::Answers;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::image::Role;
-use super::{Backend, Connect, Expand, Provision, ReportHealth, Snapshots, Usage};
+use super::{Backend, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage};
 
 pub mod config;
 mod connect;
@@ -129,6 +129,9 @@ impl Backend for NfsBackend {
     }
     fn expand(&self) -> Option<&dyn Expand> {
         self.controller.as_ref().map(|controller| controller as &dyn Expand)
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        self.controller.as_ref().map(|controller| controller as &dyn Modify)
     }
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         self.controller.as_ref().map(|controller| controller as &dyn Snapshots)

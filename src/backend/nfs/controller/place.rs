@@ -215,7 +215,7 @@ impl Ready {
     /// anywhere.
     pub fn finish_deletion(&self, record: &VolumeRecord, at: u64) -> Result<()> {
         let local = record.id.local();
-        let way = record.own_parameters()?.on_delete;
+        let way = record.on_delete()?;
         {
             let _places = lock(&self.places);
             let (_, name) = parted(&record.folder)?;

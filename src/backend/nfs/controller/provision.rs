@@ -142,6 +142,7 @@ impl Controller {
             parameters: filled(spec, asked, &ready)?,
             created: record::now(),
             inode: None,
+            on_delete: None,
             project: None,
         };
         let limit = ready.promisable()?;
