@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use longshore::backend::Backend;
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
 use longshore::backend::image::{ImageParameters, MutableParameters};
+use longshore::backend::iscsi::IscsiParameters;
+use longshore::backend::nfs::NfsParameters;
 use longshore::volume::{Encryption, NodeParameters, RawParameters, Result};
 
 /// The first column of the first table in the section of this name.
@@ -28,6 +30,21 @@ fn known(error: Result<()>) -> BTreeSet<String> {
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
+/// All that a class may say of a volume on a share.
+fn nfs() -> NfsParameters {
+    let pairs = [("server", "a"), ("share", "/b"), ("subDir", "c"), ("mountPermissions", "0700"), ("uid", "1"), ("gid", "1")];
+    NfsParameters::of_class(&RawParameters::new(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())))).expect("known")
+}
+
+#[test]
+fn every_attribute_of_a_volume_made_by_hand() {
+    let told = told("Volumes made by hand");
+    let iscsi: BTreeSet<String> = known(unheard_of().parse::<IscsiParameters>().map(|_| ()));
+    let mut all: BTreeSet<String> = iscsi.into_iter().filter(|name| name != "sessionCHAPAuth").collect();
+    all.extend(["server", "subDir"].map(str::to_owned));
+    assert_eq!(told, all);
+}
+
 fn unheard_of() -> RawParameters {
     RawParameters::new([("unheardOf".to_owned(), "x".to_owned())])
 }
@@ -37,6 +54,9 @@ fn every_parameter_of_a_storage_class() {
     let image = ImageParameters { pool: Some("any".to_owned()), ..ImageParameters::default() };
     let mut all = fields(NodeParameters::default());
     all.extend(fields(image));
+    // Two in one row.
+    let nfs = fields(nfs()).into_iter().filter(|name| !["share", "gid"].contains(&name.as_str()));
+    all.extend(nfs);
     all.extend(fields(FakeParameters::default()));
     all.insert("backend".to_owned());
     assert_eq!(told("StorageClass"), all);
@@ -53,7 +73,8 @@ fn every_parameter_that_may_change() {
 
 #[test]
 fn every_secret_and_the_lack_of_parameters_for_snapshots() {
-    assert_eq!(told("Secrets"), BTreeSet::from([Encryption::SECRET.to_owned()]));
+    let chap = ["node.session.auth.username", "discovery.sendtargets.auth.username"].map(str::to_owned);
+    assert_eq!(told("Secrets"), chap.into_iter().chain([Encryption::SECRET.to_owned()]).collect());
     let fake = FakeConfig::named("fake".parse().expect("a name"));
     let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
     fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");

@@ -28,7 +28,7 @@ pub fn of(harness: &Harness) -> Vec<String> {
     files("journal", &harness.path("state/journal"), &mut lines);
     files("inline", &harness.path("state/inline"), &mut lines);
     files("pool", &harness.path("pool/images"), &mut lines);
-    files("shares of the node", &harness.path("state/nfs"), &mut lines);
+    files("shares of the node", &harness.path("state/nfs/nfs"), &mut lines);
     if let Ok(share) = std::env::var(super::story::NFS_SHARE) {
         let folder = Path::new(share.split_once(':').expect("server:/path").1);
         emptied(&folder.join(".longshore/trash"));
@@ -137,7 +137,7 @@ fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            for name in ["created", "promised", "number", "identity", "device", "password", "mutual"] {
+            for name in ["created", "promised", "number", "inode", "identity", "device", "keys"] {
                 fields.remove(name);
             }
             if let Some(Value::String(path)) = fields.get_mut("path") {

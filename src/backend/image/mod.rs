@@ -27,6 +27,7 @@ pub mod config;
 mod connect;
 mod draft;
 mod expand;
+mod export;
 mod files;
 mod group;
 mod health;
@@ -41,6 +42,7 @@ mod snapshot;
 mod survey;
 
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
+pub(super) use export::Image;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use meta::rewritten;

@@ -9,6 +9,7 @@
 //! tmp/<kind>~<id>/      being made: renamed into place when whole and synced
 //! trash/<kind>~<id>/    deleted by a rename, waiting for its files to be unlinked
 //! archive/, retained/   <id>.<unix time>/: deleted, but kept for the operator
+//! exports/              who else shows an image, where that is not a loop device's matter (the `iscsi` backend)
 //! ```
 //! What lies in `tmp` and `trash` belongs to nobody: the lock's holder empties them when it opens the pool.
 

@@ -1,9 +1,12 @@
 //! What the operator configures.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
-use crate::backend::image::PoolConfig;
-use crate::volume::{BackendName, Result};
+use crate::backend::image::{ImageConfig, PoolConfig};
+use crate::volume::{BackendName, Error, NodeId, Result};
 
 /// One backend of LUNs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +20,25 @@ pub struct IscsiConfig {
     /// Where the storage machine listens, as `192.0.2.1:3260`, one for each path to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// `true`: nodes and storage machine prove themselves to each other by passwords made for each attachment (CHAP). `false`: a
+    /// node is let in by its name alone. Default `true`.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub chap: bool,
+    /// How many volumes a node may have attached. Default: as many as there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes_per_node: Option<u64>,
+    /// The nodes that may have volumes attached. Default: whichever asks.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub nodes: BTreeSet<NodeId>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 impl IscsiConfig {
@@ -25,6 +47,98 @@ impl IscsiConfig {
     /// # Errors
     /// `Invalid`, naming the field.
     pub fn validate(&self) -> Result<()> {
-        Ok(())
+        if self.volumes_per_node == Some(0) {
+            return Err(Error::invalid("volumesPerNode", "0 would let no node have a volume; leave it out for no limit"));
+        }
+        let portals = self.portals()?;
+        if self.pools.is_empty() {
+            let needless = [
+                ("portals", portals.is_empty()),
+                ("chap", self.chap),
+                ("volumesPerNode", self.volumes_per_node.is_none()),
+                ("nodes", self.nodes.is_empty()),
+            ];
+            return match needless.iter().find(|(_, default)| !default) {
+                Some((field, _)) => {
+                    Err(Error::invalid(field, "it is the storage machine's, which has pools; name its pools too"))
+                }
+                None => Ok(()),
+            };
+        }
+        if portals.is_empty() {
+            return Err(Error::invalid(
+                "portals",
+                "none is given; name at least one address of the storage machine, as 192.0.2.1:3260",
+            ));
+        }
+        self.images().validate()
+    }
+
+    /// Where the storage machine listens.
+    ///
+    /// # Errors
+    /// `Invalid` for what nodes could not connect to.
+    pub fn portals(&self) -> Result<Vec<SocketAddr>> {
+        let mut portals = Vec::new();
+        for text in &self.portals {
+            let refuse = |reason: &str| Err(Error::invalid("portals", format!("{text:?} {reason}")));
+            let Ok(portal) = text.parse::<SocketAddr>() else {
+                return refuse("is no address and port, as 192.0.2.1:3260 or [2001:db8::1]:3260; a name will not do");
+            };
+            if portal.ip().is_unspecified() || portal.ip().is_multicast() || portal.port() == 0 {
+                return refuse("is nothing that a node could connect to; name an address of the storage machine");
+            }
+            if portals.contains(&portal) {
+                return refuse("is there twice");
+            }
+            portals.push(portal);
+        }
+        Ok(portals)
+    }
+
+    /// The part that is image files: reachable from everywhere, by the network.
+    pub fn images(&self) -> ImageConfig {
+        ImageConfig { name: self.name.clone(), pools: self.pools.clone(), node: None, shared: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(yaml: &str) -> String {
+        let config: IscsiConfig = serde_yaml_ng::from_str(yaml).expect("fields");
+        config.validate().expect_err(yaml).to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_its_field() {
+        let pools = "name: san\npools: [{name: a, path: /srv/a}]\n";
+        for (rest, field) in [
+            ("", "portals"),
+            ("portals: [san.example.com:3260]", "portals"),
+            ("portals: [192.0.2.1]", "portals"),
+            ("portals: ['0.0.0.0:3260']", "portals"),
+            ("portals: ['192.0.2.1:0']", "portals"),
+            ("portals: ['192.0.2.1:3260', '192.0.2.1:3260']", "portals"),
+            ("portals: ['192.0.2.1:3260']\nvolumesPerNode: 0", "volumesPerNode"),
+        ] {
+            let error = refused(&format!("{pools}{rest}"));
+            assert!(error.starts_with(field), "{rest}: {error}");
+        }
+        assert!(refused("name: san\npools: [{name: a, path: a}]\nportals: ['192.0.2.1:3260']").starts_with("pools.path"));
+        for (rest, field) in [("portals: ['192.0.2.1:3260']", "portals"), ("chap: false", "chap"), ("nodes: [a]", "nodes")] {
+            assert!(refused(&format!("name: san\n{rest}")).starts_with(field), "{rest}");
+        }
+    }
+
+    #[test]
+    fn a_node_needs_only_a_name_and_a_storage_machine_little_more() {
+        let yaml = "name: san\npools: [{name: a, path: /srv/a}]\nportals: ['192.0.2.1:3260', '[2001:db8::1]:3260']";
+        for yaml in ["name: san", yaml] {
+            let config: IscsiConfig = serde_yaml_ng::from_str(yaml).expect("fields");
+            config.validate().expect(yaml);
+            assert!(config.chap);
+        }
     }
 }

@@ -4,32 +4,69 @@
 //! - On the storage machine: image files by the code of the `image` backend, exported through the kernel's target (LIO).
 //! - What the one tells the other is an [`Attachment`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::volume::{AccessMode, BackendName, NodeId, RawParameters, Result};
+use crate::volume::{
+    AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
+};
 
 use super::image::Role;
-use super::{Backend, Connect};
+use super::{
+    Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
+};
 
 mod attachment;
 pub mod config;
 mod connect;
+mod health;
+mod login;
+mod memory;
+mod parameters;
+mod release;
+mod san;
+mod turns;
+mod way;
 
 pub use attachment::{Attachment, Chap, initiator_name};
 pub use config::IscsiConfig;
+pub use parameters::IscsiParameters;
+
+use memory::Memory;
+use san::San;
+use turns::Turns;
+
+const ACCESS_MODES: [AccessMode; 6] = [
+    AccessMode::SingleNodeWriter,
+    AccessMode::SingleNodeReaderOnly,
+    AccessMode::SingleNodeSingleWriter,
+    AccessMode::SingleNodeMultiWriter,
+    AccessMode::MultiNodeReaderOnly,
+    AccessMode::MultiNodeMultiWriter,
+];
 
 /// A backend of LUNs.
 #[derive(Debug)]
 pub struct IscsiBackend {
     config: IscsiConfig,
+    node: NodeId,
+    /// The driver's state folder.
+    state: PathBuf,
+    /// What is connected on this node.
+    memory: Memory,
+    turns: Turns,
+    /// Where this process is the storage machine's.
+    san: Option<San>,
 }
 
 impl IscsiBackend {
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: IscsiConfig, _role: Role, _node: NodeId, _state: &Path) -> Result<IscsiBackend> {
+    pub fn open(config: IscsiConfig, role: Role, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         config.validate()?;
-        Ok(IscsiBackend { config })
+        let provisions = role.provision && !config.pools.is_empty();
+        let san = provisions.then(|| San::open(config.clone(), state)).transpose()?;
+        let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
+        Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default(), san })
     }
 }
 
@@ -43,18 +80,89 @@ impl Backend for IscsiBackend {
     }
 
     fn probe(&self) -> Result<()> {
-        Ok(())
+        self.san.as_ref().map_or(Ok(()), San::probe)
     }
 
     fn access_modes(&self) -> &[AccessMode] {
-        &AccessMode::SINGLE_NODE
+        &ACCESS_MODES
+    }
+
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        if capability.mode == AccessMode::MultiNodeMultiWriter && capability.access != AccessType::Block {
+            let reason = "a file system of one node's is destroyed by a second writer; use volumeMode Block, or one node";
+            return Err(Error::invalid("volume_capability.access_mode", reason));
+        }
+        Ok(())
+    }
+
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        match &self.san {
+            Some(san) => san.images.parameters(raw),
+            None if raw.is_empty() => Ok(serde_json::Value::Null),
+            None => {
+                Err(Error::invalid("parameters", format!("{raw:?}: backend {} has no pools here, and knows none", self.name())))
+            }
+        }
     }
 
     fn describes(&self, attributes: &RawParameters) -> bool {
-        attributes.get("targetPortal").is_some() && attributes.get("iqn").is_some()
+        IscsiParameters::describes(attributes)
     }
 
+    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        if !IscsiParameters::describes(raw) {
+            return self.parameters(raw);
+        }
+        let parameters = IscsiParameters::parse(raw)?;
+        serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
+    }
+
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
+    }
+
+    fn usage(&self) -> Usage {
+        self.san.as_ref().map(San::usage).unwrap_or_default()
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        self.san.as_ref().map(|san| san as _)
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        // Also where it only connects: growing what is on a volume is the node's half, and from this the node says that it can.
+        Some(self)
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        self.san.as_ref().and_then(|san| Backend::modify(&san.images))
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.san.as_ref().map(|san| san as _)
+    }
+    fn groups(&self) -> Option<&dyn Groups> {
+        self.san.as_ref().map(|san| san as _)
+    }
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        self.san.as_ref().and_then(|san| san.images.changed_blocks())
+    }
+    fn attach(&self) -> Option<&dyn Attach> {
+        self.san.as_ref().map(|san| san as _)
+    }
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        self.san.as_ref().and_then(|san| san.images.inspect())
+    }
     fn connect(&self) -> &dyn Connect {
         self
+    }
+}
+
+impl Expand for IscsiBackend {
+    fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
+        match &self.san {
+            Some(san) => san.expand(id, capacity),
+            None => Err(Error::Unsupported {
+                what: format!("expanding volume {id}"),
+                reason: "its storage machine does it, which this is not".to_owned(),
+            }),
+        }
     }
 }

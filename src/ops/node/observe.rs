@@ -38,9 +38,11 @@ pub fn is_filesystem_of(mount: &Mount, source: &Source) -> bool {
         }
         Source::Device(device) => mount.device == device.number,
         Source::Filesystem { fstype, source, .. } => mount.fstype == *fstype && mount.source == Path::new(source),
+        // Whichever mount of the share it is a bind of: one that went stale is the volume's, too.
         Source::Directory(directory) => {
-            let same = mount.device == directory.device && mount.fstype == directory.fstype;
-            same && mount.source == Path::new(&directory.source) && mount.mount_point != directory.mount
+            mount.fstype == directory.fstype
+                && mount.source == Path::new(&directory.source)
+                && mount.mount_point != directory.mount
         }
     }
 }

@@ -5,6 +5,7 @@
 #
 # The server has a network namespace of its own and two addresses; the cable of one is pulled. It is spoken to as version 3 by the one and as
 # 4.2 by the other, since a client of version 4 sees that both are one.
+# about 180 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
@@ -69,11 +70,11 @@ within 60 test -e serving
 pool xfs
 printf '  - {name: nfs, type: nfs}\n' >>config.yaml
 start_driver
-mkdir -p kubelet/s kubelet/t
+mkdir -p kubelet/s/older kubelet/t # the last as long as nothing stale lies there
 attributes() { echo --context server="$1" --context share="$DIR/data" --context subDir="tenant/$2"; }
 on_dead="$(attributes $dead 1) --mount-flag nfsvers=4.2"
 # shellcheck disable=SC2086
-nfs_stage() { mkdir -p "kubelet/s/$1" && call stage-volume "$1" --staging "$DIR/kubelet/s/$1" $2 >/dev/null; }
+nfs_stage() { [ "$1" = older ] || mkdir -p "kubelet/s/$1" && call stage-volume "$1" --staging "$DIR/kubelet/s/$1" $2 >/dev/null; }
 # shellcheck disable=SC2086
 nfs_publish() { call publish-volume "$1" --staging "$DIR/kubelet/s/$1" --target "$DIR/kubelet/t/$1" $2 >/dev/null; }
 nfs_unpublish() { call unpublish-volume "$1" --target "$DIR/kubelet/t/$1" >/dev/null; }

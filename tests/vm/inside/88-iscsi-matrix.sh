@@ -1,13 +1,13 @@
 #!/bin/bash
 # The matrices of tests/matrix.rs for iSCSI, this machine being storage and node: every step is killed and fails.
-# about 300 s
+# about 400 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
+# shellcheck source=lio.bash
+. "$(dirname "$0")/lio.bash"
 
-modprobe -a iscsi_target_mod target_core_file iscsi_tcp
-iscsid -f &
-iscsid=$!
-end() { kill $iscsid; }
-trap end EXIT
+lio_start
+initiator_start iqn.2026-11.dev.longshore.test:machine
 matrix iscsi
+initiator_stop

@@ -1,0 +1,53 @@
+//! What another backend needs that keeps its volumes as images here, and shows them otherwise than by loop devices.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use crate::volume::{Bytes, Error, Result, VolumeId};
+
+use super::files::{self, Access};
+use super::meta::VolumeMeta;
+use super::pool::Kind;
+use super::{ImageBackend, Located};
+
+/// A whole volume's image, open for reading.
+#[derive(Debug)]
+pub(in crate::backend) struct Image {
+    pub file: File,
+    pub path: PathBuf,
+    /// Device and inode.
+    pub inode: (u64, u64),
+    pub capacity: Bytes,
+    /// No other volume has it, in no pool of any machine, nor will a later one of the same id.
+    pub unique: String,
+    /// The folder of its pool, from which this process provisions.
+    pub pool: PathBuf,
+}
+
+impl ImageBackend {
+    /// `None` where there is no such volume.
+    ///
+    /// # Errors
+    /// `Unproven` where it is damaged, `BackendDown` where its pool is away or not ours to change.
+    pub(in crate::backend) fn image(&self, id: &VolumeId) -> Result<Option<Image>> {
+        let Some(Located { pool, seen, .. }) = self.locate::<VolumeMeta>(id.local())? else { return Ok(None) };
+        let ready = pool.writable()?;
+        let (meta, _) = seen.whole()?;
+        let path = ready.place(Kind::Volume, id.local()).join(files::IMAGE);
+        let file = ready.open_image(Kind::Volume, id.local(), Access::Read)?;
+        let inode = files::look_at(&file, &path)?.inode;
+        let unique = format!("{} {id} {}", ready.id, meta.created);
+        Ok(Some(Image { file, path, inode, capacity: meta.capacity, unique, pool: ready.path.clone() }))
+    }
+
+    /// The pools' names, and their folders where this process can provision from them now.
+    pub(in crate::backend) fn homes(&self) -> impl Iterator<Item = (&str, Result<PathBuf>)> {
+        self.pools.iter().map(|pool| (pool.config.name.as_str(), pool.writable().map(|ready| ready.path.clone())))
+    }
+
+    /// Whether a copy of this volume, in the pool called `into` or in its own, is made in one instant: by sharing its blocks.
+    pub(in crate::backend) fn shares(&self, id: &VolumeId, into: Option<&str>) -> Result<bool> {
+        let found = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        Ok(into.is_none_or(|pool| pool == found.ready.name) && found.ready.shares_extents())
+    }
+}

@@ -1,0 +1,196 @@
+//! Nodes are let in and shut out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use crate::backend::Attach;
+use crate::backend::image::Image;
+use crate::os::lio::Lio;
+use crate::os::loopdev;
+use crate::os::step::step;
+use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
+
+use super::super::{Attachment, initiator_name};
+use super::names::Names;
+use super::record::{Grant, Keys, Record};
+use super::{San, wwid};
+
+impl Attach for San {
+    fn attach(
+        &self,
+        id: &VolumeId,
+        node: &NodeId,
+        mode: AccessMode,
+        read_only: bool,
+    ) -> Result<Outcome<BTreeMap<String, String>>> {
+        let _turn = self.begin();
+        self.limit(node)?;
+        let image = self.images.image(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let lio = Lio::loaded()?;
+        let mut record = Record::read(id, &image.pool)?.unwrap_or_else(|| Record::new(id, self.config.chap));
+        if let Some(grant) = record.nodes.get(node) {
+            grant.check_same(id, node, mode, read_only)?;
+            // It may have been cut off before it was exported.
+            self.export(&lio, &image, &record)?;
+            return Ok(Outcome::Unchanged(self.context(&image, &record, node)));
+        }
+        may_join(id, &record, mode)?;
+        check_unused(id, &image, &lio, record.nodes.is_empty())?;
+        record.grant(node, mode, read_only)?;
+        self.reserve(id, node)?;
+        let admitted = record.write(&image.pool).and_then(|()| self.export(&lio, &image, &record));
+        match admitted {
+            Ok(()) => Ok(Outcome::Changed(self.context(&image, &record, node))),
+            Err(failure) => {
+                let undone =
+                    expel(&lio, id, &initiator_name(node)).and_then(|_| self.forget(Some(&lio), &image.pool, &mut record, node));
+                Err(match undone {
+                    Ok(()) => failure.nothing_left(),
+                    Err(undo) => failure.but_left(undo.to_string()),
+                })
+            }
+        }
+    }
+
+    /// The kernel shuts the node out before anything else is asked: a pool that is away, or a record that cannot be read, does not
+    /// keep it in.
+    fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
+        let _turn = self.begin();
+        let lio = Lio::open()?;
+        let mut changed = false;
+        if let Some(lio) = &lio {
+            let initiators = match node {
+                Some(node) => vec![initiator_name(node)],
+                None => lio.initiators(&Names::of(id).target)?,
+            };
+            for initiator in &initiators {
+                changed |= expel(lio, id, initiator)?;
+            }
+        }
+        let Some((pool, mut record)) = self.record(id)? else { return Ok(outcome(changed)) };
+        let nodes: Vec<NodeId> = match node {
+            Some(node) => record.nodes.contains_key(node).then(|| node.clone()).into_iter().collect(),
+            None => record.nodes.keys().cloned().collect(),
+        };
+        for node in &nodes {
+            self.forget(lio.as_ref(), &pool, &mut record, node)?;
+        }
+        Ok(outcome(changed || !nodes.is_empty()))
+    }
+
+    fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
+        let _turn = self.begin();
+        let known = self.known();
+        Ok(ids.iter().filter_map(|id| Some((id.clone(), known.by_volume.get(id)?.clone()))).collect())
+    }
+
+    fn limit(&self, node: &NodeId) -> Result<Option<u64>> {
+        if !self.config.nodes.is_empty() && !self.config.nodes.contains(node) {
+            return Err(Error::NotFound { kind: "node", id: node.to_string() });
+        }
+        Ok(self.config.volumes_per_node)
+    }
+}
+
+impl San {
+    /// Counts an attachment before it is made: two calls about two volumes must not both take the last place on a node.
+    fn reserve(&self, id: &VolumeId, node: &NodeId) -> Result<()> {
+        let mut known = self.known();
+        let attached = known.by_node.get(node).map_or(0, |volumes| volumes.len() as u64);
+        if let Some(limit) = self.config.volumes_per_node.filter(|limit| attached >= *limit) {
+            let reason = format!("{attached} volumes are attached to it, and volumesPerNode is {limit}; detach one first");
+            return Err(Error::NodeFull { node: node.to_string(), reason });
+        }
+        known.insert(id, node);
+        Ok(())
+    }
+
+    /// Forgets that a node, shut out already, had the volume; the last takes the target with it.
+    fn forget(&self, lio: Option<&Lio>, pool: &Path, record: &mut Record, node: &NodeId) -> Result<()> {
+        let last = record.nodes.keys().all(|other| other == node);
+        if last {
+            lio.map_or(Ok(()), |lio| self.take_down(lio, &Names::of(&record.id)))?;
+            Record::remove(&record.id, pool)?;
+            record.nodes.remove(node);
+        } else {
+            let grant = record.nodes.remove(node);
+            if let Err(error) = record.write(pool) {
+                record.nodes.extend(grant.map(|grant| (node.clone(), grant)));
+                return Err(error);
+            }
+        }
+        let mut known = self.known();
+        known.remove(&record.id, node);
+        if last {
+            known.failed.remove(&record.id);
+        }
+        Ok(())
+    }
+
+    /// What the node is told.
+    fn context(&self, image: &Image, record: &Record, node: &NodeId) -> BTreeMap<String, String> {
+        Attachment {
+            portals: self.portals.iter().map(ToString::to_string).collect(),
+            target: Names::of(&record.id).target,
+            lun: 0,
+            wwid: wwid(image),
+            initiator: initiator_name(node),
+            chap: record.nodes.get(node).and_then(|grant| grant.keys.as_ref()).map(Keys::chap),
+        }
+        .to_context()
+    }
+}
+
+fn expel(lio: &Lio, id: &VolumeId, initiator: &str) -> Result<bool> {
+    Ok(step("expel node", &initiator, || lio.expel(&Names::of(id).target, initiator))?)
+}
+
+impl Grant {
+    /// Whether the node may not write.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only || self.mode.is_read_only()
+    }
+
+    /// Whether a repeated attach asks for what there is (CSI spec, ControllerPublishVolume: "Volume published but is incompatible").
+    fn check_same(&self, id: &VolumeId, node: &NodeId, mode: AccessMode, read_only: bool) -> Result<()> {
+        if (self.mode, self.read_only) == (mode, read_only) {
+            return Ok(());
+        }
+        let words = |mode, read_only| format!("{mode:?}, {}", if read_only { "read-only" } else { "read-write" });
+        Err(Error::Conflict {
+            object: format!("the attachment of volume {id} to node {node}"),
+            existing: words(self.mode, self.read_only),
+            wanted: words(mode, read_only),
+        })
+    }
+}
+
+/// Whether a further node may have it: only where all have it in a mode for several.
+fn may_join(id: &VolumeId, record: &Record, mode: AccessMode) -> Result<()> {
+    let alone = |(_, grant): &(&NodeId, &Grant)| mode.is_single_node() || grant.mode.is_single_node();
+    match record.nodes.iter().find(alone) {
+        None => Ok(()),
+        Some((other, _)) => Err(Error::InUse {
+            object: format!("volume {id}"),
+            by: format!("it is attached to node {other}; detach it there first"),
+        }),
+    }
+}
+
+/// Whether nobody else shows the image: two caches of one file lose data.
+fn check_unused(id: &VolumeId, image: &Image, lio: &Lio, first: bool) -> Result<()> {
+    let in_use = |by: String| Err(Error::InUse { object: format!("volume {id}"), by });
+    if let Some(device) = loopdev::find(image.inode)?.first() {
+        return in_use(format!("{0} shows its image on this machine; see with `losetup {0}` who uses it", device.path.display()));
+    }
+    match lio.shows(image.inode)?.filter(|_| first) {
+        Some(disk) if !disk.ends_with(&format!("/{}", Names::of(id).disk)) => {
+            in_use(format!("{disk} shows its image; take it down by hand"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn outcome(changed: bool) -> Outcome<()> {
+    if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) }
+}

@@ -1,0 +1,256 @@
+//! Who may have a volume, as it lies with the storage: `<pool>/exports/<volume>.json`, which only root may read.
+//!
+//! It is written before the kernel lets anybody in, and goes after the last is shut out: what a reboot takes from the kernel is made
+//! again by it, with the same credentials.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::os::step::step;
+use crate::os::{self, durable, random};
+use crate::volume::{AccessMode, Error, NodeId, Result, VolumeId};
+
+use super::super::Chap;
+
+const FOLDER: &str = "exports";
+const FORMAT: u32 = 1;
+/// No record is longer, in bytes.
+const LONGEST: u64 = 1 << 20;
+/// Random bytes of a password: 32 characters, where CHAP wants at least 12 and initiators take no more than 255.
+const PASSWORD: usize = 16;
+const NODE: &str = "longshore-node";
+const TARGET: &str = "longshore-target";
+
+/// The nodes that have a volume.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record {
+    format: u32,
+    pub id: VolumeId,
+    /// Of all of them, or none: the target has one rule.
+    pub chap: bool,
+    pub nodes: BTreeMap<NodeId, Grant>,
+}
+
+/// How a node has it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Grant {
+    pub mode: AccessMode,
+    pub read_only: bool,
+    pub keys: Option<Keys>,
+}
+
+/// The passwords of a node's sessions.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Keys {
+    password: String,
+    mutual_password: String,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keys(hidden)")
+    }
+}
+
+impl Keys {
+    fn new() -> os::Result<Keys> {
+        Ok(Keys { password: random::hexadecimal(PASSWORD)?, mutual_password: random::hexadecimal(PASSWORD)? })
+    }
+
+    pub fn chap(&self) -> Chap {
+        let mutual = Some((TARGET.to_owned(), self.mutual_password.clone()));
+        Chap { user: NODE.to_owned(), password: self.password.clone(), mutual }
+    }
+
+    pub fn credentials(&self) -> os::lio::Credentials<'_> {
+        os::lio::Credentials { user: NODE, password: &self.password, mutual_user: TARGET, mutual_password: &self.mutual_password }
+    }
+}
+
+impl Record {
+    pub fn new(id: &VolumeId, chap: bool) -> Record {
+        Record { format: FORMAT, id: id.clone(), chap, nodes: BTreeMap::new() }
+    }
+
+    /// Lets a further node have it, with passwords of its own.
+    pub fn grant(&mut self, node: &NodeId, mode: AccessMode, read_only: bool) -> Result<()> {
+        let keys = self.chap.then(Keys::new).transpose()?;
+        self.nodes.insert(node.clone(), Grant { mode, read_only, keys });
+        Ok(())
+    }
+
+    /// Durably, in the pool of this folder.
+    pub fn write(&self, pool: &Path) -> Result<()> {
+        let folder = pool.join(FOLDER);
+        let file = file_of(&self.id);
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|error| Error::failed("write export", self.id.to_string(), error).nothing_left())?;
+        text.push(b'\n');
+        step("write export", &folder.join(&file).display(), || {
+            make_folder(&folder, pool)?;
+            durable::write(&folder, &file, &text)
+        })?;
+        Ok(())
+    }
+
+    /// Removes it, durably; gone is fine.
+    pub fn remove(id: &VolumeId, pool: &Path) -> Result<()> {
+        let folder = pool.join(FOLDER);
+        let file = file_of(id);
+        step("remove export", &folder.join(&file).display(), || match durable::remove(&folder, &file) {
+            // No volume of this pool was ever exported.
+            Err(error) if error.is_missing() => Ok(()),
+            done => done,
+        })?;
+        Ok(())
+    }
+
+    /// `None` where this pool has none.
+    ///
+    /// # Errors
+    /// `Unproven` for a damaged one.
+    pub fn read(id: &VolumeId, pool: &Path) -> Result<Option<Record>> {
+        let path = Record::path(id, pool);
+        let Some(text) = durable::read(&path, LONGEST)? else { return Ok(None) };
+        decode(&text, id).map(Some).map_err(|reason| Error::Unproven {
+            device: path.display().to_string(),
+            reason: format!("{reason}; restore it, or remove it: then no node has the volume"),
+        })
+    }
+
+    /// The local ids of the volumes that have a record in this pool, damaged or not.
+    pub fn list(pool: &Path) -> Result<Vec<String>> {
+        let folder = pool.join(FOLDER);
+        let failed = |error| os::Error::io("list", &folder, error);
+        let mut found = Vec::new();
+        let entries = match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(local) = name.to_str().and_then(|name| name.strip_suffix(".json")) {
+                found.push(local.to_owned());
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    fn path(id: &VolumeId, pool: &Path) -> PathBuf {
+        pool.join(FOLDER).join(file_of(id))
+    }
+}
+
+fn make_folder(folder: &Path, pool: &Path) -> os::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Ok(()) => durable::sync_dir(pool),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(os::Error::io("make folder", folder, error)),
+    }
+}
+
+fn file_of(id: &VolumeId) -> String {
+    format!("{}.json", id.local())
+}
+
+fn decode(text: &[u8], id: &VolumeId) -> Result<Record, String> {
+    #[derive(Deserialize)]
+    struct AnyFormat {
+        format: u32,
+    }
+    match serde_json::from_slice::<AnyFormat>(text) {
+        Ok(any) if any.format != FORMAT => {
+            return Err(format!(
+                "it has format {}, this version knows {FORMAT}; use the version of longshore that wrote it",
+                any.format
+            ));
+        }
+        _ => {}
+    }
+    // What serde says of a value may hold it: only where is told.
+    let record: Record = serde_json::from_slice(text)
+        .map_err(|error| format!("it is damaged at line {}, column {}", error.line(), error.column()))?;
+    if record.id != *id {
+        return Err(format!("it belongs to {}", record.id));
+    }
+    if record.nodes.values().any(|grant| grant.keys.is_some() != record.chap) {
+        return Err("it has passwords for some nodes only".to_owned());
+    }
+    Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(chap: bool) -> Record {
+        let mut record = Record::new(&"san:a".parse().expect("an id"), chap);
+        for node in ["a", "b"] {
+            record.grant(&node.parse().expect("a node"), AccessMode::MultiNodeReaderOnly, true).expect("random bytes");
+        }
+        record
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_only_by_root() {
+        use std::os::unix::fs::MetadataExt;
+        let pool = tempfile::tempdir().expect("a folder");
+        for chap in [true, false] {
+            let record = record(chap);
+            assert_eq!(Record::read(&record.id, pool.path()).expect("none"), None);
+            assert!(Record::list(pool.path()).expect("none").is_empty());
+            record.write(pool.path()).expect("written");
+            assert_eq!(Record::read(&record.id, pool.path()).expect("ours").as_ref(), Some(&record));
+            assert_eq!(Record::list(pool.path()).expect("one"), ["a"]);
+            let path = Record::path(&record.id, pool.path());
+            assert_eq!(path.metadata().expect("there").mode() & 0o777, 0o600);
+            assert_eq!(path.parent().expect("a folder").metadata().expect("there").mode() & 0o777, 0o700);
+            for _ in 0..2 {
+                Record::remove(&record.id, pool.path()).expect("removed");
+            }
+        }
+    }
+
+    #[test]
+    fn each_node_has_passwords_of_its_own_that_are_in_no_text() {
+        let record = record(true);
+        let keys: Vec<Keys> = record.nodes.values().filter_map(|grant| grant.keys.clone()).collect();
+        let all: Vec<&String> = keys.iter().flat_map(|keys| [&keys.password, &keys.mutual_password]).collect();
+        for (at, one) in all.iter().enumerate() {
+            assert!(one.len() >= 12 && !all[at + 1..].contains(one));
+            assert!(!format!("{record:?}").contains(one.as_str()));
+        }
+    }
+
+    #[test]
+    fn a_damaged_record_is_told_without_its_secrets() {
+        let pool = tempfile::tempdir().expect("a folder");
+        let record = record(true);
+        record.write(pool.path()).expect("written");
+        let path = Record::path(&record.id, pool.path());
+        let text = std::fs::read_to_string(&path).expect("written");
+        let password = &record.nodes.values().next().and_then(|grant| grant.keys.as_ref()).expect("with chap").password;
+        for damaged in [
+            text[..text.len() / 2].to_owned(),
+            text.replace("\"format\": 1", "\"format\": 2"),
+            text.replace("san:a", "san:b"),
+            text.replace("\"chap\": true", "\"chap\": false"),
+            text.replace(&format!("\"{password}\""), &format!("[\"{password}\"]")),
+        ] {
+            assert_ne!(damaged, text);
+            std::fs::write(&path, damaged).expect("written");
+            let error = Record::read(&record.id, pool.path()).expect_err("damaged");
+            assert!(matches!(error, Error::Unproven { .. }) && !error.to_string().contains(password.as_str()), "{error}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Volumes, snapshots and groups are the image backend's; here is what it means for them that a node writes to the image meanwhile.
+//!
+//! A snapshot by shared blocks is one instant, and holds all that was acknowledged: the target writes through to the file. A copy
+//! that takes its time is refused while some node may write.
+
+use crate::backend::{
+    CapacityAnswer, CapacityQuery, Expand, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec,
+};
+use crate::os::lio::Lio;
+use crate::os::step::step;
+use crate::volume::{
+    Bytes, ContentSource, Error, Group, GroupId, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
+};
+
+use super::San;
+use super::names::Names;
+
+impl Provision for San {
+    fn unit(&self) -> u64 {
+        self.images.unit()
+    }
+
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
+        self.images.find(id)
+    }
+
+    fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
+        if let Some(ContentSource::Volume(source)) = &spec.source {
+            self.check_instant(source, spec.parameters["backend"]["pool"].as_str())?;
+        }
+        self.images.create(spec, quiesce)
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        let _turn = self.begin();
+        let in_use = |by: String| Error::InUse { object: format!("volume {id}"), by };
+        if let Some((_, record)) = self.record(id)?
+            && let Some(node) = record.nodes.keys().next()
+        {
+            return Err(in_use(format!("it is attached to node {node}; detach it first")));
+        }
+        if let Some(lio) = Lio::open()? {
+            let names = Names::of(id);
+            if let Some(initiator) = lio.initiators(&names.target)?.first() {
+                return Err(in_use(format!("target {} lets {initiator} in, which we did not; remove it by hand", names.target)));
+            }
+            self.take_down(&lio, &names)?;
+        }
+        self.images.delete(id)
+    }
+
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        self.images.list(after, max)
+    }
+
+    fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        self.images.capacity(query)
+    }
+}
+
+impl Expand for San {
+    /// The image first, then the disk that shows it: a repeated call finds an image that has grown already, and the disk not.
+    fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
+        let _turn = self.begin();
+        let grown = self.images.expand(id, capacity)?;
+        let (Outcome::Changed(now) | Outcome::Unchanged(now)) = grown;
+        let shown = match Lio::open()? {
+            Some(lio) => self.resize(&lio, &Names::of(id), now.0)?,
+            None => false,
+        };
+        Ok(if shown { Outcome::Changed(now) } else { grown })
+    }
+}
+
+impl Snapshots for San {
+    fn check(&self, raw: &RawParameters) -> Result<()> {
+        Snapshots::check(&self.images, raw)
+    }
+
+    fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
+        self.images.find_snapshot(id)
+    }
+
+    fn create_snapshot(&self, spec: &SnapshotSpec, quiesce: &dyn Quiesce) -> Result<Snapshot> {
+        self.check_instant(&spec.source, None)?;
+        self.images.create_snapshot(spec, quiesce)
+    }
+
+    fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
+        self.images.delete_snapshot(id)
+    }
+
+    fn list_snapshots(&self, source: Option<&VolumeId>, after: Option<&SnapshotId>, max: usize) -> Result<Vec<Snapshot>> {
+        self.images.list_snapshots(source, after, max)
+    }
+}
+
+impl Groups for San {
+    fn check_group(&self, raw: &RawParameters) -> Result<()> {
+        self.images.check_group(raw)
+    }
+
+    fn find_group(&self, id: &GroupId) -> Result<Option<Group>> {
+        self.images.find_group(id)
+    }
+
+    fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
+        members.iter().try_for_each(|member| self.check_instant(&member.source, None))?;
+        self.images.create_group(id, name, members, &Pausing { san: self, inner: quiesce })
+    }
+
+    fn delete_group(&self, id: &GroupId) -> Result<Outcome<()>> {
+        self.images.delete_group(id)
+    }
+}
+
+impl San {
+    /// Whether a copy of the volume, as it is now, can be one instant's.
+    fn check_instant(&self, id: &VolumeId, into: Option<&str>) -> Result<()> {
+        let node = self.known().by_volume.get(id).and_then(|nodes| nodes.first().cloned());
+        match node {
+            Some(node) if !self.images.shares(id, into)? => Err(Error::InUse {
+                object: format!("volume {id}"),
+                by: format!(
+                    "it is attached to node {node}, and a copy takes its time here, while what is copied changes; detach it first, or \
+                     use a pool on xfs or btrfs and stay in it"
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Holds still what nodes elsewhere write to several volumes: what one is told is written may be the reason for what it writes to
+/// another.
+struct Pausing<'a> {
+    san: &'a San,
+    inner: &'a dyn Quiesce,
+}
+
+/// Volumes that are paused, each until it is resumed.
+struct Paused {
+    lio: Option<Lio>,
+    disks: Vec<Names>,
+    /// What is mounted on this machine thaws after that.
+    inner: Option<Box<dyn Held>>,
+}
+
+impl Quiesce for Pausing<'_> {
+    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+        // First: what a freeze writes must still reach the disk.
+        let inner = Some(self.inner.hold(volumes)?);
+        let attached: Vec<&VolumeId> = volumes.iter().filter(|id| self.san.known().by_volume.contains_key(id)).collect();
+        let mut paused = Paused { lio: None, disks: Vec::new(), inner };
+        if attached.is_empty() || volumes.len() == 1 {
+            return Ok(Box::new(paused));
+        }
+        let lio = paused.lio.insert(Lio::loaded()?);
+        for id in attached {
+            let names = Names::of(id);
+            paused.disks.push(names.clone());
+            step("pause disk", &names.target, || lio.pause(names.hba, &names.disk))?;
+        }
+        Ok(Box::new(paused))
+    }
+}
+
+impl Paused {
+    /// Resumes all of them; whether all were paused until now.
+    fn resume(&mut self) -> Result<bool> {
+        let mut all = true;
+        let mut failed = None;
+        for names in self.disks.drain(..) {
+            let Some(lio) = &self.lio else { continue };
+            match step("resume disk", &names.target, || lio.resume(names.hba, &names.disk)) {
+                Ok(paused) => all &= paused,
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(all), |error| Err(error.into()))
+    }
+}
+
+impl Held for Paused {
+    fn release(mut self: Box<Self>) -> Result<()> {
+        let resumed = self.resume();
+        if let Some(inner) = self.inner.take() {
+            inner.release()?;
+        }
+        if resumed? {
+            return Ok(());
+        }
+        Err(Error::failed("hold still", "the volumes", "one of them was resumed by someone else meanwhile"))
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        if let Err(error) = self.resume() {
+            tracing::error!(%error, "a volume stays paused: its nodes wait for it; start this driver again");
+        }
+    }
+}
