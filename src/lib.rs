@@ -23,7 +23,7 @@
 //!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
 //! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
-//! - Nothing is deleted recursively, and nothing outside a folder of ours.
+//! - Nothing is deleted outside a folder of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.

@@ -172,7 +172,7 @@ impl NfsParameters {
     }
 
     /// Without what `on_share` chose.
-    pub(super) fn as_asked(mut self) -> NfsParameters {
+    pub(super) fn without_chosen(mut self) -> NfsParameters {
         for chosen in std::mem::take(&mut self.chosen) {
             match chosen {
                 Chosen::Server => self.server.clear(),

@@ -146,6 +146,6 @@ impl Backend for NfsBackend {
 
 /// A volume's parameters without the share that was chosen for it.
 fn as_asked(made: &serde_json::Value) -> serde_json::Value {
-    let asked = NfsParameters::from_json(made).map(NfsParameters::as_asked);
+    let asked = NfsParameters::from_json(made).map(NfsParameters::without_chosen);
     asked.ok().and_then(|asked| serde_json::to_value(asked).ok()).unwrap_or_else(|| made.clone())
 }

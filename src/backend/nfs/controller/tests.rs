@@ -260,6 +260,9 @@ fn what_is_kept_is_no_longer_a_volume() {
     }
 }
 
+/// A state, how it is made, and whether of a volume that is whole.
+type CutOff = (&'static str, fn(&Ground), bool);
+
 /// Each state that a kill can leave, by hand; the next process ends it.
 #[test]
 fn what_becomes_of_the_data_may_change() {
@@ -281,7 +284,7 @@ fn what_becomes_of_the_data_may_change() {
 
 #[test]
 fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
-    let cut_off: [(&str, fn(&Ground), bool); 8] = [
+    let cut_off: [CutOff; 8] = [
         ("a draft without a record", |ground| std::fs::create_dir(ground.at("a/.longshore/drafts/one")).expect("made"), false),
         (
             "a record that is half written",
@@ -303,7 +306,7 @@ fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
             |ground| {
                 std::fs::rename(ground.at("a/x/one"), ground.at("a/.longshore/drafts/one")).expect("back");
                 std::fs::create_dir(ground.at("a/x/one")).expect("made");
-                std::fs::set_permissions(ground.at("a/x/one"), PermissionsExt::from_mode(0)).expect("set");
+                std::fs::set_permissions(ground.at("a/x/one"), PermissionsExt::from_mode(0o0)).expect("set");
                 ground.set_record(&VolumeRecord { phase: Phase::Making, ..ground.record("one") });
             },
             true,
