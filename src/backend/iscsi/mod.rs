@@ -84,7 +84,24 @@ impl Backend for IscsiBackend {
         Some(self)
     }
 
+    fn expand(&self) -> Option<&dyn super::Expand> {
+        // Also where it only connects: growing what is on a volume is the node's half, and from this the node says that it can.
+        Some(self)
+    }
     fn connect(&self) -> &dyn Connect {
         self
+    }
+}
+
+impl super::Expand for IscsiBackend {
+    fn expand(
+        &self,
+        id: &crate::volume::VolumeId,
+        _capacity: crate::volume::Bytes,
+    ) -> Result<crate::volume::Outcome<crate::volume::Bytes>> {
+        Err(Error::Unsupported {
+            what: format!("expanding volume {id}"),
+            reason: "its storage machine does it, which this is not".to_owned(),
+        })
     }
 }
