@@ -26,25 +26,57 @@ app.kubernetes.io/component: {{ .component }}
 {{ .Values.driver.kubeletDir }}/plugins/{{ .Values.driver.name }}
 {{- end }}
 
+{{/* What the backends need, each "true" or nothing. */}}
+{{- define "longshore.hasNfs" -}}{{ range .Values.driver.backends }}{{ if eq .type "nfs" }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{- define "longshore.hasIscsi" -}}{{ range .Values.driver.backends }}{{ if eq .type "iscsi" }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{/* Shares that the controller mounts for itself. */}}
+{{- define "longshore.hasShares" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "nfs") .shares }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{/* Whether the controller is a storage machine, whose pools the kernel exports. */}}
+{{- define "longshore.exports" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "iscsi") .pools }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{/* Whether the controller needs root and the machine's network: for a share or for the kernel's target. */}}
+{{- define "longshore.controllerIsRoot" -}}{{ if or (include "longshore.hasShares" .) (include "longshore.exports" .) }}true{{ end }}{{- end }}
+{{/* Whether the node's pod is in the node's network: NFS mounts and iSCSI sessions outlive the pod, and a pod's own network does not. */}}
+{{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) }}true{{ end }}{{- end }}
+
 {{/* The folders that hold pools and are not below the state folder, one a line. The parent is mounted, not the pool itself: what
-     is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. */}}
+     is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Those of a storage machine are on no
+     node. Call with (dict "root" . "types" (list "image")). */}}
 {{- define "longshore.poolParents" -}}
 {{- $parents := dict -}}
-{{- range .Values.driver.backends -}}
+{{- range .root.Values.driver.backends -}}
+{{- if has .type $.types -}}
 {{- range .pools -}}
-{{- if not (hasPrefix (printf "%s/" $.Values.driver.stateDir) .path) -}}
+{{- if not (hasPrefix (printf "%s/" $.root.Values.driver.stateDir) .path) -}}
 {{- $_ := set $parents (dir .path) true -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- keys $parents | sortAlpha | join "\n" -}}
 {{- end }}
 
+{{/* The exported folders on which the controller enforces capacities, one a line: it runs on their server. */}}
+{{- define "longshore.quotas" -}}
+{{- $folders := dict -}}
+{{- range .Values.driver.backends -}}
+{{- range .shares -}}
+{{- with .quota }}{{ $_ := set $folders . true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- keys $folders | sortAlpha | join "\n" -}}
+{{- end }}
+
+{{/* The node's file is another one where there is a storage machine: its pools and its portals are none of the nodes'. */}}
+{{- define "longshore.nodeConfig" -}}
+/etc/longshore/{{ if include "longshore.exports" . }}node{{ else }}longshore{{ end }}.yaml
+{{- end }}
+
+{{/* Call with (dict "root" . "config" "/etc/longshore/longshore.yaml" "port" 9809). */}}
 {{- define "longshore.driverFlags" -}}
-- --config=/etc/longshore/longshore.yaml
-- --grace={{ .Values.driver.grace }}s
-- --http-endpoint={{ .Values.driver.http.address }}:{{ .Values.driver.http.port }}
-{{- with .Values.driver.otlpEndpoint }}
+- --config={{ .config }}
+- --grace={{ .root.Values.driver.grace }}s
+- --http-endpoint={{ .root.Values.driver.http.address }}:{{ .port }}
+{{- with .root.Values.driver.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}
 {{- end }}
@@ -54,10 +86,10 @@ app.kubernetes.io/component: {{ .component }}
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 {{- end }}
 
-{{/* /healthz says whether the process answers, /readyz whether its storage and the kubelet do. */}}
+{{/* /healthz says whether the process answers, /readyz whether its storage and the kubelet do. Call with the port. */}}
 {{- define "longshore.probes" -}}
 ports:
-  - {name: http, containerPort: {{ .Values.driver.http.port }}, protocol: TCP}
+  - {name: http, containerPort: {{ . }}, protocol: TCP}
 startupProbe:
   httpGet: {path: /healthz, port: http}
   # Starting takes milliseconds, and longer where an earlier process left work to be finished first.
@@ -98,6 +130,22 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* The driver in a controller's pod that mounts shares or exports pools: root, with what that needs (docs/security.md). The runtimes'
+     AppArmor profile forbids all mounts and all of /sys/kernel, whatever the capabilities. */}}
+{{- define "longshore.rootControllerSecurity" -}}
+runAsUser: 0
+runAsGroup: 0
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add: [{{ if include "longshore.hasShares" . }}CHOWN, DAC_OVERRIDE, FOWNER, FSETID, MKNOD, SETFCAP, {{ end }}SYS_ADMIN]
+seccompProfile: {type: RuntimeDefault}
+appArmorProfile: {type: Unconfined}
+{{- if .Values.sidecars.seLinux }}
+seLinuxOptions: {type: spc_t}
+{{- end }}
 {{- end }}
 
 {{/* Call with (dict "root" . "sidecar" .Values.sidecars.resizer "name" "csi-resizer" "security" "longshore.nodeSidecarSecurity"
