@@ -207,23 +207,38 @@ fn said(context: &OwnedFd) -> String {
 /// Opens a folder (O_PATH) of the file system mounted at `mount`, a path of the driver's own; never through a link, and not of what
 /// is mounted inside.
 ///
+/// Each folder on the way is asked of its server before its name for the next is believed (statx(2), AT_STATX_FORCE_SYNC): a client of
+/// NFS keeps names for a minute, and one of them may be another folder's by now, its old one being in somebody's trash.
+///
 /// # Errors
 /// `Path` where a link or a file is in the way; `Io`: ENOENT, ESTALE.
 pub fn open_in(mount: &Path, folder: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let top = rustix::fs::open(mount, flags | OFlags::NOFOLLOW, Mode::empty())
-        .map_err(|errno| Error::io("open mount", mount, errno))?;
-    if folder.as_os_str().is_empty() {
-        return Ok(top);
-    }
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    rustix::fs::openat2(&top, folder, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-        Errno::LOOP | Errno::XDEV | Errno::NOTDIR => Error::Path {
-            path: mount.join(folder),
-            reason: "leads over a link, into another file system, or through a file; nothing of it is used".to_owned(),
-        },
-        errno => Error::io("open folder", mount.join(folder), errno),
-    })
+    let asked = |open: OwnedFd, path: &Path| match rustix::fs::statx(
+        &open,
+        "",
+        AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC,
+        StatxFlags::BASIC_STATS,
+    ) {
+        Ok(_) => Ok(open),
+        Err(errno) => Err(Error::io("ask for", path, errno)),
+    };
+    let top = rustix::fs::open(mount, flags | OFlags::NOFOLLOW, Mode::empty());
+    let mut open = asked(top.map_err(|errno| Error::io("open mount", mount, errno))?, mount)?;
+    let mut path = mount.to_owned();
+    for name in folder {
+        path.push(name);
+        let next = rustix::fs::openat2(&open, name, flags, Mode::empty(), resolve).map_err(|errno| match errno {
+            Errno::LOOP | Errno::XDEV | Errno::NOTDIR => Error::Path {
+                path: mount.join(folder),
+                reason: "leads over a link, into another file system, or through a file; nothing of it is used".to_owned(),
+            },
+            errno => Error::io("open folder", &path, errno),
+        })?;
+        open = asked(next, &path)?;
+    }
+    Ok(open)
 }
 
 /// Makes a detached copy of the mount at `from` (an O_PATH descriptor of a folder, file or device node), with

@@ -82,6 +82,25 @@ call node-get-volume-stats again --path "$DIR/kubelet/t/again" | jq -er '.usage[
 down_one again
 nothing_left "the export itself"
 
+# A folder that makes way for another of its name, while the share stays mounted: nobody is shown the old one, which still exists.
+nfs_stage whole whole "$(by_hand '')"
+for round in 1 2 3; do
+    nfs_stage swapped swapped "$(by_hand tenant/2)"
+    nfs_publish swapped swapped "$(by_hand tenant/2)"
+    echo "$round" >kubelet/t/swapped/round
+    down_one swapped
+    mv data/tenant/2 "data/secret/was-$round"
+    mkdir data/tenant/2
+    nfs_stage swapped swapped "$(by_hand tenant/2)"
+    nfs_publish swapped swapped "$(by_hand tenant/2)"
+    is '' "$(ls kubelet/t/swapped)" "what a new folder shows that has the name of an old one"
+    touch kubelet/t/swapped/new
+    is new "$(ls data/tenant/2)" "what was written into it"
+    down_one swapped
+done
+nfs_unstage whole whole
+nothing_left "folders of one name"
+
 # Every version, and options of the mount and of the bind. What differs is another mount.
 versions='3 4.0 4.1 4.2'
 for version in $versions; do
