@@ -142,12 +142,7 @@ initiator_start() {
     within 10 iscsid_answers
 }
 
-# 21: there is no session, as it should be.
-iscsid_answers() {
-    local status=0
-    iscsiadm -m session >/dev/null 2>&1 || status=$?
-    [ $status = 21 ] || [ $status = 0 ]
-}
+iscsid_answers() { grep -q '@ISCSIADM_ABSTRACT_NAMESPACE' /proc/net/unix; }
 
 multipath_start() {
     modprobe -a dm-multipath dm-round-robin dm-service-time
