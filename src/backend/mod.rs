@@ -422,6 +422,9 @@ pub trait Connect: Send + Sync {
     /// Undoes `connect`, seen to be undone on return. Not connected is `Unchanged`.
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>>;
 
+    /// When the driver starts, before any call: lets go of what an earlier process left that no volume has.
+    fn recover(&self) {}
+
     /// Makes the device as large as the volume has become; answers its size in bytes.
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes>;
 

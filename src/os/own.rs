@@ -15,6 +15,11 @@ pub fn cpu() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
+/// Since the machine was started, its sleep included: the same for all processes, and for those after us.
+pub fn since_boot() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
+}
+
 /// Bytes that are resident: the second field of /proc/self/statm, in pages (proc(5)).
 ///
 /// # Errors

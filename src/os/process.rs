@@ -1,13 +1,16 @@
 //! The one place that starts programs.
 //!
 //! Absolute tool paths, clean environment with `LC_ALL=C` and a fixed PATH, standard input closed (or given), its own process group,
-//! killed whole at the deadline, and with us (PR_SET_PDEATHSIG). Secrets travel by standard input only.
+//! killed whole at the deadline, and with us (PR_SET_PDEATHSIG). Secrets travel by standard input, or by files in memory that only
+//! the program sees ([`Private`]).
 #![allow(unsafe_code, reason = "what a child does between fork and exec (prctl, fcntl) cannot be said in safe Rust")]
 
 use std::collections::VecDeque;
+use std::ffi::CString;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -92,15 +95,97 @@ impl fmt::Debug for Run<'_> {
     }
 }
 
+/// A view of the machine's files that only one program has: over some folders lie empty ones in memory, with files that may hold
+/// secrets. It is gone with the program, however that ends. The memory is ramfs's, which no kernel swaps to a disk.
+#[derive(Default)]
+pub struct Private {
+    covered: Vec<CString>,
+    /// Below those, each after its parent.
+    folders: Vec<CString>,
+    files: Vec<(CString, Vec<u8>)>,
+}
+
+/// Files may hold secrets: only how many there are shows.
+impl fmt::Debug for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Private").field("covered", &self.covered).field("files", &self.files.len()).finish()
+    }
+}
+
+impl Private {
+    /// Puts an empty folder over one that exists.
+    pub fn cover(&mut self, folder: &Path) -> Result<()> {
+        self.covered.push(c_path(folder)?);
+        Ok(())
+    }
+
+    /// Puts a file into a covered folder, with the folders that lead to it.
+    pub fn add(&mut self, covered: &Path, name: &Path, content: &[u8]) -> Result<()> {
+        let mut folder = covered.to_owned();
+        for part in name.parent().into_iter().flat_map(Path::components) {
+            folder.push(part);
+            let path = c_path(&folder)?;
+            if !self.folders.contains(&path) {
+                self.folders.push(path);
+            }
+        }
+        self.files.push((c_path(&covered.join(name))?, content.to_vec()));
+        Ok(())
+    }
+
+    /// In the child, before exec: system calls only, nothing is allocated.
+    fn enter(&self) -> io::Result<()> {
+        let done = |result: libc::c_int| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
+        let none = std::ptr::null();
+        // SAFETY: all pointers are to strings and bytes that outlive the calls, or null where that is allowed.
+        unsafe {
+            done(libc::unshare(libc::CLONE_NEWNS))?;
+            // Nothing of it may be seen outside.
+            done(libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()))?;
+            for folder in &self.covered {
+                let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+                done(libc::mount(c"none".as_ptr(), folder.as_ptr(), c"ramfs".as_ptr(), flags, c"mode=700".as_ptr().cast()))?;
+            }
+            for folder in &self.folders {
+                done(libc::mkdir(folder.as_ptr(), 0o700))?;
+            }
+            for (path, content) in &self.files {
+                let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+                let file = done(libc::open(path.as_ptr(), flags, 0o600))?;
+                let written = libc::write(file, content.as_ptr().cast(), content.len());
+                done(libc::close(file))?;
+                if usize::try_from(written) != Ok(content.len()) {
+                    return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::Path { path: path.to_owned(), reason: "holds a NUL byte".to_owned() })
+}
+
 /// Runs it to its end. What it started in the background and left running is not waited for.
 ///
 /// # Errors
 /// `ToolMissing`; `Io` where it could not be started; `Deadline` (the whole group was killed; if it hangs in the kernel, it is
 /// reaped later). A failing exit status is not an error here: see [`run_ok`].
 pub fn run(run: Run<'_>) -> Result<Output> {
+    run_with(run, None)
+}
+
+/// As `run`, with files of its own.
+pub fn run_private(run: Run<'_>, files: Private) -> Result<Output> {
+    run_with(run, Some(files))
+}
+
+fn run_with(run: Run<'_>, files: Option<Private>) -> Result<Output> {
     let path = run.tool.find()?;
     let begun = Instant::now();
-    let mut child = start(&path, &run)?;
+    let mut child = start(&path, &run, files)?;
     #[cfg(feature = "faults")]
     let run = Run { deadline: super::faults::started(run.tool.name, child.id()).unwrap_or(run.deadline), ..run };
     let mut pipes = Pipes::of(&mut child, run.stdin);
@@ -147,7 +232,7 @@ fn tail(text: &str) -> String {
     format!("... {}", tail.split_once('\n').map_or(tail, |(_, whole_lines)| whole_lines))
 }
 
-fn start(path: &Path, run: &Run<'_>) -> Result<Child> {
+fn start(path: &Path, run: &Run<'_>, files: Option<Private>) -> Result<Child> {
     let kept: Vec<RawFd> = run.keep.iter().map(AsRawFd::as_raw_fd).collect();
     if let Some(low) = kept.iter().find(|fd| **fd <= libc::STDERR_FILENO) {
         let reason = format!("descriptor {low} cannot be kept: the program's own standard streams have that number");
@@ -169,8 +254,10 @@ fn start(path: &Path, run: &Run<'_>) -> Result<Child> {
         .stdin(if run.stdin.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // SAFETY: runs in the child between fork and exec; prepare_child makes system calls only and does not allocate.
-    unsafe { command.pre_exec(move || prepare_child(parent, &kept)) };
+    // SAFETY: runs in the child between fork and exec; prepare_child and enter make system calls only and do not allocate.
+    unsafe {
+        command.pre_exec(move || prepare_child(parent, &kept).and_then(|()| files.as_ref().map_or(Ok(()), Private::enter)))
+    };
     command.spawn().map_err(|error| Error::io("start", path, error))
 }
 

@@ -1,24 +1,337 @@
-//! The node's side.
+//! The node's side: sessions, the units that come with them, and the one device that they become.
+//!
+//! - A session is ours if its interface's name begins as ours do ([`IscsiBackend::own_sessions`]); no other is touched.
+//! - A unit is found by its session's target and its number, its disk by the unit, and what it is by its WWID; never by a name.
+//! - It is one device: the map that multipathd makes of its paths, or the disk of the only path.
+//! - What may be there is written down before the first login ([`super::memory`]).
 
-use crate::backend::{Connect, ConnectRequest, Source};
+use std::time::{Duration, Instant};
+
+use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
+use crate::os::block::Device;
+use crate::os::iscsi::{self, Session};
+use crate::os::multipath::{self, Map};
+use crate::os::scsi::{Disk, Unit};
+use crate::os::step::step;
+use crate::os::udev;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::IscsiBackend;
+use super::memory::Entry;
+use super::way::Way;
+
+/// How long a disk, its identity and its node in /dev may take to appear.
+const DISK: Duration = Duration::from_secs(10);
+/// How long multipathd may take to make a map of several paths.
+const MAP: Duration = Duration::from_secs(15);
+
+/// A path to a volume: a session and the unit in it.
+#[derive(Clone, Debug)]
+pub(super) struct Path {
+    pub session: Session,
+    pub unit: Unit,
+}
 
 impl Connect for IscsiBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
-        Err(Error::volume_not_found(request.id))
+        let way = self.way(request)?;
+        if !iscsi::admin::runs() {
+            return Err(self.down(
+                "iscsid does not run on this node; start it (`systemctl enable --now iscsid`), or let it run in this pod, which needs \
+                 the host's network",
+            ));
+        }
+        let _turn = self.turns.take(&way.target, "connect")?;
+        let mut entry = Entry::new(request.id, &way.target, way.lun, &way.interface.name);
+        match self.memory.get(request.id) {
+            Some(earlier) if earlier.same_unit(&entry) => entry = earlier,
+            // It was to be connected otherwise.
+            Some(earlier) => self.release(&earlier)?,
+            None => {}
+        }
+        // Whose unit it is, is settled before anything is done to it.
+        self.memory.keep(&entry)?;
+        let was_whole = entry.wwid.is_some();
+        match self.make(&way, &mut entry) {
+            Ok(made) => Ok(made),
+            // Somebody may use it.
+            Err(error) if was_whole => Err(error),
+            Err(error) => Err(self.roll_back(&entry, error)),
+        }
     }
 
-    fn connected(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
+    fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
+        let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(None) };
+        if let Some(Source::Device(device)) = hint
+            && entry.wwid.as_deref().is_some_and(|wwid| device.identity == identity(&entry, wwid))
+            && is_still(device)?
+        {
+            return Ok(hint.cloned());
+        }
+        let paths = self.paths(&entry)?;
+        for path in &paths {
+            let (Some(wwid), Some(disk)) = (path.unit.wwid()?, path.unit.disk()?) else { continue };
+            if entry.wwid.as_ref().is_some_and(|known| *known != wwid) {
+                continue;
+            }
+            let map = Map::on(&disk)?;
+            return Ok(Some(source(&entry, &wwid, map.as_ref(), &disk)));
+        }
         Ok(None)
     }
 
-    fn disconnect(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
-        Ok(Outcome::Unchanged(()))
+    fn is_still(&self, source: &Source) -> Result<bool> {
+        match source {
+            Source::Device(device) => is_still(device),
+            Source::Filesystem { .. } | Source::Directory(_) => Ok(false),
+        }
     }
 
-    fn refresh(&self, id: &VolumeId, _source: &Source) -> Result<Bytes> {
-        Err(Error::volume_not_found(id))
+    fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
+        let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(Outcome::Unchanged(())) };
+        let _turn = self.turns.take(&entry.target, "disconnect")?;
+        self.release(&entry)?;
+        self.memory.forget(id)?;
+        Ok(Outcome::Changed(()))
+    }
+
+    fn recover(&self) {
+        if let Err(error) = self.end_strays() {
+            tracing::error!(backend = %self.config.name, %error, "sessions that an earlier process left could not be ended");
+        }
+    }
+
+    fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
+        let Source::Device(device) = source else { return Err(Error::volume_not_found(id)) };
+        let entry = self.memory.get(id).or_else(|| self.entry_of(id, Some(source))).filter(|_| is_still(device).unwrap_or(false));
+        let entry = entry.ok_or_else(|| Error::Unproven {
+            device: device.path.display().to_string(),
+            reason: format!("it does not show volume {id}; nothing was done to it. Unstage the volume and stage it again"),
+        })?;
+        let paths = self.paths(&entry)?;
+        let up: Vec<&Path> = paths.iter().filter(|path| path.session.is_up()).collect();
+        if up.is_empty() {
+            return Err(self.down(&format!("no path to volume {id} is up; it grows when one is again")));
+        }
+        for path in &up {
+            step("rescan", &path.unit.address(), || path.unit.rescan())?;
+        }
+        if let Some(disk) = up.first().map(|path| path.unit.disk()).transpose()?.flatten()
+            && let Some(map) = Map::on(&disk)?.filter(|map| map.number == device.number)
+            && map.size()? != multipath::size_of_disk(&disk)?
+        {
+            step("resize map", &map.name, || map.resize())?;
+        }
+        Ok(Bytes(Device::open(&device.path, false)?.size()?))
+    }
+}
+
+impl IscsiBackend {
+    /// Logs in and waits for the device. What fails is rolled back by the caller.
+    fn make(&self, way: &Way, entry: &mut Entry) -> Result<Outcome<Source>> {
+        let mut changed = self.log_in(way, entry)?;
+        let sessions: Vec<Session> = self.sessions(entry)?.into_iter().filter(Session::is_up).collect();
+        if sessions.is_empty() {
+            return Err(self.down(&format!("the session with {} was lost again", way.target)));
+        }
+        for session in &sessions {
+            match session.unit(way.lun)? {
+                // What lies behind the number may be another than at the last time.
+                Some(unit) => step("rescan", &unit.address(), || unit.rescan())?,
+                None => {
+                    changed = true;
+                    step("scan", &format_args!("LUN {} of {}", way.lun, way.target), || session.scan(way.lun))?;
+                }
+            }
+        }
+        let paths = self.paths(entry)?;
+        if paths.is_empty() {
+            return Err(self.no_unit(way, entry, &sessions)?);
+        }
+        let (disks, wwid) = self.disks(way, &paths)?;
+        entry.wwid = Some(wwid.clone());
+        let map = self.map(entry, &disks, &wwid)?;
+        let disk = match (&map, disks.split_first()) {
+            (_, None) => return Err(self.down("all paths were lost again")),
+            (None, Some((disk, more))) if !more.is_empty() => {
+                self.keep_one_path(entry, disk)?;
+                disk
+            }
+            (_, Some((disk, _))) => disk,
+        };
+        self.memory.keep(entry)?;
+        let source = source(entry, &wwid, map.as_ref(), disk);
+        Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
+    }
+
+    /// The target answered for every session, and has no such unit; or a session was lost meanwhile.
+    fn no_unit(&self, way: &Way, entry: &Entry, asked: &[Session]) -> Result<Error> {
+        let now = self.sessions(entry)?;
+        let all_up = asked.iter().all(|asked| now.iter().any(|session| session.id == asked.id && session.is_up()));
+        if !all_up {
+            return Ok(self.down(&format!("the session with {} was lost while its LUN {} was asked for", way.target, way.lun)));
+        }
+        let as_whom = asked.first().map(|session| session.initiator.clone()).unwrap_or_default();
+        let id = format!("{} of target {} (for initiator {as_whom})", way.lun, way.target);
+        Ok(Error::NotFound { kind: "LUN", id })
+    }
+
+    /// The disks of all paths, which must be one and the same by identity.
+    fn disks(&self, way: &Way, paths: &[Path]) -> Result<(Vec<Disk>, String)> {
+        let mut disks: Vec<Disk> = Vec::new();
+        let there = udev::wait_until(Instant::now().checked_add(DISK), || {
+            disks.clear();
+            for path in paths {
+                disks.extend(path.unit.disk()?.filter(|disk| disk.path().exists()));
+            }
+            Ok(disks.len() == paths.len())
+        })?;
+        let object = || format!("LUN {} of target {}", way.lun, way.target);
+        for path in paths {
+            if !path.unit.is_disk()? {
+                return Err(Error::Unsupported { what: object(), reason: "it is no disk".to_owned() });
+            }
+        }
+        if !there {
+            return Err(Error::Pending { object: object(), reason: "its disk has not appeared in /dev".to_owned() });
+        }
+        let mut wwids = Vec::new();
+        for path in paths {
+            wwids.push(path.unit.wwid()?.ok_or_else(|| Error::Unproven {
+                device: object(),
+                reason: "it does not say who it is (VPD page 0x83); without that no path to it can be trusted".to_owned(),
+            })?);
+        }
+        let known = way.wwid.as_ref().or(wwids.first()).cloned().unwrap_or_default();
+        match wwids.iter().find(|wwid| **wwid != known) {
+            Some(other) => Err(Error::Unproven {
+                device: object(),
+                reason: format!("it is {other} where {known} was to be; it is another disk, and left alone"),
+            }),
+            None => Ok((disks, known)),
+        }
+    }
+
+    /// The map over all paths, if multipathd wants one.
+    fn map(&self, entry: &Entry, disks: &[Disk], wwid: &str) -> Result<Option<Map>> {
+        let whole = || -> Result<Option<Map>, crate::os::Error> {
+            let mut maps = disks.iter().map(Map::on).collect::<Result<Vec<_>, _>>()?.into_iter();
+            let Some(Some(first)) = maps.next() else { return Ok(None) };
+            Ok(maps.all(|map| map.as_ref() == Some(&first)).then_some(first).filter(|map| map.path.exists()))
+        };
+        let mut map = whole()?;
+        if map.is_none() && multipath::runs() {
+            for disk in disks {
+                step("offer path", &disk.name, || multipath::offer(disk)).or_else(|error| {
+                    tracing::warn!(volume = %entry.id, disk = disk.name, %error, "multipathd does not take it");
+                    Ok::<_, crate::os::Error>(())
+                })?;
+            }
+            // What multipathd does with a single path it has done by now.
+            let patience = if disks.len() > 1 { MAP } else { Duration::ZERO };
+            udev::wait_until(Instant::now().checked_add(patience), || {
+                map = whole()?;
+                Ok(map.is_some())
+            })?;
+        }
+        match map {
+            Some(map) if !map.shows(wwid)? => Err(Error::Unproven {
+                device: map.path.display().to_string(),
+                reason: format!("the map {} has other paths than those to {wwid}", map.name),
+            }),
+            map => Ok(map),
+        }
+    }
+
+    /// Two disks that are one are an accident waiting: all but one go.
+    fn keep_one_path(&self, entry: &mut Entry, disk: &Disk) -> Result<()> {
+        let reason = "multipathd makes no map of its paths: let it (`find_multipaths yes` in /etc/multipath.conf), and stage the \
+                      volume again";
+        tracing::warn!(volume = %entry.id, target = entry.target, "only one of its paths is used: {reason}");
+        entry.one_path = Some(reason.to_owned());
+        for path in self.paths(entry)? {
+            if path.unit.disk()?.as_ref() != Some(disk) {
+                self.let_go(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Our sessions with the entry's target.
+    pub(super) fn sessions(&self, entry: &Entry) -> Result<Vec<Session>> {
+        let mut sessions = iscsi::sessions()?;
+        sessions.retain(|session| session.target == entry.target && session.interface == entry.interface);
+        Ok(sessions)
+    }
+
+    /// The paths of an entry's unit.
+    pub(super) fn paths(&self, entry: &Entry) -> Result<Vec<Path>> {
+        let mut paths = Vec::new();
+        for session in self.sessions(entry)? {
+            if let Some(unit) = session.unit(entry.lun)? {
+                paths.push(Path { session, unit });
+            }
+        }
+        Ok(paths)
+    }
+
+    /// What the journal remembers, where our own memory was lost. By whom the session was made is not in it: the first of ours with
+    /// such a unit.
+    fn entry_of(&self, id: &VolumeId, hint: Option<&Source>) -> Option<Entry> {
+        let Some(Source::Device(device)) = hint else { return None };
+        let (wwid, target, lun) = parse_identity(&device.identity)?;
+        let own = self.own_sessions();
+        let sessions = iscsi::sessions().ok()?;
+        let session = sessions.iter().find(|session| session.target == target && session.interface.starts_with(&own))?;
+        let mut entry = Entry::new(id, target, lun, &session.interface);
+        entry.wwid = Some(wwid.to_owned());
+        Some(entry)
+    }
+
+    pub(super) fn down(&self, reason: &str) -> Error {
+        Error::BackendDown { backend: self.config.name.to_string(), reason: reason.to_owned() }
+    }
+}
+
+/// What makes a device this volume's: the disk's identity in the world, and where it was found.
+fn identity(entry: &Entry, wwid: &str) -> String {
+    format!("{wwid} LUN {} of {}", entry.lun, entry.target)
+}
+
+fn parse_identity(identity: &str) -> Option<(&str, &str, u16)> {
+    let (rest, target) = identity.rsplit_once(" of ")?;
+    let (wwid, lun) = rest.rsplit_once(" LUN ")?;
+    Some((wwid, target, lun.parse().ok()?))
+}
+
+fn source(entry: &Entry, wwid: &str, map: Option<&Map>, disk: &Disk) -> Source {
+    let (path, number) = map.map_or_else(|| (disk.path(), disk.number), |map| (map.path.clone(), map.number));
+    Source::Device(BlockDevice { path, number, identity: identity(entry, wwid) })
+}
+
+/// Whether a device is, by its name and number, what it was.
+fn is_still(device: &BlockDevice) -> Result<bool> {
+    let Some((wwid, _, _)) = parse_identity(&device.identity) else { return Ok(false) };
+    let Some(name) = device.path.file_name().and_then(|name| name.to_str()) else { return Ok(false) };
+    if let Some(map) = Map::of(name)? {
+        return Ok(map.number == device.number && map.shows(wwid)?);
+    }
+    let Some(unit) = Unit::of(name) else { return Ok(false) };
+    let disk = unit.disk()?.is_some_and(|disk| disk.name == name && disk.number == device.number);
+    Ok(disk && unit.wwid()?.as_deref() == Some(wwid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_says_where_it_is() {
+        let entry = Entry::new(&"san:a".parse().expect("an id"), "iqn.2001-04.com.example:x", 5, "i");
+        for wwid in ["naa.6001405abc", "t10.LIO-ORG LUN of x"] {
+            let text = identity(&entry, wwid);
+            assert_eq!(parse_identity(&text), Some((wwid, "iqn.2001-04.com.example:x", 5)), "{text}");
+        }
+        assert_eq!(parse_identity("7:1234"), None);
     }
 }

@@ -4,7 +4,7 @@
 //! - On the storage machine: image files by the code of the `image` backend, exported through the kernel's target (LIO).
 //! - What the one tells the other is an [`Attachment`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
@@ -18,12 +18,22 @@ use super::{
 mod attachment;
 pub mod config;
 mod connect;
+mod health;
+mod login;
+mod memory;
+mod parameters;
+mod release;
 mod san;
+mod turns;
+mod way;
 
 pub use attachment::{Attachment, Chap, initiator_name};
 pub use config::IscsiConfig;
+pub use parameters::IscsiParameters;
 
+use memory::Memory;
 use san::San;
+use turns::Turns;
 
 const ACCESS_MODES: [AccessMode; 6] = [
     AccessMode::SingleNodeWriter,
@@ -38,6 +48,12 @@ const ACCESS_MODES: [AccessMode; 6] = [
 #[derive(Debug)]
 pub struct IscsiBackend {
     config: IscsiConfig,
+    node: NodeId,
+    /// The driver's state folder.
+    state: PathBuf,
+    /// What is connected on this node.
+    memory: Memory,
+    turns: Turns,
     /// Where this process is the storage machine's.
     san: Option<San>,
 }
@@ -45,11 +61,12 @@ pub struct IscsiBackend {
 impl IscsiBackend {
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: IscsiConfig, role: Role, _node: NodeId, state: &Path) -> Result<IscsiBackend> {
+    pub fn open(config: IscsiConfig, role: Role, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         config.validate()?;
         let provisions = role.provision && !config.pools.is_empty();
         let san = provisions.then(|| San::open(config.clone(), state)).transpose()?;
-        Ok(IscsiBackend { config, san })
+        let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
+        Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default(), san })
     }
 }
 
@@ -89,7 +106,19 @@ impl Backend for IscsiBackend {
     }
 
     fn describes(&self, attributes: &RawParameters) -> bool {
-        attributes.get("targetPortal").is_some() && attributes.get("iqn").is_some()
+        IscsiParameters::describes(attributes)
+    }
+
+    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        if !IscsiParameters::describes(raw) {
+            return self.parameters(raw);
+        }
+        let parameters = IscsiParameters::parse(raw)?;
+        serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
+    }
+
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
     }
 
     fn usage(&self) -> Usage {
@@ -116,9 +145,6 @@ impl Backend for IscsiBackend {
         self.san.as_ref().and_then(|san| san.images.changed_blocks())
     }
     fn attach(&self) -> Option<&dyn Attach> {
-        self.san.as_ref().map(|san| san as _)
-    }
-    fn health(&self) -> Option<&dyn ReportHealth> {
         self.san.as_ref().map(|san| san as _)
     }
     fn inspect(&self) -> Option<&dyn Inspect> {

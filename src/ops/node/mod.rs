@@ -167,6 +167,7 @@ impl Node {
     pub fn open(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
         let node = Node::as_it_is(settings, registry, locks)?;
         recover::recover(&node);
+        node.registry.iter().for_each(|backend| backend.connect().recover());
         Ok(node)
     }
 

@@ -1,0 +1,188 @@
+//! What a node remembers of the units that it connects, in its state folder: written before the first login, removed after the last
+//! logout, so that what a kill left is found and let go without secrets and without the CO. Passwords are not in it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::os::durable;
+use crate::os::step::step;
+use crate::volume::{Error, Result, VolumeId};
+
+const VERSION: u32 = 1;
+const LONGEST: u64 = 64 << 10;
+
+/// A volume that is connected here, or about to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    version: u32,
+    pub id: VolumeId,
+    pub target: String,
+    pub lun: u16,
+    /// Through which it ought to be reached.
+    pub portals: Vec<String>,
+    /// By which its sessions are known.
+    pub interface: String,
+    /// `None` until it was seen.
+    pub wwid: Option<String>,
+    /// Of several portals one is used, and why.
+    pub one_path: Option<String>,
+    /// One that runs, or was cut off.
+    pub login: Option<Login>,
+}
+
+/// A login that may yet come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Login {
+    pub portal: String,
+    /// In seconds since the machine's boot; then it is over, whatever came of it.
+    pub until: u64,
+}
+
+impl Entry {
+    pub fn new(id: &VolumeId, target: &str, lun: u16, interface: &str) -> Entry {
+        Entry {
+            version: VERSION,
+            id: id.clone(),
+            target: target.to_owned(),
+            lun,
+            portals: Vec::new(),
+            interface: interface.to_owned(),
+            wwid: None,
+            one_path: None,
+            login: None,
+        }
+    }
+
+    /// Whether it is the same unit, reached by the same sessions.
+    pub fn same_unit(&self, other: &Entry) -> bool {
+        self.target == other.target && self.lun == other.lun && self.interface == other.interface
+    }
+}
+
+/// All of them, on disk and in memory.
+#[derive(Debug)]
+pub struct Memory {
+    folder: PathBuf,
+    entries: Mutex<BTreeMap<VolumeId, Entry>>,
+}
+
+impl Memory {
+    /// Reads what is there; the folder is made by the first entry. What cannot be read is told and left.
+    pub fn open(folder: PathBuf) -> Memory {
+        let mut entries = BTreeMap::new();
+        match std::fs::read_dir(&folder) {
+            Ok(files) => {
+                for path in files.filter_map(|file| Some(file.ok()?.path())) {
+                    match path.extension().is_some_and(|end| end == "json").then(|| read(&path)) {
+                        Some(Ok(entry)) => drop(entries.insert(entry.id.clone(), entry)),
+                        Some(Err(reason)) => tracing::error!(file = %path.display(), reason, "what was connected is not known"),
+                        None => {}
+                    }
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => tracing::error!(folder = %folder.display(), %error, "what was connected is not known"),
+        }
+        Memory { folder, entries: Mutex::new(entries) }
+    }
+
+    pub fn get(&self, id: &VolumeId) -> Option<Entry> {
+        self.lock().get(id).cloned()
+    }
+
+    /// In the order of their ids.
+    pub fn all(&self) -> Vec<Entry> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Writes an entry.
+    ///
+    /// # Errors
+    /// `InUse` where another volume has this unit.
+    pub fn keep(&self, entry: &Entry) -> Result<()> {
+        let mut entries = self.lock();
+        if entries.get(&entry.id) == Some(entry) {
+            return Ok(());
+        }
+        if let Some(other) = entries.values().find(|other| other.id != entry.id && other.same_unit(entry)) {
+            return Err(Error::InUse {
+                object: format!("LUN {} of {}", entry.lun, entry.target),
+                by: format!("it is connected on this node as volume {}; unstage that first", other.id),
+            });
+        }
+        let text = serde_json::to_vec(entry).map_err(|error| Error::failed("remember session", entry.id.to_string(), error))?;
+        step("remember session", &entry.id, || {
+            std::fs::create_dir_all(&self.folder).map_err(|error| crate::os::Error::io("make folder", &self.folder, error))?;
+            durable::write(&self.folder, &file(&entry.id), &text)
+        })?;
+        entries.insert(entry.id.clone(), entry.clone());
+        Ok(())
+    }
+
+    /// Forgets a volume that is no longer connected.
+    pub fn forget(&self, id: &VolumeId) -> Result<()> {
+        let mut entries = self.lock();
+        if entries.contains_key(id) {
+            step("forget session", id, || durable::remove(&self.folder, &file(id)))?;
+            entries.remove(id);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The id's own part holds letters, digits, dots, dashes and underscores only.
+fn file(id: &VolumeId) -> String {
+    format!("{}.json", id.local())
+}
+
+fn read(path: &Path) -> Result<Entry, String> {
+    let text = durable::read(path, LONGEST).map_err(|error| error.to_string())?.ok_or("it is gone")?;
+    let entry: Entry = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    if entry.version != VERSION || path.file_name() != Some(file(&entry.id).as_ref()) {
+        return Err(format!("it is of version {} and of volume {}", entry.version, entry.id));
+    }
+    Ok(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_there_after_a_restart_until_it_is_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("iscsi/san");
+        let id: VolumeId = "san:a".parse().expect("an id");
+        let memory = Memory::open(place.clone());
+        let mut entry = Entry::new(&id, "iqn.2001-04.com.example:x", 3, "longshore-1");
+        memory.keep(&entry).expect("kept");
+        entry.wwid = Some("naa.6".to_owned());
+        memory.keep(&entry).expect("kept");
+        assert_eq!(Memory::open(place.clone()).get(&id), Some(entry.clone()));
+        let other = Entry::new(&"san:b".parse().expect("an id"), "iqn.2001-04.com.example:x", 3, "longshore-1");
+        assert!(matches!(memory.keep(&other), Err(Error::InUse { .. })), "one unit, one volume");
+        memory.keep(&Entry { lun: 4, ..other }).expect("another unit");
+        memory.forget(&id).expect("forgotten");
+        memory.forget(&id).expect("again");
+        assert_eq!(Memory::open(place).all().len(), 1);
+    }
+
+    #[test]
+    fn a_damaged_entry_hides_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let memory = Memory::open(folder.path().to_owned());
+        memory.keep(&Entry::new(&"san:a".parse().expect("an id"), "iqn.x", 0, "i")).expect("kept");
+        std::fs::write(folder.path().join("b.json"), "{").expect("a file");
+        std::fs::copy(folder.path().join("a.json"), folder.path().join("c.json")).expect("a file");
+        assert_eq!(Memory::open(folder.path().to_owned()).all().len(), 1);
+    }
+}

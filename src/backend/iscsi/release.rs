@@ -1,0 +1,181 @@
+//! Letting go: the map, the units, and each session that has no unit left.
+
+use std::time::{Duration, Instant};
+
+use crate::os::block::Device;
+use crate::os::dm;
+use crate::os::iscsi::{self, Session, admin};
+use crate::os::multipath::{self, Map};
+use crate::os::own;
+use crate::os::scsi::Disk;
+use crate::os::step::step;
+use crate::os::udev;
+use crate::volume::{Error, Result};
+
+use super::IscsiBackend;
+use super::connect::Path;
+use super::memory::Entry;
+
+/// multipathd may make a map once more that was just removed.
+const REMOVALS: usize = 3;
+
+impl IscsiBackend {
+    /// Takes an entry's unit from this node, and logs out of what then has no unit. Seen to be done on return. The caller has the
+    /// target's turn.
+    ///
+    /// # Errors
+    /// `InUse`, naming what uses it; `BackendDown` where a lost session must be given up first.
+    pub(super) fn release(&self, entry: &Entry) -> Result<()> {
+        self.await_late_login(entry)?;
+        let paths = self.paths(entry)?;
+        let mut disks = Vec::new();
+        for path in &paths {
+            disks.extend(path.unit.disk()?);
+        }
+        self.not_held(entry, &disks)?;
+        let up = paths.iter().any(|path| path.session.is_up());
+        for _ in 0..REMOVALS {
+            let Some(map) = map_of(&disks)? else { break };
+            remove_map(&map, up)?;
+        }
+        for path in &paths {
+            if path.session.is_up()
+                && let Some(disk) = path.unit.disk()?
+            {
+                let device = Device::open(&disk.path(), false)?;
+                step("flush", &disk.name, || device.flush())?;
+            }
+            self.let_go(path)?;
+        }
+        for session in self.sessions(entry)? {
+            log_out_if_unused(&session)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one path away.
+    pub(super) fn let_go(&self, path: &Path) -> Result<()> {
+        let Path { session, unit } = path;
+        // With a session that is lost its last unit goes, too, and nothing of that waits for the target.
+        if session.is_up() || session.units()?.len() > 1 {
+            if !session.is_up() && unit.state()? == "blocked" {
+                return Err(self.down(&format!(
+                    "the session with {} is lost, and other units of it are in use; they are given up when its time \
+                     (replacement_timeout) is over",
+                    session.target
+                )));
+            }
+            step("remove unit", &unit.address(), || unit.remove()).map_err(|error| {
+                let busy = error.errno() == Some(libc::EBUSY);
+                let error = Error::from(error);
+                if busy {
+                    error.but_left(format!("something uses {}: `lsblk` and `fuser -v` show what", unit.address()))
+                } else {
+                    error
+                }
+            })?;
+        }
+        log_out_if_unused(session)
+    }
+
+    /// Undoes a connect that failed, if it was the first: what was connected before may be in use.
+    pub(super) fn roll_back(&self, entry: &Entry, error: Error) -> Error {
+        match self.release(entry).and_then(|()| self.memory.forget(&entry.id)) {
+            Ok(()) => error.nothing_left(),
+            Err(left) => {
+                tracing::warn!(volume = %entry.id, error = %left, "what a failed connect left could not be taken back");
+                error.but_left(left.to_string())
+            }
+        }
+    }
+
+    /// Ends sessions of ours that nobody remembers and that have no unit.
+    pub(super) fn end_strays(&self) -> Result<()> {
+        let own = self.own_sessions();
+        let known = self.memory.all();
+        for session in iscsi::sessions()?.into_iter().filter(|session| session.interface.starts_with(&own)) {
+            if known.iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
+                continue;
+            }
+            let units: Vec<String> = session.units()?.iter().map(|unit| unit.address()).collect();
+            if units.is_empty() {
+                tracing::warn!(session = session.id, target = session.target, "a session that an earlier process left is ended");
+                log_out_if_unused(&session)?;
+            } else {
+                let (session, units) = (format!("{} with {}", session.id, session.target), units.join(" "));
+                tracing::error!(
+                    session,
+                    units,
+                    "a session of ours is of no volume that is known; if nobody uses it, log out of it"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// A login that was cut off may still come: iscsid goes on with it.
+    fn await_late_login(&self, entry: &Entry) -> Result<()> {
+        let Some(login) = &entry.login else { return Ok(()) };
+        let left = Duration::from_secs(login.until).saturating_sub(own::since_boot()).min(admin::LONGEST_LOGIN);
+        udev::wait_until(Instant::now().checked_add(left), || {
+            let come = iscsi::sessions()?.into_iter().any(|session| {
+                let same = session.target == entry.target && session.interface == entry.interface;
+                same && session.portal.is_some_and(|portal| portal.to_string() == login.portal)
+            });
+            Ok(come)
+        })?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// `InUse` where something else than its own map lies on the disks, or anything on that.
+    fn not_held(&self, entry: &Entry, disks: &[Disk]) -> Result<()> {
+        let mut holders = Vec::new();
+        for disk in disks {
+            for holder in dm::holders(disk.number)? {
+                match Map::of(&holder)? {
+                    Some(map) => holders.extend(dm::holders(map.number)?),
+                    None => holders.push(holder),
+                }
+            }
+        }
+        holders.dedup();
+        if holders.is_empty() {
+            return Ok(());
+        }
+        let by = format!("{} lies on its device; take that down first (`lsblk` shows it)", holders.join(", "));
+        Err(Error::InUse { object: format!("volume {}", entry.id), by })
+    }
+}
+
+fn map_of(disks: &[Disk]) -> Result<Option<Map>> {
+    for disk in disks {
+        if let Some(map) = Map::on(disk)? {
+            return Ok(Some(map));
+        }
+    }
+    Ok(None)
+}
+
+fn remove_map(map: &Map, up: bool) -> Result<()> {
+    if up {
+        let device = Device::open(&map.path, false)?;
+        step("flush", &map.name, || device.flush())?;
+    } else if multipath::runs() {
+        // What waits for a path would wait for ever.
+        step("stop waiting", &map.name, || map.stop_waiting())?;
+    }
+    step("remove map", &map.name, || dm::remove(&map.name)).map(drop).map_err(|error| {
+        let busy = error.errno() == Some(libc::EBUSY);
+        let error = Error::from(error);
+        if busy { error.but_left(format!("a process has {} open: `fuser -v` shows which", map.path.display())) } else { error }
+    })
+}
+
+fn log_out_if_unused(session: &Session) -> Result<()> {
+    let lost = !session.is_up() && session.units()?.len() <= 1;
+    if (lost || session.units()?.is_empty()) && iscsi::sessions()?.iter().any(|there| there.id == session.id) {
+        step("log out", &format_args!("{} with {}", session.id, session.target), || admin::logout(session))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! SCSI units (LUNs) as sysfs shows them (drivers/scsi/scsi_sysfs.c).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::{Error, Result};
+
+/// TYPE_DISK (SPC-4, 6.4.2).
+const DISK: &str = "0";
+
+/// A logical unit of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// The kernel's number of it.
+    pub lun: u64,
+    /// In sysfs.
+    folder: PathBuf,
+}
+
+/// The block device of a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// `sda`.
+    pub name: String,
+    pub number: (u32, u32),
+}
+
+impl Disk {
+    pub fn path(&self) -> PathBuf {
+        Path::new("/dev").join(&self.name)
+    }
+}
+
+impl Unit {
+    /// What is called by the name of a disk.
+    pub fn of(disk: &str) -> Option<Unit> {
+        let folder = Path::new("/sys/block").join(disk).join("device").canonicalize().ok()?;
+        unit_at(folder)
+    }
+
+    /// `host:channel:target:lun`.
+    pub fn address(&self) -> String {
+        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    pub fn is_disk(&self) -> Result<bool> {
+        Ok(attribute(&self.folder, "type")?.is_none_or(|kind| kind == DISK))
+    }
+
+    /// Its identity in the whole world (VPD page 0x83): `naa.6001405...`, `eui...`, `t10...`. `None` where it has none.
+    pub fn wwid(&self) -> Result<Option<String>> {
+        Ok(attribute(&self.folder, "wwid")?.map(|wwid| wwid.split_whitespace().collect::<Vec<_>>().join(" ")))
+    }
+
+    /// `running`; `blocked` while its session is tried again; `transport-offline` when that was given up for now.
+    pub fn state(&self) -> Result<String> {
+        Ok(attribute(&self.folder, "state")?.unwrap_or_default())
+    }
+
+    /// Its block device; `None` where there is none (yet).
+    pub fn disk(&self) -> Result<Option<Disk>> {
+        let folder = self.folder.join("block");
+        let Some(name) = children(&folder)?.into_iter().next() else { return Ok(None) };
+        let number = attribute(&folder.join(&name), "dev")?.as_deref().and_then(number);
+        Ok(number.map(|number| Disk { name, number }))
+    }
+
+    /// Asks the unit for its size and identity anew.
+    pub fn rescan(&self) -> Result<()> {
+        self.order("rescan")
+    }
+
+    /// Takes the unit from this machine, seen to be gone on return. What its target has is not touched.
+    ///
+    /// # Errors
+    /// EBUSY while its disk is mounted, or lies below another device.
+    pub fn remove(&self) -> Result<()> {
+        if let Some(disk) = self.disk()? {
+            // The kernel itself would take it from below whoever uses it.
+            match rustix::fs::open(disk.path(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+                Err(rustix::io::Errno::BUSY) => return Err(Error::io("remove", disk.path(), rustix::io::Errno::BUSY)),
+                // A dead path cannot be opened.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        self.order("delete")?;
+        if self.folder.exists() {
+            return Err(Error::Unexpected {
+                object: self.address(),
+                reason: "it is still there after it was removed".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    fn order(&self, file: &'static str) -> Result<()> {
+        let path = self.folder.join(file);
+        std::fs::write(&path, "1").map_err(|error| Error::io("write", &path, error))
+    }
+}
+
+/// The units of an iSCSI session, or of another transport's, by its folder in sysfs.
+pub(super) fn units_below(session: &Path) -> Result<Vec<Unit>> {
+    let mut units = Vec::new();
+    for target in children(session)?.iter().filter(|name| name.starts_with("target")) {
+        let folder = session.join(target);
+        units.extend(children(&folder)?.iter().filter_map(|name| unit_at(folder.join(name))));
+    }
+    Ok(units)
+}
+
+/// `3:0:0:5`
+fn unit_at(folder: PathBuf) -> Option<Unit> {
+    let name = folder.file_name()?.to_str()?;
+    let parts: Vec<u64> = name.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let [_, _, _, lun] = parts.as_slice() else { return None };
+    Some(Unit { lun: *lun, folder })
+}
+
+/// `8:16`
+pub(super) fn number(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// What a file of sysfs says, without its newline; `None` where it is not there, or has nothing to say. An object may go at any
+/// time: then its files answer ENODEV, or EINVAL while it is half gone.
+pub(super) fn attribute(folder: &Path, name: &str) -> Result<Option<String>> {
+    let path = folder.join(name);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
+        Err(error) if is_gone(&error) || error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        Err(error) => Err(Error::io("read", path, error)),
+    }
+}
+
+/// The names in a folder of sysfs, in their order; none where it is gone.
+pub(super) fn children(folder: &Path) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if is_gone(&error) => return Ok(Vec::new()),
+        entries => entries.map_err(|error| Error::io("list", folder, error))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        match entry {
+            Ok(entry) => names.push(entry.file_name().to_string_lossy().into_owned()),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(Error::io("list", folder, error)),
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO | libc::ENOTDIR | libc::EIO | libc::ENOTCONN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_found_by_their_address() {
+        let root = tempfile::tempdir().expect("a folder");
+        for name in ["target3:0:0/3:0:0:5/block/sdq", "target3:0:0/power", "connection1:0", "target3:0:1/3:0:1:x"] {
+            std::fs::create_dir_all(root.path().join(name)).expect("a folder");
+        }
+        let unit = root.path().join("target3:0:0/3:0:0:5");
+        std::fs::write(unit.join("wwid"), "t10.LIO     disk  \n").expect("a file");
+        std::fs::write(unit.join("type"), "0\n").expect("a file");
+        std::fs::write(unit.join("block/sdq/dev"), "65:16\n").expect("a file");
+        let units = units_below(root.path()).expect("a unit");
+        let [unit] = units.as_slice() else { panic!("{units:?}") };
+        assert_eq!((unit.lun, unit.address().as_str()), (5, "3:0:0:5"));
+        assert_eq!(unit.wwid().expect("reads").as_deref(), Some("t10.LIO disk"));
+        assert!(unit.is_disk().expect("reads"));
+        assert_eq!(unit.disk().expect("reads"), Some(Disk { name: "sdq".to_owned(), number: (65, 16) }));
+        assert_eq!(units_below(Path::new("/no/such/session")).expect("none"), []);
+    }
+}
