@@ -9,6 +9,7 @@ use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
+use super::export::check_not_exported;
 use super::files::{self, Access};
 use super::inspect;
 use super::meta::VolumeMeta;
@@ -26,6 +27,8 @@ impl Connect for ImageBackend {
         if let Some(device) = bound(id, image.inode)? {
             return Ok(Outcome::Unchanged(source(&device)));
         }
+        // Two caches of one file lose data.
+        check_not_exported(&ready, id)?;
         let read_only = ready.room()?.read_only;
         let file = ready.open_image(Kind::Volume, id.local(), if read_only { Access::Read } else { Access::Write })?;
         let opened = files::look_at(&file, &ready.place(Kind::Volume, id.local()))?;

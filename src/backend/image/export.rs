@@ -1,14 +1,29 @@
 //! What another backend needs that keeps its volumes as images here, and shows them otherwise than by loop devices.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, Access};
 use super::meta::VolumeMeta;
-use super::pool::Kind;
+use super::pool::{Kind, Ready};
 use super::{ImageBackend, Located};
+
+/// The folder of a pool in which `<volume>.json` says to whom another backend shows its image.
+pub(in crate::backend) const EXPORTS: &str = "exports";
+
+/// Whether an image may be shown by a loop device, or deleted: nobody else shows it.
+pub(super) fn check_not_exported(ready: &Ready, id: &VolumeId) -> Result<()> {
+    let record = Path::new(EXPORTS).join(format!("{}.json", id.local()));
+    if files::look(ready.root(), &record).map_err(|error| ready.down(error.to_string()))?.is_none() {
+        return Ok(());
+    }
+    Err(Error::InUse {
+        object: format!("volume {id}"),
+        by: format!("{} says that it is exported; detach it first", ready.path.join(record).display()),
+    })
+}
 
 /// A whole volume's image, open for reading.
 #[derive(Debug)]

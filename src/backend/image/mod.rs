@@ -42,7 +42,7 @@ mod snapshot;
 mod survey;
 
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
-pub(super) use export::Image;
+pub(super) use export::{EXPORTS, Image};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use meta::rewritten;

@@ -11,6 +11,7 @@ use crate::os::{copy, loopdev};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
 use super::draft::{self, Draft, Job};
+use super::export::check_not_exported;
 use super::files::{self, Access, IMAGE, META, Seen};
 use super::meta::{self, FORMAT, VolumeMeta, to_nanos};
 use super::pool::{ARCHIVE, Kind, RETAINED, Ready};
@@ -70,6 +71,7 @@ impl Provision for ImageBackend {
         let ready = pool.writable()?;
         let (meta, image) = seen.whole()?;
         check_unused(id, &image)?;
+        check_not_exported(&ready, id)?;
         match meta.on_delete {
             OnDelete::Delete => draft::throw_away(&ready, Kind::Volume, local)?,
             OnDelete::Retain => keep(&ready, local, RETAINED)?,

@@ -1,4 +1,5 @@
-//! What is wrong with sessions and paths, by what sysfs says now: nothing is asked of a target.
+//! What is wrong with sessions and paths, by what sysfs says now: nothing is asked of a target. On the storage machine, what is wrong
+//! with images and exports, too.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +12,12 @@ use super::memory::Entry;
 
 impl ReportHealth for IscsiBackend {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
-        let stored = match self.san.as_ref().map(|san| san.volume_health(id)) {
-            None | Some(Err(Error::NotFound { .. })) => None,
-            Some(health) => Some(health?),
-        };
-        let connected = self.memory.get(id).map(|entry| self.paths_health(&entry)).transpose()?;
-        match (stored, connected) {
-            (None, None) => Err(Error::volume_not_found(id)),
-            (stored, connected) => Ok([stored, connected].into_iter().flatten().flatten().collect()),
+        let here = self.memory.get(id).map(|entry| self.paths_health(&entry)).transpose()?;
+        let stored = self.san.as_ref().map_or_else(|| Err(Error::volume_not_found(id)), |san| san.volume_health(id));
+        match (stored, here) {
+            (Ok(stored), here) => Ok(stored.into_iter().chain(here.into_iter().flatten()).collect()),
+            (Err(Error::NotFound { .. }), Some(here)) => Ok(here),
+            (Err(error), _) => Err(error),
         }
     }
 
@@ -33,20 +32,22 @@ impl ReportHealth for IscsiBackend {
             })
             .collect();
         let message = format!("{}; look at the network and at the target, iscsid tries again by itself", lost.join("; "));
-        let mut health = self.san.as_ref().map_or_else(|| Ok(Health::new()), ReportHealth::storage_health)?;
-        if !lost.is_empty() {
-            health.push(HealthProblem { severity: Severity::Degraded, reason: "SessionLost", message });
-        }
-        Ok(health)
+        let problem = HealthProblem { severity: Severity::Degraded, reason: "SessionLost", message };
+        let stored = self.san.as_ref().map_or_else(|| Ok(Health::new()), ReportHealth::storage_health)?;
+        Ok(stored.into_iter().chain((!lost.is_empty()).then_some(problem)).collect())
     }
 
     fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>> {
-        let stored = self.san.as_ref().map_or_else(|| Ok(Vec::new()), |san| san.unhealthy(after, max))?;
-        let mut unhealthy: BTreeMap<VolumeId, Health> = stored.into_iter().collect();
+        let mut unhealthy = BTreeMap::new();
         for entry in self.memory.all().into_iter().filter(|entry| after.is_none_or(|after| entry.id > *after)) {
             let health = self.paths_health(&entry)?;
             if !health.is_empty() {
-                unhealthy.entry(entry.id).or_default().extend(health);
+                unhealthy.insert(entry.id, health);
+            }
+        }
+        if let Some(san) = &self.san {
+            for (id, health) in san.unhealthy(after, max)? {
+                unhealthy.entry(id).or_default().extend(health);
             }
         }
         Ok(unhealthy.into_iter().take(max).collect())

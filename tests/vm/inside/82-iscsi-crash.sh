@@ -9,7 +9,7 @@ san
 export LONGSHORE_FAULT_FILE=$DIR/order
 order=0
 fault() { echo "$((order += 1)) $1" >"$LONGSHORE_FAULT_FILE"; }
-fault none@1
+fault crash@0
 start_controller
 id=$(create a 64MiB block)
 admitted() { ls "$(target_of a)/tpgt_1/acls" 2>/dev/null | sed 's/.*://' | xargs; }
@@ -30,7 +30,7 @@ killed() {
         if $call; then break; fi
         wait "$driver_pid" 2>/dev/null || true
         kills=$((kills + 1))
-        fault none@1
+        fault crash@0
         start_controller
         $call || fail "the repeat fails after a kill before step $step of $call"
         "$after" "after a kill before step $step of $call"
@@ -49,7 +49,7 @@ failing() {
         [ $status != 0 ] || break
         failures=$((failures + 1))
         [ $status != 1 ] || "$before" "after a final failure at step $step of $call"
-        fault none@1
+        fault crash@0
         $call || fail "the repeat fails after a failure at step $step of $call"
         "$after" "after a failure at step $step of $call"
         undo
@@ -60,17 +60,17 @@ failing() {
 attaching() { call controller-publish-volume "$id" --node a --block >/dev/null 2>call.err; }
 detaching() { call controller-unpublish-volume "$id" --node a >/dev/null 2>call.err; }
 
-undo() { fault none@1 && detaching && at_rest "after the undoing"; }
+undo() { fault crash@0 && detaching && at_rest "after the undoing"; }
 killed attaching in_use
 in_use "at last" && undo
 failing attaching in_use at_rest
 in_use "at last"
-undo() { fault none@1 && attaching && in_use "after the undoing"; }
+undo() { fault crash@0 && attaching && in_use "after the undoing"; }
 killed detaching at_rest
 at_rest "at last" && undo
 failing detaching at_rest in_use
 at_rest "at last"
-fault none@1
+fault crash@0
 delete "$id"
 nothing_left
 stop_driver

@@ -3,6 +3,8 @@
 # shellcheck shell=bash
 # shellcheck source=lib.bash
 . "$(dirname "${BASH_SOURCE[0]}")/lib.bash"
+# shellcheck source=lio.bash
+. "$(dirname "${BASH_SOURCE[0]}")/lio.bash"
 
 kernel=/sys/kernel/config/target
 authority=iqn.2026-11.dev.longshore
@@ -10,8 +12,8 @@ portals=(127.0.0.1:3260 127.0.0.2:3260)
 
 # san [YAML FIELD...]: a pool on xfs and the configuration of its controller, with further fields of the backend.
 san() {
-    modprobe -a iscsi_target_mod target_core_file iscsi_tcp
-    pgrep -x iscsid >/dev/null || iscsid
+    modprobe -a iscsi_target_mod target_core_file
+    initiator_start "$authority:node:none"
     trap clean_up EXIT
     pool "${POOL_FS:-xfs}"
     configure "$@"
@@ -24,6 +26,7 @@ clean_up() {
     kill -KILL "$driver_pid" 2>/dev/null
     iscsiadm -m session >/dev/null 2>&1 && iscsiadm -m node --logoutall=all >/dev/null 2>&1
     iscsiadm -m node -o delete >/dev/null 2>&1
+    initiator_stop
     [ -z "$(exported)" ] || power_off 2>/dev/null
 }
 

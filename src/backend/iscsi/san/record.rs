@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::image::EXPORTS;
 use crate::os::step::step;
 use crate::os::{self, durable, random};
 use crate::volume::{AccessMode, Error, NodeId, Result, VolumeId};
 
 use super::super::Chap;
 
-const FOLDER: &str = "exports";
 const FORMAT: u32 = 1;
 /// No record is longer, in bytes.
 const LONGEST: u64 = 1 << 20;
@@ -90,7 +90,7 @@ impl Record {
 
     /// Durably, in the pool of this folder.
     pub fn write(&self, pool: &Path) -> Result<()> {
-        let folder = pool.join(FOLDER);
+        let folder = pool.join(EXPORTS);
         let file = file_of(&self.id);
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|error| Error::failed("write export", self.id.to_string(), error).nothing_left())?;
@@ -104,7 +104,7 @@ impl Record {
 
     /// Removes it, durably; gone is fine.
     pub fn remove(id: &VolumeId, pool: &Path) -> Result<()> {
-        let folder = pool.join(FOLDER);
+        let folder = pool.join(EXPORTS);
         let file = file_of(id);
         step("remove export", &folder.join(&file).display(), || match durable::remove(&folder, &file) {
             // No volume of this pool was ever exported.
@@ -129,7 +129,7 @@ impl Record {
 
     /// The local ids of the volumes that have a record in this pool, damaged or not.
     pub fn list(pool: &Path) -> Result<Vec<String>> {
-        let folder = pool.join(FOLDER);
+        let folder = pool.join(EXPORTS);
         let failed = |error| os::Error::io("list", &folder, error);
         let mut found = Vec::new();
         let entries = match std::fs::read_dir(&folder) {
@@ -147,7 +147,7 @@ impl Record {
     }
 
     fn path(id: &VolumeId, pool: &Path) -> PathBuf {
-        pool.join(FOLDER).join(file_of(id))
+        pool.join(EXPORTS).join(file_of(id))
     }
 }
 
