@@ -23,9 +23,12 @@
 //!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
 //! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
-//! - Nothing is deleted recursively, and nothing outside a folder of ours.
+//! - Nothing is deleted outside a folder of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
+//! - A server may be dead: whoever would wait for one asks first whether it answers ([`os::answers`]), one question at a time and with a
+//!   deadline; unmounting looks at nothing of what it unmounts.
+//! - A volume that someone made by hand may be called anything: its backend is told from its attributes, and later from the journal.
 //! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.

@@ -60,8 +60,9 @@ const LUKS_BLOCK: Variant = Variant { name: "LUKS2 raw block", fstype: None, onl
 const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"), calls: &Call::SHARE, ..PLAIN };
 const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
-const ISCSI_CALLS: [Call; 7] =
-    [Call::Attach, Call::Stage, Call::Expand, Call::NodeExpand, Call::Unstage, Call::Detach, Call::Delete];
+const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
+/// Publishing a share's folder is binding it, as staging is.
+const NFS_CALLS: [Call; 6] = [Call::Create, Call::Stage, Call::Snapshot, Call::Restore, Call::Unstage, Call::Delete];
 
 /// What else has steps of its own.
 const OTHERS: [Variant; 4] = [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE];
@@ -337,9 +338,9 @@ tests! {
     every_step_hangs_luks: "hang matrix", hang, [LUKS], &[Call::Stage];
     every_step_fails_with_eio_luks: "fault matrix EIO", eio, [LUKS], &[Call::Stage, Call::NodeExpand, Call::Unstage];
     killed_before_every_step_nfs: "crash matrix", crash, [NFS], &[];
-    killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Create, Call::Stage, Call::Unstage];
-    every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Create, Call::Stage, Call::Delete];
-    every_step_fails_with_eio_nfs: "fault matrix EIO", eio, [NFS], &[];
+    killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Stage];
+    every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage, Call::Delete];
+    every_step_fails_with_eio_nfs: "fault matrix EIO", eio, [NFS], &NFS_CALLS;
     killed_before_every_step_iscsi: "crash matrix", crash, [ISCSI], &ISCSI_CALLS;
     every_step_fails_with_eio_iscsi: "fault matrix EIO", eio, [ISCSI], &ISCSI_CALLS;
     other_steps_fail_with_eio: "fault matrix EIO", eio, [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE, FAKE], &[];

@@ -28,11 +28,14 @@ pub fn of(harness: &Harness) -> Vec<String> {
     files("journal", &harness.path("state/journal"), &mut lines);
     files("inline", &harness.path("state/inline"), &mut lines);
     files("pool", &harness.path("pool/images"), &mut lines);
-    files("shares of the node", &harness.path("state/nfs"), &mut lines);
+    files("shares of the node", &harness.path("state/nfs/nfs"), &mut lines);
     if let Ok(share) = std::env::var(super::story::NFS_SHARE) {
         let folder = Path::new(share.split_once(':').expect("server:/path").1);
         emptied(&folder.join(".longshore/trash"));
-        files("share", folder, &mut lines);
+        // What is in a volume is read by the story itself.
+        let names = fs::read_dir(folder).expect("the share").flatten().map(|entry| entry.file_name());
+        lines.extend(names.map(|name| format!("share/{}/", name.to_string_lossy())));
+        files("share/.longshore", &folder.join(".longshore"), &mut lines);
     }
     files("iSCSI pool", &harness.path("pool/iscsi"), &mut lines);
     iscsi(&mut lines);
@@ -86,7 +89,8 @@ fn mounts(harness: &Harness, lines: &mut Vec<String>) {
         let dash = fields.iter().position(|field| *field == "-").expect("mountinfo's dash");
         let Some(place) = fields[4].strip_prefix(&ours).filter(|place| !place.starts_with("pool")) else { continue };
         let (root, source) = (without_number(fields[3]), without_number(fields[dash + 2]));
-        let (fstype, options, own) = (fields[dash + 1], fields[5], fields[dash + 3]);
+        // ext4 of Linux 6.1 tells one of its defaults at times.
+        let (fstype, options, own) = (fields[dash + 1], fields[5], fields[dash + 3].replace(",mb_optimize_scan=0", ""));
         let metadata = fs::metadata(fields[4]).expect("a mount point");
         let size = if metadata.file_type().is_block_device() {
             let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
@@ -119,7 +123,10 @@ fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
         let Ok(metadata) = path.symlink_metadata() else { continue };
         if metadata.is_dir() {
             lines.push(format!("{name}/"));
-            files(&name, &path, lines);
+            // A share's mount, and what was copied of a volume on one.
+            if !name.ends_with("/mount") && !name.ends_with("/data") {
+                files(&name, &path, lines);
+            }
         } else if name != "pool/lock" {
             let text = if name.ends_with(".json") { fs::read(&path).unwrap_or_default() } else { Vec::new() };
             match serde_json::from_slice::<Value>(&text) {
@@ -137,7 +144,7 @@ fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            for name in ["created", "promised", "number", "identity", "device", "password", "mutual"] {
+            for name in ["created", "promised", "number", "inode", "identity", "device", "keys"] {
                 fields.remove(name);
             }
             if let Some(Value::String(path)) = fields.get_mut("path") {

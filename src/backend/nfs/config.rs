@@ -145,9 +145,7 @@ impl NfsParameters {
     /// `Invalid`, naming the parameter.
     pub fn of_class(raw: &RawParameters) -> Result<NfsParameters> {
         let mut parameters: NfsParameters = raw.parse()?;
-        if parameters.on_delete == OnDelete::Scrub {
-            return Err(refuse("parameters.onDelete", "a share cannot scrub; use delete, retain or archive"));
-        }
+        check_on_delete("parameters.onDelete", parameters.on_delete)?;
         if let Some(template) = &parameters.sub_dir {
             parameters.sub_dir = Some(subdir::fill(template, raw)?);
         }
@@ -174,7 +172,7 @@ impl NfsParameters {
     }
 
     /// Without what `on_share` chose.
-    pub(super) fn as_asked(mut self) -> NfsParameters {
+    pub(super) fn without_chosen(mut self) -> NfsParameters {
         for chosen in std::mem::take(&mut self.chosen) {
             match chosen {
                 Chosen::Server => self.server.clear(),
@@ -212,6 +210,15 @@ impl Ownership {
     /// As it is for a folder that has no source.
     pub fn of_new(self) -> Ownership {
         Ownership { mode: Some(self.mode.unwrap_or(DEFAULT_MODE)), ..self }
+    }
+}
+
+/// # Errors
+/// `Invalid` for what a share cannot do.
+pub(super) fn check_on_delete(field: &'static str, on_delete: OnDelete) -> Result<()> {
+    match on_delete {
+        OnDelete::Scrub => Err(refuse(field, "a share cannot scrub; use delete, retain or archive")),
+        OnDelete::Delete | OnDelete::Retain | OnDelete::Archive => Ok(()),
     }
 }
 

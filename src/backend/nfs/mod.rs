@@ -17,7 +17,7 @@ use crate::os::answers::Answers;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::image::Role;
-use super::{Backend, Connect, Expand, Provision, ReportHealth, Snapshots, Usage};
+use super::{Backend, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage};
 
 pub mod config;
 mod connect;
@@ -130,6 +130,9 @@ impl Backend for NfsBackend {
     fn expand(&self) -> Option<&dyn Expand> {
         self.controller.as_ref().map(|controller| controller as &dyn Expand)
     }
+    fn modify(&self) -> Option<&dyn Modify> {
+        self.controller.as_ref().map(|controller| controller as &dyn Modify)
+    }
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         self.controller.as_ref().map(|controller| controller as &dyn Snapshots)
     }
@@ -143,6 +146,6 @@ impl Backend for NfsBackend {
 
 /// A volume's parameters without the share that was chosen for it.
 fn as_asked(made: &serde_json::Value) -> serde_json::Value {
-    let asked = NfsParameters::from_json(made).map(NfsParameters::as_asked);
+    let asked = NfsParameters::from_json(made).map(NfsParameters::without_chosen);
     asked.ok().and_then(|asked| serde_json::to_value(asked).ok()).unwrap_or_else(|| made.clone())
 }

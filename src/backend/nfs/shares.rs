@@ -240,3 +240,67 @@ fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>> {
     let name = |entry: std::io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
     Ok(list.map(name).collect::<std::io::Result<_>>().map_err(|error| os::Error::io("list", folder, error))?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares() -> (tempfile::TempDir, Shares) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shares = Shares::new(folder.path().join("nfs"));
+        (folder, shares)
+    }
+
+    fn share_of(shares: &Shares, options: &[&str]) -> Share {
+        let export = Export::new("server", "/export").expect("sound");
+        let share = options.iter().map(|&option| option.to_owned()).collect();
+        shares.of(&export, &Options { share, bind: Vec::new() })
+    }
+
+    fn user(name: &str) -> User {
+        let text = |text: &str| text.to_owned();
+        let id = format!("nfs:{name}").parse().expect("an id");
+        User {
+            id,
+            export: text("server:/export"),
+            folder: name.into(),
+            source: format!("server:/export/{name}"),
+            bind: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_user_takes_the_folders_away() {
+        let (folder, shares) = shares();
+        let share = share_of(&shares, &["hard"]);
+        assert_ne!(share, share_of(&shares, &["soft"]), "other options, another mount");
+        for name in ["a", "b"] {
+            share.note(&user(name)).expect("noted");
+            share.note(&user(name)).expect("noted again");
+        }
+        assert_eq!(shares.used_by(&user("b").id).expect("readable"), Some((share.clone(), user("b"))));
+        assert_eq!(share.directory(&MountTable::default(), user("a")).expect("readable"), None, "it is not mounted");
+        share.release(&user("a").id).expect("released");
+        assert_eq!(shares.used_by(&user("a").id).expect("readable"), None);
+        assert!(!share.is_unused().expect("readable"));
+        // Half written when somebody was killed: nobody's.
+        fs::write(share.users().join(".nfs:c.json.tmp"), "x").expect("written");
+        share.release(&user("b").id).expect("released");
+        assert!(shares.all().expect("readable").is_empty());
+        share.release(&user("b").id).expect("a repeat");
+        fs::remove_dir(folder.path().join("nfs")).expect("nothing is left in it");
+    }
+
+    #[test]
+    fn one_at_a_time_is_at_a_share() {
+        let (_folder, shares) = shares();
+        let (one, other) = (share_of(&shares, &[]), share_of(&shares, &["soft"]));
+        let turn = shares.turn(&one).expect("free");
+        drop(shares.turn(&other).expect("another share is free"));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| shares.turn(&one).map(drop));
+            drop(turn);
+            waiting.join().expect("no panic").expect("its turn");
+        });
+    }
+}

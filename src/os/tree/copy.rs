@@ -12,9 +12,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::Control;
 use super::attributes::{self, Attributes};
 use super::walk::{Level, Walk};
+use super::{Control, Report};
 use crate::os::folder::{Entry, Folder};
 use crate::os::{Error, Result, copy as data};
 
@@ -44,8 +44,15 @@ pub struct Copied {
 /// `Io`; `Unexpected` where it was stopped. `to` and `links` then hold a part: remove them.
 pub fn copy(from: &Folder, to: &Folder, links: &Folder, control: &Control) -> Result<Copied> {
     let top = Attributes::of(from).map_err(|errno| Error::io("look at", from.shown(), errno))?;
-    let mut copier =
-        Copier { control, links, linked: HashSet::new(), done: Copied::default(), by_clone: true, buffer: Vec::new() };
+    let mut copier = Copier {
+        control,
+        links,
+        linked: HashSet::new(),
+        done: Copied::default(),
+        by_clone: true,
+        buffer: Vec::new(),
+        report: Report::of("copy"),
+    };
     let mut walk = Walk::new(from, to, top)?;
     let below = copier.contents(from, to)?;
     walk.found(below);
@@ -76,6 +83,7 @@ struct Copier<'a> {
     /// Until the file system says that it cannot.
     by_clone: bool,
     buffer: Vec<u8>,
+    report: Report,
 }
 
 /// Whether this says that something is no longer there as what it was.
@@ -126,6 +134,7 @@ impl Copier<'_> {
             Ok(()) => {
                 self.done.entries += 1;
                 self.control.did(1, 0);
+                self.report.tell(from.shown(), self.control);
             }
             Err(error) if is_vanished(&error) && !still_there(from, &entry.name, kind)? => self.done.vanished += 1,
             Err(error) => return Err(error),

@@ -4,9 +4,10 @@
 //! no link is followed, no mount entered, `..` is never opened, and nothing outside of the folders given is touched. Depth costs
 //! no stack. What vanishes or changes meanwhile is no error: a tree that is in use is copied file by file, not at one instant.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
@@ -17,6 +18,28 @@ mod walk;
 
 pub use copy::{Copied, copy};
 pub use remove::{Stuck, empty};
+
+/// How often the log hears of something long.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
+/// Tells the log how far something is, now and then.
+struct Report {
+    what: &'static str,
+    last: Instant,
+}
+
+impl Report {
+    fn of(what: &'static str) -> Report {
+        Report { what, last: Instant::now() }
+    }
+
+    fn tell(&mut self, folder: &Path, control: &Control) {
+        if self.last.elapsed() >= REPORT_EVERY {
+            self.last = Instant::now();
+            tracing::info!(folder = %folder.display(), progress = %control, "{}", self.what);
+        }
+    }
+}
 
 /// How far something long is; by it, it is stopped.
 #[derive(Debug, Default)]

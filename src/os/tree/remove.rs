@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::FileType;
 
-use super::Control;
+use super::{Control, Report};
 use crate::os::folder::{Entry, Folder};
 use crate::os::{Error, Result};
 
@@ -33,7 +33,8 @@ pub struct Stuck {
 /// # Errors
 /// Where `trash` itself cannot be listed.
 pub fn empty(trash: &Folder, control: &Control) -> Result<Vec<Stuck>> {
-    let mut removal = Removal { trash, control, stuck: Vec::new(), batch: 0, since: Instant::now() };
+    let mut removal =
+        Removal { trash, control, stuck: Vec::new(), batch: 0, since: Instant::now(), report: Report::of("remove") };
     removal.clear(trash, |removal, entry| removal.remove_tree(entry))?;
     Ok(removal.stuck)
 }
@@ -44,6 +45,7 @@ struct Removal<'a> {
     stuck: Vec<Stuck>,
     batch: usize,
     since: Instant,
+    report: Report,
 }
 
 impl Removal<'_> {
@@ -129,6 +131,7 @@ impl Removal<'_> {
         self.batch += 1;
         if self.batch >= BATCH {
             self.control.pause(self.since.elapsed().min(LONGEST_PAUSE));
+            self.report.tell(self.trash.shown(), self.control);
             self.batch = 0;
             self.since = Instant::now();
         }
@@ -193,7 +196,7 @@ mod tests {
         }
         std::fs::hard_link(ground.at("outside/file"), ground.at("trash/volume/hard")).unwrap();
         rustix::fs::mknodat(&ground.trash, "volume/fifo", FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
-        std::fs::set_permissions(ground.at("trash/volume/a"), std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(ground.at("trash/volume/a"), std::fs::Permissions::from_mode(0o0)).unwrap();
         assert!(ground.empty().is_empty());
         ground.assert_only_the_outside_is_left();
     }

@@ -68,9 +68,9 @@ call expand-volume "$one" --size 900MiB >/dev/null
 refused 'left to promise' call expand-volume "$one" --size 2GiB
 
 # A snapshot by the server: no byte goes over the network, and on xfs none is written.
-head -c 64M /dev/urandom >fast/one/data
+head -c 8M /dev/urandom >fast/one/data
 mkdir fast/one/dir
-truncate -s 64M fast/one/dir/sparse
+truncate -s 32M fast/one/dir/sparse
 chown 1000:2000 fast/one/dir
 setfattr -n user.colour -v blue fast/one/data
 ln fast/one/data fast/one/dir/hard
@@ -80,26 +80,22 @@ touch -d '2001-02-03 04:05:06.123456789' fast/one/dir
 setfacl -m u:7:rx fast/one/dir
 sync
 before=$(stat -f -c %f fast)
-sent() { awk '/^bytes:/ { print $3 }' "/proc/$driver_pid/net/rpc/nfs" 2>/dev/null || echo; }
 ready() { call list-snapshots | jq -e ".entries[].snapshot | select(.snapshot_id == \"$1\") | .ready_to_use" >/dev/null; }
 snapshot=$(call create-snapshot "$one" --name nightly | jq -er .snapshot.snapshot_id)
 within 30 ready "$snapshot"
 sync
-[ $((before - $(stat -f -c %f fast))) -lt 4096 ] || fail "the snapshot took room"
+[ $((before - $(stat -f -c %f fast))) -lt 1024 ] || fail "the snapshot took room"
 echo changed >fast/one/dir/later
 restored() { call create-volume --name "$1" --size 900MiB --from-snapshot "$snapshot" --parameter "share=$DIR/$2" >/dev/null 2>refused; }
-# shellcheck disable=SC2034  # for the commands below
-call expand-volume "$two" --size 65MiB >/dev/null
 delete "$two"
 seen() { # seen FOLDER: all that makes its files what they are, but links' counts of folders
     (cd "$1" && find . -printf '%P %M %U %G %T@ %l %s\n' | grep -v '^ \|^dir d' | sort && find dir -maxdepth 0 -printf '%M %U %G %T@\n' &&
-        sha256sum data && getfattr -d data && getfacl -np dir && stat -c %h data)
+        sha256sum data && stat -c %h data)
 }
+listed_rights() { (cd "$1" && getfattr -d data && getfacl -np dir); }
 rm fast/one/dir/later
 touch -d '2001-02-03 04:05:06.123456789' fast/one/dir
-refused 'left to promise' restored back fast
-call create-volume --name back --size 900MiB --from-snapshot "$snapshot" --parameter "share=$DIR/slow" >refused 2>&1 && fail "more than fits"
-grep -q 'left to promise' refused || fail "not told: $(cat refused)"
+refused 'left to promise' call create-volume --name back --size 900MiB --from-snapshot "$snapshot" --parameter "share=$DIR/fast"
 stop_driver
 sed -i 's/1GiB/4GiB/; s/512MiB/4GiB/' config.yaml
 start_driver
@@ -109,6 +105,12 @@ for share in fast slow; do
     seen fast/one >wanted
     seen "$share/back-$share" >got
     diff wanted got || fail "what was restored to $share differs"
+    # NFS 3 has neither of NFS 4's lists nor extended attributes, and it is said that they were left out.
+    if [ "$share" = fast ]; then
+        diff <(listed_rights fast/one) <(listed_rights fast/back-fast) || fail "extended attributes or rights were lost"
+    else
+        grep -q 'lost=' driver.log || fail "nothing was said of what NFS 3 cannot have"
+    fi
     [ "$(du -m "$share/back-$share/dir/sparse" | cut -f1)" -le 1 ] || fail "holes were filled on $share"
     delete "nfs:back-$share"
 done
@@ -126,7 +128,7 @@ wait $second || true
 # A full volume goes at once, its files later; a killed driver goes on. None of what the links lead to goes.
 mkdir -p outside
 echo precious >outside/file
-(cd fast/shop/data && mkdir -p a/b && seq -f 'a/b/%g' 3000 | xargs touch)
+(cd fast/shop/data && mkdir -p a/b && seq -f 'a/b/%g' 1500 | xargs touch)
 ln -s "$DIR/outside" fast/shop/data/a/out
 chmod 000 fast/shop/data/a
 start=${EPOCHREALTIME/./}
@@ -135,7 +137,7 @@ took=$(((${EPOCHREALTIME/./} - start) / 1000))
 [ ! -e fast/shop ] || fail "the folder, or its parent, is still there"
 trash() { find fast/.longshore/trash slow/.longshore/trash -mindepth 1 | wc -l; }
 left=$(trash)
-[ "$left" -gt 500 ] || fail "only $left of 3000 files are left to be removed behind the call"
+[ "$left" -gt 500 ] || fail "only $left of 1500 files are left to be removed behind the call"
 kill_driver
 start_driver
 emptied() { call probe >/dev/null && call list-volumes >/dev/null && [ "$(trash)" = 0 ]; }
@@ -149,5 +151,5 @@ is '' "$(listed)" "volumes at the end"
 is "$(printf '%s\n' .longshore foreign link)" "$(ls -A fast)" "what is left on the share"
 is '' "$(find fast/.longshore slow/.longshore -mindepth 2)" "what is left in our own folders"
 stop_driver
-echo "FIGURE: nfs controller: $took ms to delete a volume of 3000 files"
+echo "FIGURE: nfs controller: $took ms to delete a volume of 1500 files"
 nfs_end

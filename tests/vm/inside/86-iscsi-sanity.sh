@@ -8,7 +8,7 @@ set -euo pipefail
 . "$(dirname "$0")/lio.bash"
 
 lio_start
-initiator_start
+initiator_start iqn.2026-11.dev.longshore.test:machine
 
 sanity iscsi
 initiator_stop

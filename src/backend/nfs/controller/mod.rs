@@ -11,6 +11,7 @@ use super::config::{NfsConfig, NfsParameters, refuse};
 
 mod health;
 mod index;
+mod modify;
 mod place;
 mod provision;
 mod quota;

@@ -164,7 +164,12 @@ impl Ready {
             let _places = lock(&self.places);
             let shown = self.root.path_of(&record.folder);
             let (_, name) = parted(&record.folder)?;
-            match self.seen(&record.folder)? {
+            let seen = match self.seen(&record.folder) {
+                // Someone's link is on the way: then it never came so far.
+                Err(Error::Unproven { .. }) => None,
+                seen => seen?,
+            };
+            match seen {
                 Some((parent, stat)) if record.inode == Some(stat.st_ino) => {
                     self.throw_away(&parent, name, &format!("{local}~{}", record.created))?;
                 }
@@ -210,7 +215,7 @@ impl Ready {
     /// anywhere.
     pub fn finish_deletion(&self, record: &VolumeRecord, at: u64) -> Result<()> {
         let local = record.id.local();
-        let way = record.own_parameters()?.on_delete;
+        let way = record.on_delete()?;
         {
             let _places = lock(&self.places);
             let (_, name) = parted(&record.folder)?;
@@ -252,7 +257,11 @@ impl Ready {
     fn remove_parents(&self, folder: &Path) -> Result<()> {
         for parent in subdir::parents(folder).into_iter().rev() {
             let (above, name) = parted(parent)?;
-            let Some(above) = self.at(above)? else { continue };
+            let above = match self.at(above) {
+                Err(Error::Unproven { .. }) => break,
+                above => above?,
+            };
+            let Some(above) = above else { continue };
             let shown = above.path_of(name);
             let removed = step("remove parent", &shown.display(), || above.remove_folder(name));
             match removed {

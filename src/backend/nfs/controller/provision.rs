@@ -142,6 +142,7 @@ impl Controller {
             parameters: filled(spec, asked, &ready)?,
             created: record::now(),
             inode: None,
+            on_delete: None,
             project: None,
         };
         let limit = ready.promisable()?;
@@ -277,14 +278,24 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
     let links = links_name(&local);
     step("make folder", &ready.drafts.path_of(&links).display(), || ready.drafts.make_folder(&links, 0o700)).map_err(failed)?;
     let (to, links) = (ready.drafts.existing(&local).map_err(failed)?, ready.drafts.existing(&links).map_err(failed)?);
-    let (own, Origin { folder, source, share }) = (Arc::clone(ready), origin);
+    let (own, id, Origin { folder, source, share }) = (Arc::clone(ready), record.id.clone(), origin);
     let work = Work::start(source, move |control| {
-        let copied = tree::copy(&folder, &to, &links, control).map_err(|error| own.failure(error));
+        let copied = tree::copy(&folder, &to, &links, control).map_err(|error| own.failure(error))?;
+        tell(&id, copied);
         drop(share);
-        copied
+        Ok(copied)
     })?;
     lock(&ready.works).insert(local, work);
     Ok(())
+}
+
+/// What was copied into a volume or snapshot, for the log.
+pub(super) fn tell(into: &dyn std::fmt::Display, copied: tree::Copied) {
+    let tree::Copied { entries, bytes, vanished, lost } = copied;
+    tracing::info!(%into, entries, bytes, vanished, "copied");
+    if lost > 0 {
+        tracing::warn!(%into, lost, "extended attributes and access control lists that this share cannot have were left out");
+    }
 }
 
 /// Waits for the draft to be filled, and puts it into its place.
@@ -331,7 +342,7 @@ fn own(ready: &Ready, record: &VolumeRecord) -> Result<()> {
 
 /// Takes back what was done; answers `failure`, final only if that was seen to work.
 fn undo(ready: &Ready, record: &VolumeRecord, failure: Error) -> Error {
-    match step("roll back", &record.id, || ready.discard(record)) {
+    match ready.discard(record) {
         Ok(()) => failure.nothing_left(),
         Err(error) => failure.but_left(error.to_string()),
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::os::folder::Folder;
-use crate::volume::{BackendName, Bytes, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
+use crate::volume::{BackendName, Bytes, ContentSource, Error, OnDelete, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
 use super::super::NfsParameters;
 
@@ -60,6 +60,9 @@ pub(super) struct VolumeRecord {
     pub created: u64,
     /// Of the folder that is being made, or taken away: so that another in its place is left alone.
     pub inode: Option<u64>,
+    /// What DeleteVolume does with the data, where that was changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_delete: Option<OnDelete>,
     /// The project whose quota enforces the capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<u32>,
@@ -87,6 +90,10 @@ impl VolumeRecord {
     pub fn into_volume(self) -> Volume {
         let VolumeRecord { id, name, capacity, source, parameters, .. } = self;
         Volume { id, name, capacity, source, parameters, topology: None }
+    }
+
+    pub fn on_delete(&self) -> Result<OnDelete> {
+        self.on_delete.map_or_else(|| Ok(self.own_parameters()?.on_delete), Ok)
     }
 
     pub fn own_parameters(&self) -> Result<NfsParameters> {
@@ -156,6 +163,7 @@ mod tests {
             parameters: serde_json::json!({"node": {}, "backend": {"server": "a"}}),
             created: now(),
             inode: Some(5),
+            on_delete: None,
             project: None,
         };
         let path = Path::new("a.json");

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::os::step::step;
 use crate::volume::{Error, Result};
 
 use super::index::Taken;
@@ -44,8 +43,8 @@ impl Ready {
                 self.index.put_volume(local, &found.folder, found.capacity.0, whole);
                 match found.phase {
                     Phase::Whole => Ok(()),
-                    Phase::Making => step("remove leftover", &local, || self.discard(&found)),
-                    Phase::Deleting { at } => step("finish deletion", &local, || self.finish_deletion(&found, at)),
+                    Phase::Making => self.discard(&found),
+                    Phase::Deleting { at } => self.finish_deletion(&found, at),
                 }
             }
             Ok(None) => Ok(()),

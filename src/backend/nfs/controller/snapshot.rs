@@ -14,6 +14,7 @@ use crate::os::tree;
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::index::Taken;
+use super::provision::tell;
 use super::record::{self, FORMAT, SnapshotRecord};
 use super::share::{Ready, lock};
 use super::work::{Source, Work};
@@ -170,8 +171,7 @@ impl Ready {
             record.ready = true;
             record.taken = Bytes(copied.bytes);
             own.write_snapshot(&record)?;
-            tracing::info!(snapshot = %record.id, entries = copied.entries, bytes = copied.bytes, vanished = copied.vanished,
-                lost = copied.lost, "the snapshot is whole");
+            tell(&record.id, copied);
             lock(&own.works).remove(&work_key(record.id.local()));
             Ok(copied)
         })?;
@@ -191,7 +191,7 @@ impl Ready {
 }
 
 fn undo(ready: &Ready, local: &str, failure: Error) -> Error {
-    match step("roll back", &local, || ready.discard_snapshot(local)) {
+    match ready.discard_snapshot(local) {
         Ok(()) => failure.nothing_left(),
         Err(error) => failure.but_left(error.to_string()),
     }

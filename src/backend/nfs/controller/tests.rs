@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use super::super::{NfsConfig, NfsParameters, ShareConfig, as_asked};
 use super::record::{self, Phase, VolumeRecord};
 use super::*;
-use crate::backend::{CapacityQuery, Expand, Held, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec};
+use crate::backend::{
+    CapacityQuery, Expand, Held, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
+};
 use crate::volume::{
     ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
@@ -258,10 +260,31 @@ fn what_is_kept_is_no_longer_a_volume() {
     }
 }
 
+/// A state, how it is made, and whether of a volume that is whole.
+type CutOff = (&'static str, fn(&Ground), bool);
+
 /// Each state that a kill can leave, by hand; the next process ends it.
 #[test]
+fn what_becomes_of_the_data_may_change() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    let made = create(&controller, &spec("v", &[])).expect("made");
+    std::fs::write(ground.at("a/v/file"), "kept").expect("written");
+    let raw = |value: &str| RawParameters::new([("onDelete".to_owned(), value.to_owned())]);
+    for bad in ["scrub", "burn"] {
+        assert!(matches!(controller.modify(&id("v"), &raw(bad)), Err(Error::Invalid { .. })), "{bad}");
+    }
+    assert_eq!(controller.modify(&id("v"), &raw("retain")).expect("modified"), Outcome::Changed(()));
+    assert_eq!(controller.modify(&id("v"), &raw("retain")).expect("a repeat"), Outcome::Unchanged(()));
+    assert!(matches!(controller.modify(&id("none"), &raw("retain")), Err(Error::NotFound { .. })));
+    assert_eq!(controller.find(&id("v")).expect("found"), Some(made), "what was asked for is as it was");
+    controller.delete(&id("v")).expect("deleted");
+    assert_eq!(std::fs::read_to_string(ground.at("a/v/file")).expect("still there"), "kept");
+}
+
+#[test]
 fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
-    let cut_off: [(&str, fn(&Ground), bool); 8] = [
+    let cut_off: [CutOff; 8] = [
         ("a draft without a record", |ground| std::fs::create_dir(ground.at("a/.longshore/drafts/one")).expect("made"), false),
         (
             "a record that is half written",
@@ -283,7 +306,7 @@ fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
             |ground| {
                 std::fs::rename(ground.at("a/x/one"), ground.at("a/.longshore/drafts/one")).expect("back");
                 std::fs::create_dir(ground.at("a/x/one")).expect("made");
-                std::fs::set_permissions(ground.at("a/x/one"), PermissionsExt::from_mode(0)).expect("set");
+                std::fs::set_permissions(ground.at("a/x/one"), PermissionsExt::from_mode(0o0)).expect("set");
                 ground.set_record(&VolumeRecord { phase: Phase::Making, ..ground.record("one") });
             },
             true,

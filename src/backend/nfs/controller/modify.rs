@@ -1,0 +1,38 @@
+//! What may change in a volume's life: what becomes of its data at its end.
+
+use serde::Deserialize;
+
+use crate::backend::Modify;
+use crate::volume::{Error, OnDelete, Outcome, RawParameters, Result, VolumeId};
+
+use super::super::config;
+use super::Controller;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct MutableParameters {
+    on_delete: OnDelete,
+}
+
+fn parse(raw: &RawParameters) -> Result<OnDelete> {
+    let MutableParameters { on_delete } = raw.parse()?;
+    config::check_on_delete("mutable_parameters.onDelete", on_delete)?;
+    Ok(on_delete)
+}
+
+impl Modify for Controller {
+    fn check(&self, raw: &RawParameters) -> Result<()> {
+        parse(raw).map(drop)
+    }
+
+    fn modify(&self, id: &VolumeId, raw: &RawParameters) -> Result<Outcome<()>> {
+        let wanted = parse(raw)?;
+        let (ready, mut record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        if record.on_delete()? == wanted {
+            return Ok(Outcome::Unchanged(()));
+        }
+        record.on_delete = Some(wanted);
+        ready.write_record(&record)?;
+        Ok(Outcome::Changed(()))
+    }
+}

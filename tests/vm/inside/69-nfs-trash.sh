@@ -1,0 +1,91 @@
+#!/bin/bash
+# What is large, deep or planted goes from an NFS share without harm: a volume of 100,000 files is deleted in an instant, its files
+# go behind that, after a kill too; and a server that is away, or comes back with another file system handle, stops nothing for ever.
+# about 60 s
+set -euo pipefail
+# shellcheck source=lib.bash
+. "$(dirname "$0")/lib.bash"
+# shellcheck source=nfs.bash
+. "$(dirname "$0")/nfs.bash"
+
+nfs_image xfs data
+nfs_serve data
+cat >config.yaml <<END
+backends:
+  - name: nfs
+    type: nfs
+    shares: [{server: 127.0.0.1, share: $DIR/data, mountOptions: [nfsvers=4.2, timeo=20, retrans=1]}]
+END
+start_driver
+make() { call create-volume --name "$1" --size 1MiB | jq -er .volume.volume_id; }
+now() { echo "${EPOCHREALTIME/./}"; }
+milliseconds() { echo $((($(now) - $1) / 1000)); }
+trash() { find data/.longshore/trash -mindepth 1 | wc -l; }
+
+# Deep: 4,800 levels in three pieces, since no path is so long; with links at the bottom.
+mkdir -p outside
+echo precious >outside/file
+deep=$(make deep)
+level=$(printf 'd/%.0s' {1..1600})
+for piece in 1 2 3; do mkdir -p "data/deep/$piece/$level"; done
+ln -s "$DIR/outside" "data/deep/3/${level}out"
+ln -s /etc "data/deep/3/${level}etc"
+mv data/deep/3 "data/deep/2/$level"
+mv data/deep/2 "data/deep/1/$level"
+delete "$deep"
+emptied() { call list-volumes >/dev/null && [ "$(trash)" = 0 ]; }
+start=$(now)
+within 120 emptied
+levels=$(milliseconds "$start")
+is precious "$(cat outside/file)" "what a link at the bottom led to"
+[ -s /etc/passwd ] || fail "/etc was reached"
+
+# Large.
+large=$(make large)
+mkdir data/large/{1..10}
+for folder in data/large/*; do (cd "$folder" && seq 10000 | xargs touch); done
+start=$(now)
+delete "$large"
+took=$(milliseconds "$start")
+[ ! -e data/large ] || fail "it is still there"
+[ "$took" -lt 5000 ] || fail "it took $took ms to delete 100,000 files"
+left=$(trash)
+[ "$left" -gt 90000 ] || fail "the call waited for the removal: $left are left"
+call storage-health | grep -q 'files and folders so far' || fail "no progress is told: $(call storage-health)"
+fewer() { [ "$(trash)" -lt "$1" ]; }
+within 60 fewer $((left - 500))
+kill_driver
+left=$(trash)
+start_driver
+call list-volumes >/dev/null
+within 60 fewer $((left - 500))
+
+# The server is away: told in seconds, at once to whoever comes next; and all goes on when it is back.
+other=$(make other)
+nfs_stop
+start=$(now)
+if make more >refused 2>&1; then fail "made without a server"; fi
+grep -qi 'cannot be reached' refused || fail "not told: $(cat refused)"
+first=$(milliseconds "$start")
+start=$(now)
+if make more >refused 2>&1; then fail "made without a server"; fi
+again=$(milliseconds "$start")
+[ "$first" -lt 20000 ] && [ "$again" -lt 20000 ] || fail "it took $first ms and $again ms to be told"
+call storage-health | grep -q ShareUnreachable || fail "its health does not say so: $(call storage-health)"
+nfs_start
+back() { make more >/dev/null 2>&1; }
+within 60 back
+[ -d data/more ] || fail "the volume is not there"
+
+# The same folder under another handle: what was mounted is stale.
+nfs_stop
+sed -i 's/fsid=1/fsid=77/' /etc/exports
+exportfs -ua
+nfs_start
+deleted() { delete "$other" 2>/dev/null; }
+within 60 deleted
+[ ! -e data/other ] || fail "the volume is still there"
+grep -q 'mounted anew' driver.log || fail "nothing was stale: this proved nothing"
+stop_driver
+echo "FIGURE: nfs trash: $took ms to delete a volume of 100000 files, $levels ms until 4800 levels are removed, $first ms until a dead server is told"
+nfs_end
