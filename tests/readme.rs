@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use longshore::backend::fake::FakeParameters;
 use longshore::backend::image::ImageParameters;
-use longshore::volume::NodeParameters;
+use longshore::backend::nfs::NfsParameters;
+use longshore::volume::{NodeParameters, RawParameters};
 
 fn fields(parameters: impl serde::Serialize) -> impl Iterator<Item = String> {
     let value = serde_json::to_value(parameters).expect("it serializes");
@@ -23,8 +24,11 @@ fn every_parameter_is_in_the_table() {
         .map(str::to_owned)
         .collect();
     let image = ImageParameters { pool: Some("any".to_owned()), ..ImageParameters::default() };
+    let pairs = [("server", "a"), ("share", "/b"), ("subDir", "c"), ("mountPermissions", "0700"), ("uid", "1"), ("gid", "1")];
+    let nfs = RawParameters::new(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
     let known: BTreeSet<String> = fields(NodeParameters::default())
         .chain(fields(image))
+        .chain(fields(NfsParameters::of_class(&nfs).expect("known")))
         .chain(fields(FakeParameters::default()))
         .chain(["backend".to_owned()])
         .collect();
