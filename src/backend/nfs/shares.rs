@@ -171,7 +171,7 @@ impl Share {
             make(true, &folder)?;
             // A dead server's must not be looked at: not by `recursive`.
             match make(false, &self.mount()) {
-                Err(error) if error.errno() != Some(libc::EEXIST) => return Err(error),
+                Err(error) if error.errno() != Some(libc::EEXIST) => Err(error),
                 _ => durable::write(&folder, &file_name(&user.id), &content),
             }
         })?;
