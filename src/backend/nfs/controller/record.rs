@@ -60,6 +60,8 @@ pub(super) struct VolumeRecord {
     pub created: u64,
     /// Of the folder that is being made, or taken away: so that another in its place is left alone.
     pub inode: Option<u64>,
+    /// So many of the folders on the way to it were there before it was made.
+    pub found_parents: usize,
     /// The project whose quota enforces the capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<u32>,
@@ -156,6 +158,7 @@ mod tests {
             parameters: serde_json::json!({"node": {}, "backend": {"server": "a"}}),
             created: now(),
             inode: Some(5),
+            found_parents: 1,
             project: None,
         };
         let path = Path::new("a.json");
