@@ -24,7 +24,12 @@ impl Controller {
 
     /// Unbinds it from one node, or from all; not bound is fine (ControllerUnpublishVolume).
     pub fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
-        let backend = self.backend(id.backend())?;
+        let Some(backend) = self.registry.get(id.backend()) else {
+            // A volume that was made by hand may be called so. Nor could one of a backend that was configured before be attached
+            // anywhere else by this driver.
+            tracing::warn!(volume = %id, "detached, since no such backend is configured");
+            return Ok(Outcome::Unchanged(()));
+        };
         let _volume = self.locks.exclusive(Key::Volume(id.clone()), "detach")?;
         match backend.attach() {
             Some(attach) => attach.detach(id, node),

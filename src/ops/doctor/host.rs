@@ -44,6 +44,12 @@ pub(super) const TOOLS: &[Used] = &[
     used("cryptsetup", "cryptsetup-bin", &["--version"], "opens encrypted volumes"),
     used("stat", "coreutils", &["--version"], "asks how full volumes are, and whether servers live"),
     Used { only_for: Some("nfs"), missing: Level::Error, ..used("mount.nfs", "nfs-common", &["-V"], "mounts shares") },
+    Used {
+        only_for: Some("iscsi"),
+        missing: Level::Error,
+        ..used("iscsiadm", "open-iscsi", &["--version"], "makes and ends sessions")
+    },
+    Used { only_for: Some("iscsi"), ..used("multipathd", "multipath-tools", &["-h"], "makes one device of several paths") },
     Used { only_for: Some("nfs"), missing: Level::Error, ..used("umount", "mount", &["--version"], "unmounts shares") },
 ];
 

@@ -179,7 +179,7 @@ impl Ready {
                 }
                 _ => {}
             }
-            self.remove_parents(&record.folder)?;
+            self.remove_parents(&record.folder, record.found_parents)?;
         }
         self.discard_draft(local)?;
         self.clear_quota(record);
@@ -228,7 +228,7 @@ impl Ready {
                 }
             }
             if way != OnDelete::Retain {
-                self.remove_parents(&record.folder)?;
+                self.remove_parents(&record.folder, 0)?;
             }
         }
         if way == OnDelete::Archive {
@@ -253,9 +253,22 @@ impl Ready {
         .map_err(|error| self.failure(error))
     }
 
-    /// Removes the folders on the way to where a volume was, from the last up, until one is not empty.
-    fn remove_parents(&self, folder: &Path) -> Result<()> {
-        for parent in subdir::parents(folder).into_iter().rev() {
+    /// How many of the folders on the way to a volume are there already.
+    pub fn found_parents(&self, folder: &Path) -> Result<usize> {
+        let mut found = 0;
+        for parent in subdir::parents(folder) {
+            match self.at(parent) {
+                Ok(Some(_)) | Err(Error::Unproven { .. }) => found += 1,
+                Ok(None) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes the folders on the way to where a volume was, but for the topmost `keep`: from the last up, until one is not empty.
+    fn remove_parents(&self, folder: &Path, keep: usize) -> Result<()> {
+        for parent in subdir::parents(folder).into_iter().skip(keep).rev() {
             let (above, name) = parted(parent)?;
             let above = match self.at(above) {
                 Err(Error::Unproven { .. }) => break,

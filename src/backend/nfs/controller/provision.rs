@@ -136,6 +136,7 @@ impl Controller {
             id: spec.id.clone(),
             name: spec.name.clone(),
             phase: Phase::Making,
+            found_parents: ready.found_parents(&folder)?,
             folder,
             capacity: spec.capacity,
             source: spec.source.clone(),

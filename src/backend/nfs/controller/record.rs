@@ -63,6 +63,8 @@ pub(super) struct VolumeRecord {
     /// What DeleteVolume does with the data, where that was changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
+    /// So many of the folders on the way to it were there before it was made.
+    pub found_parents: usize,
     /// The project whose quota enforces the capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<u32>,
@@ -164,6 +166,7 @@ mod tests {
             created: now(),
             inode: Some(5),
             on_delete: None,
+            found_parents: 1,
             project: None,
         };
         let path = Path::new("a.json");
