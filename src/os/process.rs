@@ -464,6 +464,27 @@ mod tests {
     }
 
     #[test]
+    fn files_of_its_own_are_seen_by_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("public"), "x").unwrap();
+        let mut files = Private::default();
+        files.cover(folder.path()).unwrap();
+        files.add(folder.path(), Path::new("a/b/secret"), b"hush").unwrap();
+        files.add(folder.path(), Path::new("a/other"), b"").unwrap();
+        assert!(!format!("{files:?}").contains("hush"));
+        let script = format!(
+            "cd {} && find . -type f -printf '%p %m\\n' | sort; cat a/b/secret; stat -f -c ' %T' .; echo more >left",
+            folder.path().display()
+        );
+        let output = run_private(sh(&script), files).unwrap();
+        assert_eq!(output.stdout, "./a/b/secret 600\n./a/other 600\nhush ramfs\n", "{}", output.stderr);
+        let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["public"]);
+        assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(folder.path().to_str().unwrap()));
+    }
+
+    #[test]
     fn it_leads_a_process_group() {
         let output = run(sh("cut -d' ' -f1,5 /proc/$$/stat")).unwrap();
         let (pid, group) = output.stdout.trim().split_once(' ').unwrap();

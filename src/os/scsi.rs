@@ -77,13 +77,12 @@ impl Unit {
     /// # Errors
     /// EBUSY while its disk is mounted, or lies below another device.
     pub fn remove(&self) -> Result<()> {
-        if let Some(disk) = self.disk()? {
-            // The kernel itself would take it from below whoever uses it.
-            match rustix::fs::open(disk.path(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
-                Err(rustix::io::Errno::BUSY) => return Err(Error::io("remove", disk.path(), rustix::io::Errno::BUSY)),
-                // A dead path cannot be opened.
-                Ok(_) | Err(_) => {}
-            }
+        // The kernel itself would take it from below whoever uses it. Held until it is gone, so that nobody comes to.
+        let alone = |disk: Disk| rustix::fs::open(disk.path(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
+        let alone = self.disk()?.map(alone);
+        // A dead path cannot be opened, and that is no hindrance.
+        if let Some(Err(errno @ rustix::io::Errno::BUSY)) = alone {
+            return Err(Error::io("remove", self.address(), errno));
         }
         self.order("delete")?;
         if self.folder.exists() {

@@ -58,6 +58,11 @@ pub fn wait_until(until: Option<Instant>, mut seen: impl FnMut() -> Result<bool>
     }
 }
 
+/// Whether udevd has done all that it does for a new block device; so it is, too, where no udevd is seen to run.
+pub fn is_done_with((major, minor): (u32, u32)) -> bool {
+    !Path::new("/run/udev/control").exists() || Path::new("/run/udev/data").join(format!("b{major}:{minor}")).exists()
+}
+
 /// Events of the kernel, which come also where no udevd runs, and those of udevd, which come when its links are made.
 /// Without any (no netlink for us) there is still [`LOOK_AGAIN`].
 fn listen() -> Vec<MonitorSocket> {

@@ -22,6 +22,8 @@ use super::way::Way;
 
 /// How long a disk, its identity and its node in /dev may take to appear.
 const DISK: Duration = Duration::from_secs(10);
+/// How long udevd may take for what it does with a new disk.
+const UDEV: Duration = Duration::from_secs(5);
 /// How long multipathd may take to make a map of several paths.
 const MAP: Duration = Duration::from_secs(15);
 
@@ -50,7 +52,7 @@ impl Connect for IscsiBackend {
             None => {}
         }
         // Whose unit it is, is settled before anything is done to it.
-        self.memory.keep(&entry)?;
+        step("remember session", request.id, || self.memory.keep(&entry))?;
         let was_whole = entry.wwid.is_some();
         match self.make(&way, &mut entry) {
             Ok(made) => Ok(made),
@@ -159,7 +161,7 @@ impl IscsiBackend {
             }
             (_, Some((disk, _))) => disk,
         };
-        self.memory.keep(entry)?;
+        step("remember session", &entry.id, || self.memory.keep(entry))?;
         let source = source(entry, &wwid, map.as_ref(), disk);
         Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
     }
@@ -221,11 +223,12 @@ impl IscsiBackend {
         };
         let mut map = whole()?;
         if map.is_none() && multipath::runs() {
+            // Before, multipathd does not know whose path it is.
+            udev::wait_until(Instant::now().checked_add(UDEV), || Ok(disks.iter().all(|disk| udev::is_done_with(disk.number))))?;
             for disk in disks {
-                step("offer path", &disk.name, || multipath::offer(disk)).or_else(|error| {
+                if let Err(error) = step("offer path", &disk.name, || multipath::offer(disk)) {
                     tracing::warn!(volume = %entry.id, disk = disk.name, %error, "multipathd does not take it");
-                    Ok::<_, crate::os::Error>(())
-                })?;
+                }
             }
             // What multipathd does with a single path it has done by now.
             let patience = if disks.len() > 1 { MAP } else { Duration::ZERO };

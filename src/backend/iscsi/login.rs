@@ -89,16 +89,19 @@ impl IscsiBackend {
     }
 
     fn log_in_at(&self, way: &Way, entry: &mut Entry, portal: &Portal) -> Result<Result<(), (Kind, String)>> {
-        let until = own::since_boot() + admin::LONGEST_LOGIN;
-        entry.login = Some(Login { portal: portal.to_string(), until: until.as_secs() + 1 });
-        self.memory.keep(entry)?;
-        let login = || admin::login(&way.interface, &way.target, portal, way.credentials.as_ref());
-        let answer = match step("log in", &format_args!("{} at {portal}", way.target), login) {
-            // It may still come.
-            Err(error @ os::Error::Deadline { .. }) => return Ok(Err((Kind::Failed, error.to_string()))),
-            answer => answer?,
-        };
-        entry.login = None;
+        let answer = step("log in", &format_args!("{} at {portal}", way.target), || -> Result<Answer<()>> {
+            let until = own::since_boot() + admin::LONGEST_LOGIN;
+            entry.login = Some(Login { portal: portal.to_string(), until: until.as_secs() + 1 });
+            self.memory.keep(entry)?;
+            match admin::login(&way.interface, &way.target, portal, way.credentials.as_ref()) {
+                // It may still come.
+                Err(error @ os::Error::Deadline { .. }) => Ok(Answer::Failed(error.to_string())),
+                answer => {
+                    entry.login = None;
+                    Ok(answer?)
+                }
+            }
+        })?;
         Ok(match answer {
             Answer::Done(()) => Ok(()),
             Answer::Refused => Err((Kind::Refused, "it refuses us".to_owned())),
@@ -117,7 +120,12 @@ impl IscsiBackend {
         let mut answering = way.portals.clone();
         reasons.extend(silent(&mut answering).into_iter().map(|failure| format!("{}: {}", failure.portal, failure.reason)));
         for portal in &answering {
-            match discover(way, portal)? {
+            let answer = match discover(way, portal) {
+                // It is only asked whether there are more.
+                Err(error) if way.discovery == Discovery::ForMore => Answer::Failed(error.to_string()),
+                answer => answer?,
+            };
+            match answer {
                 Answer::Done(found) => {
                     let found =
                         found.into_iter().filter(|(portal, target)| *target == way.target && !way.portals.contains(portal));

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use crate::os;
 use crate::os::durable;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
@@ -100,7 +101,7 @@ impl Memory {
         self.lock().values().cloned().collect()
     }
 
-    /// Writes an entry.
+    /// Writes an entry; a side effect, which belongs into a step.
     ///
     /// # Errors
     /// `InUse` where another volume has this unit.
@@ -116,10 +117,8 @@ impl Memory {
             });
         }
         let text = serde_json::to_vec(entry).map_err(|error| Error::failed("remember session", entry.id.to_string(), error))?;
-        step("remember session", &entry.id, || {
-            std::fs::create_dir_all(&self.folder).map_err(|error| crate::os::Error::io("make folder", &self.folder, error))?;
-            durable::write(&self.folder, &file(&entry.id), &text)
-        })?;
+        std::fs::create_dir_all(&self.folder).map_err(|error| os::Error::io("make folder", &self.folder, error))?;
+        durable::write(&self.folder, &file(&entry.id), &text)?;
         entries.insert(entry.id.clone(), entry.clone());
         Ok(())
     }

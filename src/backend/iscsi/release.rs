@@ -18,6 +18,8 @@ use super::memory::Entry;
 
 /// multipathd may make a map once more that was just removed.
 const REMOVALS: usize = 3;
+/// How long a login that was cut off is waited for; then the CO asks again.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl IscsiBackend {
     /// Takes an entry's unit from this node, and logs out of what then has no unit. Seen to be done on return. The caller has the
@@ -114,17 +116,23 @@ impl IscsiBackend {
     }
 
     /// A login that was cut off may still come: iscsid goes on with it.
+    ///
+    /// # Errors
+    /// `Pending` where it is neither there nor over.
     fn await_late_login(&self, entry: &Entry) -> Result<()> {
         let Some(login) = &entry.login else { return Ok(()) };
         let left = Duration::from_secs(login.until).saturating_sub(own::since_boot()).min(admin::LONGEST_LOGIN);
-        udev::wait_until(Instant::now().checked_add(left), || {
-            let come = iscsi::sessions()?.into_iter().any(|session| {
+        let come = udev::wait_until(Instant::now().checked_add(left.min(PATIENCE)), || {
+            Ok(iscsi::sessions()?.into_iter().any(|session| {
                 let same = session.target == entry.target && session.interface == entry.interface;
                 same && session.portal.is_some_and(|portal| portal.to_string() == login.portal)
-            });
-            Ok(come)
+            }))
         })?;
-        Ok(())
+        if come || left <= PATIENCE {
+            return Ok(());
+        }
+        let reason = format!("a login at {} was cut off, and may still come for {} s", login.portal, left.as_secs());
+        Err(Error::Pending { object: format!("target {}", entry.target), reason })
     }
 
     /// # Errors

@@ -9,6 +9,7 @@ use crate::ops::parameters::Parameters;
 use crate::os::block::Device;
 use crate::os::dm;
 use crate::os::mountinfo::MountTable;
+use crate::os::multipath::Map;
 use crate::os::step::step;
 use crate::volume::{Error, Outcome, Result, Secrets, VolumeId};
 
@@ -209,7 +210,8 @@ impl Node {
             return Err(published_at(id, &mount.mount_point));
         }
         let Source::Device(device) = source else { return Ok(()) };
-        let holders = dm::holders(device.number)?;
+        let mut holders = dm::holders(device.number)?;
+        holders.retain(|holder| !is_idle_map(holder, &table).unwrap_or(false));
         if holders.is_empty() {
             return Ok(());
         }
@@ -220,6 +222,12 @@ impl Node {
         );
         Err(Error::InUse { object: format!("volume {id}"), by })
     }
+}
+
+/// multipathd also takes what was connected as a single disk: its map goes with the disk, if nothing uses it.
+fn is_idle_map(holder: &str, table: &MountTable) -> Result<bool> {
+    let Some(map) = Map::of(holder)? else { return Ok(false) };
+    Ok(dm::holders(map.number)?.is_empty() && !table.iter().any(|mount| mount.device == map.number))
 }
 
 /// What an entry's access is, in words.

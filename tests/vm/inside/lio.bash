@@ -82,11 +82,12 @@ lio_discovery_auth() {
     echo $(($# > 0)) >"$auth/enforce_discovery_auth"
 }
 
-# lio_portal_down IQN PORTAL: those who are connected there lose their connection and cannot come back, until lio_portal_up.
-lio_portal_down() { rmdir "$lio/iscsi/$1/tpgt_1/np/$2"; }
-lio_portal_up() { mkdir "$lio/iscsi/$1/tpgt_1/np/$2"; }
+# path_up ADDRESS, path_down ADDRESS: an address of this machine to be one path among several. Without it, what is sent to and from it
+# is lost: connections there die of their time-outs.
+path_up() { ip addr add "$1/32" dev lo; }
+path_down() { ip addr del "$1/32" dev lo; }
 
-# lio_restart IQN, or its halves: the target goes, with all connections, and comes back.
+# The target goes, with all connections, and comes back.
 lio_down() { echo 0 >"$lio/iscsi/$1/tpgt_1/enable"; }
 lio_up() { echo 1 >"$lio/iscsi/$1/tpgt_1/enable"; }
 
@@ -130,6 +131,9 @@ lio_stop() {
 initiator_start() {
     modprobe -a iscsi_tcp sd_mod
     mkdir -p /run/lock/iscsi
+    # What an operator may want: a dead path is seen in seconds.
+    printf 'node.%s = %s\n' 'conn[0].timeo.noop_out_interval' 2 'conn[0].timeo.noop_out_timeout' 5 session.timeo.replacement_timeout 7 \
+        >/etc/iscsi/iscsid.conf
     echo "InitiatorName=$1" >/etc/iscsi/initiatorname.iscsi
     # In a process group of its own: its end is told to the whole group.
     setsid iscsid -f >>iscsid.log 2>&1 &
@@ -138,16 +142,11 @@ initiator_start() {
     within 10 iscsid_answers
 }
 
-# 21: there is no session, as it should be.
-iscsid_answers() {
-    local status=0
-    iscsiadm -m session >/dev/null 2>&1 || status=$?
-    [ $status = 21 ] || [ $status = 0 ]
-}
+iscsid_answers() { grep -q '@ISCSIADM_ABSTRACT_NAMESPACE' /proc/net/unix; }
 
 multipath_start() {
     modprobe -a dm-multipath dm-round-robin dm-service-time
-    printf 'defaults {\n    find_multipaths no\n    user_friendly_names no\n    polling_interval 2\n}\n' >/etc/multipath.conf
+    printf 'defaults {\n    find_multipaths yes\n    user_friendly_names no\n    polling_interval 2\n}\n' >/etc/multipath.conf
     multipathd -d >>multipathd.log 2>&1 &
     multipathd_pid=$!
     within 20 multipathd_answers
