@@ -182,6 +182,8 @@ pub(super) fn allow_writes(source: &Source) -> Result<()> {
         Ok(open) if open.number() == device.number => open,
         Ok(_) => return Ok(()),
         Err(error) if error.is_missing() => return Ok(()),
+        // A disk whose path is lost for good: it goes with its session, protection and all.
+        Err(error) if error.errno() == Some(libc::ENXIO) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
     if open.read_only()? {
