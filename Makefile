@@ -35,10 +35,12 @@ sanity: ## the official CSI suite on every backend
 	@cargo build --locked
 	@csi-sanity/run
 
-test-vm: deps ## only what needs a whole kernel of its own (QEMU, emulated)
+test-vm: ## only what needs a whole kernel of its own (QEMU, emulated)
+	@scripts/deps test
 	@tests/vm/run
 
-shell-vm: deps ## a shell in that virtual machine, with the driver in it
+shell-vm: ## a shell in that virtual machine, with the driver in it
+	@scripts/deps test
 	@tests/vm/run --shell
 
 bench: build ## one table of figures from this machine, as root

@@ -150,7 +150,9 @@ grows_online() {
 sanity() {
     local here status=0
     here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-    LONGSHORE=$here/longshore SUITE=$here/suite TMPDIR=$DIR "$here/csi-sanity/run" "$1" || status=$?
+    LONGSHORE=$here/longshore SUITE=$here/suite TMPDIR=$DIR "$here/csi-sanity/run" "$1" >sanity.log 2>&1 || status=$?
+    cat sanity.log
+    sed -n 's/^csi-sanity \([^:]*\): /FIGURE: csi-sanity \1: /p' sanity.log
     [ $status = 0 ] || tar -C "$here/target/csi-sanity" -czf "$OUT/sanity-$1.tar.gz" .
     return $status
 }
