@@ -465,7 +465,24 @@ impl Story {
             let again = self.lingering && !is_final(status.code()) && begun.elapsed() < Duration::from_secs(10);
             assert!(again, "{call:?} {when}: {status}");
         }
+        if call == Snapshot {
+            self.until_ready(when);
+        }
         self.content(call);
+    }
+
+    /// What is copied in the background is asked about again, as a CO does.
+    fn until_ready(&self, when: &str) {
+        let begun = Instant::now();
+        loop {
+            let request = csi::ListSnapshotsRequest { snapshot_id: self.id("then"), ..Default::default() };
+            let list = self.harness.block_on(self.harness.controller().list_snapshots(request)).expect("a list").into_inner();
+            let snapshot = list.entries.first().and_then(|entry| entry.snapshot.as_ref()).expect("the snapshot");
+            if snapshot.ready_to_use {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "the snapshot does not become ready {when}");
+        }
     }
 
     /// Writes when the volume is first published, and from then on reads what was written, wherever it is to be seen.
