@@ -31,6 +31,7 @@ pub mod image;
 pub mod iscsi;
 pub mod nfs;
 pub mod registry;
+mod turns;
 
 /// One configured storage system.
 pub trait Backend: Send + Sync {

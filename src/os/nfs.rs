@@ -3,7 +3,8 @@
 //! A server may be dead: what asks it is a program with a deadline, and unmounting ends in any case.
 
 use std::net::{TcpStream, ToSocketAddrs};
-use std::path::Path;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::deadline::within;
@@ -45,8 +46,7 @@ pub fn at(table: &MountTable, place: &Path, source: &str) -> Result<Option<Mount
 /// `Deadline` where the server gave no answer; `Tool` with what the server or the kernel said.
 pub fn mount(source: &str, place: &Path, options: &[String]) -> Result<Mount> {
     let options: Vec<&str> = options.iter().map(String::as_str).chain(["retry=0"]).collect();
-    let arguments = vec![source.to_owned(), place.display().to_string(), "-o".to_owned(), options.join(",")];
-    let asked = run_ok(Run { tool: MOUNT, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: MOUNTED_IN }, source, &[0]);
+    let asked = run_mount(source, place, &["-o", &options.join(",")], MOUNTED_IN);
     match (at(&MountTable::read()?, place, source)?, asked) {
         (Some(mount), Ok(_)) => Ok(mount),
         (Some(_), Err(error)) | (None, Err(error)) => Err(error),
@@ -54,6 +54,13 @@ pub fn mount(source: &str, place: &Path, options: &[String]) -> Result<Mount> {
             Err(Error::Unexpected { object: place.display().to_string(), reason: format!("{source} is not mounted there") })
         }
     }
+}
+
+/// Runs mount.nfs.
+pub(super) fn run_mount(source: &str, place: &Path, more: &[&str], deadline: Duration) -> Result<()> {
+    let place = place.to_str().ok_or_else(|| Error::Path { path: place.to_owned(), reason: "is no text".to_owned() })?;
+    let arguments = [source, place].iter().chain(more).map(|&word| word.to_owned()).collect();
+    run_ok(Run { tool: MOUNT, arguments, keep: Vec::new(), stdin: Vec::new(), deadline }, source, &[0]).map(drop)
 }
 
 /// Unmounts what lies at `place`, whatever its server does: as always, then by force, then by leaving it to the kernel, which ends it
@@ -95,23 +102,40 @@ pub fn connects(server: &str, port: Option<u16>) -> bool {
 }
 
 /// Whether `statfs` of the share at `place` is answered: NFS keeps no answer of it, so that it is the server's. A program asks, which
-/// can be left behind.
+/// can be left behind, where a call of our own would hang.
 ///
 /// # Errors
 /// `Deadline`; `Io` with what statfs(2) said: ESTALE.
 pub fn answers(place: &Path, deadline: Duration) -> Result<()> {
+    let path = place.to_owned();
+    ask(place, Vec::new(), deadline, move || rustix::fs::statfs(&path).map(drop))
+}
+
+/// As `answers`, of the open top folder of a mount to which no path leads.
+///
+/// # Errors
+/// As `answers`.
+pub fn answers_open(mounted: BorrowedFd<'_>, deadline: Duration) -> Result<()> {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", mounted.as_raw_fd()));
+    let own = mounted.try_clone_to_owned().map_err(|error| Error::io("duplicate", &path, error))?;
+    ask(&path, vec![mounted], deadline, move || rustix::fs::fstatfs(own).map(drop))
+}
+
+fn ask(
+    place: &Path,
+    keep: Vec<BorrowedFd<'_>>,
+    deadline: Duration,
+    ourselves: impl FnOnce() -> rustix::io::Result<()> + Send + 'static,
+) -> Result<()> {
     let tool = Tool { name: "stat", package: "coreutils" };
     let arguments = ["--file-system", "--format=%i", "--"].map(str::to_owned).into_iter();
     let arguments = arguments.chain([place.display().to_string()]).collect();
-    let output = run(Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline })?;
-    if output.status == Ok(0) {
+    if run(Run { tool, arguments, keep, stdin: Vec::new(), deadline })?.status == Ok(0) {
         return Ok(());
     }
     // It was answered, and badly: what with, a call of our own tells, which is answered as fast.
-    let path = place.to_owned();
-    match within(deadline, move || rustix::fs::statfs(&path).map(drop)) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(errno)) => Err(Error::io("ask for the state of", place, errno)),
+    match within(deadline, ourselves) {
+        Some(answer) => answer.map_err(|errno| Error::io("ask for the state of", place, errno)),
         None => Err(Error::Deadline { action: "ask for the state of", object: place.display().to_string(), after: deadline }),
     }
 }

@@ -3,7 +3,7 @@
 //! mount.nfs(8) runs in a mount namespace of its own, made for this and left at once; what is kept is an open descriptor of a
 //! detached copy of its mount (open_tree(2), OPEN_TREE_CLONE).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -13,11 +13,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount_change, open_tree, unmount};
 
-use super::deadline::within;
-use super::process::{Run, Tool, run, run_ok};
-use super::{Error, Result};
+use super::{Error, Result, nfs};
 
-const TOOL: Tool = Tool { name: "mount.nfs", package: "nfs-common" };
 /// What comes on top of mount.nfs's own deadline until a caller no longer waits.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -32,42 +29,18 @@ pub fn mount(source: &str, options: &[String], at: &Path, deadline: Duration) ->
     // A namespace is a thread's: this one ends, and its mounts with it.
     std::thread::Builder::new()
         .name("mount".to_owned())
-        .spawn(move || tell.send(mount_unseen(&wanted, options, &place, deadline)))
+        .spawn(move || tell.send(mount_unseen(&wanted, &options, &place, deadline)))
         .map_err(|error| Error::io("start a thread to mount", source, error))?;
     let late = Error::Deadline { action: "mount", object: source.to_owned(), after: deadline };
     told.recv_timeout(deadline + SLACK).unwrap_or(Err(late))
 }
 
-/// Whether the server behind a mount of ours answers. A program asks (stat(1) of the file system, which NFS keeps no answer of): it can
-/// be left behind, where a call of our own would hang.
-///
-/// # Errors
-/// `Deadline`; `Io` with what statfs(2) said otherwise: ESTALE.
-pub fn answers(mounted: BorrowedFd<'_>, deadline: Duration) -> Result<()> {
-    let path = format!("/proc/self/fd/{}", mounted.as_raw_fd());
-    let tool = Tool { name: "stat", package: "coreutils" };
-    let arguments = ["--file-system", "--format=%i", "--", &path].map(str::to_owned).to_vec();
-    if run(Run { tool, arguments, keep: vec![mounted], stdin: Vec::new(), deadline })?.status == Ok(0) {
-        return Ok(());
-    }
-    // It was answered, and badly: what with, a call of our own tells, which is answered as fast.
-    let own = mounted.try_clone_to_owned().map_err(|error| Error::io("duplicate", &path, error))?;
-    match within(deadline, move || rustix::fs::fstatfs(own).map(drop)) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(errno)) => Err(Error::io("ask for the state of", path, errno)),
-        None => Err(Error::Deadline { action: "ask for the state of", object: path, after: deadline }),
-    }
-}
-
-fn mount_unseen(source: &str, options: String, at: &Path, deadline: Duration) -> Result<OwnedFd> {
+fn mount_unseen(source: &str, options: &str, at: &Path, deadline: Duration) -> Result<OwnedFd> {
     unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| Error::io("leave the mount namespace for", source, errno))?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .map_err(|errno| Error::io("make private", "/", errno))?;
-    let place = at.to_str().ok_or_else(|| Error::Path { path: at.to_owned(), reason: "is no text".to_owned() })?;
     // -n: no line in a table of mounts that others read.
-    let arguments = vec![source.to_owned(), place.to_owned(), "-n".to_owned(), "-o".to_owned(), options];
-    let mounted = run_ok(Run { tool: TOOL, arguments, keep: Vec::new(), stdin: Vec::new(), deadline }, source, &[0])
-        .and_then(|_| detached(at));
+    let mounted = nfs::run_mount(source, at, &["-n", "-o", options], deadline).and_then(|()| detached(at));
     // A daemon that mount.nfs started (rpc.statd) lives on in this namespace, and would hold the mount in it.
     match unmount(at, UnmountFlags::DETACH) {
         Ok(()) | Err(Errno::INVAL) => {}

@@ -6,8 +6,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use super::digest::sha256;
 use super::error::{Error, Result};
 
 /// The longest identifier in bytes, as csi.proto's size limit for a string (CSI spec, "Size Limits").
@@ -86,8 +86,7 @@ const DIGESTED: &str = "h-";
 const BY_HAND: &str = "x-";
 
 fn digest(name: &str) -> String {
-    let digest = Sha256::digest(name.as_bytes());
-    digest.iter().take(20).map(|byte| format!("{byte:02x}")).collect()
+    sha256(name.as_bytes())[..40].to_owned()
 }
 
 macro_rules! handle {

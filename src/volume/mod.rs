@@ -5,6 +5,7 @@
 
 pub mod capability;
 pub mod capacity;
+pub mod digest;
 pub mod error;
 pub mod health;
 pub mod id;

@@ -3,24 +3,30 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use sha2::{Digest, Sha256};
-
+use crate::volume::digest::sha256;
 use crate::volume::{Error, NodeId, Result};
 
 /// How the names of our initiators and targets begin (RFC 3720, 3.2.6.3.1).
 pub const AUTHORITY: &str = "iqn.2026-11.dev.longshore";
 
+/// How the part of a name begins that a text could not be itself.
+const DIGESTED: &str = "h-";
+/// Of such a part, in bytes: a name has at most 223 (RFC 3720, 3.2.6.1).
+const LONGEST: usize = 120;
+
 /// What a node calls itself to a storage machine of ours: by this name alone it is let in, so that nothing need be looked up. By
 /// its own id, where that may stand in a name, else by a digest of it.
 pub fn initiator_name(node: &NodeId) -> String {
-    const LONGEST: usize = 120;
-    let text = node.as_str();
+    format!("{AUTHORITY}:node:{}", name_part(node.as_str()))
+}
+
+/// The end of a name: small letters, digits, dots and hyphens as they are (RFC 3722), anything else by its digest. No two texts share one.
+pub(super) fn name_part(text: &str) -> String {
     let plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
-    if plain && text.len() <= LONGEST && !text.starts_with("h-") {
-        return format!("{AUTHORITY}:node:{text}");
+    if plain && text.len() <= LONGEST && !text.starts_with(DIGESTED) {
+        return text.to_owned();
     }
-    let digest: String = Sha256::digest(text.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-    format!("{AUTHORITY}:node:h-{digest}")
+    format!("{DIGESTED}{}", &sha256(text.as_bytes())[..40])
 }
 
 /// A volume as its node finds it.

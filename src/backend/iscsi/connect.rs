@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::backend::turns::{Taken, Turn};
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::block::Device;
 use crate::os::iscsi::{self, Session};
@@ -20,6 +21,8 @@ use super::IscsiBackend;
 use super::memory::Entry;
 use super::way::Way;
 
+/// How long an operation waits for its turn; then the CO asks again.
+const TURN: Duration = Duration::from_secs(20);
 /// How long a disk, its identity and its node in /dev may take to appear.
 const DISK: Duration = Duration::from_secs(10);
 /// How long udevd may take for what it does with a new disk.
@@ -43,7 +46,7 @@ impl Connect for IscsiBackend {
                  the host's network",
             ));
         }
-        let _turn = self.turns.take(&way.target, "connect")?;
+        let _turn = self.turn(&way.target, "connect")?;
         let mut entry = Entry::new(request.id, &way.target, way.lun, &way.interface.name);
         match self.memory.get(request.id) {
             Some(earlier) if earlier.same_unit(&entry) => entry = earlier,
@@ -91,7 +94,7 @@ impl Connect for IscsiBackend {
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(Outcome::Unchanged(())) };
-        let _turn = self.turns.take(&entry.target, "disconnect")?;
+        let _turn = self.turn(&entry.target, "disconnect")?;
         self.release(&entry)?;
         self.memory.forget(id)?;
         Ok(Outcome::Changed(()))
@@ -293,6 +296,19 @@ impl IscsiBackend {
         let mut entry = Entry::new(id, target, lun, &session.interface);
         entry.wwid = Some(wwid.to_owned());
         Some(entry)
+    }
+
+    /// Two volumes may share the sessions with a target.
+    ///
+    /// # Errors
+    /// `Busy`, saying what runs.
+    fn turn(&self, target: &str, operation: &'static str) -> Result<Turn<'_>> {
+        self.turns.take(target, operation, TURN).map_err(|Taken { operation, since }| Error::Busy {
+            object: format!("target {target}"),
+            operation,
+            step: "another volume's session".to_owned(),
+            since: since.elapsed(),
+        })
     }
 
     pub(super) fn down(&self, reason: &str) -> Error {

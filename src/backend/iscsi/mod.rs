@@ -11,6 +11,7 @@ use crate::volume::{
 };
 
 use super::image::Role;
+use super::turns::Turns;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
 };
@@ -24,7 +25,6 @@ mod memory;
 mod parameters;
 mod release;
 mod san;
-mod turns;
 mod way;
 
 pub use attachment::{Attachment, Chap, initiator_name};
@@ -33,7 +33,6 @@ pub use parameters::IscsiParameters;
 
 use memory::Memory;
 use san::San;
-use turns::Turns;
 
 const ACCESS_MODES: [AccessMode; 6] = [
     AccessMode::SingleNodeWriter,

@@ -1,10 +1,9 @@
 //! How a node gets to a volume: from what the storage side told it, or from the attributes of a volume that was made by hand.
 
-use sha2::{Digest, Sha256};
-
 use crate::backend::ConnectRequest;
 use crate::os::iscsi::admin::{Credentials, Interface};
 use crate::os::iscsi::{Portal, check_name};
+use crate::volume::digest::sha256_of;
 use crate::volume::{Error, Result};
 
 use super::attachment::{Attachment, Chap};
@@ -109,7 +108,7 @@ impl IscsiBackend {
     /// An interface of our own for each initiator's name, since iscsiadm tells sessions apart by it; and of this driver's, since another
     /// on the machine has sessions of its own.
     fn interface(&self, initiator: Option<&str>, like: Option<&str>) -> Interface {
-        let who = digest(&[initiator.unwrap_or_default(), like.unwrap_or_default()]);
+        let who = &sha256_of([initiator.unwrap_or_default(), like.unwrap_or_default()])[..8];
         Interface {
             name: format!("{}{who}", self.own_sessions()),
             initiator: initiator.map(str::to_owned),
@@ -119,16 +118,6 @@ impl IscsiBackend {
 
     /// How the names of this backend's interfaces begin.
     pub(super) fn own_sessions(&self) -> String {
-        format!("{PREFIX}{}-", digest(&[&self.state.to_string_lossy(), self.config.name.as_str()]))
+        format!("{PREFIX}{}-", &sha256_of([&*self.state.to_string_lossy(), self.config.name.as_str()])[..8])
     }
-}
-
-/// Eight hexadecimal digits.
-fn digest(parts: &[&str]) -> String {
-    let mut digest = Sha256::new();
-    for part in parts {
-        digest.update(part.as_bytes());
-        digest.update([0]);
-    }
-    digest.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }

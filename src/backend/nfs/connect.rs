@@ -27,6 +27,15 @@ pub(super) enum Silence {
     Stale(String),
 }
 
+impl From<os::Error> for Silence {
+    fn from(error: os::Error) -> Silence {
+        match error.errno() {
+            Some(libc::ESTALE) => Silence::Stale(error.to_string()),
+            _ => Silence::Dead(error.to_string()),
+        }
+    }
+}
+
 impl Connect for NfsBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
@@ -139,12 +148,7 @@ impl NfsBackend {
 
     /// Whether the server answers for this mount. One question for each mount at a time.
     pub(super) fn answers(&self, place: &Path) -> Result<(), Silence> {
-        self.answers.ask(&place.display().to_string(), || {
-            nfs::answers(place, PATIENCE).map_err(|error| match error.errno() {
-                Some(libc::ESTALE) => Silence::Stale(error.to_string()),
-                _ => Silence::Dead(error.to_string()),
-            })
-        })
+        self.answers.ask(&place.display().to_string(), || nfs::answers(place, PATIENCE).map_err(Silence::from))
     }
 
     fn error(&self, source: &str, silence: Silence) -> Error {

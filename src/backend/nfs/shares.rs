@@ -4,20 +4,19 @@
 //! who uses it, and as what. A user is noted before the share is mounted, and crossed out after it was unmounted, so that whatever
 //! is cut off is found by the volume's next call. Mounts do not outlive a boot, users may: then nothing is mounted where they are.
 
-use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::backend::Directory;
+use crate::backend::turns::{Turn, Turns};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::os::{self, durable, nfs};
+use crate::volume::digest::sha256_of;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::export::Export;
@@ -45,9 +44,7 @@ pub struct User {
 #[derive(Debug)]
 pub struct Shares {
     folder: PathBuf,
-    /// Who is at which of them, and since when.
-    busy: Mutex<HashMap<PathBuf, Instant>>,
-    freed: Condvar,
+    turns: Turns,
 }
 
 /// One of them.
@@ -56,35 +53,17 @@ pub struct Share {
     folder: PathBuf,
 }
 
-/// Nobody else is at this share until it is dropped.
-#[derive(Debug)]
-pub struct Turn<'a> {
-    shares: &'a Shares,
-    share: &'a Share,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.shares.busy().remove(&self.share.folder);
-        self.shares.freed.notify_all();
-    }
-}
-
 impl Shares {
     /// Nothing is made before it is needed.
     pub fn new(folder: PathBuf) -> Shares {
-        Shares { folder, busy: Mutex::default(), freed: Condvar::new() }
+        Shares { folder, turns: Turns::default() }
     }
 
     /// The share that an export is mounted as with these options.
     pub fn of(&self, export: &Export, options: &Options) -> Share {
-        let mut digest = Sha256::new();
-        for text in std::iter::once(&export.to_string()).chain(&options.share) {
-            digest.update(text.as_bytes());
-            digest.update([0]);
-        }
-        let name: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        Share { folder: self.folder.join(name) }
+        let export = export.to_string();
+        let digest = sha256_of(std::iter::once(&export).chain(&options.share).map(String::as_str));
+        Share { folder: self.folder.join(&digest[..16]) }
     }
 
     /// All that are known here.
@@ -106,24 +85,12 @@ impl Shares {
     ///
     /// # Errors
     /// `Pending`, saying since when someone else is at it.
-    pub fn turn<'a>(&'a self, share: &'a Share) -> Result<Turn<'a>> {
-        let until = Instant::now() + PATIENCE;
-        let mut busy = self.busy();
-        while let Some(since) = busy.get(&share.folder) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let reason = format!("another volume has been at its mount for {} s", since.elapsed().as_secs());
-                return Err(Error::Pending { object: share.folder.display().to_string(), reason });
-            }
-            busy = self.freed.wait_timeout(busy, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        busy.insert(share.folder.clone(), Instant::now());
-        drop(busy);
-        Ok(Turn { shares: self, share })
-    }
-
-    fn busy(&self) -> MutexGuard<'_, HashMap<PathBuf, Instant>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn turn(&self, share: &Share) -> Result<Turn<'_>> {
+        let object = share.folder.display().to_string();
+        self.turns.take(&object, "mount", PATIENCE).map_err(|taken| Error::Pending {
+            object,
+            reason: format!("another volume has been at its mount for {} s", taken.since.elapsed().as_secs()),
+        })
     }
 }
 

@@ -15,11 +15,11 @@ use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::backend::{BlockDevice, Source};
 use crate::ops::parameters::Parameters;
 use crate::os::{self, durable};
+use crate::volume::digest::sha256;
 use crate::volume::{AccessMode, Encryption, Error, FsType, NodeParameters, Result, VolumeId};
 
 /// The form of the files. Another number is another version's file and is left alone.
@@ -490,9 +490,7 @@ fn sweep_files(folder: &Path) -> Result<()> {
 
 /// `target-<the first 16 hexadecimal digits of the path's SHA-256>.json`.
 fn target_name(target: &Path) -> String {
-    let digest = Sha256::digest(target.as_os_str().as_encoded_bytes());
-    let hex: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("target-{hex}.json")
+    format!("target-{}.json", &sha256(target.as_os_str().as_encoded_bytes())[..16])
 }
 
 fn encode<T: Serialize>(entry: &T) -> Result<Vec<u8>> {

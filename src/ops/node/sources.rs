@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
 use crate::backend::{BlockDevice, Source};
 use crate::os::dm::{self, Mapped};
 use crate::os::step::step;
+use crate::volume::digest::sha256;
 use crate::volume::{Encryption, Error, Result, VolumeId};
 
 use super::journal::StageEntry;
@@ -55,18 +54,13 @@ pub(super) fn mapping_name(state: &Path, id: &VolumeId) -> String {
     if name.len() <= LONGEST_NAME {
         return name;
     }
-    format!("longshore-{}", digest(name.as_bytes()))
+    format!("longshore-{}", sha256(name.as_bytes()))
 }
 
 /// How the names of this driver's mappings begin, but for those of long ids.
 pub(super) fn mapping_prefix(state: &Path) -> String {
-    let driver = digest(state.as_os_str().as_encoded_bytes());
+    let driver = sha256(state.as_os_str().as_encoded_bytes());
     format!("longshore-{}-", &driver[..8])
-}
-
-/// In hexadecimal digits.
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Node {

@@ -13,12 +13,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use sha2::{Digest, Sha256};
-
 use crate::backend::image::{Image, ImageBackend, Role};
 use crate::backend::{Backend, Usage};
 use crate::os::lio::{self, Disk, Initiator, Lio};
 use crate::os::step::step;
+use crate::volume::digest::sha256;
 use crate::volume::{BackendName, Error, NodeId, Result, VolumeId};
 
 use super::attachment::AUTHORITY;
@@ -313,14 +312,10 @@ impl San {
 /// What an image's disk is known by, wherever it is shown: a later volume of the same name has another, and one on another storage
 /// machine, too, so that a node with paths to both does not take them for one.
 fn serial(image: &Image) -> String {
-    digest(&image.unique)[..32].to_owned()
+    sha256(image.unique.as_bytes())[..32].to_owned()
 }
 
 /// As the node sees it.
 fn wwid(image: &Image) -> String {
     lio::wwid(&serial(image))
-}
-
-fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }

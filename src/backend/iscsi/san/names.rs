@@ -1,15 +1,13 @@
 //! What a volume is called in the kernel.
 
+use crate::volume::digest::sha256;
 use crate::volume::{BackendName, VolumeId};
 
-use super::{AUTHORITY, digest};
+use super::super::attachment::name_part;
+use super::AUTHORITY;
 
 /// How the names of our disks begin.
 const DISK: &str = "longshore-";
-/// How the part of a name begins that an id could not be itself.
-const DIGESTED: &str = "h-";
-/// A target's name has at most 223 bytes (RFC 3720, 3.2.6.1).
-const LONGEST: usize = 120;
 
 /// Of one volume; no two volumes share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +22,7 @@ pub(super) struct Names {
 
 impl Names {
     pub fn of(id: &VolumeId) -> Names {
-        Names::from_part(id.backend(), &part(id.local()))
+        Names::from_part(id.backend(), &name_part(id.local()))
     }
 
     /// From the name of a disk; `None` where it is not one of ours.
@@ -39,16 +37,7 @@ impl Names {
 
 /// The number of a backend's adapter.
 pub(super) fn hba(backend: &BackendName) -> u32 {
-    u32::from_str_radix(&digest(backend.as_str())[..8], 16).unwrap_or(0)
-}
-
-/// A target's name has small letters, digits, dots and hyphens (RFC 3722).
-fn part(local: &str) -> String {
-    let plain = local.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
-    if plain && local.len() <= LONGEST && !local.starts_with(DIGESTED) {
-        return local.to_owned();
-    }
-    format!("{DIGESTED}{}", &digest(local)[..40])
+    u32::from_str_radix(&sha256(backend.as_str().as_bytes())[..8], 16).unwrap_or(0)
 }
 
 #[cfg(test)]

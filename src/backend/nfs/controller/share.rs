@@ -144,12 +144,7 @@ impl Share {
         if !matches!(self.access, Access::Mount { .. }) {
             return Ok(());
         }
-        self.answers.ask(&self.config.server, || {
-            private_mount::answers(ready.root.as_fd(), PATIENCE).map_err(|error| match error.errno() {
-                Some(libc::ESTALE) => Silence::Stale(error.to_string()),
-                _ => Silence::Dead(error.to_string()),
-            })
-        })
+        self.answers.ask(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
     }
 
     fn current(&self) -> Option<Arc<Ready>> {
