@@ -26,6 +26,8 @@ use crate::volume::{
     RawParameters, Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
 };
 
+#[cfg(feature = "ec2")]
+pub mod cloud;
 pub mod fake;
 pub mod image;
 pub mod iscsi;
