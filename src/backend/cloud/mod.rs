@@ -14,9 +14,27 @@ use std::time::{Duration, SystemTime};
 use crate::os;
 use crate::volume::{Bytes, NodeId};
 
+mod attach;
+mod blocks;
+mod change;
 pub mod clock;
+mod clone;
+mod errors;
+mod find;
+mod frame;
+pub mod garbage;
+mod health;
+mod list;
+mod looks;
+mod memory;
+mod nodes;
 pub mod policy;
+mod poller;
+mod provision;
+mod snapshots;
+pub mod tags;
 
+pub use frame::{CloudBackend, Parts};
 pub use policy::{Draft, Policy};
 
 /// The most ids that one question takes.
@@ -95,9 +113,9 @@ pub trait Cloud: Send + Sync + 'static {
     /// The zones of this region.
     fn zones(&self) -> Answer<Vec<String>>;
 
-    /// Names that a disk may have on this machine and no other disk has, the best first. A disk that is being attached or was seen
-    /// to fail under a name keeps it from others: `taken`.
-    fn device_names(&self, instance: &Instance, taken: &[String]) -> Option<String>;
+    /// The best name that a disk may have on this machine and no other disk has; `taken` are names that are being given, or under
+    /// which an attachment has failed. Asks nothing.
+    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String>;
 
     /// What the cloud itself finds wrong with these, in its words; at most [`MOST_IDS`]. Nothing
     /// where it does not tell.
