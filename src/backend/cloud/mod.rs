@@ -13,7 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use crate::volume::{Bytes, NodeId};
 
+pub mod bucket;
 pub mod clock;
+pub mod retry;
 
 /// The most ids that one question takes.
 pub const MOST_IDS: usize = 500;
