@@ -28,6 +28,8 @@ use crate::volume::{
 
 #[cfg(feature = "ec2")]
 pub mod cloud;
+#[cfg(feature = "ec2")]
+pub mod ec2;
 pub mod fake;
 pub mod image;
 pub mod iscsi;

@@ -16,6 +16,7 @@ use crate::volume::{Bytes, NodeId};
 
 mod attach;
 mod blocks;
+pub mod bucket;
 mod change;
 pub mod clock;
 mod clone;
@@ -31,6 +32,7 @@ mod nodes;
 pub mod policy;
 mod poller;
 mod provision;
+pub mod retry;
 mod snapshots;
 pub mod tags;
 

@@ -1,0 +1,3 @@
+//! AWS Elastic Block Store.
+
+pub mod api;
