@@ -112,6 +112,7 @@ impl Bench {
             secrets: &secrets,
             mount_flags: &[],
             read_only,
+            earlier: None,
         };
         Connect::connect(self.fake.as_ref(), &request)
     }
