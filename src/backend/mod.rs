@@ -414,6 +414,8 @@ pub struct ConnectRequest<'a> {
     pub mount_flags: &'a [String],
     /// Nobody on this node may write.
     pub read_only: bool,
+    /// What it was connected as before, be it in an earlier boot: for a call that brings no publish_context.
+    pub earlier: Option<&'a Source>,
 }
 
 /// The node's side of a backend. No mounts, no file systems: those are `ops::node`'s.

@@ -169,7 +169,7 @@ impl Cloud for Ec2Cloud {
         Ok(zones.filter(usual).map(|zone| zone.name).collect())
     }
 
-    fn device_names(&self, instance: &Instance, taken: &[String]) -> Option<String> {
+    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String> {
         free_name(instance, taken)
     }
 

@@ -67,7 +67,10 @@ impl Ec2Config {
     pub fn validate(&self) -> Result<()> {
         for (field, text) in [("cluster", &self.cluster), ("region", &self.region), ("zone", &self.zone)] {
             if let Some(text) = text.as_ref().filter(|text| text.trim().is_empty() || text.chars().count() > 256) {
-                return Err(Error::invalid(field, format!("{text:?} must have 1 to 256 characters; leave the field out for its default")));
+                return Err(Error::invalid(
+                    field,
+                    format!("{text:?} must have 1 to 256 characters; leave the field out for its default"),
+                ));
             }
         }
         for (field, url) in [("endpoint", &self.endpoint), ("ebsEndpoint", &self.ebs_endpoint)] {
@@ -84,7 +87,10 @@ impl Ec2Config {
             }
         }
         if self.volume_attach_limit == Some(0) {
-            return Err(Error::invalid("volumeAttachLimit", "0 would let this node have no volume; leave it out for its type's limit"));
+            return Err(Error::invalid(
+                "volumeAttachLimit",
+                "0 would let this node have no volume; leave it out for its type's limit",
+            ));
         }
         if self.volume_attach_limit.is_some() && self.reserved_volume_attachments.is_some() {
             return Err(Error::invalid("reservedVolumeAttachments", "volumeAttachLimit says it all; give one of them"));

@@ -322,7 +322,9 @@ mod tests {
 
     #[test]
     fn rates_come_from_the_size_within_what_a_type_has() {
-        let of = |pairs: &[(&str, &str)], gib| settings(pairs, gib).map(|settings| (settings.iops, settings.throughput)).expect("fine");
+        let of = |pairs: &[(&str, &str)], gib| {
+            settings(pairs, gib).map(|settings| (settings.iops, settings.throughput)).expect("fine")
+        };
         assert_eq!(of(&[], 10), (None, None));
         assert_eq!(of(&[("type", "gp3"), ("iops", "4000"), ("throughput", "250")], 10), (Some(4000), Some(250)));
         assert_eq!(of(&[("type", "io2"), ("iopsPerGB", "50")], 10), (Some(500), None));
@@ -356,7 +358,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_with_a_volume_is_read_again() {
-        let pairs = [("type", "io2"), ("iopsPerGB", "50"), ("encrypted", "true"), ("kmsKeyId", "alias/k"), ("tagSpecification_1", "a=b")];
+        let pairs =
+            [("type", "io2"), ("iopsPerGB", "50"), ("encrypted", "true"), ("kmsKeyId", "alias/k"), ("tagSpecification_1", "a=b")];
         let parameters = Ec2Parameters::parse(&raw(&pairs)).expect("fine");
         let kept = serde_json::to_value(&parameters).expect("JSON");
         assert_eq!(Ec2Parameters::read(&kept).expect("fine"), parameters);

@@ -113,6 +113,7 @@ impl Bench {
             secrets: &secrets,
             mount_flags: &[],
             read_only,
+            earlier: None,
         };
         Connect::connect(self.fake.as_ref(), &request)
     }
