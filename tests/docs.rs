@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use longshore::backend::Backend;
+use longshore::backend::ec2::parameters::{Ec2Parameters, Rates, SnapshotSettings};
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
 use longshore::backend::image::{ImageParameters, MutableParameters};
 use longshore::backend::iscsi::IscsiParameters;
@@ -36,6 +37,21 @@ fn nfs() -> NfsParameters {
     NfsParameters::of_class(&RawParameters::new(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())))).expect("known")
 }
 
+/// All that a class may say of an EBS volume; of the tags one.
+fn ec2() -> BTreeSet<String> {
+    let mut all = known(unheard_of().parse::<Ec2Parameters>().map(|_| ()));
+    for inner in ["rates", "tags"] {
+        assert!(all.remove(inner), "{inner} is no parameter of a class");
+    }
+    all.extend(rates());
+    all.insert("tagSpecification_1".to_owned());
+    all
+}
+
+fn rates() -> BTreeSet<String> {
+    known(unheard_of().parse::<Rates>().map(|_| ()))
+}
+
 #[test]
 fn every_attribute_of_a_volume_made_by_hand() {
     let told = told("Volumes made by hand");
@@ -58,6 +74,7 @@ fn every_parameter_of_a_storage_class() {
     let nfs = fields(nfs()).into_iter().filter(|name| !["share", "gid"].contains(&name.as_str()));
     all.extend(nfs);
     all.extend(fields(FakeParameters::default()));
+    all.extend(ec2());
     all.insert("backend".to_owned());
     assert_eq!(told("StorageClass"), all);
 }
@@ -67,15 +84,20 @@ fn every_parameter_that_may_change() {
     let fake = FakeConfig::named("fake".parse().expect("a name"));
     let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
     let mut all = known(unheard_of().parse::<MutableParameters>().map(|_| ()));
+    // In one row.
+    all.extend(rates().into_iter().filter(|name| name == "type"));
     all.extend(known(fake.modify().expect("it modifies").check(&unheard_of())));
     assert_eq!(told("VolumeAttributesClass"), all);
 }
 
 #[test]
-fn every_secret_and_the_lack_of_parameters_for_snapshots() {
+fn every_secret_and_every_parameter_of_snapshots() {
     let chap = ["node.session.auth.username", "discovery.sendtargets.auth.username"].map(str::to_owned);
     assert_eq!(told("Secrets"), chap.into_iter().chain([Encryption::SECRET.to_owned()]).collect());
     let fake = FakeConfig::named("fake".parse().expect("a name"));
     let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
+    let mut snapshots = known(unheard_of().parse::<SnapshotSettings>().map(|_| ()));
+    snapshots.insert("tagSpecification_1".to_owned());
+    assert_eq!(told("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
     fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");
 }

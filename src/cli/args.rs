@@ -141,7 +141,8 @@ Examples:
   longshore inspect
   longshore inspect pvc-3f1c --config /etc/longshore.yaml
   longshore inspect --json | jq '.findings[] | .commands[]'
-  longshore inspect --fix";
+  longshore inspect --fix
+  longshore inspect --backend ebs --handles <(kubectl get pv -o jsonpath='{range .items[*]}{.spec.csi.volumeHandle}{\"\\n\"}{end}')";
 
 /// What `inspect` is told by flags.
 #[derive(Debug, Args)]
@@ -158,6 +159,18 @@ pub struct InspectArgs {
     /// With --fix: do not ask
     #[arg(long, requires = "fix")]
     pub yes: bool,
+    /// Compare what this backend, a cloud's, holds of this cluster with the handles that are in use; changes nothing
+    #[cfg(feature = "ec2")]
+    #[arg(long, value_name = "NAME", requires = "handles", conflicts_with_all = ["fix", "volume"])]
+    pub backend: Option<String>,
+    /// With --backend: the handles of all PersistentVolumes and VolumeSnapshotContents, one in each line; - is standard input
+    #[cfg(feature = "ec2")]
+    #[arg(long, value_name = "FILE", requires = "backend")]
+    pub handles: Option<PathBuf>,
+    /// With --backend: delete this one volume, if no handle names it and no node has it
+    #[cfg(feature = "ec2")]
+    #[arg(long, value_name = "VOLUME", requires = "backend")]
+    pub delete: Option<String>,
     #[command(flatten)]
     pub place: PlaceArgs,
 }

@@ -37,6 +37,10 @@ pub fn run(args: &InspectArgs) -> Result<u8, Failure> {
         return Err(Failure::Usage("--fix asks before it does anything; where nobody can answer, add --yes".to_owned()));
     }
     let config = serve::configure(args.place.layer(), args.place.config.as_deref())?;
+    #[cfg(feature = "ec2")]
+    if let Some(backend) = &args.backend {
+        return super::garbage::run(args, &config, backend);
+    }
     let setup = setup(&config);
     let report = look(&setup, args.volume.as_deref())?;
     if args.fix {
@@ -58,7 +62,7 @@ fn exit_code(report: &Report) -> u8 {
     }
 }
 
-fn json<T: Serialize>(value: &T) -> Result<String, Failure> {
+pub(super) fn json<T: Serialize>(value: &T) -> Result<String, Failure> {
     serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| Failure::Output(error.into()))
 }
 

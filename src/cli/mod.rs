@@ -16,6 +16,8 @@ use crate::volume;
 mod args;
 mod call;
 mod doctor;
+#[cfg(feature = "ec2")]
+mod garbage;
 mod inspect;
 mod progress;
 mod serve;
