@@ -29,14 +29,16 @@ app.kubernetes.io/component: {{ .component }}
 {{/* What the backends need, each "true" or nothing. */}}
 {{- define "longshore.hasNfs" -}}{{ range .Values.driver.backends }}{{ if eq .type "nfs" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasIscsi" -}}{{ range .Values.driver.backends }}{{ if eq .type "iscsi" }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{- define "longshore.hasEc2" -}}{{ range .Values.driver.backends }}{{ if eq .type "ec2" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Shares that the controller mounts for itself. */}}
 {{- define "longshore.hasShares" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "nfs") .shares }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Whether the controller is a storage machine, whose pools the kernel exports. */}}
 {{- define "longshore.exports" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "iscsi") .pools }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Whether the controller needs root and the machine's network: for a share or for the kernel's target. */}}
 {{- define "longshore.controllerIsRoot" -}}{{ if or (include "longshore.hasShares" .) (include "longshore.exports" .) }}true{{ end }}{{- end }}
-{{/* Whether the node's pod is in the node's network: NFS mounts and iSCSI sessions outlive the pod, and a pod's own network does not. */}}
-{{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) }}true{{ end }}{{- end }}
+{{/* Whether the node's pod is in the node's network: NFS mounts and iSCSI sessions outlive the pod, and a pod's own network does not;
+     EC2's instance metadata answers one hop away only. */}}
+{{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) (include "longshore.hasEc2" .) }}true{{ end }}{{- end }}
 
 {{/* The folders that hold pools and are not below the state folder, one a line. The parent is mounted, not the pool itself: what
      is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Those of a storage machine are on no
