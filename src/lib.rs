@@ -28,6 +28,8 @@
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - A server may be dead: whoever would wait for one asks first whether it answers ([`os::answers`]), one question at a time and with a
 //!   deadline; unmounting looks at nothing of what it unmounts.
+//! - In a cloud an answer may be lost, late or out of date: what may have been done is found out about by token and tag, nothing is
+//!   concluded from an absence alone, and only what carries the cluster's tag is changed ([`backend::cloud`]).
 //! - A volume that someone made by hand may be called anything: its backend is told from its attributes, and later from the journal.
 //! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk

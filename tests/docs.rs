@@ -1,4 +1,4 @@
-//! docs/parameters.md says what the code knows, no more and no less.
+//! docs/parameters.md, and the README's table of parameters, say what the code knows, no more and no less.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,11 @@ use longshore::volume::{Encryption, NodeParameters, RawParameters, Result};
 
 /// The first column of the first table in the section of this name.
 fn told(section: &str) -> BTreeSet<String> {
-    let text = include_str!("../docs/parameters.md");
-    let section = text.split(&format!("\n## {section}\n")).nth(1).unwrap_or_else(|| panic!("no section {section}"));
+    told_by(include_str!("../docs/parameters.md"), &format!("\n## {section}\n"))
+}
+
+fn told_by(text: &str, title: &str) -> BTreeSet<String> {
+    let section = text.split(title).nth(1).unwrap_or_else(|| panic!("no section {title}"));
     let table = section.split("\n## ").next().unwrap_or_default().split("\n\n").find(|part| part.contains("|---|"));
     let rows = table.expect("a table").lines().filter_map(|line| line.strip_prefix("| `"));
     rows.filter_map(|row| row.split('`').next()).map(str::to_owned).collect()
@@ -77,6 +80,9 @@ fn every_parameter_of_a_storage_class() {
     all.extend(ec2());
     all.insert("backend".to_owned());
     assert_eq!(told("StorageClass"), all);
+    // The README has a row for each.
+    all.extend(["share", "gid"].map(str::to_owned));
+    assert_eq!(told_by(include_str!("../README.md"), "\n### StorageClass parameters\n"), all);
 }
 
 #[test]
