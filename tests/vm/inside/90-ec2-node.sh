@@ -1,6 +1,5 @@
 #!/bin/bash
-# EBS volumes as a node sees them: NVMe disks whose controllers say a volume's id. They come late, change their names, and are detached
-# under a mount.
+# EBS volumes as a node sees them: NVMe disks whose controllers say a volume's id. They come late, and are detached under a mount.
 # about 40 s
 set -euo pipefail
 # shellcheck source=lib.bash
@@ -18,8 +17,16 @@ start_node() {
     within 20 driver_ready
 }
 
-# disk_of VOLUME: the kernel's name of its disk.
-disk_of() { basename "$(dirname "$(dirname "$(grep -l "^${1/-/}" /sys/block/nvme*/device/serial)")")"; }
+# disk_of VOLUME: the kernel's name of its disk. A path to a disk of several has no node in /dev.
+disk_of() {
+    local disk
+    for disk in /sys/block/nvme*; do
+        if [ -b "/dev/${disk##*/}" ] && grep -q "^${1/-/}" "$disk/device/serial"; then echo "${disk##*/}"; fi
+    done
+}
+
+# detach VOLUME: by force, as a cloud can.
+detach() { echo 1 >"$(dirname "$(grep -l "^${1/-/}" /sys/class/nvme/nvme*/serial)")/device/remove"; }
 
 # attached VOLUME ID FS [NAME]: stages a volume that the controller has attached.
 attached() {
@@ -51,13 +58,14 @@ attached $two ebs:two block -raw || fail "raw block is not staged: $(cat stage-r
 publish ebs:two block -raw
 printf 'raw bytes' | dd of="$target-raw" bs=4k seek=3 conv=notrunc status=none
 is 'raw bytes' "$(dd if="/dev/$(disk_of $two)" bs=4k skip=3 count=1 status=none | head -c 9)" "what the other disk has"
+size=$(call node-expand-volume ebs:two --path "$target-raw" --staging "$staging-raw" --size 256MiB | jq -r .capacity_bytes)
+is "$(blockdev --getsize64 "/dev/$(disk_of $two)")" "$size" "the size of the other disk"
 unpublish ebs:two -raw
 unstage ebs:two -raw
 is 'raw bytes' "$(dd if="/dev/$(disk_of $two)" iflag=direct bs=4k skip=3 count=1 status=none | head -c 9)" "what is on the other disk itself"
 
 # The cloud detaches it by force, under a mount; another process of the driver undoes what is left.
-slot=$(realpath "/sys/block/$(disk_of $one)/device/device")
-echo 1 >"$slot/remove"
+detach $one
 kill_driver
 start_node
 unstage ebs:one || fail "a volume whose disk is gone is not unstaged"
