@@ -177,6 +177,13 @@ mod tests {
         assert_eq!(size_of_namespace(&[]), 0);
     }
 
+    /// As strace shows nvme-cli's.
+    #[test]
+    fn the_requests_are_the_kernels() {
+        assert_eq!(nix::request_code_none!(b'N', 0x40), 0x4e40);
+        assert_eq!(nix::request_code_readwrite!(b'N', 0x41, size_of::<ioctl::Command>()), 0xc048_4e41);
+    }
+
     #[test]
     fn sysfs_shows_disks_with_a_serial() {
         let root = tempfile::tempdir().expect("a folder");

@@ -82,20 +82,22 @@ pub fn of_type(kind: &str, told: Option<Attachments>) -> Attachments {
 }
 
 /// Before Nitro; bare metal never was.
-const XEN: [&str; 24] = [
+const XEN: &[&str] = &[
     "c1", "c3", "c4", "d2", "f1", "g2", "g3", "g3s", "h1", "hs1", "i2", "i3", "m1", "m2", "m3", "m4", "p2", "p3", "r3", "r4",
     "t1", "t2", "x1", "x1e",
 ];
 
 /// Families, whole or by how they begin (`*`), whose limit is the volumes' alone.
-const DEDICATED: [&str; 30] = [
+const DEDICATED: &[&str] = &[
     "c7a", "c7i", "c7i-flex", "c8*", "f2", "g6", "g6e", "g6f", "g7e", "gr6", "gr6f", "hpc7a", "i7i", "i7ie", "i8*", "m7a", "m7i",
-    "m7i-flex", "m8*", "p4d", "p4de", "p5", "p5e", "p5en", "p6-*", "r7a", "r7i", "r7iz", "r8*", "x8*",
+    "m7i-flex", "m8*", "p4d", "p4de", "p5", "p5e", "p5en", "p6-*", "r7a", "r7i", "r7iz", "r8*", "trn2*", "u7i*", "x8*",
 ];
-const DEDICATED_TOO: [&str; 2] = ["trn2*", "u7i*"];
 
-/// Sizes of families that have another limit than those of their kind. The first line that fits; `*` as above, or any.
-const EXCEPTIONS: [(&[&str], &[(&str, u64)]); 36] = [
+/// Families, as above, and of them the sizes that take another number than others of their kind; `*` is any.
+type Exception = (&'static [&'static str], &'static [(&'static str, u64)]);
+
+/// The first line that fits.
+const EXCEPTIONS: &[Exception] = &[
     // Dedicated.
     (&["c8gn", "m8gn", "r8gn"], &[("48xlarge", 64), ("metal-48xl", 39)]),
     (&["c8gb", "r8gb"], &[("metal-48xl", 78)]),
@@ -149,7 +151,7 @@ fn by_table(family: &str, size: &str) -> Attachments {
     if is_xen(family, size) {
         return Attachments { most: 39, shared: false };
     }
-    let shared = !DEDICATED.iter().chain(&DEDICATED_TOO).any(|pattern| fits(pattern, family));
+    let shared = !DEDICATED.iter().any(|pattern| fits(pattern, family));
     let exception = EXCEPTIONS.iter().filter(|(families, _)| families.iter().any(|pattern| fits(pattern, family)));
     let exception = exception.flat_map(|(_, sizes)| *sizes).find(|(pattern, _)| fits(pattern, size)).map(|(_, most)| *most);
     Attachments { most: exception.unwrap_or_else(|| if shared { 27 } else { dedicated(size) }), shared }

@@ -352,6 +352,9 @@ mod tests {
         assert!(begun.elapsed() < DEADLINE + Duration::from_secs(2), "{:?}", begun.elapsed());
         assert!(error.contains("--node-id i-"), "{error}");
         // The zone is said: what is attached is not worth failing for.
+        let metadata = Metadata { deadline: Duration::from_millis(300), ..metadata };
+        let error = metadata.region().expect_err("no answer in time").to_string();
+        assert!(error.contains("did not answer within 300ms"), "{error}");
         let machine = metadata.machine(Said { zone: Some("z"), ..Said::default() }).expect("a machine");
         assert_eq!((machine.kind.as_str(), machine.taken), ("", Taken::default()));
     }
