@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
-use aws_credential_types::provider::ProvideCredentials;
 use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
 use aws_sigv4::sign::v4;
 use aws_smithy_http_client::proxy::ProxyConfig;
@@ -24,8 +24,6 @@ use super::endpoint::{Endpoint, Service};
 
 /// To come to a connection, TLS included.
 const CONNECT: Duration = Duration::from_secs(5);
-/// From the request to the whole answer, connecting included.
-const ANSWER: Duration = Duration::from_secs(20);
 /// Shorter than EC2 keeps a connection, so that no request is lost on one that is just being closed.
 const IDLE: Duration = Duration::from_secs(15);
 /// A page of a thousand volumes with fifty tags each has some 15 MB.
@@ -71,17 +69,32 @@ pub(super) enum Lost {
 /// The connections to AWS, and who we are there.
 pub(super) struct Http {
     connector: Connector,
+    /// For a whole answer.
+    within: Duration,
     /// Given, or the chain's.
     region: Option<String>,
     endpoint: Endpoint,
     chain: OnceCell<SdkConfig>,
+    /// In place of the chain's.
+    provider: Option<SharedCredentialsProvider>,
     credentials: Mutex<Option<Credentials>>,
 }
 
 impl Http {
-    pub fn new(region: Option<String>, endpoint: Endpoint) -> Http {
-        let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT).read_timeout(ANSWER).build();
-        Http { connector: connector(Some(&settings)), region, endpoint, chain: OnceCell::new(), credentials: Mutex::default() }
+    pub fn new(region: Option<String>, endpoint: Endpoint, within: Duration) -> Http {
+        let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT.min(within)).build();
+        let connector = connector(Some(&settings));
+        Http { connector, within, region, endpoint, chain: OnceCell::new(), provider: None, credentials: Mutex::default() }
+    }
+
+    #[cfg(test)]
+    pub fn with_provider(self, provider: impl ProvideCredentials + 'static) -> Http {
+        Http { provider: Some(SharedCredentialsProvider::new(provider)), ..self }
+    }
+
+    #[cfg(test)]
+    pub async fn remember(&self, credentials: Credentials) {
+        *self.credentials.lock().await = Some(credentials);
     }
 
     /// The environment, the profile, and last the instance's metadata say what is not given. It is remembered once there is a region.
@@ -118,7 +131,10 @@ impl Http {
         if let Some(good) = good_at(now + RENEW) {
             return Ok(good);
         }
-        let provider = self.chain().await?.credentials_provider();
+        let provider = match &self.provider {
+            Some(provider) => Some(provider.clone()),
+            None => self.chain().await?.credentials_provider(),
+        };
         let provider = provider.ok_or_else(|| Lost::NoCredentials("no credentials are configured".to_owned()))?;
         match provider.provide_credentials().await {
             Ok(fresh) => {
@@ -153,9 +169,9 @@ impl Http {
         };
         let request =
             signed(unsigned, &base, &region, credentials).map_err(|error| Lost::Unsent("request", chain_text(&*error)))?;
-        match tokio::time::timeout(ANSWER, self.exchange(request)).await {
+        match tokio::time::timeout(self.within, self.exchange(request)).await {
             Ok(answer) => answer,
-            Err(_) => Err(Lost::Sent("timeout", format!("{base}: no whole answer within {} s", ANSWER.as_secs()))),
+            Err(_) => Err(Lost::Sent("timeout", format!("{base}: no whole answer within {:?}", self.within))),
         }
     }
 
