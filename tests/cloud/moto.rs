@@ -124,7 +124,7 @@ pub fn tags_of(item: &Element) -> Parameters {
 }
 
 /// The Python that has moto. Made at the first need, by one process: the others wait. What was half made is made anew.
-fn installed() -> Result<PathBuf, String> {
+pub fn installed() -> Result<PathBuf, String> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
     let folder = target.join("moto");
     let done = folder.join("requirements.txt");
