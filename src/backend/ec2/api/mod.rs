@@ -229,6 +229,9 @@ fn read<T>(
     };
     if (200..300).contains(&answered.status) {
         let unreadable = |error| refusal(Because::Unavailable, "unreadable answer".to_owned(), error, None);
+        if service == Service::Ec2 && !answered.body.contains(&format!("<{action}Response")) {
+            return Err(unreadable(format!("there is no {action}Response in it")));
+        }
         return parse(&answered.body).map_err(unreadable);
     }
     let failure = match service {

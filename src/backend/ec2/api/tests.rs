@@ -39,6 +39,7 @@ enum Reply {
     Never,
 }
 
+/// `<r>` stands for the root of an answer to the action.
 fn ok(xml: &str) -> Reply {
     Reply::Xml(200, xml.to_owned())
 }
@@ -132,6 +133,8 @@ fn answer(mut stream: &TcpStream, all: &Mutex<Vec<Asked>>, reply: &dyn Fn(usize,
             return None;
         }
     };
+    let response = format!("{}Response>", asked.value("Action").unwrap_or_default());
+    let text = text.replace("<r>", &format!("<{response}")).replace("</r>", &format!("</{response}"));
     let id = "x-amzn-RequestId: req-header";
     write!(stream, "HTTP/1.1 {status} X\r\n{header}\r\n{id}\r\nContent-Length: {}\r\n\r\n{text}", text.len()).ok()
 }
@@ -378,8 +381,7 @@ fn credentials_are_kept_until_shortly_before_they_expire() {
     let client = server.client_with(&[]);
     let remember = |id: &'static str, left: Duration| {
         let credentials = Credentials::new(id, SECRET, None, Some(SystemTime::now() + left), "test");
-        let http = client.http.clone();
-        client.wait(async move { http.remember(credentials).await }).expect("no panic");
+        client.http.remember(credentials);
     };
     remember("LONG", Duration::from_secs(3600));
     client.delete_volume("vol-1").expect("good");
@@ -389,6 +391,40 @@ fn credentials_are_kept_until_shortly_before_they_expire() {
     client.delete_volume("vol-1").expect_err("expired");
     let ids: Vec<bool> = server.asked().iter().zip(["LONG/", "SHORT/"]).map(|(asked, id)| asked.head.contains(id)).collect();
     assert_eq!(ids, [true, true]);
+}
+
+#[derive(Debug)]
+struct Silent;
+
+impl ProvideCredentials for Silent {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(std::future::pending())
+    }
+}
+
+/// STS that takes a request and never answers holds up nothing for long.
+#[test]
+fn whoever_gives_no_credentials_is_not_waited_for_for_ever() {
+    let server = Server::start(|_, _| ok(DONE));
+    let mut client = server.client();
+    let endpoint = Endpoint { ec2: Some(server.url.clone()), ebs: None };
+    let http = Http::new(Some("eu-test-1".to_owned()), endpoint, Duration::from_millis(100));
+    client.http = Arc::new(http.with_provider(Silent));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let refusal = client.delete_volume("vol-1").expect_err("nobody gives any");
+                let found = (refusal.because, refusal.code.as_str(), refusal.maybe_done);
+                assert_eq!(found, (Because::Unavailable, "credentials", false), "{refusal}");
+            });
+        }
+    });
+    assert_eq!(server.asked().len(), 0);
+    client.http.remember(Credentials::new("SHORT", SECRET, None, Some(SystemTime::now() + Duration::from_secs(60)), "test"));
+    client.delete_volume("vol-1").expect("still good");
 }
 
 /// AWS tells what it was sent where it refuses a signature.
