@@ -11,7 +11,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("volume", &["volume"]),
     ("metrics.rs", &[]),
     ("os", &["os", "metrics", "volume"]),
-    ("backend", &["backend", "os", "volume"]),
+    ("backend", &["backend", "os", "metrics", "volume"]),
     ("ops", &["ops", "backend", "os", "metrics", "volume"]),
     ("rpc", &["rpc", "csi", "ops", "backend", "metrics", "volume"]),
     ("config.rs", &["config", "backend", "volume"]),

@@ -34,12 +34,19 @@ pub struct Patience {
     pub first: Duration,
     /// The most between any two.
     pub most: Duration,
+    /// For one attempt, from connecting to the whole answer; in real time, since that is what a cloud takes.
+    pub answer: Duration,
 }
 
 impl Default for Patience {
     /// Below what sidecars give a call (a minute, as they are usually deployed).
     fn default() -> Self {
-        Patience { deadline: Duration::from_secs(40), first: Duration::from_millis(500), most: Duration::from_secs(10) }
+        Patience {
+            deadline: Duration::from_secs(40),
+            first: Duration::from_millis(500),
+            most: Duration::from_secs(10),
+            answer: Duration::from_secs(20),
+        }
     }
 }
 

@@ -128,10 +128,9 @@ pub(super) fn because(action: &str, code: &str, message: &str, status: u16) -> B
         {
             NoInstance
         }
-        // The id of the wrong kind is refused by its value: an id that cannot be is of nothing.
-        (_, "InvalidParameterValue") if message.contains("parameter volumeId is invalid") => NotFound,
-        (_, "InvalidParameterValue") if message.contains("parameter snapshotId is invalid") => NotFound,
-        (_, "InvalidParameterValue") if message.contains("parameter instanceId is invalid") => NoInstance,
+        // An id that cannot be is of nothing.
+        (_, "InvalidParameterValue") if message.contains("Expected: 'i-") => NoInstance,
+        (_, "InvalidParameterValue") if ["Expected: 'vol-", "Expected: 'snap-"].iter().any(|s| message.contains(s)) => NotFound,
         _ => match CODES.iter().find(listed) {
             Some((_, because)) => *because,
             None if status == 429 => Throttled,
@@ -213,9 +212,15 @@ mod tests {
             ("CreateVolume", "InternalError", "", Unavailable),
             ("CreateVolume", "SomethingNew", "", Other),
             (
+                "DetachVolume",
+                "InvalidParameterValue",
+                "Value (x) for parameter instanceId is invalid. Expected: 'i-...'.",
+                NoInstance,
+            ),
+            (
                 "DescribeVolumes",
                 "InvalidParameterValue",
-                "Value (x) for parameter volumeId is invalid. Expected: 'vol-...'.",
+                "Value (x) for parameter volumes is invalid. Expected: 'vol-...'.",
                 NotFound,
             ),
         ] {

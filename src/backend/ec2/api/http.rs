@@ -3,12 +3,13 @@
 //! Everything here is asynchronous and runs on the client's own small runtime.
 
 use std::error::Error;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
-use aws_credential_types::provider::ProvideCredentials;
 use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
 use aws_sigv4::sign::v4;
 use aws_smithy_http_client::proxy::ProxyConfig;
@@ -18,14 +19,14 @@ use aws_smithy_runtime_api::client::http::{HttpConnector, HttpConnectorSettings,
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use aws_smithy_types::body::SdkBody;
 use aws_smithy_types::byte_stream::ByteStream;
-use tokio::sync::{Mutex, OnceCell};
+use tokio::sync::OnceCell;
 
 use super::endpoint::{Endpoint, Service};
 
 /// To come to a connection, TLS included.
 const CONNECT: Duration = Duration::from_secs(5);
-/// From the request to the whole answer, connecting included.
-const ANSWER: Duration = Duration::from_secs(20);
+/// For whoever gives credentials; some of aws-config's ways have no limit of their own.
+const GIVE: Duration = Duration::from_secs(10);
 /// Shorter than EC2 keeps a connection, so that no request is lost on one that is just being closed.
 const IDLE: Duration = Duration::from_secs(15);
 /// A page of a thousand volumes with fifty tags each has some 15 MB.
@@ -71,17 +72,43 @@ pub(super) enum Lost {
 /// The connections to AWS, and who we are there.
 pub(super) struct Http {
     connector: Connector,
+    /// For a whole answer.
+    within: Duration,
     /// Given, or the chain's.
     region: Option<String>,
     endpoint: Endpoint,
     chain: OnceCell<SdkConfig>,
+    /// In place of the chain's.
+    provider: Option<SharedCredentialsProvider>,
     credentials: Mutex<Option<Credentials>>,
+    /// Held by the one request that asks for others.
+    renewing: tokio::sync::Mutex<()>,
 }
 
 impl Http {
-    pub fn new(region: Option<String>, endpoint: Endpoint) -> Http {
-        let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT).read_timeout(ANSWER).build();
-        Http { connector: connector(Some(&settings)), region, endpoint, chain: OnceCell::new(), credentials: Mutex::default() }
+    pub fn new(region: Option<String>, endpoint: Endpoint, within: Duration) -> Http {
+        let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT.min(within)).build();
+        let connector = connector(Some(&settings));
+        Http {
+            connector,
+            within,
+            region,
+            endpoint,
+            chain: OnceCell::new(),
+            provider: None,
+            credentials: Mutex::default(),
+            renewing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    #[cfg(test)]
+    pub fn with_provider(self, provider: impl ProvideCredentials + 'static) -> Http {
+        Http { provider: Some(SharedCredentialsProvider::new(provider)), ..self }
+    }
+
+    #[cfg(test)]
+    pub fn remember(&self, credentials: Credentials) {
+        *self.remembered() = Some(credentials);
     }
 
     /// The environment, the profile, and last the instance's metadata say what is not given. It is remembered once there is a region.
@@ -110,33 +137,53 @@ impl Http {
 
     /// Those that are remembered, while they are good.
     pub async fn credentials(&self) -> Result<Credentials, Lost> {
-        let mut remembered = self.credentials.lock().await;
-        let now = SystemTime::now();
-        let good_at = |time: SystemTime| {
-            remembered.as_ref().filter(|credentials| credentials.expiry().is_none_or(|expiry| expiry > time)).cloned()
-        };
-        if let Some(good) = good_at(now + RENEW) {
+        if let Some(good) = self.good_for(RENEW) {
             return Ok(good);
         }
-        let provider = self.chain().await?.credentials_provider();
-        let provider = provider.ok_or_else(|| Lost::NoCredentials("no credentials are configured".to_owned()))?;
-        match provider.provide_credentials().await {
-            Ok(fresh) => {
-                *remembered = Some(fresh.clone());
-                Ok(fresh)
-            }
-            // Still good for some minutes, in which those who give them may come back.
-            Err(error) => good_at(now).ok_or_else(|| not_given(&error)),
+        let give = GIVE.min(self.within);
+        let not_in_time = || Lost::Credentials(format!("whoever gives credentials has not within {give:?}"));
+        let _renewing = match (self.renewing.try_lock(), self.good_for(Duration::ZERO)) {
+            (Ok(renewing), _) => renewing,
+            // Another request sees to it.
+            (Err(_), Some(good)) => return Ok(good),
+            (Err(_), None) => tokio::time::timeout(give, self.renewing.lock()).await.map_err(|_| not_in_time())?,
+        };
+        if let Some(good) = self.good_for(RENEW) {
+            return Ok(good);
         }
+        let lost = match tokio::time::timeout(give, self.given()).await {
+            Ok(Ok(fresh)) => {
+                *self.remembered() = Some(fresh.clone());
+                return Ok(fresh);
+            }
+            Ok(Err(lost)) => lost,
+            Err(_) => not_in_time(),
+        };
+        // They are still good for some minutes, in which those who give them may come back.
+        self.good_for(Duration::ZERO).ok_or(lost)
+    }
+
+    async fn given(&self) -> Result<Credentials, Lost> {
+        let provider = match &self.provider {
+            Some(provider) => Some(provider.clone()),
+            None => self.chain().await?.credentials_provider(),
+        };
+        let provider = provider.ok_or_else(|| Lost::NoCredentials("no credentials are configured".to_owned()))?;
+        provider.provide_credentials().await.map_err(|error| not_given(&error))
+    }
+
+    fn good_for(&self, span: Duration) -> Option<Credentials> {
+        let end = SystemTime::now() + span;
+        self.remembered().as_ref().filter(|credentials| credentials.expiry().is_none_or(|expiry| expiry > end)).cloned()
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, Option<Credentials>> {
+        self.credentials.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks for credentials anew, since AWS refused `used`. Answers whether there are others now.
     pub async fn renew(&self, used: &Credentials) -> bool {
-        let mut remembered = self.credentials.lock().await;
-        if remembered.as_ref() == Some(used) {
-            *remembered = None;
-        }
-        drop(remembered);
+        self.remembered().take_if(|remembered| remembered == used);
         self.credentials().await.is_ok_and(|fresh| fresh != *used)
     }
 
@@ -153,9 +200,9 @@ impl Http {
         };
         let request =
             signed(unsigned, &base, &region, credentials).map_err(|error| Lost::Unsent("request", chain_text(&*error)))?;
-        match tokio::time::timeout(ANSWER, self.exchange(request)).await {
+        match tokio::time::timeout(self.within, self.exchange(request)).await {
             Ok(answer) => answer,
-            Err(_) => Err(Lost::Sent("timeout", format!("{base}: no whole answer within {} s", ANSWER.as_secs()))),
+            Err(_) => Err(Lost::Sent("timeout", format!("{base}: no whole answer within {:?}", self.within))),
         }
     }
 

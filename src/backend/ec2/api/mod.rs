@@ -1,7 +1,7 @@
 //! A client of EC2 and of the EBS direct APIs: the two dozen requests that we need, typed, signed and sent.
 //!
 //! Calls block. Each passes the token bucket of its action, is sent again where that can do no harm, and ends by the deadline of
-//! [`Patience`] (and the twenty seconds that a last attempt may take). Every failure is a [`Refusal`] in EC2's own words, with its
+//! [`Patience`] (and what a last attempt may take). Every failure is a [`Refusal`] in EC2's own words, with its
 //! request id.
 //!
 //! - An answer that lacks what it should have is a failure, never an empty list.
@@ -17,6 +17,7 @@ use std::sync::{Arc, mpsc};
 use aws_credential_types::Credentials;
 use serde::de::DeserializeOwned;
 use tokio::runtime::{Builder, Runtime};
+use tracing::subscriber::NoSubscriber;
 
 use crate::backend::cloud::bucket::{Buckets, Limit};
 use crate::backend::cloud::clock::Clock;
@@ -32,6 +33,8 @@ mod instances;
 mod list;
 mod query;
 mod snapshots;
+#[cfg(test)]
+mod tests;
 mod volumes;
 
 pub use blocks::BlockPage;
@@ -94,12 +97,14 @@ impl Ec2 {
             // For look-ups of names.
             .max_blocking_threads(2)
             .thread_name("ec2")
+            .on_thread_start(keep_silent)
             .enable_all()
             .build()?;
         let limits = settings.limits;
         let limit = move |action: &str| limits.get(action).copied().unwrap_or_else(|| published_limit(action));
         let retry = Retry::new(clock, Buckets::new(clock, limit), settings.patience, requests);
-        let http = Http::new(settings.region, Endpoint::new(settings.endpoint, settings.ebs_endpoint));
+        let endpoint = Endpoint::new(settings.endpoint, settings.ebs_endpoint);
+        let http = Http::new(settings.region, endpoint, settings.patience.answer);
         Ok(Ec2 { http: Arc::new(http), retry, runtime: Some(runtime) })
     }
 
@@ -178,6 +183,13 @@ impl Ec2 {
     }
 }
 
+/// Nothing that runs on this thread is logged: AWS's crates trace what they sign, session token included. What goes wrong there comes
+/// back as an error.
+fn keep_silent() {
+    // Until the thread ends.
+    std::mem::forget(tracing::subscriber::set_default(NoSubscriber::new()));
+}
+
 fn stopped<T>() -> Result<T, Lost> {
     Err(Lost::Sent("client stopped", "the request ended without an answer".to_owned()))
 }
@@ -217,6 +229,9 @@ fn read<T>(
     };
     if (200..300).contains(&answered.status) {
         let unreadable = |error| refusal(Because::Unavailable, "unreadable answer".to_owned(), error, None);
+        if service == Service::Ec2 && !answered.body.contains(&format!("<{action}Response")) {
+            return Err(unreadable(format!("there is no {action}Response in it")));
+        }
         return parse(&answered.body).map_err(unreadable);
     }
     let failure = match service {
@@ -247,9 +262,10 @@ fn lost_refusal(action: &'static str, repeat: Repeat, lost: Lost) -> Refusal {
     Refusal { because, action, code: code.to_owned(), message, request_id: None, maybe_done, retry_after: None }
 }
 
-/// AWS tells what was signed when it refuses a signature, session token included.
+/// AWS tells what was signed when it refuses a signature, session token included; others may tell all that they were sent.
 fn without_secrets(mut refusal: Refusal, credentials: Option<&Credentials>) -> Refusal {
-    if let Some(end) = refusal.message.find("The Canonical String") {
+    for begin in ["The Canonical String", "Credential=", "Signature="] {
+        let end = refusal.message.find(begin).unwrap_or(refusal.message.len());
         refusal.message.truncate(end);
     }
     let secrets = credentials.into_iter().flat_map(|credentials| {

@@ -2,7 +2,8 @@
 
 use std::time::SystemTime;
 
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 use super::Ec2;
 use super::list::{Listing, Select};
@@ -208,10 +209,18 @@ const VOLUMES: Listing = Listing { action: "DescribeVolumes", id: "VolumeId", id
 const MODIFICATIONS: Listing = Listing { action: "DescribeVolumesModifications", ..VOLUMES };
 const STATUSES: Listing = Listing { action: "DescribeVolumeStatus", ..VOLUMES };
 
+/// What an action without an answer answers: `return` too, which EC2's model does not have.
 #[derive(Deserialize)]
 pub(super) struct Done {
-    #[serde(rename = "return")]
-    pub _done: bool,
+    #[serde(rename = "requestId")]
+    _request_id: String,
+    #[serde(rename = "return", default, deserialize_with = "yes")]
+    _done: (),
+}
+
+fn yes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+    let done = bool::deserialize(deserializer)?;
+    if done { Ok(()) } else { Err(D::Error::custom("it was not done")) }
 }
 
 impl Ec2 {

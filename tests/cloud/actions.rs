@@ -1,0 +1,651 @@
+//! What EC2 does for each action, with moto behind it.
+//!
+//! What moto (5.2.5) does otherwise than EC2, and is mended here: it ignores `ClientToken`, so that a second CreateVolume makes a second
+//! disk; every state is final at once; it attaches what is attached already, in another zone, under a name that is taken, and beyond the
+//! machine's limit; it checks no size, no IOPS and no throughput; it modifies as often as one likes; MaxResults and NextToken are ignored;
+//! it tells every modification that ever was; requests for an unknown snapshot or modification are answered with an empty message or
+//! an empty list; all its request ids are the same. DescribeVolumeStatus and fast snapshot restore it does not have, of the EBS direct
+//! API it knows only snapshots that were written through it.
+//!
+//! Codes and messages are those of "Error codes for the Amazon EC2 API" in the Amazon EC2 Developer Guide.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::clock::NEVER;
+use super::limits;
+use super::moto::{self, Moto};
+use super::wire::{self, Parameters};
+use super::world::{Attachment, Instance, Modification, Snapshot, Volume, World, percent, stamp};
+use super::xml::Element;
+
+/// EC2's "no".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub status: u16,
+    pub code: String,
+    pub message: String,
+}
+
+pub type Answer = Result<Element, Refusal>;
+
+pub fn refuse<T>(code: &str, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { status: 400, code: code.to_owned(), message: message.into() })
+}
+
+/// A disk is changed once, and then not for so long.
+const BETWEEN_CHANGES: Duration = Duration::from_secs(6 * 3600);
+/// Of one disk, one snapshot is begun in this time.
+const BETWEEN_SNAPSHOTS: Duration = Duration::from_secs(15);
+/// What one question may name.
+const MOST_IDS: usize = 500;
+const MOST_VALUES: usize = 200;
+
+/// One request, done at this moment; `behind` is how old what it is told may be.
+pub struct Act<'a> {
+    pub moto: &'a Moto,
+    pub world: &'a mut World,
+    pub parameters: &'a Parameters,
+    pub now: Duration,
+    pub behind: Duration,
+}
+
+impl Act<'_> {
+    pub fn perform(&mut self, action: &str) -> Answer {
+        match action {
+            "CreateVolume" => self.create_volume(),
+            "DeleteVolume" => self.delete_volume(),
+            "AttachVolume" => self.attach_volume(),
+            "DetachVolume" => self.detach_volume(),
+            "ModifyVolume" => self.modify_volume(),
+            "CreateSnapshot" => self.create_snapshot(),
+            "DeleteSnapshot" => self.delete_snapshot(),
+            "CreateTags" | "DeleteTags" => self.change_tags(),
+            "TerminateInstances" => self.terminate_instances(),
+            "DescribeVolumes" => self.describe_volumes(),
+            "DescribeVolumesModifications" => self.describe_modifications(),
+            "DescribeSnapshots" => self.describe_snapshots(),
+            "DescribeInstances" => self.describe_instances(),
+            "DescribeVolumeStatus" => self.describe_status(),
+            "EnableFastSnapshotRestores" => self.enable_fast_restores(),
+            "DescribeFastSnapshotRestores" => self.describe_fast_restores(),
+            "RunInstances" | "DescribeInstanceTypes" | "DescribeAvailabilityZones" => self.pass_on(self.parameters),
+            other => refuse("InvalidAction", format!("The action {other} is not valid for this web service.")),
+        }
+    }
+
+    /// moto's answer.
+    fn pass_on(&self, parameters: &Parameters) -> Answer {
+        let (status, answer) = self.moto.ask(parameters);
+        if status == 200 {
+            return Ok(answer);
+        }
+        let error = answer.items("Errors").first().cloned().unwrap_or_default();
+        Err(Refusal { status, code: error.get("Code").to_owned(), message: error.get("Message").to_owned() })
+    }
+
+    fn ask_moto(&self, action: &str, parameters: &[(&str, &str)]) -> Answer {
+        self.pass_on(&moto::parameters_of(action, parameters))
+    }
+
+    fn get(&self, name: &str) -> &str {
+        self.parameters.get(name).map_or("", String::as_str)
+    }
+
+    fn number(&self, name: &str) -> Result<Option<u64>, Refusal> {
+        let Some(text) = self.parameters.get(name) else { return Ok(None) };
+        match text.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => refuse("InvalidParameterValue", format!("Value ({text}) for parameter {name} is invalid.")),
+        }
+    }
+
+    fn volume(&self, id: &str) -> Result<&Volume, Refusal> {
+        match self.world.volume(id, self.now) {
+            Some(volume) => Ok(volume),
+            None => refuse("InvalidVolume.NotFound", format!("The volume '{id}' does not exist.")),
+        }
+    }
+
+    fn volume_mut(&mut self, id: &str) -> &mut Volume {
+        self.world.volumes.get_mut(id).expect("seen to be there")
+    }
+
+    /// Tags of the request, if they can be.
+    fn check_tags(&self, prefix: &str) -> Result<(), Refusal> {
+        let tags = wire::tags(self.parameters, prefix);
+        if tags.len() > 50 {
+            return refuse("TagLimitExceeded", "More than 50 tags specified");
+        }
+        for (key, value) in tags {
+            if key.starts_with("aws:") {
+                let message = format!("Tag keys starting with 'aws:' are reserved for internal use: {key}");
+                return refuse("InvalidParameterValue", message);
+            }
+            if key.is_empty() || key.chars().count() > 128 || value.chars().count() > 256 {
+                return refuse(
+                    "InvalidParameterValue",
+                    format!("Tag {key} is longer than 128, or its value than 256 characters"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn create_volume(&mut self) -> Answer {
+        let token = self.get("ClientToken").to_owned();
+        if let Some((id, parameters)) = self.world.tokens.get(&token).filter(|_| !token.is_empty()) {
+            if parameters != self.parameters {
+                let message = "The request uses the same client token as a previous, but non-identical request.";
+                return refuse("IdempotentParameterMismatch", message);
+            }
+            let mut item = self.world.volumes.get(id).expect("made by this token").view(self.now);
+            item.name = "CreateVolumeResponse".to_owned();
+            return Ok(item);
+        }
+        self.check_tags("TagSpecification.1.Tag")?;
+        let mut size = self.number("Size")?;
+        if let Some(from) = self.parameters.get("SnapshotId") {
+            let Some(snapshot) = self.world.snapshots.get(from).filter(|snapshot| snapshot.deleted.is_none()) else {
+                return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{from}' does not exist."));
+            };
+            if self.now < snapshot.done {
+                return refuse("IncorrectState", format!("Snapshot {from} is in invalid state - pending"));
+            }
+            let least = snapshot.item.get("volumeSize").parse().expect("a size");
+            if size.is_some_and(|size| size < least) {
+                let message = format!("Volume is smaller than snapshot '{from}', expect size >= {least}GiB");
+                return refuse("InvalidParameterValue", message);
+            }
+            size = size.or(Some(least));
+        }
+        let Some(size) = size else { return refuse("MissingParameter", "The request must contain the parameter size/snapshot") };
+        let (iops, throughput) = (self.number("Iops")?, self.number("Throughput")?);
+        let kind = self.parameters.get("VolumeType").map_or("gp2", String::as_str);
+        limits::check(kind, size, iops, throughput)?;
+        let multi = self.get("MultiAttachEnabled") == "true";
+        if multi && !["io1", "io2"].contains(&kind) {
+            return refuse(
+                "InvalidParameterCombination",
+                format!("The parameter MultiAttachEnabled is not supported for {kind} volumes."),
+            );
+        }
+        let zone = self.get("AvailabilityZone").to_owned();
+        let zones = self.ask_moto("DescribeAvailabilityZones", &[])?;
+        if !zones.items("availabilityZoneInfo").iter().any(|item| item.get("zoneName") == zone) {
+            return refuse("InvalidZone.NotFound", format!("The zone '{zone}' does not exist."));
+        }
+        let mut answer = self.pass_on(self.parameters)?;
+        let id = answer.get("volumeId").to_owned();
+        let mut item = answer.clone();
+        item.name = "item".to_owned();
+        item.children.retain(|child| child.name != "requestId");
+        item.set("multiAttachEnabled", multi);
+        let ready = self.world.end("creating", self.now, self.world.times.creating);
+        let volume = Volume {
+            item: Element::default(),
+            created: self.now,
+            ready,
+            vanishes: self.world.fails,
+            deleted: None,
+            attachments: Vec::new(),
+            modification: None,
+        };
+        self.world.volumes.insert(id.clone(), volume);
+        self.world.told(&id, item);
+        if !token.is_empty() {
+            self.world.tokens.insert(token, (id, self.parameters.clone()));
+        }
+        answer.set("status", "creating");
+        answer.set("multiAttachEnabled", multi);
+        Ok(answer)
+    }
+
+    fn delete_volume(&mut self) -> Answer {
+        let id = self.get("VolumeId").to_owned();
+        let volume = self.volume(&id)?;
+        if let Some((attachment, _)) = volume.attached(self.now).next() {
+            let message = format!("Volume {id} is currently attached to {}", attachment.instance);
+            return refuse("VolumeInUse", message);
+        }
+        if self.now < volume.ready {
+            return refuse("IncorrectState", format!("The volume '{id}' is in the 'creating' state."));
+        }
+        let answer = self.pass_on(self.parameters)?;
+        let now = self.now;
+        self.volume_mut(&id).deleted = Some(now);
+        Ok(answer.with("return", true))
+    }
+
+    /// The machine, as it was when it was first asked for.
+    fn instance(&mut self, id: &str) -> Result<Instance, Refusal> {
+        if let Some(instance) = self.world.instances.get(id) {
+            return Ok(instance.clone());
+        }
+        let answer = self.ask_moto("DescribeInstances", &[("InstanceId.1", id)])?;
+        let Some(item) = answer.items("reservationSet").first().and_then(|item| item.items("instancesSet").first()) else {
+            return refuse("InvalidInstanceID.NotFound", format!("The instance ID '{id}' does not exist"));
+        };
+        let kind = self.ask_moto("DescribeInstanceTypes", &[("InstanceType.1", item.get("instanceType"))])?;
+        let kind = kind.items("instanceTypeSet").first().cloned().unwrap_or_default();
+        let limit = kind.child("ebsInfo").and_then(|info| info.get("maximumEbsAttachments").parse().ok());
+        let own = item.items("blockDeviceMapping").iter().map(|mapping| mapping.get("deviceName").to_owned()).collect();
+        let zone = item.child("placement").map_or("", |placement| placement.get("availabilityZone")).to_owned();
+        let terminated = item.child("instanceState").is_some_and(|state| state.get("name") == "terminated");
+        let instance = Instance { zone, limit: limit.unwrap_or(27), own, terminated };
+        self.world.instances.insert(id.to_owned(), instance.clone());
+        Ok(instance)
+    }
+
+    fn attach_volume(&mut self) -> Answer {
+        let (id, on, device) =
+            (self.get("VolumeId").to_owned(), self.get("InstanceId").to_owned(), self.get("Device").to_owned());
+        self.volume(&id)?;
+        let instance = self.instance(&on)?;
+        let volume = self.volume(&id)?;
+        if instance.terminated {
+            return refuse("IncorrectState", format!("The instance '{on}' is not 'running'."));
+        }
+        if self.now < volume.ready {
+            return refuse("IncorrectState", format!("{id} is not 'available'."));
+        }
+        if volume.item.get("availabilityZone") != instance.zone {
+            let message = format!("The volume '{id}' is not in the same availability zone as instance '{on}'");
+            return refuse("InvalidVolume.ZoneMismatch", message);
+        }
+        let multi = volume.item.get("multiAttachEnabled") == "true";
+        let attached: Vec<_> = volume.attached(self.now).map(|(attachment, _)| attachment.instance.clone()).collect();
+        if !attached.is_empty() && (!multi || attached.contains(&on) || attached.len() >= 16) {
+            return refuse("VolumeInUse", format!("{id} is already attached to an instance"));
+        }
+        let taken: Vec<_> = self.world.attached_to(&on, self.now).map(|(_, attachment, _)| attachment.device.clone()).collect();
+        if taken.contains(&device) || instance.own.contains(&device) {
+            let message = format!("Invalid value '{device}' for unixDevice. Attachment point {device} is already in use");
+            return refuse("InvalidParameterValue", message);
+        }
+        if taken.len() + instance.own.len() >= instance.limit {
+            let message = format!("The maximum number of {} volumes is attached to instance {on}", instance.limit);
+            return refuse("AttachmentLimitExceeded", message);
+        }
+        let answer = self.pass_on(self.parameters)?;
+        let attachment = Attachment {
+            instance: on,
+            device,
+            begun: self.now,
+            attached: self.world.end("attaching", self.now, self.world.times.attaching),
+            detaching: None,
+            detached: NEVER,
+            busy: false,
+        };
+        self.volume_mut(&id).attachments.push(attachment);
+        Ok(answer)
+    }
+
+    fn detach_volume(&mut self) -> Answer {
+        let (id, from) = (self.get("VolumeId").to_owned(), self.get("InstanceId").to_owned());
+        let now = self.now;
+        let volume = self.volume(&id)?;
+        let attached: Vec<(Attachment, &str)> = volume.attached(now).map(|(is, state)| (is.clone(), state)).collect();
+        if attached.is_empty() {
+            return refuse("IncorrectState", format!("Volume '{id}' is in the 'available' state."));
+        }
+        let Some((attachment, state)) = attached.iter().find(|(is, _)| from.is_empty() || is.instance == from) else {
+            let message = format!("The volume '{id}' is not attached to instance '{from}'");
+            return refuse("InvalidAttachment.NotFound", message);
+        };
+        let mut answer = attachment.item(&id, "detaching", now);
+        answer.name = "DetachVolumeResponse".to_owned();
+        if ["detaching", "busy"].contains(state) {
+            return Ok(answer);
+        }
+        let (instance, device) = (attachment.instance.clone(), attachment.device.clone());
+        self.ask_moto("DetachVolume", &[("VolumeId", &id), ("InstanceId", &instance), ("Device", &device)])?;
+        // moto knows one attachment of a disk: the last that is left is told to it again.
+        if let Some((other, _)) = attached.iter().find(|(other, state)| other.instance != instance && *state != "detaching") {
+            let left = [("VolumeId", id.as_str()), ("InstanceId", &other.instance), ("Device", &other.device)];
+            self.ask_moto("AttachVolume", &left)?;
+        }
+        let busy = self.world.stuck.contains("busy");
+        let detached = if busy { NEVER } else { self.world.end("detaching", now, self.world.times.detaching) };
+        let attachments = &mut self.volume_mut(&id).attachments;
+        let ours = attachments.iter_mut().find(|is| is.instance == instance && is.state(now).is_some()).expect("it is attached");
+        (ours.detaching, ours.detached, ours.busy) = (Some(now), detached, busy);
+        Ok(answer)
+    }
+
+    /// Its disks but for its own are then attached nowhere.
+    fn terminate_instances(&mut self) -> Answer {
+        for id in wire::list(self.parameters, "InstanceId") {
+            self.instance(&id)?;
+            let attached: Vec<_> =
+                self.world.attached_to(&id, self.now).map(|(volume, is, _)| (volume.clone(), is.device.clone())).collect();
+            for (volume, device) in attached {
+                self.ask_moto("DetachVolume", &[("VolumeId", &volume), ("InstanceId", &id), ("Device", &device)]).ok();
+                let now = self.now;
+                for attachment in &mut self.volume_mut(&volume).attachments {
+                    if attachment.instance == id && attachment.state(now).is_some() {
+                        (attachment.detaching, attachment.detached) = (Some(now), now);
+                    }
+                }
+            }
+            self.world.instances.get_mut(&id).expect("known now").terminated = true;
+        }
+        self.pass_on(self.parameters)
+    }
+
+    fn modify_volume(&mut self) -> Answer {
+        let id = self.get("VolumeId").to_owned();
+        let volume = self.volume(&id)?;
+        if let Some(change) = &volume.modification {
+            if ["modifying", "optimizing"].contains(&change.state(self.now)) {
+                let message = format!("Cannot modify volume {id}: it is in the {} state", change.state(self.now));
+                return refuse("IncorrectModificationState", message);
+            }
+            if self.now < change.begun + BETWEEN_CHANGES && !change.fails {
+                let message = "You've reached the maximum modification rate per volume limit. Wait at least 6 hours between modifications \
+                               per EBS volume.";
+                return refuse("VolumeModificationRateExceeded", message);
+            }
+        }
+        if self.now < volume.ready {
+            return refuse("IncorrectState", format!("The volume '{id}' is in the 'creating' state."));
+        }
+        let before = volume.item.clone();
+        let current = |name: &str| before.get(name).parse::<u64>().ok();
+        let kind = self.parameters.get("VolumeType").map_or(before.get("volumeType"), String::as_str);
+        let same = kind == before.get("volumeType");
+        let size = self.number("Size")?.or(current("size")).expect("a size");
+        if Some(size) < current("size") {
+            return refuse("InvalidParameterValue", "New size cannot be smaller than existing size");
+        }
+        let iops = self.number("Iops")?.or(current("iops").filter(|_| same && limits::takes_iops(kind)));
+        let throughput = self.number("Throughput")?.or(current("throughput").filter(|_| same && kind == "gp3"));
+        limits::check(kind, size, iops, throughput)?;
+        let mut answer = self.pass_on(self.parameters)?;
+        let after = self.ask_moto("DescribeVolumes", &[("VolumeId.1", &id)])?;
+        let mut after = after.items("volumeSet").first().expect("it was modified").clone();
+        after.set("multiAttachEnabled", before.get("multiAttachEnabled"));
+        let mut item = Element::leaf("volumeId", &id);
+        item = Element::of("item", [item]);
+        for (name, field) in [("Size", "size"), ("Iops", "iops"), ("VolumeType", "volumeType"), ("Throughput", "throughput")] {
+            for (prefix, of) in [("original", &before), ("target", &after)] {
+                if !of.get(field).is_empty() {
+                    item.set(&format!("{prefix}{name}"), of.get(field));
+                }
+            }
+        }
+        let optimizing = self.world.end("modifying", self.now, self.world.times.modifying);
+        let done = optimizing.saturating_add(self.world.times.optimizing);
+        let change = Modification { item, before, begun: self.now, optimizing, done, fails: self.world.fails };
+        let mut told = modification_view(&change, self.now);
+        told.name = "volumeModification".to_owned();
+        self.volume_mut(&id).modification = Some(change);
+        self.world.told(&id, after);
+        answer.put(told);
+        Ok(answer)
+    }
+
+    fn create_snapshot(&mut self) -> Answer {
+        let id = self.get("VolumeId").to_owned();
+        self.volume(&id)?;
+        self.check_tags("TagSpecification.1.Tag")?;
+        let recent = |snapshot: &&Snapshot| {
+            snapshot.item.get("volumeId") == id && self.now < snapshot.done && self.now < snapshot.begun + BETWEEN_SNAPSHOTS
+        };
+        if self.world.snapshots.values().find(recent).is_some() {
+            let message = "The maximum per volume CreateSnapshot request rate has been exceeded. Use an increasing or variable sleep interval \
+                           between requests.";
+            return refuse("SnapshotCreationPerVolumeRateExceeded", message);
+        }
+        let mut answer = self.pass_on(self.parameters)?;
+        let snapshot = answer.get("snapshotId").to_owned();
+        answer.set("status", "pending");
+        answer.set("progress", "");
+        let mut item = answer.clone();
+        item.name = "item".to_owned();
+        item.children.retain(|child| child.name != "requestId");
+        let done = self.world.end("pending", self.now, self.world.times.snapshot);
+        let fails = self.world.fails;
+        self.world.snapshots.insert(snapshot, Snapshot { item, begun: self.now, done, fails, deleted: None });
+        Ok(answer)
+    }
+
+    fn delete_snapshot(&mut self) -> Answer {
+        let id = self.get("SnapshotId").to_owned();
+        let now = self.now;
+        match self.world.snapshots.get_mut(&id).filter(|snapshot| snapshot.deleted.is_none()) {
+            Some(snapshot) => snapshot.deleted = Some(now),
+            None => return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{id}' does not exist.")),
+        }
+        Ok(self.pass_on(self.parameters)?.with("return", true))
+    }
+
+    fn change_tags(&mut self) -> Answer {
+        self.check_tags("Tag")?;
+        let answer = self.pass_on(self.parameters)?;
+        for id in wire::list(self.parameters, "ResourceId") {
+            if let Some(snapshot) = self.world.snapshots.get(&id) {
+                let (mut old, done) = (snapshot.item.clone(), snapshot.done);
+                let told = self.ask_moto("DescribeSnapshots", &[("SnapshotId.1", &id)])?;
+                old.put(told.items("snapshotSet")[0].child("tagSet").cloned().unwrap_or_else(|| Element::new("tagSet")));
+                let snapshot = self.world.snapshots.get_mut(&id).expect("seen to be there");
+                (snapshot.item, snapshot.done) = (old, done);
+            } else if self.world.volumes.contains_key(&id) {
+                let told = self.ask_moto("DescribeVolumes", &[("VolumeId.1", &id)])?;
+                let tags = told.items("volumeSet")[0].child("tagSet").cloned().unwrap_or_else(|| Element::new("tagSet"));
+                let mut item = self.world.volumes[&id].item.clone();
+                item.put(tags);
+                self.world.told(&id, item);
+            }
+        }
+        Ok(answer)
+    }
+
+    /// The moment whose truth is told.
+    fn then(&self) -> Duration {
+        self.now.saturating_sub(self.behind)
+    }
+
+    fn describe_volumes(&self) -> Answer {
+        let (ids, filters) = (wire::list(self.parameters, "VolumeId"), wire::filters(self.parameters));
+        limited(&ids, &filters)?;
+        let (then, times) = (self.then(), self.world.times);
+        let mut found: BTreeMap<&String, Element> = BTreeMap::new();
+        let tagged = filters.iter().find_map(|(name, values)| Some((name.strip_prefix("tag:")?, values)));
+        let candidates: Box<dyn Iterator<Item = &String>> = match tagged {
+            _ if !ids.is_empty() => Box::new(ids.iter()),
+            Some((key, values)) => {
+                Box::new(values.iter().filter_map(|value| self.world.by_tag.get(&(key.to_owned(), value.clone()))).flatten())
+            }
+            None => Box::new(self.world.volumes.keys()),
+        };
+        for id in candidates {
+            match self.world.volumes.get(id).filter(|volume| volume.is_told(then, &times)) {
+                Some(volume) => drop(found.insert(id, volume.view(then))),
+                None if ids.is_empty() => {}
+                None => return refuse("InvalidVolume.NotFound", format!("The volume '{id}' does not exist.")),
+            }
+        }
+        let mut items = Vec::new();
+        for item in found.into_values() {
+            if matches_all(&item, &filters, "volumeId", "volume-id")? {
+                items.push(item);
+            }
+        }
+        self.page("DescribeVolumesResponse", "volumeSet", items, !ids.is_empty())
+    }
+
+    fn describe_modifications(&self) -> Answer {
+        let (ids, filters) = (wire::list(self.parameters, "VolumeId"), wire::filters(self.parameters));
+        limited(&ids, &filters)?;
+        let then = self.then();
+        let mut items = Vec::new();
+        for (id, volume) in &self.world.volumes {
+            let change =
+                volume.modification.as_ref().filter(|change| volume.is_told(then, &self.world.times) && then >= change.begun);
+            if let Some(change) = change.filter(|_| ids.is_empty() || ids.contains(id)) {
+                let item = modification_view(change, then);
+                if matches_all(&item, &filters, "volumeId", "volume-id")? {
+                    items.push(item);
+                }
+            }
+        }
+        let told = |id: &&String| !items.iter().any(|item| item.get("volumeId") == *id);
+        if let Some(missing) = ids.iter().find(told) {
+            let message = format!("Modification for volume '{missing}' does not exist.");
+            return refuse("InvalidVolumeModification.NotFound", message);
+        }
+        self.page("DescribeVolumesModificationsResponse", "volumeModificationSet", items, !ids.is_empty())
+    }
+
+    fn describe_snapshots(&self) -> Answer {
+        let (ids, filters) = (wire::list(self.parameters, "SnapshotId"), wire::filters(self.parameters));
+        limited(&ids, &filters)?;
+        let then = self.then();
+        if let Some(id) = ids.iter().find(|id| self.world.snapshots.get(*id).is_none_or(|snapshot| !snapshot.is_told(then))) {
+            return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{id}' does not exist."));
+        }
+        let mut items = Vec::new();
+        for (id, snapshot) in self.world.snapshots.iter().filter(|(_, snapshot)| snapshot.is_told(then)) {
+            let item = snapshot.view(then);
+            if (ids.is_empty() || ids.contains(id)) && matches_all(&item, &filters, "snapshotId", "snapshot-id")? {
+                items.push(item);
+            }
+        }
+        self.page("DescribeSnapshotsResponse", "snapshotSet", items, !ids.is_empty())
+    }
+
+    /// moto's answer, with what is attached as it is here.
+    fn describe_instances(&self) -> Answer {
+        let mut parameters = self.parameters.clone();
+        parameters.retain(|name, _| name != "MaxResults" && name != "NextToken");
+        let answer = self.pass_on(&parameters)?;
+        let mut reservations = answer.items("reservationSet").to_vec();
+        for reservation in &mut reservations {
+            let mut instances = reservation.items("instancesSet").to_vec();
+            for instance in &mut instances {
+                let mut mappings = instance.items("blockDeviceMapping").to_vec();
+                let of = |mapping: &Element| mapping.child("ebs").map(|ebs| ebs.get("volumeId").to_owned()).unwrap_or_default();
+                mappings.retain(|mapping| !self.world.volumes.contains_key(&of(mapping)));
+                let id = instance.get("instanceId").to_owned();
+                for (volume, attachment, state) in self.world.attached_to(&id, self.then()) {
+                    let ebs =
+                        Element::new("ebs").with("volumeId", volume).with("status", state).with("deleteOnTermination", false);
+                    mappings.push(Element::of("item", [Element::leaf("deviceName", &attachment.device), ebs]));
+                }
+                instance.put(Element::of("blockDeviceMapping", mappings));
+            }
+            reservation.put(Element::of("instancesSet", instances));
+        }
+        let named = !wire::list(self.parameters, "InstanceId").is_empty();
+        self.page("DescribeInstancesResponse", "reservationSet", reservations, named)
+    }
+
+    /// moto has none.
+    fn describe_status(&self) -> Answer {
+        let ids = wire::list(self.parameters, "VolumeId");
+        let mut items = Vec::new();
+        for (id, _) in self
+            .world
+            .volumes
+            .iter()
+            .filter(|(id, volume)| volume.is_told(self.then(), &self.world.times) && (ids.is_empty() || ids.contains(id)))
+        {
+            let status = Element::new("volumeStatus").with("status", "ok");
+            items.push(Element::of("item", [Element::leaf("volumeId", id), status]));
+        }
+        self.page("DescribeVolumeStatusResponse", "volumeStatusSet", items, !ids.is_empty())
+    }
+
+    fn enable_fast_restores(&mut self) -> Answer {
+        let mut items = Vec::new();
+        for snapshot in wire::list(self.parameters, "SourceSnapshotId") {
+            if !self.world.snapshots.contains_key(&snapshot) {
+                return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{snapshot}' does not exist."));
+            }
+            for zone in wire::list(self.parameters, "AvailabilityZone") {
+                items.push(fast_item(&snapshot, &zone));
+                self.world.fast.insert((snapshot.clone(), zone));
+            }
+        }
+        let lists = [Element::of("successful", items), Element::new("unsuccessful")];
+        Ok(Element::of("EnableFastSnapshotRestoresResponse", lists))
+    }
+
+    fn describe_fast_restores(&self) -> Answer {
+        let items = self.world.fast.iter().map(|(snapshot, zone)| fast_item(snapshot, zone)).collect();
+        self.page("DescribeFastSnapshotRestoresResponse", "fastSnapshotRestoreSet", items, false)
+    }
+
+    /// The part of a list that was asked for.
+    fn page(&self, response: &str, set: &str, items: Vec<Element>, named: bool) -> Answer {
+        let most = self.number("MaxResults")?;
+        if most.is_some() && named {
+            return refuse("InvalidParameterCombination", "MaxResults cannot be used with a list of ids");
+        }
+        if most.is_some_and(|most| most < 5) {
+            return refuse(
+                "InvalidParameterValue",
+                "Value for parameter MaxResults is invalid. Expecting a value greater than 5.",
+            );
+        }
+        let from = match self.get("NextToken") {
+            "" => 0,
+            token => match token.strip_prefix("page-").and_then(|from| from.parse().ok()) {
+                Some(from) => from,
+                None => return refuse("InvalidParameterValue", format!("Invalid value '{token}' for NextToken")),
+            },
+        };
+        let most = most.map_or(usize::MAX, |most| usize::try_from(most).expect("a count").min(1000));
+        let left = items.len().saturating_sub(from);
+        let answer = Element::of(response, [Element::of(set, items.into_iter().skip(from).take(most))]);
+        Ok(if left > most { answer.with("nextToken", format!("page-{}", from + most)) } else { answer })
+    }
+}
+
+fn fast_item(snapshot: &str, zone: &str) -> Element {
+    Element::new("item").with("snapshotId", snapshot).with("availabilityZone", zone).with("state", "enabling")
+}
+
+fn modification_view(change: &Modification, at: Duration) -> Element {
+    let state = change.state(at);
+    let item = change.item.clone().with("modificationState", state).with("startTime", stamp(at.saturating_sub(change.begun)));
+    let progress = if state == "modifying" { 0 } else { percent(change.optimizing, change.done, at) };
+    item.with("progress", if state == "completed" { 100 } else { progress.min(99) })
+}
+
+fn limited(ids: &[String], filters: &[(String, Vec<String>)]) -> Result<(), Refusal> {
+    if ids.len() > MOST_IDS {
+        return refuse("InvalidParameterValue", format!("The maximum number of ids is {MOST_IDS}"));
+    }
+    if filters.iter().map(|(_, values)| values.len()).sum::<usize>() > MOST_VALUES {
+        let message = format!("The maximum number of filter values specified on a single call is {MOST_VALUES}");
+        return refuse("FilterLimitExceeded", message);
+    }
+    Ok(())
+}
+
+/// Whether an item passes every filter. `id` and `id_filter` are how its id is called in the item and in a filter.
+fn matches_all(item: &Element, filters: &[(String, Vec<String>)], id: &str, id_filter: &str) -> Result<bool, Refusal> {
+    for (name, values) in filters {
+        let tags = item.items("tagSet").iter();
+        let has: Vec<&str> = match name.as_str() {
+            name if name == id_filter => vec![item.get(id)],
+            "volume-id" => vec![item.get("volumeId")],
+            "status" => vec![item.get("status")],
+            "modification-state" => vec![item.get("modificationState")],
+            "availability-zone" => vec![item.get("availabilityZone")],
+            "tag-key" => tags.map(|tag| tag.get("key")).collect(),
+            "attachment.instance-id" => item.items("attachmentSet").iter().map(|is| is.get("instanceId")).collect(),
+            "attachment.status" => item.items("attachmentSet").iter().map(|is| is.get("status")).collect(),
+            name => match name.strip_prefix("tag:") {
+                Some(key) => tags.filter(|tag| tag.get("key") == key).map(|tag| tag.get("value")).collect(),
+                None => return refuse("InvalidParameterValue", format!("The filter '{name}' is invalid")),
+            },
+        };
+        if !values.iter().any(|value| has.contains(&value.as_str())) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,23 @@
+//! The backends of cloud block stores, against an emulated cloud that is as unfriendly as real ones: socket in, cloud out.
+//!
+//! It takes a driver with the feature `faults`, whose clock of the cloud runs as fast as the emulated one, and which can be killed at
+//! each step.
+#![cfg(all(feature = "ec2", feature = "faults"))]
+#![allow(clippy::disallowed_methods, reason = "tests start programs, and the emulated cloud waits")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod actions;
+mod buckets;
+mod clock;
+mod limits;
+mod moto;
+mod proxy;
+mod proxy_tests;
+mod wire;
+mod world;
+mod xml;
+
+/// What the tests' drivers sign with.
+const KEY: &str = "AKIALONGSHORETEST000";

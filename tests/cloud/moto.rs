@@ -1,0 +1,149 @@
+//! moto, an emulator of AWS that others wrote: installed from PyPI into target/ once, started by each test for itself.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::common;
+use super::wire::{self, Parameters, Request};
+use super::xml::Element;
+
+const REQUIREMENTS: &str = include_str!("requirements.txt");
+
+/// Serves until its standard input ends, which it does when the test is no more, however that came about. The kernel chooses the
+/// port; it is told on standard output.
+const SERVER: &str = "
+import logging, os, sys, threading
+from werkzeug.serving import make_server
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+logging.getLogger('werkzeug').setLevel(logging.ERROR)
+server = make_server('127.0.0.1', 0, DomainDispatcherApplication(create_backend_app), threaded=True, request_handler=MotoRequestHandler)
+threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
+print(server.port, flush=True)
+server.serve_forever()
+";
+
+/// The machine image of every instance; moto knows it.
+pub const IMAGE: &str = "ami-12c6146b";
+pub const REGION: &str = "us-east-1";
+
+/// A moto with nothing in it.
+#[derive(Debug)]
+pub struct Moto {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl Moto {
+    /// Starts one; `Err` says why there can be none here.
+    pub fn start() -> Result<Moto, String> {
+        let python = installed()?;
+        let _starting = common::STARTING.write().expect("no panic while a program is started");
+        let mut child = Command::new(python)
+            .args(["-c", SERVER])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("python: {error}"))?;
+        let mut port = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut port).expect("moto's port");
+        let Ok(port) = port.trim().parse() else {
+            let mut said = String::new();
+            child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("what moto said");
+            panic!("moto ended: {said}");
+        };
+        let mut errors = child.stderr.take().expect("a pipe");
+        std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::stderr()));
+        let moto = Moto { child, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) };
+        moto.must("DescribeAvailabilityZones", &[]);
+        Ok(moto)
+    }
+
+    /// Status and answer of an EC2 action.
+    pub fn ask(&self, parameters: &Parameters) -> (u16, Element) {
+        ask(self.address, parameters)
+    }
+
+    /// The answer of an action that must succeed.
+    pub fn must(&self, action: &str, parameters: &[(&str, &str)]) -> Element {
+        let (status, answer) = self.ask(&parameters_of(action, parameters));
+        assert_eq!(status, 200, "{action}: {answer:?}");
+        answer
+    }
+
+    /// Every volume but those that instances were made with.
+    pub fn volumes(&self) -> Vec<Element> {
+        let answer = self.must("DescribeVolumes", &[]);
+        let volumes = answer.items("volumeSet").iter();
+        volumes.filter(|volume| volume.items("attachmentSet").iter().all(|at| at.get("device") != "/dev/sda1")).cloned().collect()
+    }
+
+    /// Every snapshot that is ours: moto has those of its machine images too.
+    pub fn snapshots(&self) -> Vec<Element> {
+        let answer = self.must("DescribeSnapshots", &[]);
+        let ours = |snapshot: &&Element| !tags_of(snapshot).is_empty();
+        answer.items("snapshotSet").iter().filter(ours).cloned().collect()
+    }
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Asks whoever listens there, by a key that is right.
+pub fn ask(address: SocketAddr, parameters: &Parameters) -> (u16, Element) {
+    let (status, body) = wire::send(address, &signed(parameters)).expect("an answer");
+    (status, Element::parse(&body))
+}
+
+/// A request for an action, signed as far as anyone here looks at it.
+pub fn signed(parameters: &Parameters) -> Request {
+    let scope = format!("{}/20260101/{REGION}/ec2/aws4_request", super::KEY);
+    let headers = [
+        ("authorization", format!("AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0")),
+        ("content-type", "application/x-www-form-urlencoded".to_owned()),
+    ];
+    let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Request { method: "POST".to_owned(), path: "/".to_owned(), headers, body: wire::form(parameters) }
+}
+
+pub fn parameters_of(action: &str, parameters: &[(&str, &str)]) -> Parameters {
+    let fixed = [("Action", action), ("Version", "2016-11-15")];
+    fixed.iter().chain(parameters).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+/// The tags of a volume or snapshot.
+pub fn tags_of(item: &Element) -> Parameters {
+    item.items("tagSet").iter().map(|tag| (tag.get("key").to_owned(), tag.get("value").to_owned())).collect()
+}
+
+/// The Python that has moto. Made at the first need, by one process: the others wait. What was half made is made anew.
+pub fn installed() -> Result<PathBuf, String> {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+    let folder = target.join("moto");
+    let done = folder.join("requirements.txt");
+    let python = folder.join("bin/python");
+    let lock = fs::File::create(target.join("moto.lock")).map_err(|error| format!("target/moto.lock: {error}"))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|error| format!("target/moto.lock: {error}"))?;
+    if fs::read_to_string(&done).is_ok_and(|installed| installed == REQUIREMENTS) {
+        return Ok(python);
+    }
+    fs::remove_file(&done).ok();
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cloud/requirements.txt");
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]).arg(requirements))?;
+    fs::write(&done, REQUIREMENTS).map_err(|error| format!("{}: {error}", done.display()))?;
+    Ok(python)
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or_else(|| format!("moto cannot be had: {command:?}: {said}"))
+}
