@@ -33,7 +33,10 @@ mod poller;
 mod provision;
 mod snapshots;
 pub mod tags;
+#[cfg(test)]
+mod tests;
 
+pub use attach::{DEVICE as CONTEXT_DEVICE, VOLUME as CONTEXT_DISK};
 pub use frame::{CloudBackend, Parts};
 pub use policy::{Draft, Policy};
 
