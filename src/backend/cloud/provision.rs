@@ -277,7 +277,7 @@ impl Controller {
     /// A disk by whose token the cloud answers, and which it does not show, is new, or was deleted by a process before this one.
     fn is_long_gone(&self, id: &VolumeId, disk: &Disk) -> bool {
         let known = self.memory.known(id.local()).filter(|known| known.id == disk.id.0);
-        is_old(disk) || known.is_none_or(|known| !self.memory.may_be_hidden(&known))
+        is_old(disk) || known.is_some_and(|known| !self.memory.may_be_hidden(&known))
     }
 
     /// A disk that could not be made, or was lost before anybody had it.

@@ -158,7 +158,28 @@ fn many_at_once_are_few_questions() {
     assert_eq!((made, bench.cloud.disks_now().len()), (MANY as u64, MANY));
     println!("FIGURE: cloud frame: {MANY} volumes made, {asked} describes");
     assert!(asked <= MANY as u64 / 6, "{asked} describes for {MANY} volumes");
+    for number in 0..MANY {
+        let name = format!("n{number}");
+        let one = Instance {
+            id: node(&name),
+            zone: "a".to_owned(),
+            kind: "m5.large".to_owned(),
+            running: true,
+            attached: [].into(),
+            limit: Some(8),
+        };
+        bench.cloud.state().instances.insert(node(&name), one);
+    }
     all(&|name| {
+        bench.attach(name, &name.replace('v', "n")).expect("attached");
+    });
+    let (attached, asked) = (bench.cloud.count("attach_disk"), bench.cloud.count("disks") - asked);
+    let machines = bench.cloud.count("instances");
+    assert_eq!(attached, MANY as u64);
+    println!("FIGURE: cloud frame: {MANY} volumes attached, {asked} describes of disks, {machines} describes of machines");
+    assert!(asked <= MANY as u64 / 6 && machines <= MANY as u64 / 10, "{asked} and {machines} describes");
+    all(&|name| {
+        bench.detach(name, &name.replace('v', "n")).expect("detached");
         bench.delete(name).expect("deleted");
     });
     assert_eq!((bench.cloud.count("delete_disk"), bench.cloud.disks_now().len()), (MANY as u64, 0));
