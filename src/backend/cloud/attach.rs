@@ -73,8 +73,8 @@ impl Attach for Controller {
     }
 
     fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
-        let nodes = |disk: &Disk| held_by(disk).map(|attachment| attachment.instance.clone()).collect();
-        Ok(self.disks(ids)?.into_iter().map(|(id, disk)| (id, nodes(&disk))).collect())
+        let nodes = |disks: &[Disk]| disks.iter().flat_map(held_by).map(|attachment| attachment.instance.clone()).collect();
+        Ok(self.disks(ids)?.into_iter().map(|(id, disks)| (id, nodes(&disks))).collect())
     }
 
     fn limit(&self, node: &NodeId) -> Result<Option<u64>> {

@@ -64,6 +64,9 @@ impl Changes {
             let Some((joint, gathers)) = open.get(disk) else { break };
             let joint = Arc::clone(joint);
             let joined = *gathers && joint.add(wanted);
+            if joined {
+                self.told.notify_all();
+            }
             while joint.outcome.get().is_none() {
                 open = self.told.wait(open).unwrap_or_else(PoisonError::into_inner);
             }
@@ -79,11 +82,10 @@ impl Changes {
             .unwrap_or_else(PoisonError::into_inner);
         open.insert(disk.clone(), (Arc::clone(&joint), false));
         drop(open);
-        let leader = Leader { changes: self, disk, joint: &joint };
+        let mut leader = Leader { changes: self, disk, joint: &joint, outcome: None };
         let wanted = joint.wanted().clone();
         let outcome = change(&wanted);
-        let shared = outcome.as_ref().map(|outcome| *outcome).map_err(again);
-        leader.joint.outcome.set(shared).ok();
+        leader.outcome = Some(outcome.as_ref().map(|outcome| *outcome).map_err(again));
         outcome
     }
 }
@@ -93,14 +95,16 @@ struct Leader<'a> {
     changes: &'a Changes,
     disk: &'a DiskId,
     joint: &'a Joint,
+    outcome: Option<Result<Outcome<Bytes>>>,
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
+        let ended = || Err(Error::failed("change disk", self.disk.to_string(), "the call that made it has ended"));
+        let outcome = self.outcome.take().unwrap_or_else(ended);
+        // Both under the lock: who sees an outcome finds the place free.
         let mut open = self.changes.open();
-        self.joint
-            .outcome
-            .get_or_init(|| Err(Error::failed("change disk", self.disk.to_string(), "the call that made it has ended")));
+        self.joint.outcome.set(outcome).ok();
         open.remove(self.disk);
         self.changes.told.notify_all();
     }

@@ -21,6 +21,12 @@ impl Default for Clock {
 }
 
 impl Clock {
+    /// One that is `speed` times as fast as time, and has been running for `age` of its own.
+    #[cfg(test)]
+    pub fn fast(speed: u32, age: Duration) -> Clock {
+        Clock { start: Instant::now().checked_sub(age / speed).expect("the machine is older"), speed }
+    }
+
     /// Since the clock was made.
     pub fn now(&self) -> Duration {
         self.start.elapsed() * self.speed

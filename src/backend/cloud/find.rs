@@ -90,28 +90,31 @@ impl Controller {
     }
 
     /// The disks of many volumes; one request for hundreds. Those that are not shown are missing.
-    pub fn disks(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, Disk>> {
-        let about = || format!("{} volumes", ids.len());
-        let by_id: BTreeMap<Key, &VolumeId> =
-            ids.iter().filter_map(|id| Some((Key::Id(self.memory.known(id.local())?.id), id))).collect();
-        let look = |keys: Vec<Key>| {
-            self.looks.disks.look_all(&keys).map_err(|refusal| errors::unknown(&self.owner.backend, &about(), &refusal))
-        };
+    pub fn disks(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, Vec<Disk>>> {
         let mut found = BTreeMap::new();
-        for (key, seen) in look(by_id.keys().cloned().collect())? {
-            let disk = by_id.get(&key).and_then(|id| Some(((*id).clone(), self.ours(id, &seen).into_iter().next()?)));
-            found.extend(disk);
-        }
-        let rest: BTreeMap<Key, &VolumeId> =
-            ids.iter().filter(|id| !found.contains_key(*id)).map(|id| (Key::Tag(VOLUME, id.local().to_owned()), id)).collect();
-        for (key, seen) in look(rest.keys().cloned().collect())? {
-            if let Some(id) = rest.get(&key)
-                && let Some(disk) = self.one(id, &seen)?
-            {
-                found.insert((*id).clone(), disk);
+        let by_id = ids.iter().filter_map(|id| Some((Key::Id(self.memory.known(id.local())?.id), id)));
+        self.look_for(&by_id.collect(), &mut found)?;
+        let rest = ids.iter().filter(|id| !found.contains_key(*id));
+        let by_tag = rest.map(|id| (Key::Tag(VOLUME, id.local().to_owned()), id)).collect();
+        self.look_for(&by_tag, &mut found)?;
+        Ok(found)
+    }
+
+    fn look_for(&self, keys: &BTreeMap<Key, &VolumeId>, found: &mut BTreeMap<VolumeId, Vec<Disk>>) -> Result<()> {
+        let asked: Vec<Key> = keys.keys().cloned().collect();
+        let about = || format!("{} volumes", asked.len());
+        let answers = self.looks.disks.look_all(&asked);
+        for (key, seen) in answers.map_err(|refusal| errors::unknown(&self.owner.backend, &about(), &refusal))? {
+            let Some(id) = keys.get(&key) else { continue };
+            let ours = self.ours(id, &seen);
+            if let [disk] = ours.as_slice() {
+                self.memory.found(id.local(), &disk.id.0);
+            }
+            if !ours.is_empty() {
+                found.insert((*id).clone(), ours);
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// A look-up about a volume that failed.

@@ -24,7 +24,7 @@ pub(super) const SETTLED: Duration = Duration::from_secs(300);
 pub(super) const YOUNG: Duration = Duration::from_secs(15);
 /// After this long in one state, an attachment is stuck: what takes seconds has taken minutes.
 pub(super) const STUCK: Duration = Duration::from_secs(300);
-/// The most of one kind; beyond it, what comes first in order is forgotten.
+/// The most of one kind; beyond it, what has settled is forgotten.
 const MOST: usize = 16_384;
 
 /// The disk of a volume, or the snapshot of a snapshot.
@@ -52,12 +52,13 @@ pub(super) struct Memory {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By what it is for: of a volume, the part of its id behind the colon; a snapshot has `snapshot/` before it, and what is only
+    /// By what it is for: the disk of a volume by the part of its id behind the colon; a snapshot has `snapshot/` before it, and what is only
     /// the way to a copy `copy/`. So are the others that have text for a key.
     known: BTreeMap<String, Known>,
     /// How many of them this process knows to have come and gone.
     generations: BTreeMap<String, u32>,
-    deleted: BTreeSet<String>,
+    /// When it was deleted, by the cloud's id.
+    deleted: BTreeMap<String, Duration>,
     /// Since when it is not known what became of a request.
     doubts: BTreeMap<String, Duration>,
     /// When something was first missed, and when last.
@@ -88,16 +89,16 @@ impl Memory {
     pub fn found(&self, what: &str, id: &str) {
         let mut state = self.state();
         if state.known.get(what).is_none_or(|known| known.id != id) {
-            insert(&mut state.known, what.to_owned(), Known { id: id.to_owned(), made: None });
+            state.know(what, Known { id: id.to_owned(), made: None }, self.clock.now());
         }
     }
 
     /// This process made it, or had the cloud's word for it.
     pub fn made(&self, what: &str, id: &str) {
-        let made = Some(self.clock.now());
+        let now = self.clock.now();
         let mut state = self.state();
         if state.known.get(what).is_none_or(|known| known.id != id || known.made.is_none()) {
-            insert(&mut state.known, what.to_owned(), Known { id: id.to_owned(), made });
+            state.know(what, Known { id: id.to_owned(), made: Some(now) }, now);
         }
         state.doubts.remove(what);
         state.missed.remove(&format!("other/{what}"));
@@ -115,18 +116,19 @@ impl Memory {
         state.doubts.remove(what);
         state.tidy.remove(what);
         state.bound.retain(|(disk, _), _| disk.0 != id);
-        if state.deleted.insert(id.to_owned()) {
+        let now = self.clock.now();
+        if state.deleted.len() >= MOST {
+            state.deleted.retain(|_, when| now < *when + SETTLED);
+        }
+        if state.deleted.insert(id.to_owned(), now).is_none() {
             let generation = state.generations.get(what).copied().unwrap_or_default();
             insert(&mut state.generations, what.to_owned(), generation + 1);
-        }
-        if state.deleted.len() > MOST {
-            state.deleted.pop_first();
         }
     }
 
     /// Whether this process saw it go: a disk or a snapshot.
     pub fn is_gone(&self, id: &str) -> bool {
-        self.state().deleted.contains(id)
+        self.state().deleted.contains_key(id)
     }
 
     pub fn generation(&self, what: &str) -> u32 {
@@ -165,8 +167,12 @@ impl Memory {
     }
 
     pub fn bind(&self, disk: &DiskId, node: &NodeId, mode: AccessMode, read_only: bool) {
-        let bound = Bound { mode, read_only, since: self.clock.now() };
-        insert(&mut self.state().bound, (disk.clone(), node.clone()), bound);
+        let now = self.clock.now();
+        let mut state = self.state();
+        if state.bound.len() >= MOST {
+            state.bound.retain(|_, bound| now < bound.since + SETTLED);
+        }
+        state.bound.insert((disk.clone(), node.clone()), Bound { mode, read_only, since: now });
     }
 
     pub fn bound(&self, disk: &DiskId, node: &NodeId) -> Option<Bound> {
@@ -238,6 +244,17 @@ impl Memory {
     }
 }
 
+impl State {
+    /// What has settled is found again by its tag.
+    fn know(&mut self, what: &str, known: Known, now: Duration) {
+        if self.known.len() >= MOST {
+            self.known.retain(|_, known| known.made.is_some_and(|made| now < made + SETTLED));
+        }
+        self.known.insert(what.to_owned(), known);
+    }
+}
+
+/// For what may be forgotten at any time.
 fn insert<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: V) {
     if map.len() >= MOST && !map.contains_key(&key) {
         map.pop_first();

@@ -35,7 +35,10 @@ mod provision;
 pub mod retry;
 mod snapshots;
 pub mod tags;
+#[cfg(test)]
+mod tests;
 
+pub use attach::{DEVICE as CONTEXT_DEVICE, VOLUME as CONTEXT_DISK};
 pub use frame::{CloudBackend, Parts};
 pub use policy::{Draft, Policy};
 

@@ -4,7 +4,7 @@
 //! disk that was made. Once such a disk is gone, its token is used up: the next one has the next *generation* in it, counted from what
 //! this process saw go, else by asking the cloud for one token after the other.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
 use crate::os::step::step;
@@ -251,7 +251,8 @@ impl Controller {
             return Err(self.delete_failed(id, &disk));
         }
         let mut shown = false;
-        let waited = self.looks.disks.wait(&Key::from(&disk.id), self.clock.now() + WAIT, |seen| {
+        let patience = if is_old(&disk) { SHOWN } else { WAIT };
+        let waited = self.looks.disks.wait(&Key::from(&disk.id), self.clock.now() + patience, |seen| {
             let seen = seen.iter().find(|seen| seen.id == disk.id)?;
             shown = true;
             (seen.state != DiskState::Creating).then(|| seen.clone())
@@ -273,10 +274,10 @@ impl Controller {
         }
     }
 
-    /// A disk by whose token the cloud answered, and which it does not show: it is new, or was deleted by a process before this one.
+    /// A disk by whose token the cloud answers, and which it does not show, is new, or was deleted by a process before this one.
     fn is_long_gone(&self, id: &VolumeId, disk: &Disk) -> bool {
-        let old = |created: SystemTime| created.elapsed().is_ok_and(|age| age >= SETTLED);
-        disk.created.is_some_and(old) || self.memory.missing_for(&format!("{}/{}", id.local(), disk.id)) >= SETTLED
+        let known = self.memory.known(id.local()).filter(|known| known.id == disk.id.0);
+        is_old(disk) || known.is_some_and(|known| !self.memory.may_be_hidden(&known))
     }
 
     /// A disk that could not be made, or was lost before anybody had it.
@@ -365,6 +366,11 @@ impl Controller {
 
 pub(super) fn is_whole(disk: &Disk) -> bool {
     matches!(disk.state, DiskState::Available | DiskState::InUse)
+}
+
+/// Whether it was made so long ago that it would be shown.
+fn is_old(disk: &Disk) -> bool {
+    disk.created.is_some_and(|created| created.elapsed().is_ok_and(|age| age >= SETTLED))
 }
 
 /// Whether nothing goes on behind an error.

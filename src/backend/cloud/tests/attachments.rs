@@ -1,0 +1,200 @@
+//! Volumes are bound to nodes, whatever the cloud does.
+
+use super::super::{AttachmentState, Because};
+use super::fake::Wrong::{Lost, NotDone, Refused};
+use super::*;
+
+fn bench() -> Bench {
+    let bench = Bench::new();
+    for name in ["one", "two"] {
+        bench.create(name).expect("made");
+    }
+    bench
+}
+
+#[test]
+fn attached_and_detached() {
+    let bench = bench();
+    assert_eq!(bench.attach("one", "i-1").expect("attached"), Outcome::Changed("/dev/xvda".to_owned()));
+    assert_eq!(bench.attach("one", "i-1").expect("a repeat"), Outcome::Unchanged("/dev/xvda".to_owned()));
+    assert_eq!(bench.attach("two", "i-1").expect("attached"), Outcome::Changed("/dev/xvdb".to_owned()));
+    assert_eq!(bench.attached("one"), ["i-1"]);
+    let error = bench.attach("one", "i-2").expect_err("elsewhere");
+    assert!(matches!(&error, Error::InUse { by, .. } if by.contains("i-1")), "{error}");
+    assert!(matches!(bench.delete("one"), Err(Error::InUse { .. })));
+    let attach = bench.backend.attach().expect("a controller");
+    let otherwise = attach.attach(&id("one"), &node("i-1"), AccessMode::SingleNodeWriter, true);
+    assert!(matches!(otherwise, Err(Error::Conflict { .. })));
+    let shared = attach.attach(&id("one"), &node("i-2"), AccessMode::MultiNodeMultiWriter, false);
+    assert!(matches!(shared, Err(Error::Unsupported { .. })));
+    assert_eq!(bench.detach("one", "i-1").expect("detached"), Outcome::Changed(()));
+    assert_eq!(bench.detach("one", "i-1").expect("a repeat"), Outcome::Unchanged(()));
+    assert_eq!(bench.detach("none", "i-1").expect("no such volume"), Outcome::Unchanged(()));
+    assert_eq!(attach.detach(&id("two"), None).expect("from all"), Outcome::Changed(()));
+    assert_eq!(bench.attached("two"), [""; 0]);
+    bench.attach("one", "i-2").expect("free");
+    assert!(matches!(bench.attach("two", "i-9"), Err(Error::NotFound { kind: "node", .. })));
+    assert!(matches!(bench.attach("none", "i-1"), Err(Error::NotFound { kind: "volume", .. })));
+}
+
+#[test]
+fn a_lost_answer_is_found_out_about() {
+    for wrong in [Lost, NotDone] {
+        let mut bench = bench();
+        bench.cloud.wrong("attach_disk", [wrong]);
+        if let Err(error) = bench.attach("one", "i-1") {
+            assert!(!is_final(&error), "{error}");
+            bench.restart();
+            bench.attach("one", "i-1").expect("attached");
+        }
+        assert_eq!(bench.attached("one"), ["i-1"]);
+        bench.cloud.wrong("detach_disk", [wrong]);
+        if let Err(error) = bench.detach("one", "i-1") {
+            assert!(!is_final(&error), "{error}");
+            bench.detach("one", "i-1").expect("detached");
+        }
+        assert_eq!(bench.attached("one"), [""; 0]);
+    }
+}
+
+#[test]
+fn a_killed_drivers_attachment_is_waited_for_and_undone() {
+    let mut bench = bench();
+    bench.cloud.state().delays.attach = None;
+    let error = bench.attach("one", "i-1").expect_err("it takes for ever");
+    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    bench.restart();
+    assert!(matches!(bench.attach("one", "i-1"), Err(Error::Pending { .. })));
+    assert_eq!(bench.cloud.count("attach_disk"), 1, "it is waited for, not begun again");
+    // The attachment is not shown any more, but a young driver knows that it may be there.
+    bench.cloud.state().delays.attach = Some(Duration::ZERO);
+    bench.detach("one", "i-1").expect("detached");
+    bench.cloud.state().stale = 1;
+    bench.restart();
+    bench.cloud.wrong("attach_disk", [Lost]);
+    bench.attach("one", "i-1").expect("attached");
+    bench.restart();
+    bench.cloud.state().stale = 3;
+    bench.provision().find(&id("one")).expect("seen");
+    assert_eq!(bench.detach("one", "i-1").expect("detached"), Outcome::Changed(()));
+    let disks = bench.cloud.disks_now();
+    assert!(disks[0].attachments.iter().all(|at| at.state == AttachmentState::Detaching));
+}
+
+#[test]
+fn no_name_is_given_twice() {
+    let bench = Bench::new();
+    let names: Vec<String> = (0..8).map(|number| format!("v{number}")).collect();
+    for name in names.iter().chain([&"more".to_owned()]) {
+        bench.create(name).expect("made");
+    }
+    bench.cloud.state().cursed.insert("/dev/xvdc".to_owned());
+    std::thread::scope(|scope| {
+        for name in &names {
+            scope.spawn(|| bench.attach(name, "i-1").expect("attached"));
+        }
+    });
+    let disks = bench.cloud.disks_now();
+    let devices: std::collections::BTreeSet<&str> =
+        disks.iter().flat_map(|disk| &disk.attachments).map(|at| at.device.as_str()).collect();
+    assert_eq!(devices.len(), 8);
+    assert!(!devices.contains("/dev/xvdc"));
+    assert!(bench.cloud.count("attach_disk") <= 9, "the bad name is tried once");
+    assert!(bench.cloud.count("instances") <= 3, "{} looks at one node", bench.cloud.count("instances"));
+    let error = bench.attach("more", "i-1").expect_err("full");
+    assert!(matches!(&error, Error::NodeFull { reason, .. } if reason.contains("m5.large")), "{error}");
+    assert_eq!(bench.cloud.count("attach_disk"), 9);
+    bench.detach("v3", "i-1").expect("detached");
+    bench.attach("more", "i-1").expect("room");
+    assert_eq!(bench.backend.attach().expect("a controller").limit(&node("i-1")).expect("told"), Some(8));
+}
+
+#[test]
+fn a_refusal_to_attach_has_its_meaning() {
+    let bench = bench();
+    for (because, is_over) in
+        [(Because::Denied, true), (Because::Throttled, false), (Because::Unavailable, false), (Because::Other, true)]
+    {
+        bench.cloud.wrong("attach_disk", [Refused(because)]);
+        let error = bench.attach("one", "i-1").expect_err("refused");
+        assert_eq!(is_final(&error), is_over, "{error}");
+    }
+    bench.cloud.wrong("attach_disk", [Refused(Because::InstanceFull)]);
+    assert!(matches!(bench.attach("one", "i-1"), Err(Error::NodeFull { .. })));
+    bench.cloud.wrong("attach_disk", [Refused(Because::NoInstance)]);
+    assert!(matches!(bench.attach("one", "i-1"), Err(Error::NotFound { kind: "node", .. })));
+    // In use, says the cloud, but shows nothing.
+    bench.cloud.wrong("attach_disk", [Refused(Because::InUse)]);
+    assert!(!is_final(&bench.attach("one", "i-1").expect_err("in use")));
+    bench.cloud.with_disk(&bench.cloud.disks_now()[1].id.clone(), |disk| disk.zone = "b".to_owned());
+    assert!(matches!(bench.attach("two", "i-1"), Err(Error::Invalid { field: "node_id", .. })));
+    bench.attach("one", "i-1").expect("attached");
+}
+
+#[test]
+fn what_is_stuck_is_told_and_another_name_is_taken() {
+    let bench = bench();
+    bench.cloud.state().delays.attach = None;
+    let mut last = String::new();
+    for _ in 0..7 {
+        let error = bench.attach("one", "i-1").expect_err("stuck");
+        assert!(!is_final(&error), "{error}");
+        last = error.to_string();
+    }
+    assert!(last.contains("has been attaching") && last.contains("/dev/xvda"), "{last}");
+    let health = bench.backend.health().expect("a controller").volume_health(&id("one")).expect("asked");
+    assert_eq!(health[0].reason, "AttachmentStuck");
+    bench.cloud.state().delays.attach = Some(Duration::ZERO);
+    bench.detach("one", "i-1").expect("detached");
+    assert_eq!(bench.attach("one", "i-1").expect("attached"), Outcome::Changed("/dev/xvdb".to_owned()));
+    bench.cloud.state().delays.detach = None;
+    for _ in 0..7 {
+        let error = bench.detach("one", "i-1").expect_err("stuck");
+        assert!(!is_final(&error), "{error}");
+        last = error.to_string();
+    }
+    assert!(last.contains("does not let go of /dev/xvdb"), "{last}");
+    assert_eq!(bench.cloud.count("detach_disk"), 2, "it is waited for, not begun again");
+    let disk = bench.cloud.disks_now()[0].id.clone();
+    bench.cloud.with_disk(&disk, |disk| disk.attachments[0].state = AttachmentState::Busy);
+    let error = bench.detach("one", "i-1").expect_err("busy");
+    assert!(!is_final(&error) && error.to_string().contains("still uses"), "{error}");
+}
+
+#[test]
+fn a_node_that_is_gone_holds_nothing() {
+    let bench = bench();
+    bench.attach("one", "i-1").expect("attached");
+    bench.attach("two", "i-1").expect("attached");
+    bench.cloud.state().instances.remove(&node("i-1"));
+    assert_eq!(bench.detach("one", "i-1").expect("gone with its node"), Outcome::Changed(()));
+    // It has begun to be detached, and its machine is gone before the end.
+    let disk = bench.cloud.disks_now()[1].id.clone();
+    bench.cloud.with_disk(&disk, |disk| disk.attachments[0].state = AttachmentState::Detaching);
+    assert_eq!(bench.detach("two", "i-1").expect("gone with its node"), Outcome::Changed(()));
+    // The cloud has come to know, too.
+    bench.cloud.with_disk(&disk, |disk| {
+        disk.attachments.clear();
+        disk.state = super::super::DiskState::Available;
+    });
+    bench.attach("two", "i-2").expect("free");
+}
+
+#[test]
+fn detached_is_what_the_cloud_says() {
+    let bench = bench();
+    for because in [Because::NotAttached, Because::NotFound, Because::NoInstance] {
+        bench.attach("one", "i-1").expect("attached");
+        bench.cloud.wrong("detach_disk", [Refused(because)]);
+        assert_eq!(bench.detach("one", "i-1").expect("it is not"), Outcome::Changed(()), "{because:?}");
+    }
+    bench.cloud.wrong("disks", [Refused(Because::Unavailable)]);
+    assert!(!is_final(&bench.detach("one", "i-1").expect_err("nobody knows")));
+    // What this driver attached a moment ago may not be shown: the cloud is asked, not believed.
+    bench.detach("one", "i-1").expect("detached");
+    bench.attach("one", "i-1").expect("attached");
+    let before = bench.cloud.count("detach_disk");
+    bench.cloud.with_disk(&bench.cloud.disks_now()[0].id.clone(), |disk| disk.attachments.clear());
+    assert_eq!(bench.detach("one", "i-1").expect("asked"), Outcome::Unchanged(()));
+    assert_eq!(bench.cloud.count("detach_disk"), before + 1);
+}

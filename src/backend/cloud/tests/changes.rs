@@ -1,0 +1,86 @@
+//! Volumes grow and change, whatever the cloud does.
+
+use super::super::Because;
+use super::fake::Wrong::{Lost, Refused};
+use super::*;
+use crate::backend::{Expand, Modify};
+
+impl Bench {
+    fn expanding(&self) -> &dyn Expand {
+        Backend::expand(&self.backend).expect("it can")
+    }
+    fn modifying(&self) -> &dyn Modify {
+        self.backend.modify().expect("a controller")
+    }
+}
+
+fn twice() -> Bytes {
+    Bytes(2 * GIB.0)
+}
+
+#[test]
+fn size_and_attributes_become_one_change() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    std::thread::scope(|scope| {
+        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect("grown"));
+        bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect("changed");
+        assert_eq!(grown.join().expect("no panic").into_inner(), twice());
+    });
+    assert_eq!(bench.cloud.count("change_disk"), 1);
+    let disk = &bench.cloud.disks_now()[0];
+    assert_eq!((disk.capacity, &disk.settings), (twice(), &json!({"speed": "9"})));
+    assert_eq!(bench.expanding().expand(&id("one"), twice()).expect("so already"), Outcome::Unchanged(twice()));
+    assert_eq!(bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect("so already"), Outcome::Unchanged(()));
+    assert_eq!(bench.cloud.count("change_disk"), 1);
+    let error = bench.expanding().expand(&id("one"), Bytes(3 * GIB.0)).expect_err("too soon");
+    assert!(matches!(&error, Error::Throttled { reason, .. } if reason.contains("may be changed again from 20")), "{error}");
+    assert!(matches!(bench.modifying().modify(&id("none"), &raw(&[("speed", "9")])), Err(Error::NotFound { .. })));
+    assert!(bench.modifying().check(&raw(&[("spede", "9")])).is_err());
+}
+
+#[test]
+fn a_new_volume_has_its_attributes_at_once() {
+    let bench = Bench::new();
+    let mutable = raw(&[("speed", "3")]);
+    bench.provision().create(&VolumeSpec { mutable: mutable.clone(), ..spec("one") }, &Nothing).expect("made");
+    assert_eq!(bench.modifying().modify(&id("one"), &mutable).expect("so already"), Outcome::Unchanged(()));
+    assert_eq!(bench.cloud.count("change_disk"), 0);
+}
+
+#[test]
+fn a_change_that_goes_on_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.cloud.state().delays.change = Some(Duration::from_secs(90));
+    bench.cloud.wrong("change_disk", [Lost]);
+    let error = bench.expanding().expand(&id("one"), twice()).expect_err("no answer");
+    assert!(!is_final(&error), "{error}");
+    bench.restart();
+    let error = bench.expanding().expand(&id("one"), twice()).expect_err("it goes on");
+    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    assert_eq!(bench.expanding().expand(&id("one"), twice()).expect("grown"), Outcome::Changed(twice()));
+    assert_eq!(bench.cloud.count("change_disk"), 1);
+}
+
+#[test]
+fn a_refusal_to_change_has_its_meaning() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    for (because, is_over) in
+        [(Because::TooSoon, false), (Because::Invalid, true), (Because::Denied, true), (Because::Throttled, false)]
+    {
+        bench.cloud.wrong("change_disk", [Refused(because)]);
+        let error = bench.expanding().expand(&id("one"), twice()).expect_err("refused");
+        assert_eq!(is_final(&error), is_over, "{error}");
+    }
+    let error = bench.expanding().expand(&id("one"), Bytes(GIB.0 << 20)).expect_err("too large");
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    // Both who wait for one change are told why it was not made.
+    bench.cloud.wrong("change_disk", [Refused(Because::Invalid), Refused(Because::Invalid)]);
+    std::thread::scope(|scope| {
+        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect_err("refused"));
+        let changed = bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect_err("refused");
+        assert_eq!(grown.join().expect("no panic").to_string(), changed.to_string());
+    });
+}

@@ -1,0 +1,236 @@
+//! The frame over a cloud in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::clock::Clock;
+use super::{CloudBackend, Disk, Draft, Instance, Parts, Policy, Tags};
+use crate::backend::{Backend, Connect, ConnectRequest, Held, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
+use crate::volume::{
+    AccessMode, BackendName, Bytes, Error, Left, NodeId, Outcome, RawParameters, Result, SnapshotId, Topology,
+    TopologyRequirement, Volume, VolumeId,
+};
+
+mod attachments;
+mod changes;
+mod fake;
+mod poller;
+mod snapshots;
+mod volumes;
+
+use fake::FakeCloud;
+
+/// So fast that a minute's wait takes little, so slow that a busy machine keeps up.
+const SPEED: u32 = 50;
+const GIB: Bytes = Bytes::GIB;
+
+/// A cloud, and one driver after the other.
+struct Bench {
+    clock: Clock,
+    cloud: Arc<FakeCloud>,
+    backend: CloudBackend,
+}
+
+impl Bench {
+    /// Of a driver that has been up for an hour, and whose look-ups are believed.
+    fn new() -> Bench {
+        let clock = Clock::fast(SPEED, Duration::from_secs(3600));
+        let cloud = Arc::new(FakeCloud::new(clock));
+        for name in ["i-1", "i-2"] {
+            let instance = Instance {
+                id: node(name),
+                zone: "a".to_owned(),
+                kind: "m5.large".to_owned(),
+                running: true,
+                attached: [].into(),
+                limit: Some(8),
+            };
+            cloud.state().instances.insert(node(name), instance);
+        }
+        let backend = driver(&cloud, clock);
+        Bench { clock, cloud, backend }
+    }
+
+    /// The driver is killed, and another one begins.
+    fn restart(&mut self) {
+        self.backend = driver(&self.cloud, Clock::fast(SPEED, Duration::ZERO));
+    }
+
+    fn provision(&self) -> &dyn Provision {
+        self.backend.provision().expect("a controller")
+    }
+
+    fn create(&self, name: &str) -> Result<Volume> {
+        self.provision().create(&spec(name), &Nothing)
+    }
+
+    /// As `ops` does: find first.
+    fn ensure(&self, name: &str) -> Result<Volume> {
+        match self.provision().find(&id(name))? {
+            Some(volume) => Ok(volume),
+            None => self.create(name),
+        }
+    }
+
+    fn delete(&self, name: &str) -> Result<Outcome<()>> {
+        self.provision().delete(&id(name))
+    }
+
+    fn attach(&self, name: &str, to: &str) -> Result<Outcome<String>> {
+        let attach = self.backend.attach().expect("a controller");
+        let context = attach.attach(&id(name), &node(to), AccessMode::SingleNodeWriter, false)?;
+        Ok(context.map(|context| context["device"].clone()))
+    }
+
+    fn detach(&self, name: &str, from: &str) -> Result<Outcome<()>> {
+        self.backend.attach().expect("a controller").detach(&id(name), Some(&node(from)))
+    }
+
+    fn attached(&self, name: &str) -> Vec<String> {
+        let all = self.backend.attach().expect("a controller").attachments(&[id(name)]).expect("answered");
+        all.into_values().flatten().map(|node| node.to_string()).collect()
+    }
+}
+
+fn driver(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
+    CloudBackend::new(Parts {
+        name: backend_name(),
+        cluster: "ours".to_owned(),
+        policy: Arc::new(TestPolicy),
+        cloud: Some(Arc::clone(cloud) as _),
+        connect: Box::new(NoNode),
+        clock,
+    })
+}
+
+fn backend_name() -> BackendName {
+    "cloud".parse().expect("a name")
+}
+
+fn id(name: &str) -> VolumeId {
+    VolumeId::derive(&backend_name(), name)
+}
+
+fn snapshot_id(name: &str) -> SnapshotId {
+    SnapshotId::derive(&backend_name(), name)
+}
+
+fn node(name: &str) -> NodeId {
+    name.parse().expect("a node id")
+}
+
+fn raw(pairs: &[(&str, &str)]) -> RawParameters {
+    RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())))
+}
+
+fn spec(name: &str) -> VolumeSpec {
+    VolumeSpec {
+        id: id(name),
+        name: name.to_owned(),
+        capacity: GIB,
+        source: None,
+        parameters: json!({"node": {"mkfsOptions": "x".repeat(300)}, "backend": {"type": "fast"}}),
+        mutable: RawParameters::default(),
+        topology: TopologyRequirement { requisite: Vec::new(), preferred: vec![zone("a")] },
+    }
+}
+
+fn zone(name: &str) -> Topology {
+    Topology([("zone".to_owned(), name.to_owned())].into())
+}
+
+fn member(name: &str, source: &str) -> SnapshotSpec {
+    SnapshotSpec { id: snapshot_id(name), name: name.to_owned(), source: id(source), parameters: RawParameters::default() }
+}
+
+/// Whether the CO takes the error as the end of the matter.
+fn is_final(error: &Error) -> bool {
+    match error {
+        Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
+        Error::Failed { left, .. } => *left == Left::Nothing,
+        _ => true,
+    }
+}
+
+struct Nothing;
+
+impl Quiesce for Nothing {
+    fn hold(&self, _: &[VolumeId]) -> Result<Box<dyn Held>> {
+        Ok(Box::new(Nothing))
+    }
+}
+
+impl Held for Nothing {
+    fn release(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct NoNode;
+
+impl Connect for NoNode {
+    fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
+        Err(Error::volume_not_found(request.id))
+    }
+    fn connected(&self, _: &VolumeId, _: Option<&Source>) -> Result<Option<Source>> {
+        Ok(None)
+    }
+    fn disconnect(&self, _: &VolumeId, _: Option<&Source>) -> Result<Outcome<()>> {
+        Ok(Outcome::Unchanged(()))
+    }
+    fn refresh(&self, id: &VolumeId, _: &Source) -> Result<Bytes> {
+        Err(Error::volume_not_found(id))
+    }
+}
+
+/// One mutable parameter, `speed`.
+struct TestPolicy;
+
+impl Policy for TestPolicy {
+    fn kind(&self) -> &'static str {
+        "fake-cloud"
+    }
+    fn access_modes(&self) -> &[AccessMode] {
+        &AccessMode::SINGLE_NODE
+    }
+    fn parameters(&self, _: &RawParameters) -> Result<Value> {
+        Ok(json!({"type": "fast"}))
+    }
+    fn topology(&self) -> Option<Topology> {
+        None
+    }
+    fn zone(&self, segments: &Topology) -> Option<String> {
+        segments.0.get("zone").cloned()
+    }
+    fn place(&self, name: &str) -> Topology {
+        zone(name)
+    }
+    fn bounds(&self, _: &Value) -> (Bytes, Bytes) {
+        (GIB, Bytes(GIB.0 << 14))
+    }
+    fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
+        let tags = Tags::from([("team".to_owned(), "red".to_owned()), (super::tags::CLUSTER.to_owned(), "theirs".to_owned())]);
+        Ok(Draft { settings: json!({"speed": spec.mutable.get("speed")}), tags, multi_attach: false })
+    }
+    fn check_mutable(&self, raw: &RawParameters) -> Result<()> {
+        match raw.is_empty() || raw.get("speed").is_some() {
+            true => Ok(()),
+            false => Err(Error::invalid("mutable_parameters", "only speed is known")),
+        }
+    }
+    fn amend(&self, disk: &Disk, _: Bytes, raw: &RawParameters) -> Result<Option<Value>> {
+        let wanted = json!({"speed": raw.get("speed")});
+        Ok((!raw.is_empty() && disk.settings != wanted).then_some(wanted))
+    }
+    fn cooldown(&self) -> Option<Duration> {
+        Some(Duration::from_secs(6 * 3600))
+    }
+    fn check_snapshot(&self, _: &RawParameters) -> Result<()> {
+        Ok(())
+    }
+    fn draft_snapshot(&self, _: &SnapshotSpec) -> Result<Draft> {
+        Ok(Draft::default())
+    }
+}

@@ -1,0 +1,111 @@
+//! Many questions become one.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::super::poller::{Poller, Source};
+use super::super::{Answer, Because};
+use super::fake::refusal;
+use super::*;
+
+/// Numbers: even ones exist. At most ten in a request.
+#[derive(Default)]
+struct Numbers {
+    requests: Mutex<Vec<Vec<u32>>>,
+    fails: AtomicU32,
+    panics: AtomicBool,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Source for Arc<Numbers> {
+    type Key = u32;
+    type Item = u32;
+
+    fn batch(&self, _: &u32) -> (&'static str, usize) {
+        ("", 10)
+    }
+
+    fn fetch(&self, keys: &[u32]) -> Answer<Vec<(u32, u32)>> {
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "asked to panic");
+        self.requests.lock().expect("not poisoned").push(keys.to_vec());
+        if self.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(refusal("numbers", Because::Unavailable));
+        }
+        Ok(keys.iter().filter(|key| *key % 2 == 0).map(|key| (*key, key * 100)).collect())
+    }
+}
+
+impl Drop for Numbers {
+    fn drop(&mut self) {
+        self.dropped.store(true, Ordering::SeqCst);
+    }
+}
+
+fn numbers() -> (Arc<Numbers>, Poller<Arc<Numbers>>, Clock) {
+    let clock = Clock::fast(SPEED, Duration::ZERO);
+    let numbers = Arc::new(Numbers::default());
+    (Arc::clone(&numbers), Poller::new(numbers, clock), clock)
+}
+
+#[test]
+fn questions_of_one_moment_are_few_requests() {
+    let (numbers, poller, _) = numbers();
+    let found = poller.look_all(&(0..25).collect::<Vec<_>>()).expect("answered");
+    assert_eq!((found.len(), &found[&4]), (13, &vec![400]));
+    let sizes: Vec<usize> = numbers.requests.lock().expect("not poisoned").iter().map(Vec::len).collect();
+    assert_eq!(sizes.iter().sum::<usize>(), 25, "no key is asked about twice");
+    assert!(sizes.len() <= 4 && sizes.iter().all(|size| *size <= 10), "{sizes:?}");
+    assert_eq!(poller.look(&3).expect("answered"), [0; 0]);
+}
+
+#[test]
+fn who_looks_is_told_of_a_failure_and_who_waits_survives_it() {
+    let (numbers, poller, clock) = numbers();
+    numbers.fails.store(1, Ordering::SeqCst);
+    assert_eq!(poller.look(&2).expect_err("fails").code, "Fake.Unavailable");
+    assert!(poller.last().expect("asked").1.is_err());
+    numbers.fails.store(3, Ordering::SeqCst);
+    let until = clock.now() + Duration::from_secs(60);
+    assert_eq!(poller.wait(&2, until, |seen| seen.first().copied()).expect("at last"), 200);
+    assert!(poller.last().expect("asked").1.is_ok());
+    // It looks a last time at its end, and says what it saw.
+    let until = clock.now() + Duration::from_secs(5);
+    let unfinished = poller.wait(&3, until, |seen| seen.first().copied()).expect_err("never");
+    assert_eq!((unfinished.last, unfinished.refusal.is_none()), (Some(vec![]), true));
+    assert!(clock.now() >= until);
+}
+
+#[test]
+fn who_waits_comes_along_with_who_looks() {
+    let (numbers, poller, clock) = numbers();
+    let until = clock.now() + Duration::from_secs(100);
+    std::thread::scope(|scope| {
+        for number in [1, 3, 5] {
+            let poller = &poller;
+            scope.spawn(move || poller.wait(&number, until, |seen| seen.first().copied()).expect_err("never"));
+        }
+        while clock.now() < until {
+            poller.look(&2).expect("answered");
+        }
+    });
+    let requests = numbers.requests.lock().expect("not poisoned");
+    let along = requests.iter().filter(|keys| keys.contains(&2) && keys.len() > 1).count();
+    let alone = requests.iter().filter(|keys| !keys.contains(&2)).count();
+    assert!(along > alone, "{along} {alone}");
+    assert!(alone <= 75, "three waits of 100 s share their moments: {alone}");
+}
+
+#[test]
+fn its_thread_ends_with_it_and_a_panic_holds_nobody() {
+    let (numbers, poller, _) = numbers();
+    numbers.panics.store(true, Ordering::SeqCst);
+    assert_eq!(poller.look(&2).expect_err("panicked").code, "stopped");
+    assert_eq!(poller.look(&2).expect("another thread"), [200]);
+    let dropped = Arc::clone(&numbers.dropped);
+    drop((numbers, poller));
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while !dropped.load(Ordering::SeqCst) {
+        assert!(std::time::Instant::now() < deadline, "the thread still has it");
+        std::thread::yield_now();
+    }
+}

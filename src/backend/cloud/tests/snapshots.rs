@@ -1,0 +1,184 @@
+//! Snapshots and copies, whatever the cloud does.
+
+use std::ops::ControlFlow;
+
+use super::fake::Wrong::{Lost, NotDone, Refused};
+use super::*;
+use crate::backend::Snapshots;
+use crate::volume::{ContentSource, Extent, Snapshot};
+
+impl Bench {
+    fn snapshots(&self) -> &dyn Snapshots {
+        self.backend.snapshots().expect("a controller")
+    }
+
+    /// As `ops` does: find first.
+    fn take(&self, name: &str, of: &str) -> Result<Snapshot> {
+        match self.snapshots().find_snapshot(&snapshot_id(name))? {
+            Some(taken) => Ok(taken),
+            None => self.snapshots().create_snapshot(&member(name, of), &Nothing),
+        }
+    }
+
+    fn copy(&self, name: &str, of: ContentSource) -> Result<Volume> {
+        match self.provision().find(&id(name))? {
+            Some(volume) => Ok(volume),
+            None => self.provision().create(&VolumeSpec { source: Some(of), ..spec(name) }, &Nothing),
+        }
+    }
+}
+
+fn at_last<T>(mut work: impl FnMut() -> Result<T>) -> T {
+    for _ in 0..40 {
+        match work() {
+            Ok(done) => return done,
+            Err(error) => assert!(!is_final(&error), "{error}"),
+        }
+    }
+    panic!("it does not come to an end")
+}
+
+#[test]
+fn a_snapshot_is_taken_restored_and_deleted() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    let taken = bench.take("s", "one").expect("begun");
+    assert_eq!((&taken.id, &taken.source, taken.ready, taken.size), (&snapshot_id("s"), &id("one"), false, GIB));
+    let from = || ContentSource::Snapshot(snapshot_id("s"));
+    let copy = at_last(|| bench.copy("two", from()));
+    assert_eq!(copy.source, Some(from()));
+    assert!(bench.take("s", "one").expect("a repeat").ready);
+    bench.delete("one").expect("a snapshot outlives its volume");
+    assert_eq!(bench.snapshots().list_snapshots(Some(&id("one")), None, 9).expect("listed").len(), 1);
+    assert_eq!(bench.snapshots().delete_snapshot(&snapshot_id("s")).expect("deleted"), Outcome::Changed(()));
+    assert_eq!(bench.snapshots().delete_snapshot(&snapshot_id("s")).expect("a repeat"), Outcome::Unchanged(()));
+    assert_eq!(bench.snapshots().find_snapshot(&snapshot_id("s")).expect("answered"), None);
+    let error = bench.copy("three", from()).expect_err("gone");
+    assert!(matches!(error, Error::NotFound { kind: "snapshot", .. }), "{error}");
+}
+
+#[test]
+fn a_lost_answer_makes_no_second_snapshot() {
+    for stale in [0, 2] {
+        for wrong in [Lost, NotDone] {
+            let mut bench = Bench::new();
+            bench.create("one").expect("made");
+            bench.cloud.state().stale = stale;
+            bench.cloud.wrong("create_snapshot", [wrong]);
+            if let Err(error) = bench.take("s", "one") {
+                assert!(!is_final(&error), "{error}");
+                bench.restart();
+                bench.take("s", "one").expect("taken");
+            }
+            assert_eq!(bench.cloud.snapshots_now().len(), 1, "{wrong:?} {stale}");
+            bench.take("s", "one").expect("a repeat");
+            bench.cloud.wrong("delete_snapshot", [wrong]);
+            assert_eq!(bench.snapshots().delete_snapshot(&snapshot_id("s")).expect("deleted"), Outcome::Changed(()));
+            assert_eq!(bench.cloud.snapshots_now(), []);
+            bench.take("s", "one").expect("taken again");
+        }
+    }
+}
+
+#[test]
+fn of_two_with_one_tag_the_oldest_complete_one_counts() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.take("s", "one").expect("taken");
+    let other = driver(&bench.cloud, bench.clock);
+    bench.cloud.state().delays.snapshot = None;
+    other.snapshots().expect("a controller").create_snapshot(&member("t", "one"), &Nothing).expect("taken");
+    let mut ids: Vec<_> = bench.cloud.snapshots_now();
+    ids.sort_by_key(|snapshot| snapshot.created);
+    bench.cloud.retag(&ids[1].id, &ids[0].tags);
+    at_last(|| match bench.take("s", "one")?.ready {
+        true => Ok(()),
+        false => Err(Error::Pending { object: "s".to_owned(), reason: "not ready".to_owned() }),
+    });
+    let third = driver(&bench.cloud, bench.clock);
+    let third = third.snapshots().expect("a controller");
+    assert!(third.find_snapshot(&snapshot_id("s")).expect("answered").expect("there").ready);
+    assert_eq!(bench.cloud.snapshots_now().len(), 2, "none is deleted by a look");
+    third.delete_snapshot(&snapshot_id("s")).expect("deleted");
+    assert_eq!(bench.cloud.snapshots_now(), []);
+}
+
+#[test]
+fn a_copy_leaves_no_snapshot_behind() {
+    let copy_of = || ContentSource::Volume(id("one"));
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.copy("two", copy_of()).expect("copied");
+    assert_eq!((bench.cloud.snapshots_now(), bench.cloud.count("create_snapshot")), (vec![], 1));
+    assert_eq!(bench.snapshots().list_snapshots(None, None, 9).expect("listed"), []);
+    // Cut off at each request, then repeated by another driver.
+    for (action, wrong) in [
+        ("create_snapshot", vec![Lost]),
+        ("create_disk", vec![Lost, NotDone, NotDone]),
+        ("create_disk", vec![NotDone, NotDone, NotDone]),
+        ("delete_snapshot", vec![NotDone, NotDone]),
+    ] {
+        let mut bench = Bench::new();
+        bench.create("one").expect("made");
+        bench.cloud.wrong(action, wrong.clone());
+        if let Err(error) = bench.copy("two", copy_of()) {
+            assert!(!is_final(&error), "{error}");
+        }
+        bench.restart();
+        at_last(|| bench.copy("two", copy_of()));
+        assert_eq!(bench.cloud.snapshots_now(), [], "{action} {wrong:?}");
+        assert_eq!(bench.cloud.disks_now().len(), 2, "{action} {wrong:?}");
+    }
+    // Refused for good: nothing is left; and never made: deleting it leaves nothing.
+    bench.cloud.wrong("create_disk", [Refused(super::super::Because::Quota)]);
+    assert!(is_final(&bench.copy("three", copy_of()).expect_err("no quota")));
+    assert_eq!(bench.cloud.snapshots_now(), []);
+    bench.cloud.state().delays.snapshot = None;
+    let error = bench.copy("four", copy_of()).expect_err("it takes for ever");
+    assert!(matches!(&error, Error::Pending { reason, .. } if reason.contains('%')), "{error}");
+    bench.delete("four").expect("nothing but its snapshot");
+    assert_eq!(bench.cloud.snapshots_now(), []);
+}
+
+#[test]
+fn a_hold_that_broke_makes_no_snapshot() {
+    struct Breaks;
+    impl Quiesce for Breaks {
+        fn hold(&self, _: &[VolumeId]) -> Result<Box<dyn Held>> {
+            Ok(Box::new(Breaks))
+        }
+    }
+    impl Held for Breaks {
+        fn release(self: Box<Self>) -> Result<()> {
+            Err(Error::failed("hold still", "the volume", "it was thawed"))
+        }
+    }
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    let error = bench.snapshots().create_snapshot(&member("s", "one"), &Breaks).expect_err("not still");
+    assert!(is_final(&error), "{error}");
+    assert_eq!(bench.cloud.snapshots_now(), []);
+}
+
+#[test]
+fn neighbouring_blocks_are_one_extent() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.take("s", "one").expect("taken");
+    at_last(|| bench.copy("two", ContentSource::Snapshot(snapshot_id("s"))));
+    bench.cloud.state().blocks = [0, 1, 2, 5, 7, 8].into_iter().map(|block| block * 4096).collect();
+    let blocks = bench.backend.changed_blocks().expect("a controller");
+    let list = |offset: u64, most: usize| {
+        let mut seen: Vec<Extent> = Vec::new();
+        let mut emit = |extent| {
+            seen.push(extent);
+            if seen.len() >= most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        blocks.allocated(&snapshot_id("s"), offset, &mut emit).expect("listed");
+        seen.into_iter().map(|extent| (extent.offset, extent.length)).collect::<Vec<_>>()
+    };
+    assert_eq!(list(0, 9), [(0, 3 * 4096), (5 * 4096, 4096), (7 * 4096, 2 * 4096)]);
+    assert_eq!(list(4097, 9)[0], (4097, 2 * 4096 - 1));
+    assert_eq!(list(9 * 4096, 9), []);
+    assert_eq!(list(0, 1), [(0, 3 * 4096)]);
+}

@@ -1,0 +1,346 @@
+//! Volumes come and go, whatever the cloud does.
+
+use std::collections::BTreeSet;
+
+use super::super::garbage::compare;
+use super::super::tags::{BACKEND, CLUSTER, NAME, VOLUME};
+use super::super::{Because, DiskState};
+use super::fake::Wrong::{Lost, NotDone, Refused};
+use super::*;
+use crate::volume::Severity;
+
+#[test]
+fn a_volume_comes_and_goes() {
+    let bench = Bench::new();
+    let made = bench.create("one").expect("made");
+    assert_eq!((&made.id, made.name.as_str(), made.capacity), (&id("one"), "one", GIB));
+    assert_eq!((made.topology.as_ref(), &made.parameters), (Some(&zone("a")), &spec("one").parameters));
+    let disks = bench.cloud.disks_now();
+    let tags = &disks[0].tags;
+    assert_eq!((tags[CLUSTER].as_str(), tags[BACKEND].as_str(), tags[VOLUME].as_str()), ("ours", "cloud", "one"));
+    assert_eq!((tags["team"].as_str(), disks[0].state), ("red", DiskState::Available));
+    assert!(tags.values().all(|value| value.chars().count() <= 256));
+    assert_eq!(bench.provision().find(&id("one")).expect("answered"), Some(made.clone()));
+    assert_eq!(bench.provision().list(None, 10).expect("answered"), [made]);
+    assert_eq!(bench.delete("one").expect("deleted"), Outcome::Changed(()));
+    assert_eq!(bench.delete("one").expect("a repeat"), Outcome::Unchanged(()));
+    assert_eq!(bench.provision().find(&id("one")).expect("answered"), None);
+    assert_eq!(bench.cloud.disks_now(), []);
+    assert_eq!(bench.cloud.count("create_disk"), 1);
+}
+
+#[test]
+fn a_lost_answer_makes_no_second_disk() {
+    for wrong in [vec![Lost], vec![NotDone], vec![Lost, NotDone], vec![NotDone, Lost, Lost]] {
+        let mut bench = Bench::new();
+        bench.cloud.wrong("create_disk", wrong.clone());
+        if let Err(error) = bench.ensure("one") {
+            assert!(!is_final(&error), "{error}");
+            bench.restart();
+            bench.ensure("one").expect("made");
+        }
+        assert_eq!(bench.cloud.disks_now().len(), 1, "{wrong:?}");
+        for wrong in [Lost, NotDone] {
+            bench.cloud.wrong("delete_disk", [wrong]);
+            assert_eq!(bench.delete("one").expect("deleted"), Outcome::Changed(()));
+            assert_eq!(bench.cloud.disks_now(), []);
+            bench.ensure("one").expect("made again");
+        }
+    }
+}
+
+#[test]
+fn a_description_that_is_out_of_date_is_not_believed() {
+    for stale in [1, 3, 6] {
+        let bench = Bench::new();
+        bench.cloud.state().stale = stale;
+        for round in 0..2 {
+            bench.ensure("one").expect("made");
+            assert!(bench.provision().find(&id("one")).expect("answered").is_some(), "{stale} {round}");
+            bench.attach("one", "i-1").expect("attached");
+            bench.detach("one", "i-1").expect("detached");
+            assert_eq!(bench.delete("one").expect("deleted"), Outcome::Changed(()));
+            assert_eq!(bench.provision().find(&id("one")).expect("answered"), None, "{stale} {round}");
+            assert_eq!(bench.cloud.disks_now(), []);
+        }
+    }
+}
+
+#[test]
+fn a_killed_drivers_disk_is_found_by_the_next() {
+    let mut bench = Bench::new();
+    bench.cloud.state().stale = 4;
+    bench.cloud.state().delays.create = None;
+    bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);
+    assert!(!is_final(&bench.create("one").expect_err("no answer")));
+    bench.restart();
+    let error = bench.ensure("one").expect_err("it takes for ever");
+    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    bench.restart();
+    let disk = bench.cloud.disks_now()[0].id.clone();
+    bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Available);
+    bench.ensure("one").expect("found");
+    assert_eq!(bench.cloud.disks_now().len(), 1);
+    // One that was never answered goes, too, and a young driver waits until it is shown.
+    bench.cloud.state().delays.create = Some(Duration::ZERO);
+    bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);
+    bench.create("two").expect_err("no answer");
+    bench.cloud.state().stale = 0;
+    bench.restart();
+    assert_eq!(bench.delete("two").expect("deleted"), Outcome::Changed(()));
+    assert_eq!(bench.cloud.disks_now().len(), 1);
+}
+
+#[test]
+fn what_was_not_answered_is_not_deleted_by_an_empty_look_up() {
+    let bench = Bench::new();
+    bench.cloud.state().stale = 1_000_000;
+    bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);
+    bench.create("one").expect_err("no answer");
+    let error = bench.delete("one").expect_err("it may be there");
+    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    bench.cloud.wrong("disks", [Refused(Because::Denied)]);
+    assert!(!is_final(&bench.delete("one").expect_err("no answer")));
+    assert_eq!(bench.cloud.count("delete_disk"), 0);
+}
+
+#[test]
+fn a_name_is_used_again() {
+    let mut bench = Bench::new();
+    for round in 1..4 {
+        bench.ensure("one").expect("made");
+        bench.delete("one").expect("deleted");
+        assert_eq!(bench.cloud.count("create_disk"), round, "the next token at once");
+    }
+    // Another process has to find out that the tokens are used up.
+    bench.cloud.age();
+    bench.backend = driver(&bench.cloud, bench.clock);
+    bench.ensure("one").expect("made");
+    assert_eq!(bench.cloud.disks_now().len(), 1);
+    // What was made not long ago may be hidden: another disk is made once that cannot be.
+    bench.ensure("two").expect("made");
+    bench.delete("two").expect("deleted");
+    bench.backend = driver(&bench.cloud, bench.clock);
+    let began = bench.clock.now();
+    while let Err(error) = bench.ensure("two") {
+        assert!(matches!(error, Error::Pending { .. }), "{error}");
+    }
+    assert!(bench.clock.now() - began >= Duration::from_secs(300));
+    assert_eq!(bench.cloud.disks_now().len(), 2);
+}
+
+#[test]
+fn two_drivers_at_once_make_one_disk() {
+    let bench = Bench::new();
+    let other = driver(&bench.cloud, bench.clock);
+    std::thread::scope(|scope| {
+        let two = scope.spawn(|| other.provision().expect("a controller").create(&spec("one"), &Nothing).expect("made"));
+        assert_eq!(bench.create("one").expect("made"), two.join().expect("no panic"));
+    });
+    assert_eq!(bench.cloud.disks_now().len(), 1);
+}
+
+#[test]
+fn many_at_once_are_few_questions() {
+    const MANY: usize = 300;
+    let bench = Bench::new();
+    let all = |work: &(dyn Fn(&str) + Sync)| {
+        std::thread::scope(|scope| {
+            for number in 0..MANY {
+                scope.spawn(move || work(&format!("v{number}")));
+            }
+        });
+    };
+    all(&|name| {
+        bench.ensure(name).expect("made");
+    });
+    let (made, asked) = (bench.cloud.count("create_disk"), bench.cloud.count("disks"));
+    assert_eq!((made, bench.cloud.disks_now().len()), (MANY as u64, MANY));
+    println!("FIGURE: cloud frame: {MANY} volumes made, {asked} describes");
+    assert!(asked <= MANY as u64 / 6, "{asked} describes for {MANY} volumes");
+    for number in 0..MANY {
+        let name = format!("n{number}");
+        let one = Instance {
+            id: node(&name),
+            zone: "a".to_owned(),
+            kind: "m5.large".to_owned(),
+            running: true,
+            attached: [].into(),
+            limit: Some(8),
+        };
+        bench.cloud.state().instances.insert(node(&name), one);
+    }
+    all(&|name| {
+        bench.attach(name, &name.replace('v', "n")).expect("attached");
+    });
+    let (attached, asked) = (bench.cloud.count("attach_disk"), bench.cloud.count("disks") - asked);
+    let machines = bench.cloud.count("instances");
+    assert_eq!(attached, MANY as u64);
+    println!("FIGURE: cloud frame: {MANY} volumes attached, {asked} describes of disks, {machines} describes of machines");
+    assert!(asked <= MANY as u64 / 6 && machines <= MANY as u64 / 10, "{asked} and {machines} describes");
+    all(&|name| {
+        bench.detach(name, &name.replace('v', "n")).expect("detached");
+        bench.delete(name).expect("deleted");
+    });
+    assert_eq!((bench.cloud.count("delete_disk"), bench.cloud.disks_now().len()), (MANY as u64, 0));
+}
+
+#[test]
+fn a_disk_that_fails_is_deleted_and_told() {
+    let bench = Bench::new();
+    bench.cloud.state().fail_disks = true;
+    let error = bench.ensure("one").expect_err("it fails");
+    assert!(is_final(&error) && error.to_string().contains("vol-0001"), "{error}");
+    assert_eq!(bench.cloud.disks_now(), []);
+    bench.cloud.wrong("delete_disk", [Refused(Because::Throttled)]);
+    let error = bench.ensure("one").expect_err("it fails, and stays");
+    assert!(!is_final(&error), "{error}");
+    bench.cloud.state().fail_disks = false;
+    let error = bench.ensure("one").expect_err("the failed one is deleted first");
+    assert!(is_final(&error), "{error}");
+    bench.ensure("one").expect("made");
+    assert_eq!(bench.cloud.disks_now().len(), 1);
+}
+
+#[test]
+fn a_refusal_keeps_the_clouds_words_and_its_finality() {
+    let bench = Bench::new();
+    for (because, is_over) in [
+        (Because::Invalid, true),
+        (Because::Quota, true),
+        (Because::NoCapacity, true),
+        (Because::Denied, true),
+        (Because::Key, true),
+        (Because::Other, true),
+        (Because::Throttled, false),
+        (Because::Unavailable, false),
+    ] {
+        bench.cloud.wrong("create_disk", [Refused(because)]);
+        let error = bench.create("one").expect_err("refused");
+        assert_eq!(is_final(&error), is_over, "{error}");
+        assert!(error.to_string().contains("r-1"), "{error}");
+        // After a lost answer nothing is over.
+        bench.cloud.wrong("create_disk", [NotDone, Refused(because)]);
+        assert!(!is_final(&bench.create(&format!("{because:?}")).expect_err("refused")));
+    }
+    bench.cloud.wrong("disks", [Refused(Because::Denied)]);
+    assert!(!is_final(&bench.provision().find(&id("one")).expect_err("no answer")));
+    assert_eq!(bench.cloud.disks_now(), []);
+}
+
+#[test]
+fn two_disks_of_one_volume_are_nobodys_choice() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    let tags = bench.cloud.disks_now()[0].tags.clone();
+    bench.cloud.put(|disk| disk.tags = tags.clone());
+    let other = driver(&bench.cloud, bench.clock);
+    let error = other.provision().expect("a controller").find(&id("one")).expect_err("which?");
+    assert!(error.to_string().contains("vol-0001, vol-0002"), "{error}");
+    let error = other.attach().expect("a controller").detach(&id("one"), None).expect_err("which?");
+    assert!(matches!(error, Error::Unproven { .. }), "{error}");
+    other.provision().expect("a controller").delete(&id("one")).expect("all of them");
+    assert_eq!(bench.cloud.disks_now(), []);
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    let theirs = bench.cloud.disks_now()[0].id.clone();
+    for (tag, value) in [(CLUSTER, "theirs"), (BACKEND, "other")] {
+        bench.cloud.with_disk(&theirs, |disk| disk.tags.insert(tag.to_owned(), value.to_owned()).map_or((), drop));
+        assert_eq!(bench.provision().list(None, 10).expect("answered"), []);
+        assert_eq!(bench.delete("one").expect("none of ours"), Outcome::Unchanged(()));
+        assert_eq!(bench.cloud.disks_now().len(), 1);
+    }
+    bench.create("two").expect("made");
+    let ours = bench.cloud.disks_now()[1].id.clone();
+    bench.cloud.with_disk(&ours, |disk| disk.tags.remove(NAME).map_or((), drop));
+    let error = bench.provision().find(&id("two")).expect_err("changed by hand");
+    assert!(error.to_string().contains("restore them"), "{error}");
+}
+
+#[test]
+fn zones_are_chosen() {
+    let bench = Bench::new();
+    let make = |name: &str, requisite: &[&str]| {
+        let requisite = requisite.iter().map(|name| zone(name)).collect();
+        let spec = VolumeSpec { topology: TopologyRequirement { requisite, preferred: Vec::new() }, ..spec(name) };
+        let place = bench.provision().create(&spec, &Nothing).expect("made").topology.expect("a place");
+        place.0["zone"].clone()
+    };
+    assert_eq!(make("one", &["b"]), "b");
+    let names: Vec<String> = (0..6).map(|number| format!("any{number}")).collect();
+    let spread: BTreeSet<String> = names.iter().map(|name| make(name, &[])).collect();
+    assert_eq!(spread.len(), 2, "{spread:?}");
+    let asked = |name: &str| crate::backend::CapacityQuery { topology: Some(zone(name)), ..Default::default() };
+    assert!(bench.provision().capacity(&asked("a")).expect("answered").available > GIB);
+    assert_eq!(bench.provision().capacity(&asked("z")).expect("answered").available, Bytes(0));
+}
+
+#[test]
+fn lists_are_paged_by_our_ids_and_fetched_once() {
+    let bench = Bench::new();
+    let names = ["e", "b", "d", "a", "c", "f", "g"];
+    for name in names {
+        bench.create(name).expect("made");
+    }
+    let before = bench.cloud.count("disks");
+    let mut seen = Vec::new();
+    let mut after = None;
+    loop {
+        let page = bench.provision().list(after.as_ref(), 2).expect("answered");
+        after = page.last().map(|last| last.id.clone());
+        let is_last = page.len() < 2;
+        seen.extend(page.into_iter().map(|volume| volume.name));
+        if is_last {
+            break;
+        }
+    }
+    assert_eq!(seen, ["a", "b", "c", "d", "e", "f", "g"]);
+    assert_eq!(bench.cloud.count("disks") - before, 3, "three pages of the cloud's, once");
+    bench.delete("a").expect("deleted");
+    assert_eq!(bench.provision().list(None, 1).expect("answered")[0].name, "b");
+}
+
+#[test]
+fn health_tells_what_is_wrong() {
+    let bench = Bench::new();
+    let health = bench.backend.health().expect("a controller");
+    bench.create("one").expect("made");
+    assert_eq!(health.storage_health().expect("asked"), []);
+    assert_eq!(health.volume_health(&id("one")).expect("asked"), []);
+    let disk = bench.cloud.disks_now()[0].id.clone();
+    bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Failed);
+    let told = health.unhealthy(None, 9).expect("asked");
+    assert_eq!((told[0].0.clone(), told[0].1[0].severity), (id("one"), Severity::DataLoss));
+    bench.cloud.wrong("disks", [Refused(Because::Denied)]);
+    health.volume_health(&id("one")).expect_err("no answer");
+    assert_eq!(health.storage_health().expect("remembered")[0].reason, "CloudUnreachable");
+    assert!(bench.backend.probe().is_err());
+}
+
+#[test]
+fn garbage_is_what_no_handle_names() {
+    let bench = Bench::new();
+    for name in ["one", "two"] {
+        bench.create(name).expect("made");
+    }
+    bench.attach("two", "i-1").expect("attached");
+    let handles = BTreeSet::from(["cloud:one".to_owned(), "cloud:gone".to_owned(), "other:x".to_owned()]);
+    let found = bench.backend.garbage(&handles).expect("looked");
+    assert_eq!(found.disks.len(), 1);
+    assert_eq!((found.disks[0].handle.as_deref(), found.disks[0].attached.len()), (Some("cloud:two"), 1));
+    assert_eq!(found.missing, ["cloud:gone"]);
+    let refused = |name: &str| bench.backend.delete_garbage(&id(name), &handles).expect_err("refused").to_string();
+    assert!(refused("one").contains("PersistentVolume"));
+    assert!(refused("two").contains("i-1"));
+    assert!(refused("three").contains("does not exist"));
+    bench.detach("two", "i-1").expect("detached");
+    bench.backend.delete_garbage(&id("two"), &handles).expect("deleted");
+    assert_eq!(bench.cloud.disks_now().len(), 1);
+    let mut deleted = bench.cloud.disks_now();
+    deleted[0].state = DiskState::Deleted;
+    assert_eq!(compare(&backend_name(), &handles, &deleted, &[]).missing.len(), 2);
+}
