@@ -56,6 +56,9 @@ declared! {
     STAGES "longshore_stages" "Volumes that are staged on this node, by its journal; also what was begun and not yet undone";
     PUBLISHES "longshore_publishes" "Targets at which volumes are published on this node, by its journal";
     LOOPS "longshore_loop_devices" "Loop devices in use on this node, whoever made them";
+    CLOUD_REQUESTS "longshore_cloud_requests" "Requests sent to a cloud, by backend, action and outcome";
+    CLOUD_SECONDS "longshore_cloud_request_seconds" "How long a cloud took to answer a request, in seconds";
+    CLOUD_WAITS "longshore_cloud_wait_seconds" "How long requests to a cloud waited to be sent, so as not to be throttled, in seconds";
     REGISTERED "longshore_kubelet_registered" "1 if the kubelet has taken the driver up; absent where the driver does not register itself";
     BUILD "longshore_build_info" "1, with the version";
     CPU "process_cpu_seconds" "User and system CPU time spent, in seconds";
@@ -69,6 +72,8 @@ const CALL_BUCKETS: [f64; 19] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 /// In seconds; fewer, since there are many kinds of steps.
 const STEP_BUCKETS: [f64; 12] = [0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0];
+/// In seconds: how long a cloud takes, or a request to it waits for its turn.
+const CLOUD_BUCKETS: [f64; 9] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 /// Of so many objects it is remembered that their outcome is not known; with more, something else is to be looked into.
 const MOST_UNKNOWN: usize = 1 << 16;
 
@@ -89,6 +94,7 @@ struct Shared {
     operations: Labelled<2, Histogram>,
     calls: Labelled<4, Counter>,
     steps: Steps,
+    clouds: Clouds,
     running: Mutex<Running>,
     /// Digests of objects.
     unknown: Mutex<HashSet<u64>>,
@@ -126,19 +132,28 @@ impl Metrics {
         let operations = Family::new_with_constructor((|| Histogram::new(CALL_BUCKETS)) as fn() -> _);
         let calls = Family::default();
         let steps = Steps::default();
+        let clouds = Clouds::default();
         register(&mut registry, OPERATIONS, operations.clone());
         register(&mut registry, CALLS, calls.clone());
         register(&mut registry, STEPS, steps.family.clone());
+        register(&mut registry, CLOUD_REQUESTS, clouds.requests.clone());
+        register(&mut registry, CLOUD_SECONDS, clouds.seconds.clone());
+        register(&mut registry, CLOUD_WAITS, clouds.waits.clone());
         register(&mut registry, BUILD, family([([("version", version.to_owned())], 1.0)]));
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         register(&mut registry, STARTED, number(started.as_secs_f64()));
         let (driver_name, running, unknown) = (driver_name.to_owned(), Mutex::default(), Mutex::default());
-        Metrics { shared: Arc::new(Shared { driver_name, registry, operations, calls, steps, running, unknown }) }
+        Metrics { shared: Arc::new(Shared { driver_name, registry, operations, calls, steps, clouds, running, unknown }) }
     }
 
     /// To be handed to those who run steps.
     pub fn steps(&self) -> Steps {
         self.shared.steps.clone()
+    }
+
+    /// To be handed to what sends requests to the cloud of this backend.
+    pub fn cloud(&self, backend: &str) -> CloudRequests {
+        CloudRequests { backend: backend.to_owned(), clouds: self.shared.clouds.clone() }
     }
 
     /// A call of this method runs until the answer is dropped.
@@ -226,6 +241,47 @@ impl Steps {
     pub fn ended(&self, step: &'static str, failed: bool, took: Duration) {
         let outcome = ("outcome", if failed { "failed" } else { "done" });
         self.family.get_or_create(&[("step", step), outcome]).observe(took.as_secs_f64());
+    }
+}
+
+/// The requests of all backends to their clouds. Labels are `backend` and `action`, and `outcome` for the first.
+#[derive(Clone, Debug)]
+struct Clouds {
+    requests: Family<[(&'static str, String); 3], Counter>,
+    seconds: Family<[(&'static str, String); 2], Histogram>,
+    waits: Family<[(&'static str, String); 2], Histogram>,
+}
+
+impl Default for Clouds {
+    fn default() -> Self {
+        let histogram = (|| Histogram::new(CLOUD_BUCKETS)) as fn() -> Histogram;
+        let (seconds, waits) = (Family::new_with_constructor(histogram), Family::new_with_constructor(histogram));
+        Clouds { requests: Family::default(), seconds, waits }
+    }
+}
+
+/// Counts the requests of one backend to its cloud; by default nobody reads it.
+#[derive(Clone, Debug, Default)]
+pub struct CloudRequests {
+    backend: String,
+    clouds: Clouds,
+}
+
+impl CloudRequests {
+    /// A request of this `action` was answered, or not; `outcome` is `ok`, `throttled`, `refused` or `lost`.
+    pub fn ended(&self, action: &'static str, outcome: &'static str, took: Duration) {
+        let [backend, name] = self.labels(action);
+        self.clouds.seconds.get_or_create(&[backend.clone(), name.clone()]).observe(took.as_secs_f64());
+        self.clouds.requests.get_or_create(&[backend, name, ("outcome", outcome.to_owned())]).inc();
+    }
+
+    /// A request waited for so long to be sent.
+    pub fn waited(&self, action: &'static str, waited: Duration) {
+        self.clouds.waits.get_or_create(&self.labels(action)).observe(waited.as_secs_f64());
+    }
+
+    fn labels(&self, action: &'static str) -> [(&'static str, String); 2] {
+        [("backend", self.backend.clone()), ("action", action.to_owned())]
     }
 }
 
@@ -415,6 +471,26 @@ mod tests {
         {
             metrics.settle(object, known);
             assert_eq!(unknown(), format!("{{driver_name=\"a.b\"}} {expected}"));
+        }
+    }
+
+    #[test]
+    fn requests_to_a_cloud_are_counted_by_outcome() {
+        let metrics = metrics();
+        let cloud = metrics.cloud("disks");
+        for outcome in ["ok", "ok", "throttled"] {
+            cloud.ended("CreateVolume", outcome, Duration::from_millis(300));
+        }
+        cloud.waited("CreateVolume", Duration::from_secs(2));
+        let text = metrics.text(&Seen::default());
+        let labels = "driver_name=\"a.b\",backend=\"disks\",action=\"CreateVolume\"";
+        for line in [
+            format!("longshore_cloud_requests_total{{{labels},outcome=\"ok\"}} 2"),
+            format!("longshore_cloud_requests_total{{{labels},outcome=\"throttled\"}} 1"),
+            format!("longshore_cloud_request_seconds_count{{{labels}}} 3"),
+            format!("longshore_cloud_wait_seconds_sum{{{labels}}} 2.0"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use longshore::backend::fake::{Fake, FakeConfig};
 use longshore::backend::{Backend, Held, Provision, Quiesce, VolumeSpec};
-use longshore::volume::{Bytes, Result, TopologyRequirement, VolumeId};
+use longshore::volume::{Bytes, RawParameters, Result, TopologyRequirement, VolumeId};
 
 /// So many that neither the allocator's slack nor what a first call brings in counts.
 const VOLUMES: u64 = 100_000;
@@ -50,6 +50,7 @@ fn an_idle_volume_takes_less_than_500_bytes() {
             capacity: Bytes::GIB,
             source: None,
             parameters: parameters.clone(),
+            mutable: RawParameters::default(),
             topology: TopologyRequirement::default(),
         };
         fake.create(&spec, &Nothing).expect("room");

@@ -61,8 +61,9 @@ const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"),
 const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
 const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
-/// Publishing a share's folder is binding it, as staging is.
-const NFS_CALLS: [Call; 6] = [Call::Create, Call::Stage, Call::Snapshot, Call::Restore, Call::Unstage, Call::Delete];
+/// Publishing a share's folder is binding it, as staging is; a clone is copied as a snapshot is restored.
+const NFS_CALLS: [Call; 8] =
+    [Call::Create, Call::Stage, Call::Expand, Call::Snapshot, Call::Restore, Call::Unstage, Call::DeleteSnapshot, Call::Delete];
 
 /// What else has steps of its own.
 const OTHERS: [Variant; 4] = [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE];
@@ -334,12 +335,11 @@ tests! {
     every_step_fails_and_so_does_the_repeat_raw_block: "fault matrix twice", fault_twice, [BLOCK, READ_ONLY_BLOCK], &[];
     every_step_fails_and_so_does_the_repeat_others: "fault matrix twice", fault_twice, [TARGETS, INLINE], &[];
     killed_before_every_step_luks: "crash matrix", crash, [LUKS, LUKS_BLOCK], &[];
-    killed_within_every_step_luks: "crash matrix within steps", crash_within, [LUKS], &[Call::Stage, Call::NodeExpand];
-    every_step_hangs_luks: "hang matrix", hang, [LUKS], &[Call::Stage];
+    killed_within_every_step_luks: "crash matrix within steps", crash_within, [LUKS], &[Call::Stage];
     every_step_fails_with_eio_luks: "fault matrix EIO", eio, [LUKS], &[Call::Stage, Call::NodeExpand, Call::Unstage];
-    killed_before_every_step_nfs: "crash matrix", crash, [NFS], &[];
+    killed_before_every_step_nfs: "crash matrix", crash, [NFS], &NFS_CALLS;
     killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Stage];
-    every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage, Call::Delete];
+    every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage];
     every_step_fails_with_eio_nfs: "fault matrix EIO", eio, [NFS], &NFS_CALLS;
     killed_before_every_step_iscsi: "crash matrix", crash, [ISCSI], &ISCSI_CALLS;
     every_step_fails_with_eio_iscsi: "fault matrix EIO", eio, [ISCSI], &ISCSI_CALLS;

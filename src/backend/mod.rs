@@ -28,6 +28,8 @@ use crate::volume::{
 
 #[cfg(feature = "ec2")]
 pub mod cloud;
+#[cfg(feature = "ec2")]
+pub mod ec2;
 pub mod fake;
 pub mod image;
 pub mod iscsi;
@@ -90,6 +92,11 @@ pub trait Backend: Send + Sync {
     /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
     fn topology(&self) -> Option<Topology> {
         None
+    }
+
+    /// Whether its volumes lie where this node is. A cloud chooses a place for each, wherever it is asked from.
+    fn is_local(&self) -> bool {
+        true
     }
 
     /// How much is in it, for metrics. Costs the same however much that is, but may hang with the storage.
@@ -170,6 +177,8 @@ pub struct VolumeSpec {
     pub source: Option<ContentSource>,
     /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Backend::parameters`] made.
     pub parameters: serde_json::Value,
+    /// Checked by [`Modify::check`]. `create` may set them at once; what it leaves, `modify` is asked for afterwards.
+    pub mutable: RawParameters,
     pub topology: TopologyRequirement,
 }
 
@@ -226,6 +235,11 @@ pub trait Expand: Send + Sync {
     /// Makes the volume at least `capacity` large; never smaller.
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>>;
 
+    /// Whether `expand` and `modify` of one volume may be called at the same time, to become one change.
+    fn joins_changes(&self) -> bool {
+        false
+    }
+
     /// Whether the node must take the new size over: that of its device, and of the file system on it.
     fn on_node(&self) -> bool {
         true
@@ -261,6 +275,8 @@ pub struct SnapshotSpec {
     /// The CO's name; kept with the snapshot.
     pub name: String,
     pub source: VolumeId,
+    /// The snapshot class's, checked by [`Snapshots::check`].
+    pub parameters: RawParameters,
 }
 
 /// CSI: CreateSnapshot, DeleteSnapshot, ListSnapshots, GetSnapshot; restoring is `Provision::create`.
@@ -398,6 +414,8 @@ pub struct ConnectRequest<'a> {
     pub mount_flags: &'a [String],
     /// Nobody on this node may write.
     pub read_only: bool,
+    /// What it was connected as before, be it in an earlier boot: for a call that brings no publish_context.
+    pub earlier: Option<&'a Source>,
 }
 
 /// The node's side of a backend. No mounts, no file systems: those are `ops::node`'s.

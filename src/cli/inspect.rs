@@ -8,11 +8,15 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::backend::Backend;
+#[cfg(feature = "ec2")]
+use crate::backend::ec2;
 use crate::backend::fake::Fake;
 use crate::backend::image::{self, ImageBackend};
 use crate::backend::iscsi::IscsiBackend;
 use crate::backend::nfs::NfsBackend;
 use crate::config::{BackendConfig, Config};
+#[cfg(feature = "ec2")]
+use crate::metrics::CloudRequests;
 use crate::ops::node::NodeSettings;
 use crate::ops::node::inspect::{self, Configured, Finding, Mender, Report, Role, Setup, State, Volume};
 use crate::volume;
@@ -90,6 +94,10 @@ fn setup(config: &Config) -> Setup {
             BackendConfig::Nfs(nfs) => Arc::new(NfsBackend::open(nfs, LOOKING, config.state_dir.path())?),
             BackendConfig::Iscsi(iscsi) => {
                 Arc::new(IscsiBackend::open(iscsi, LOOKING, config.node_id.clone(), config.state_dir.path())?)
+            }
+            #[cfg(feature = "ec2")]
+            BackendConfig::Ec2(cloud) => {
+                Arc::new(ec2::open(cloud, ec2::Role { provision: false, connect: false }, CloudRequests::default())?)
             }
             BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
         })

@@ -16,6 +16,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::backend::Backend;
+#[cfg(feature = "ec2")]
+use crate::backend::ec2;
 use crate::backend::fake::Fake;
 use crate::backend::image::{ImageBackend, Role};
 use crate::backend::iscsi::IscsiBackend;
@@ -56,6 +58,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let runtime = runtime()?;
     // Dropped before the runtime by which it sends.
     let _traces = start_log(&config, &runtime)?;
+    let config = name_node(config)?;
     let (services, _alone) = build(&config)?;
     let settings = server_settings(&config)?;
     runtime.block_on(async {
@@ -147,7 +150,8 @@ fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
     }
     let alone =
         config.mode.node().then(|| Alone::take(config.state_dir.path())).transpose().map_err(failed("use the state folder"))?;
-    let backends = config.backends.iter().map(|backend| open(backend, config)).collect::<volume::Result<_>>();
+    let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
+    let backends = config.backends.iter().map(|backend| open(backend, config, &metrics)).collect::<volume::Result<_>>();
     let registry = backends.and_then(Registry::new).map_err(failed("open the backends"))?;
     let locks = Locks::default();
     let node = match config.mode.node() {
@@ -155,7 +159,6 @@ fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
         false => None,
     };
     let controller = config.mode.controller().then(|| Arc::new(Controller::new(registry.clone(), locks.clone(), node.clone())));
-    let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
     let services = Services::new(Parts {
         name: config.driver_name.as_str().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -173,7 +176,8 @@ fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {
     DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|source| Failure::Folder { path: path.to_owned(), source })
 }
 
-fn open(backend: &BackendConfig, config: &Config) -> volume::Result<Arc<dyn Backend>> {
+#[cfg_attr(not(feature = "ec2"), allow(unused_variables, reason = "only clouds count requests"))]
+fn open(backend: &BackendConfig, config: &Config, metrics: &Metrics) -> volume::Result<Arc<dyn Backend>> {
     let pools_seen = config.state_dir.path().join("pools");
     Ok(match backend.clone() {
         BackendConfig::Image(image) => {
@@ -188,8 +192,32 @@ fn open(backend: &BackendConfig, config: &Config) -> volume::Result<Arc<dyn Back
             let role = Role { provision: config.mode.controller() };
             Arc::new(IscsiBackend::open(iscsi, role, config.node_id.clone(), config.state_dir.path())?)
         }
+        #[cfg(feature = "ec2")]
+        BackendConfig::Ec2(cloud) => {
+            let role = ec2::Role { provision: config.mode.controller(), connect: config.mode.node() };
+            let requests = metrics.cloud(cloud.name.as_str());
+            Arc::new(ec2::open(cloud, role, requests)?)
+        }
         BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
     })
+}
+
+/// On an instance of EC2's the node is called as EC2 calls it, whatever Kubernetes calls it.
+#[cfg(feature = "ec2")]
+fn name_node(mut config: Config) -> Result<Config, Failure> {
+    let cloud = config.backends.iter().find_map(|backend| match backend {
+        BackendConfig::Ec2(cloud) => Some(cloud),
+        _ => None,
+    });
+    if let Some(cloud) = cloud.filter(|_| config.mode.node()) {
+        config.node_id = ec2::node_id(cloud, &config.node_id).map_err(failed("learn which instance this is"))?;
+    }
+    Ok(config)
+}
+
+#[cfg(not(feature = "ec2"))]
+fn name_node(config: Config) -> Result<Config, Failure> {
+    Ok(config)
 }
 
 fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Result<Node> {

@@ -8,6 +8,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+#[cfg(feature = "ec2")]
+use crate::backend::ec2::Ec2Config;
 use crate::backend::fake::FakeConfig;
 use crate::backend::image::{ImageConfig, PoolConfig};
 use crate::backend::iscsi::IscsiConfig;
@@ -21,6 +23,8 @@ pub enum BackendConfig {
     Image(ImageConfig),
     Nfs(NfsConfig),
     Iscsi(IscsiConfig),
+    #[cfg(feature = "ec2")]
+    Ec2(Ec2Config),
     Fake(FakeConfig),
 }
 
@@ -31,6 +35,8 @@ impl BackendConfig {
             BackendConfig::Image(_) => "image",
             BackendConfig::Nfs(_) => "nfs",
             BackendConfig::Iscsi(_) => "iscsi",
+            #[cfg(feature = "ec2")]
+            BackendConfig::Ec2(_) => "ec2",
             BackendConfig::Fake(_) => "fake",
         }
     }
@@ -41,6 +47,8 @@ impl BackendConfig {
             BackendConfig::Image(config) => &config.name,
             BackendConfig::Nfs(config) => &config.name,
             BackendConfig::Iscsi(config) => &config.name,
+            #[cfg(feature = "ec2")]
+            BackendConfig::Ec2(config) => &config.name,
             BackendConfig::Fake(config) => &config.name,
         }
     }
@@ -51,6 +59,8 @@ impl BackendConfig {
             BackendConfig::Image(config) => &config.pools,
             BackendConfig::Iscsi(config) => &config.pools,
             BackendConfig::Nfs(_) | BackendConfig::Fake(_) => &[],
+            #[cfg(feature = "ec2")]
+            BackendConfig::Ec2(_) => &[],
         }
     }
 
@@ -69,6 +79,8 @@ impl BackendConfig {
             BackendConfig::Image(config) => config.validate(),
             BackendConfig::Nfs(config) => config.validate(),
             BackendConfig::Iscsi(config) => config.validate(),
+            #[cfg(feature = "ec2")]
+            BackendConfig::Ec2(config) => config.validate(),
             BackendConfig::Fake(config) => config.validate(),
         }
     }
@@ -80,6 +92,8 @@ enum Kind {
     Image,
     Nfs,
     Iscsi,
+    #[cfg(feature = "ec2")]
+    Ec2,
     Fake,
 }
 
@@ -108,6 +122,8 @@ impl<'de> Deserialize<'de> for BackendConfig {
                         Kind::Image => ImageConfig::deserialize(fields).map(BackendConfig::Image),
                         Kind::Nfs => NfsConfig::deserialize(fields).map(BackendConfig::Nfs),
                         Kind::Iscsi => IscsiConfig::deserialize(fields).map(BackendConfig::Iscsi),
+                        #[cfg(feature = "ec2")]
+                        Kind::Ec2 => Ec2Config::deserialize(fields).map(BackendConfig::Ec2),
                         Kind::Fake => FakeConfig::deserialize(fields).map(BackendConfig::Fake),
                     };
                 }

@@ -34,6 +34,7 @@ pub mod mount;
 pub mod mountinfo;
 pub mod multipath;
 pub mod nfs;
+pub mod nvme;
 pub mod own;
 pub mod path;
 pub mod private_mount;
@@ -46,6 +47,7 @@ pub mod socket;
 pub mod step;
 pub mod tree;
 pub mod udev;
+pub mod xen;
 
 /// A failed action on Linux. Says what was tried, on what, and what the kernel or the program answered.
 #[derive(Debug, thiserror::Error)]

@@ -56,6 +56,13 @@ impl RawParameters {
         RawParameters { values, metadata: BTreeMap::new() }
     }
 
+    /// Takes out those whose names begin so, with their names.
+    pub fn split_prefixed(&mut self, prefix: &str) -> BTreeMap<String, String> {
+        let (taken, kept) = std::mem::take(&mut self.values).into_iter().partition(|(key, _)| key.starts_with(prefix));
+        self.values = kept;
+        taken
+    }
+
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

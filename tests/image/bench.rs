@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig, Role};
 use longshore::backend::{Backend, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec};
 use longshore::os::loopdev::{self, Loop};
-use longshore::volume::{BackendName, Bytes, ContentSource, Error, Result, SnapshotId, TopologyRequirement, Volume, VolumeId};
+use longshore::volume::{
+    BackendName, Bytes, ContentSource, Error, RawParameters, Result, SnapshotId, TopologyRequirement, Volume, VolumeId,
+};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
@@ -172,6 +174,7 @@ pub fn spec(name_of_it: &str, capacity: u64, parameters: &[(&str, &str)]) -> Vol
         capacity: Bytes(capacity),
         source: None,
         parameters: serde_json::json!({"node": {"fsck": "true"}, "backend": backend}),
+        mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     }
 }
@@ -189,7 +192,12 @@ pub fn create_from(backend: &ImageBackend, name_of_it: &str, capacity: u64, sour
 }
 
 pub fn snapshot_spec(name_of_it: &str, volume: &str) -> SnapshotSpec {
-    SnapshotSpec { id: snapshot_id(name_of_it), name: name_of_it.to_owned(), source: volume_id(volume) }
+    SnapshotSpec {
+        id: snapshot_id(name_of_it),
+        name: name_of_it.to_owned(),
+        source: volume_id(volume),
+        parameters: RawParameters::default(),
+    }
 }
 
 pub fn take(backend: &ImageBackend, name_of_it: &str, volume: &str) -> longshore::volume::Snapshot {

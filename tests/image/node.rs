@@ -23,6 +23,7 @@ fn connect(backend: &ImageBackend, id: &VolumeId) -> longshore::volume::Result<O
         secrets: &Secrets::default(),
         mount_flags: &[],
         read_only: false,
+        earlier: None,
     };
     backend.connect().connect(&request)
 }

@@ -30,4 +30,12 @@ impl Clock {
     pub fn real(&self, span: Duration) -> Duration {
         span / self.speed
     }
+
+    /// Returns when so much of this clock's time has passed.
+    pub fn sleep(&self, span: Duration) {
+        let end = self.now() + span;
+        while let Some(left) = end.checked_sub(self.now()).filter(|left| !left.is_zero()) {
+            std::thread::park_timeout(self.real(left));
+        }
+    }
 }

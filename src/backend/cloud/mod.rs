@@ -11,9 +11,33 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use crate::os;
 use crate::volume::{Bytes, NodeId};
 
+mod attach;
+mod blocks;
+pub mod bucket;
+mod change;
 pub mod clock;
+mod clone;
+mod errors;
+mod find;
+mod frame;
+pub mod garbage;
+mod health;
+mod list;
+mod looks;
+mod memory;
+mod nodes;
+pub mod policy;
+mod poller;
+mod provision;
+pub mod retry;
+mod snapshots;
+pub mod tags;
+
+pub use frame::{CloudBackend, Parts};
+pub use policy::{Draft, Policy};
 
 /// The most ids that one question takes.
 pub const MOST_IDS: usize = 500;
@@ -52,7 +76,8 @@ pub type Answer<T> = Result<T, Refusal>;
 /// A list may be out of date by seconds, and so may a description: whoever decides on the strength of an absence must have another
 /// proof ([`Cloud::create_disk`] has the token).
 pub trait Cloud: Send + Sync + 'static {
-    /// The disks that are asked for, in any order. Those that do not exist are missing from the answer, never an error.
+    /// The disks that are asked for, in any order. Those that do not exist are missing from the answer, never an error; only a list
+    /// of [`Which::All`] has further pages.
     fn disks(&self, which: &Which<DiskId>) -> Answer<Page<Disk>>;
 
     /// Makes a disk. With the token of an earlier request whose answer was lost it answers what that one made.
@@ -70,7 +95,7 @@ pub trait Cloud: Send + Sync + 'static {
     /// Begins to change size or settings, all of it in one request.
     fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Changing>;
 
-    /// The last change of each of these, where there was one.
+    /// The last change of each of these, where there was one; at most [`MOST_IDS`].
     fn changes(&self, disks: &[DiskId]) -> Answer<Vec<Changing>>;
 
     /// Begins a snapshot, with a token as `create_disk`, where the cloud has such (EC2 has none: ours are found by tag).
@@ -81,7 +106,7 @@ pub trait Cloud: Send + Sync + 'static {
     /// As `disks`.
     fn snapshots(&self, which: &Which<CloudSnapshotId>) -> Answer<Page<CloudSnapshot>>;
 
-    /// Those of these machines that exist, terminated ones left out.
+    /// Those of these machines that exist, terminated ones left out; at most [`MOST_IDS`].
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>>;
 
     /// Adds tags, or gives them other values.
@@ -90,9 +115,15 @@ pub trait Cloud: Send + Sync + 'static {
     /// The zones of this region.
     fn zones(&self) -> Answer<Vec<String>>;
 
-    /// Names that a disk may have on this machine and no other disk has, the best first. A disk that is being attached or was seen
-    /// to fail under a name keeps it from others: `taken`.
-    fn device_names(&self, instance: &Instance, taken: &[String]) -> Option<String>;
+    /// The best name that a disk may have on this machine and no other disk has; `taken` are names that are being given, or under
+    /// which an attachment has failed. Asks nothing.
+    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String>;
+
+    /// What the cloud itself finds wrong with these, in its words; at most [`MOST_IDS`]. Nothing
+    /// where it does not tell.
+    fn impaired(&self, _disks: &[DiskId]) -> Answer<Vec<(DiskId, String)>> {
+        Ok(Vec::new())
+    }
 
     /// Blocks of a snapshot that hold data (`base` is `None`), or that differ from `base`.
     fn blocks(&self, base: Option<&CloudSnapshotId>, of: &CloudSnapshotId, from: &BlocksFrom) -> Answer<Blocks>;
@@ -143,6 +174,7 @@ pub struct Disk {
     pub settings: serde_json::Value,
     /// It may be attached to several machines at once.
     pub multi_attach: bool,
+    pub created: Option<SystemTime>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,7 +276,7 @@ pub struct Instance {
     pub running: bool,
     /// What is attached to it: by device name, disks of others too.
     pub attached: BTreeMap<String, DiskId>,
-    /// How many disks of ours it takes in all; `None` where the cloud does not say.
+    /// How many disks it takes in all, those in `attached` among them; `None` where the cloud does not say.
     pub limit: Option<u64>,
 }
 
@@ -319,6 +351,21 @@ pub struct Refusal {
     pub maybe_done: bool,
     /// How long to wait before asking again, where the cloud or our own limiter says.
     pub retry_after: Option<Duration>,
+}
+
+/// A step that failed before its request was sent.
+impl From<os::Error> for Refusal {
+    fn from(error: os::Error) -> Refusal {
+        Refusal {
+            because: Because::Unavailable,
+            action: "step",
+            code: "failed".to_owned(),
+            message: error.to_string(),
+            request_id: None,
+            maybe_done: false,
+            retry_after: None,
+        }
+    }
 }
 
 fn request_text(id: Option<&str>) -> String {

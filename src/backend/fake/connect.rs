@@ -440,6 +440,7 @@ mod tests {
             secrets: &secrets,
             mount_flags: &[],
             read_only: false,
+            earlier: None,
         };
         assert!(matches!(bench.fake.connect(&request), Err(Error::NotFound { .. })));
     }

@@ -33,7 +33,7 @@ pub(super) fn raw(pairs: &[(&str, &str)]) -> RawParameters {
 }
 
 pub(super) fn member(name: &str, source: &str) -> SnapshotSpec {
-    SnapshotSpec { id: snapshot_id(name), name: name.to_owned(), source: id(source) }
+    SnapshotSpec { id: snapshot_id(name), name: name.to_owned(), source: id(source), parameters: RawParameters::default() }
 }
 
 pub(super) fn spec(name: &str, capacity: Bytes) -> VolumeSpec {
@@ -43,6 +43,7 @@ pub(super) fn spec(name: &str, capacity: Bytes) -> VolumeSpec {
         capacity,
         source: None,
         parameters: serde_json::json!({ "node": { "mkfsOptions": "" }, "backend": { "medium": "block" } }),
+        mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     }
 }
@@ -112,6 +113,7 @@ impl Bench {
             secrets: &secrets,
             mount_flags: &[],
             read_only,
+            earlier: None,
         };
         Connect::connect(self.fake.as_ref(), &request)
     }

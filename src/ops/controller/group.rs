@@ -41,7 +41,8 @@ impl Controller {
             self.existing(backend, source)?;
             let (snapshot, member_name) = member_id(name, source);
             guards.push(self.locks.exclusive(Key::Snapshot(snapshot.clone()), "group snapshot")?);
-            members.push(SnapshotSpec { id: snapshot, name: member_name, source: source.clone() });
+            let (source, parameters) = (source.clone(), parameters.clone());
+            members.push(SnapshotSpec { id: snapshot, name: member_name, source, parameters });
         }
         groups.create_group(&id, name, &members, self.quiesce()?).map(Outcome::Changed)
     }

@@ -1,6 +1,8 @@
 //! Volumes grow.
 
 use super::*;
+use crate::backend::Expand;
+use crate::ops::lock::Guard;
 
 impl Controller {
     /// Makes a volume at least as large as asked; never smaller (ControllerExpandVolume). The node always has to take
@@ -14,7 +16,7 @@ impl Controller {
             check_capability(backend.as_ref(), capability)?;
         }
         let expand = backend.expand().ok_or_else(|| unsupported(backend, "expanding a volume"))?;
-        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "expand")?;
+        let _volume = self.lock_change(backend, id, "expand")?;
         let now = self.existing(backend, id)?.capacity;
         let wanted = range.required().unwrap_or(now).max(now).round_up(provision(backend)?.unit());
         if let Some(limit) = range.limit().filter(|limit| wanted > *limit) {
@@ -26,5 +28,14 @@ impl Controller {
         let capacity =
             if range.required().is_none_or(|required| required <= now) { now } else { expand.expand(id, wanted)?.into_inner() };
         Ok(Expanded { capacity, node_expansion_required: expand.on_node() })
+    }
+
+    /// Changes of one volume that its backend joins to one may come together.
+    pub(super) fn lock_change(&self, backend: &Arc<dyn Backend>, id: &VolumeId, operation: &'static str) -> Result<Guard> {
+        let key = Key::Volume(id.clone());
+        match backend.expand().is_some_and(Expand::joins_changes) {
+            true => self.locks.shared(key, operation),
+            false => self.locks.exclusive(key, operation),
+        }
     }
 }

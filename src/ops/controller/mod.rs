@@ -101,7 +101,7 @@ impl Controller {
     /// Sets parameters that may change during a volume's life.
     pub fn modify(&self, id: &VolumeId, parameters: &RawParameters) -> Result<Outcome<()>> {
         let backend = self.backend(id.backend())?;
-        let _volume = self.locks.exclusive(Key::Volume(id.clone()), "modify volume")?;
+        let _volume = self.lock_change(backend, id, "modify volume")?;
         self.existing(backend, id)?;
         if parameters.is_empty() {
             return Ok(Outcome::Unchanged(()));
@@ -219,7 +219,7 @@ fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()
 
 /// Whether what lies in this backend can be reached from where it is asked for.
 fn check_place(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement) -> Result<()> {
-    match backend.topology().filter(|place| !wanted.accepts(place)) {
+    match backend.topology().filter(|place| backend.is_local() && !wanted.accepts(place)) {
         None => Ok(()),
         Some(place) => Err(Error::NoCapacity {
             place: format!("the topology asked for ({:?})", wanted.requisite),

@@ -72,7 +72,7 @@ impl Controller {
         let answer = provision.capacity(&query)?;
         let usable = capabilities.iter().all(|capability| check_capability(backend.as_ref(), capability).is_ok());
         let here = match (backend.topology(), topology) {
-            (Some(place), Some(asked)) => asked.reaches(&place),
+            (Some(place), Some(asked)) if backend.is_local() => asked.reaches(&place),
             _ => true,
         };
         if usable && here {
@@ -116,6 +116,7 @@ impl Controller {
             capacity,
             source: request.source.clone(),
             parameters: parameters.to_json(),
+            mutable: request.mutable_parameters.clone(),
             topology: request.topology.clone(),
         })
     }

@@ -42,7 +42,7 @@ impl Controller {
         }
         let _source = self.locks.shared(Key::Volume(source.clone()), "snapshot")?;
         self.existing(backend, source)?;
-        let spec = SnapshotSpec { id, name: name.to_owned(), source: source.clone() };
+        let spec = SnapshotSpec { id, name: name.to_owned(), source: source.clone(), parameters: parameters.clone() };
         snapshots.create_snapshot(&spec, self.quiesce()?).map(Outcome::Changed)
     }
 

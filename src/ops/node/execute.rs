@@ -179,6 +179,7 @@ impl<'a> Job<'a> {
             secrets: self.order.secrets,
             mount_flags: self.entry.mount_flags(),
             read_only: self.entry.read_only,
+            earlier: self.entry.source.as_ref(),
         };
         self.done.push(Undo::Connection);
         let source = self.order.backend.connect().connect(&request)?.into_inner();

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The controller is killed before each step of an attachment and of a detachment, and each step fails: the repeated call, by the same
 # or by another process, ends in the right state, and a failure that was rolled back left nothing.
-# about 120 s
+# about 90 s
 set -euo pipefail
 # shellcheck source=san.bash
 . "$(dirname "$0")/san.bash"
@@ -72,6 +72,34 @@ at_rest "at last" && undo
 failing detaching at_rest in_use
 at_rest "at last"
 fault crash@0
+
+# A call that hangs holds up its own volume only, also while a pool is away whose records are still to be read.
+other=$(create b 64MiB block)
+sed -i "s|/pool/images}|&, {name: spare, path: $DIR/spare}|" config.yaml
+mkdir spare
+stop_driver
+start_controller
+stop_driver
+mv spare away
+longshore serve --mode controller --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --config config.yaml >>driver.log 2>&1 &
+driver_pid=$!
+answers() { call get-plugin-info >/dev/null 2>&1; }
+within 20 answers
+if call probe >/dev/null 2>&1; then fail "no pool is away: this would prove nothing"; fi
+fault hang@1
+call controller-publish-volume "$id" --node a --block >/dev/null 2>&1 &
+hung=$!
+hangs() { grep -q 'fault: hang at step' driver.log; }
+within 20 hangs
+fault crash@0
+call --timeout 15s controller-publish-volume "$other" --node a --block >/dev/null || fail "a volume waits for another's call that hangs"
+kill_driver
+wait $hung || true
+mv away spare
+start_controller
+detaching
+call controller-unpublish-volume "$other" --node a >/dev/null
+delete "$other"
 delete "$id"
 nothing_left
 stop_driver

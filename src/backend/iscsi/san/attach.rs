@@ -23,7 +23,7 @@ impl Attach for San {
         mode: AccessMode,
         read_only: bool,
     ) -> Result<Outcome<BTreeMap<String, String>>> {
-        let _turn = self.begin();
+        let _turn = self.begin(id, "attach")?;
         self.limit(node)?;
         let image = self.images.image(id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let lio = Lio::loaded()?;
@@ -55,7 +55,7 @@ impl Attach for San {
     /// The kernel shuts the node out before anything else is asked: a pool that is away, or a record that cannot be read, does not
     /// keep it in.
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
-        let _turn = self.begin();
+        let _turn = self.begin(id, "detach")?;
         let lio = Lio::open()?;
         let mut changed = false;
         if let Some(lio) = &lio {
@@ -79,7 +79,7 @@ impl Attach for San {
     }
 
     fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
-        let _turn = self.begin();
+        self.settle();
         let known = self.known();
         Ok(ids.iter().filter_map(|id| Some((id.clone(), known.by_volume.get(id)?.clone()))).collect())
     }

@@ -11,9 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use crate::backend::image::{Image, ImageBackend, Role};
+use crate::backend::turns::{Turn, Turns};
 use crate::backend::{Backend, Usage};
 use crate::os::lio::{self, Disk, Initiator, Lio};
 use crate::os::step::step;
@@ -32,6 +34,9 @@ mod volumes;
 use names::Names;
 use record::Record;
 
+/// How long a call waits for what puts right the export of its volume.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// The one process that provisions.
 #[derive(Debug)]
 pub(super) struct San {
@@ -39,8 +44,10 @@ pub(super) struct San {
     portals: Vec<SocketAddr>,
     pub images: ImageBackend,
     known: Mutex<Known>,
-    /// Calls read it, each about its own volume; whoever puts right what concerns several writes it.
-    turn: RwLock<()>,
+    /// Who is at an export, by the name of its target: a call about its volume, or what makes the kernel show what is recorded.
+    turns: Turns,
+    /// One reads the records of pools that were away; nobody waits for it, since such a pool may hang.
+    settling: Mutex<()>,
 }
 
 /// What the records say, so that a list or a limit reads none.
@@ -79,7 +86,14 @@ impl San {
     /// Opens the pools, and makes the kernel show what is recorded.
     pub fn open(config: IscsiConfig, state: &Path) -> Result<San> {
         let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")))?;
-        let san = San { portals: config.portals()?, config, images, known: Mutex::default(), turn: RwLock::default() };
+        let san = San {
+            portals: config.portals()?,
+            config,
+            images,
+            known: Mutex::default(),
+            turns: Turns::default(),
+            settling: Mutex::default(),
+        };
         san.settle();
         Ok(san)
     }
@@ -105,10 +119,19 @@ impl San {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a call about one volume, whose lock its caller holds: what is recorded in the pools that are there is known by then.
-    fn begin(&self) -> RwLockReadGuard<'_, ()> {
+    /// For a call about one volume: its export is nobody else's until the turn is given back.
+    fn begin(&self, id: &VolumeId, operation: &'static str) -> Result<Turn<'_>> {
         self.settle();
-        self.turn.read().unwrap_or_else(PoisonError::into_inner)
+        self.turn(&Names::of(id), operation, PATIENCE)
+    }
+
+    fn turn(&self, names: &Names, operation: &'static str, patience: Duration) -> Result<Turn<'_>> {
+        self.turns.take(&names.target, operation, patience).map_err(|taken| Error::Busy {
+            object: format!("target {}", names.target),
+            operation: taken.operation,
+            step: "its export".to_owned(),
+            since: taken.since.elapsed(),
+        })
     }
 
     /// The record of a volume, and the folder of its pool.
@@ -177,7 +200,7 @@ impl San {
         if all_read() {
             return;
         }
-        let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(_alone) = alone(&self.settling) else { return };
         if all_read() {
             return;
         }
@@ -203,6 +226,7 @@ impl San {
     fn load(&self, pool: &Path) -> Result<()> {
         for local in Record::list(pool)? {
             let Ok(id) = VolumeId::from_parts(self.name(), &local) else { continue };
+            let _turn = self.turn(&Names::of(&id), "export again", PATIENCE)?;
             match Record::read(&id, pool) {
                 Ok(Some(record)) => {
                     record.nodes.keys().for_each(|node| self.known().insert(&id, node));
@@ -235,18 +259,11 @@ impl San {
         }
     }
 
-    /// Tries again what could not be exported, unless some other call runs.
+    /// Tries again what could not be exported, unless a call is at it.
     fn export_failed(&self) {
         let failed: Vec<VolumeId> = self.known().failed.iter().cloned().collect();
-        if failed.is_empty() {
-            return;
-        }
-        let _alone = match self.turn.try_write() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
         for id in failed {
+            let Ok(_turn) = self.turn(&Names::of(&id), "export again", Duration::ZERO) else { continue };
             match self.record(&id) {
                 Ok(Some((_, record))) => self.export_again(&record),
                 Ok(None) => drop(self.known().failed.remove(&id)),
@@ -258,17 +275,16 @@ impl San {
     /// Takes down what carries our names and shows an image of ours, but nothing records.
     fn remove_strays(&self) -> Result<()> {
         let Some(lio) = Lio::open()? else { return Ok(()) };
-        let mut recorded = BTreeSet::new();
-        let mut pools = Vec::new();
-        for (_, home) in self.images.homes() {
-            let pool = home?;
-            let ids = Record::list(&pool)?.into_iter().filter_map(|local| VolumeId::from_parts(self.name(), &local).ok());
-            recorded.extend(ids.map(|id| Names::of(&id).disk));
-            pools.push(pool);
-        }
+        let pools = self.images.homes().map(|(_, home)| home).collect::<Result<Vec<PathBuf>>>()?;
         let hba = names::hba(self.name());
+        let recorded = self.recorded(&pools)?;
         for disk in lio.disks(hba)?.into_iter().filter(|disk| !recorded.contains(disk)) {
             let Some(names) = Names::of_disk(self.name(), &disk) else { continue };
+            let _turn = self.turn(&names, "take down", PATIENCE)?;
+            // A call may have recorded it before this turn.
+            if self.recorded(&pools)?.contains(&disk) {
+                continue;
+            }
             let Some(seen) = lio.disk(hba, &disk)? else { continue };
             // One that was never finished shows nothing, and is what a killed process of ours left.
             if seen.inode.is_some() && !pools.iter().any(|pool| seen.label.starts_with(pool)) {
@@ -283,6 +299,16 @@ impl San {
             }
         }
         Ok(())
+    }
+
+    /// The names of the disks that records in these pools want.
+    fn recorded(&self, pools: &[PathBuf]) -> Result<BTreeSet<String>> {
+        let mut disks = BTreeSet::new();
+        for pool in pools {
+            let ids = Record::list(pool)?.into_iter().filter_map(|local| VolumeId::from_parts(self.name(), &local).ok());
+            disks.extend(ids.map(|id| Names::of(&id).disk));
+        }
+        Ok(disks)
     }
 
     /// Shuts everybody out, and takes it down.
@@ -306,6 +332,15 @@ impl San {
         }
         let bound = lio.portals(&target)?;
         Ok(self.portals.iter().find(|portal| !bound.contains(portal)).map(|portal| format!("the portal {portal}")))
+    }
+}
+
+/// `None` while another has it.
+fn alone(lock: &Mutex<()>) -> Option<MutexGuard<'_, ()>> {
+    match lock.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

@@ -32,7 +32,7 @@ impl Provision for San {
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
-        let _turn = self.begin();
+        let _turn = self.begin(id, "delete")?;
         let in_use = |by: String| Error::InUse { object: format!("volume {id}"), by };
         if let Some((_, record)) = self.record(id)?
             && let Some(node) = record.nodes.keys().next()
@@ -61,7 +61,7 @@ impl Provision for San {
 impl Expand for San {
     /// The image first, then the disk that shows it: a repeated call finds an image that has grown already, and the disk not.
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
-        let _turn = self.begin();
+        let _turn = self.begin(id, "expand")?;
         let grown = self.images.expand(id, capacity)?;
         let (Outcome::Changed(now) | Outcome::Unchanged(now)) = grown;
         let shown = match Lio::open()? {

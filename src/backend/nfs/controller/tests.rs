@@ -132,6 +132,7 @@ fn spec(local: &str, pairs: &[(&str, &str)]) -> VolumeSpec {
         capacity: Bytes::mib(100),
         source: None,
         parameters: parameters(pairs),
+        mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     }
 }
@@ -402,7 +403,8 @@ fn snapshots_are_whole_and_outlive_their_volume() {
     create(&controller, &spec("one", &[("mountPermissions", "0750"), ("uid", "7")])).expect("made");
     std::fs::create_dir(ground.at("a/one/dir")).expect("made");
     std::fs::write(ground.at("a/one/dir/file"), "then").expect("written");
-    let taken = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one") };
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
     controller.create_snapshot(&taken, &NothingMounted).expect("taken");
     let ready = || controller.find_snapshot(&taken.id).map(|found| found.filter(|snapshot| snapshot.ready));
     let end = Instant::now() + Duration::from_secs(30);
@@ -458,7 +460,8 @@ fn what_takes_long_goes_on_in_the_background() {
     create(&controller, &VolumeSpec { id: id("third"), ..cloned.clone() }).expect_err("it takes long");
     controller.delete(&id("third")).expect("stopped and deleted");
 
-    let taken = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one") };
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
     assert!(!controller.create_snapshot(&taken, &NothingMounted).expect("begun").ready);
     assert!(matches!(controller.delete(&id("one")), Err(Error::Pending { .. })), "it is being copied");
     drop(controller);
@@ -481,7 +484,8 @@ fn a_snapshot_that_was_cut_off_is_made_anew() {
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
     std::fs::write(ground.at("a/one/file"), "data").expect("written");
-    let taken = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one") };
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
     controller.create_snapshot(&taken, &NothingMounted).expect("taken");
     let end = Instant::now() + Duration::from_secs(30);
     while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
@@ -612,7 +616,12 @@ fn a_tenant_reaches_nothing_outside() {
                     }
                 }
             });
-            let taken = SnapshotSpec { id: snapshot_id(&local), name: local.clone(), source: id(&local) };
+            let taken = SnapshotSpec {
+                id: snapshot_id(&local),
+                name: local.clone(),
+                source: id(&local),
+                parameters: RawParameters::default(),
+            };
             controller.create_snapshot(&taken, &NothingMounted).expect("taken");
             at_last(|| controller.delete(&id(&local))).expect("deleted");
             controller.delete_snapshot(&taken.id).expect("deleted");

@@ -1,0 +1,259 @@
+//! Volumes grow and change.
+//!
+//! A cloud allows a change of a disk once in hours (EC2: six), and it takes size and settings in one request. The CO asks for the two
+//! by separate calls; those that come together become one change. One that goes on is waited for, never sent again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use crate::backend::Modify;
+use crate::os::step::step;
+use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, VolumeId};
+
+use super::clock::Clock;
+use super::errors::again;
+use super::frame::Controller;
+use super::looks::Key;
+use super::provision::WAIT;
+use super::{Because, Change, ChangeState, Changing, Disk, DiskId, Refusal};
+
+/// How long the first waits for the other.
+const WINDOW: Duration = Duration::from_secs(2);
+
+/// What one change is to reach.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    capacity: Option<Bytes>,
+    parameters: Option<RawParameters>,
+}
+
+/// A change that is gathered, or made.
+#[derive(Debug, Default)]
+struct Joint {
+    wanted: Mutex<Wanted>,
+    outcome: OnceLock<Result<Outcome<Bytes>>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Changes {
+    clock: Clock,
+    /// `true` while others may still join.
+    open: Mutex<HashMap<DiskId, (Arc<Joint>, bool)>>,
+    told: Condvar,
+}
+
+impl Changes {
+    pub fn new(clock: Clock) -> Changes {
+        Changes { clock, open: Mutex::default(), told: Condvar::new() }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<DiskId, (Arc<Joint>, bool)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `wanted` made by `change`, together with what others want of the same disk meanwhile; one change of it at a time.
+    fn join(
+        &self,
+        disk: &DiskId,
+        wanted: &Wanted,
+        change: impl FnOnce(&Wanted) -> Result<Outcome<Bytes>>,
+    ) -> Result<Outcome<Bytes>> {
+        let mut open = self.open();
+        loop {
+            let Some((joint, gathers)) = open.get(disk) else { break };
+            let joint = Arc::clone(joint);
+            let joined = *gathers && joint.add(wanted);
+            while joint.outcome.get().is_none() {
+                open = self.told.wait(open).unwrap_or_else(PoisonError::into_inner);
+            }
+            if let (true, Some(outcome)) = (joined, joint.outcome.get()) {
+                return outcome.as_ref().map(|outcome| *outcome).map_err(again);
+            }
+        }
+        let joint = Arc::new(Joint { wanted: Mutex::new(wanted.clone()), outcome: OnceLock::new() });
+        open.insert(disk.clone(), (Arc::clone(&joint), true));
+        let (mut open, _) = self
+            .told
+            .wait_timeout_while(open, self.clock.real(WINDOW), |_| !joint.is_full())
+            .unwrap_or_else(PoisonError::into_inner);
+        open.insert(disk.clone(), (Arc::clone(&joint), false));
+        drop(open);
+        let leader = Leader { changes: self, disk, joint: &joint };
+        let wanted = joint.wanted().clone();
+        let outcome = change(&wanted);
+        let shared = outcome.as_ref().map(|outcome| *outcome).map_err(again);
+        leader.joint.outcome.set(shared).ok();
+        outcome
+    }
+}
+
+/// Tells those who joined, however the change ends.
+struct Leader<'a> {
+    changes: &'a Changes,
+    disk: &'a DiskId,
+    joint: &'a Joint,
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        let mut open = self.changes.open();
+        self.joint
+            .outcome
+            .get_or_init(|| Err(Error::failed("change disk", self.disk.to_string(), "the call that made it has ended")));
+        open.remove(self.disk);
+        self.changes.told.notify_all();
+    }
+}
+
+impl Joint {
+    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it could take this in: parameters of two calls are not mixed.
+    fn add(&self, more: &Wanted) -> bool {
+        let mut wanted = self.wanted();
+        if wanted.parameters.is_some() && more.parameters.is_some() && wanted.parameters != more.parameters {
+            return false;
+        }
+        wanted.capacity = wanted.capacity.max(more.capacity);
+        wanted.parameters = wanted.parameters.take().or_else(|| more.parameters.clone());
+        true
+    }
+
+    fn is_full(&self) -> bool {
+        let wanted = self.wanted();
+        wanted.capacity.is_some() && wanted.parameters.is_some()
+    }
+}
+
+impl Modify for Controller {
+    fn check(&self, raw: &RawParameters) -> Result<()> {
+        self.policy.check_mutable(raw)
+    }
+
+    fn modify(&self, id: &VolumeId, raw: &RawParameters) -> Result<Outcome<()>> {
+        self.policy.check_mutable(raw)?;
+        let disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        if self.policy.amend(&disk, disk.capacity, raw)?.is_none() {
+            return Ok(Outcome::Unchanged(()));
+        }
+        let wanted = Wanted { capacity: None, parameters: Some(raw.clone()) };
+        self.join_change(id, &disk, &wanted).map(|outcome| outcome.map(|_| ()))
+    }
+}
+
+impl Controller {
+    pub fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
+        let disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        if disk.capacity >= capacity {
+            return Ok(Outcome::Unchanged(disk.capacity));
+        }
+        let volume = self.owner.volume(&disk, self.policy.as_ref())?;
+        let (_, most) = self.policy.bounds(&volume.parameters["backend"]);
+        if capacity > most {
+            let reason = format!("{capacity} is more than the {most} that a disk of its type can have");
+            return Err(Error::OutOfRange { field: "capacity_range", reason });
+        }
+        self.join_change(id, &disk, &Wanted { capacity: Some(capacity), parameters: None })
+    }
+
+    fn join_change(&self, id: &VolumeId, disk: &Disk, wanted: &Wanted) -> Result<Outcome<Bytes>> {
+        self.changes.join(&disk.id, wanted, |wanted| self.change(id, &disk.id, wanted))
+    }
+
+    fn change(&self, id: &VolumeId, disk: &DiskId, wanted: &Wanted) -> Result<Outcome<Bytes>> {
+        let object = format!("volume {id}");
+        let seen = self.look_again(id, disk)?;
+        if self.lacking(&seen, wanted)?.is_none() {
+            return Ok(Outcome::Unchanged(seen.capacity));
+        }
+        let before = self.last_change(id, disk)?;
+        // What a call before this one asked for may be on its way.
+        if before.as_ref().is_some_and(|before| before.state == ChangeState::Modifying) {
+            self.await_change(id, disk, None)?;
+        }
+        let seen = self.look_again(id, disk)?;
+        let Some(change) = self.lacking(&seen, wanted)? else { return Ok(Outcome::Changed(seen.capacity)) };
+        let lost = match step("change disk", id, || self.cloud.change_disk(disk, &change)) {
+            Ok(begun) if begun.state.is_usable() => return Ok(Outcome::Changed(begun.capacity)),
+            Ok(begun) => {
+                let ended = self.await_change(id, disk, begun.since)?;
+                return match ended.state.is_usable() {
+                    true => Ok(Outcome::Changed(ended.capacity)),
+                    false => Err(failed(&object, &ended)),
+                };
+            }
+            Err(refusal) if refusal.maybe_done => refusal,
+            Err(refusal) if refusal.because == Because::TooSoon => return Err(self.too_soon(id, before.as_ref(), &refusal)),
+            Err(refusal) => return Err(self.refused("change disk", &object, refusal).nothing_left()),
+        };
+        // The next call finds out, and waits for it rather than ask again.
+        Err(Error::failed("change disk", object, lost))
+    }
+
+    /// What a disk has not yet of what is wanted.
+    fn lacking(&self, disk: &Disk, wanted: &Wanted) -> Result<Option<Change>> {
+        let capacity = wanted.capacity.filter(|capacity| disk.capacity < *capacity);
+        let settings = match (&wanted.parameters, capacity) {
+            (None, None) => None,
+            (raw, _) => self.policy.amend(disk, capacity.unwrap_or(disk.capacity), &raw.clone().unwrap_or_default())?,
+        };
+        let lacks = capacity.is_some() || settings.is_some();
+        Ok(lacks.then_some(Change { capacity, settings }))
+    }
+
+    fn look_again(&self, id: &VolumeId, disk: &DiskId) -> Result<Disk> {
+        let seen = self.looks.disks.look(&Key::from(disk)).map_err(|refusal| self.unknown(id, &refusal))?;
+        self.ours(id, &seen).into_iter().next().ok_or_else(|| super::find::hidden(id, disk))
+    }
+
+    fn last_change(&self, id: &VolumeId, disk: &DiskId) -> Result<Option<Changing>> {
+        let seen = self.looks.changes.look(disk).map_err(|refusal| self.unknown(id, &refusal))?;
+        Ok(latest(&seen))
+    }
+
+    /// Waits until a change has ended, one that began at `since` or later where that is known.
+    fn await_change(&self, id: &VolumeId, disk: &DiskId, since: Option<SystemTime>) -> Result<Changing> {
+        let mut progress = 0;
+        let waited = self.looks.changes.wait(disk, self.clock.now() + WAIT, |seen| {
+            let last = latest(seen).filter(|last| last.since.zip(since).is_none_or(|(last, since)| last >= since))?;
+            progress = last.progress;
+            (last.state != ChangeState::Modifying).then_some(last)
+        });
+        waited.map_err(|_| {
+            let reason = format!("the cloud is changing disk {disk} ({progress} %)");
+            Error::Pending { object: format!("volume {id}"), reason }
+        })
+    }
+
+    /// A cooldown is not over: UNAVAILABLE, so that the resizer goes on asking, and its words say from when on it helps.
+    fn too_soon(&self, id: &VolumeId, last: Option<&Changing>, refusal: &Refusal) -> Error {
+        let from = last.and_then(|last| last.since).zip(self.policy.cooldown()).map(|(since, cooldown)| since + cooldown);
+        let from = refusal.retry_after.map(|rest| SystemTime::now() + rest).or(from);
+        let when = match (from, last.map(|last| last.state)) {
+            (_, Some(ChangeState::Modifying)) => "once the change that goes on has ended, and its cooldown".to_owned(),
+            (Some(from), _) => format!("from {} on", humantime::format_rfc3339_seconds(from)),
+            (None, _) => "later".to_owned(),
+        };
+        let reason = format!("volume {id} was changed not long ago; it may be changed again {when}: {refusal}");
+        Error::Throttled { backend: self.owner.backend.to_string(), reason }
+    }
+}
+
+impl ChangeState {
+    /// Whether the new size and settings are there.
+    fn is_usable(self) -> bool {
+        matches!(self, ChangeState::Usable | ChangeState::Done)
+    }
+}
+
+fn latest(seen: &[Changing]) -> Option<Changing> {
+    seen.iter().max_by_key(|change| change.since).cloned()
+}
+
+fn failed(object: &str, change: &Changing) -> Error {
+    let why = change.message.clone().unwrap_or_else(|| "without a reason".to_owned());
+    Error::failed("change disk", object, format!("the cloud says that it failed: {why}")).nothing_left()
+}

@@ -1,0 +1,73 @@
+//! What a refusal means to the CO. The one place where that is chosen.
+//!
+//! Each error keeps the cloud's own code, words and request id.
+
+use crate::volume::{BackendName, Error, Left};
+
+use super::{Because, Refusal};
+
+/// A request that changes something was refused: it is over, and nothing was done, unless the refusal says that it may have been.
+pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, refusal: Refusal) -> Error {
+    if refusal.maybe_done {
+        return Error::failed(step, object, refusal);
+    }
+    let reason = refusal.to_string();
+    let (backend, object) = (backend.to_string(), object.to_owned());
+    match refusal.because {
+        Because::NotFound => Error::NotFound { kind: "what the cloud was asked for", id: format!("{object} ({reason})") },
+        Because::NoInstance => Error::NotFound { kind: "the node of", id: format!("{object} ({reason})") },
+        Because::InUse => Error::InUse { object, by: reason },
+        Because::InstanceFull => Error::NodeFull { node: object, reason },
+        Because::OtherParameters => Error::Conflict { object, existing: reason, wanted: "what this call says".to_owned() },
+        // Not over: the same request succeeds later. UNAVAILABLE keeps the resizer asking.
+        Because::TooSoon | Because::Throttled => Error::Throttled { backend, reason },
+        Because::Quota => Error::NoCapacity { place: "the account's quota".to_owned(), reason },
+        Because::NoCapacity => Error::NoCapacity { place: "the cloud".to_owned(), reason },
+        Because::Invalid => Error::invalid("parameters", reason),
+        Because::Denied | Because::Key => Error::Denied { object, reason },
+        Because::Unavailable => Error::BackendDown { backend, reason },
+        Because::NotAttached | Because::NameTaken | Because::Other => Error::failed(step, object, refusal).nothing_left(),
+    }
+}
+
+/// A question was refused. Nothing can be said of what there is, so that no such error is final, whatever its reason: an earlier
+/// call may have left something.
+pub(super) fn unknown(backend: &BackendName, object: &str, refusal: &Refusal) -> Error {
+    let backend = backend.to_string();
+    match refusal.because {
+        Because::Throttled | Because::TooSoon => Error::Throttled { backend, reason: refusal.to_string() },
+        Because::NotFound
+        | Because::NoInstance
+        | Because::NotAttached
+        | Because::InUse
+        | Because::NameTaken
+        | Because::InstanceFull
+        | Because::OtherParameters
+        | Because::Quota
+        | Because::NoCapacity
+        | Because::Invalid
+        | Because::Denied
+        | Because::Key
+        | Because::Unavailable
+        | Because::Other => Error::BackendDown { backend, reason: format!("{object}: {refusal}") },
+    }
+}
+
+/// The same error, for a second caller whose request was part of the same one.
+pub(super) fn again(error: &Error) -> Error {
+    match error {
+        Error::Invalid { field, reason } => Error::Invalid { field, reason: reason.clone() },
+        Error::OutOfRange { field, reason } => Error::OutOfRange { field, reason: reason.clone() },
+        Error::NotFound { kind, id } => Error::NotFound { kind, id: id.clone() },
+        Error::InUse { object, by } => Error::InUse { object: object.clone(), by: by.clone() },
+        Error::NoCapacity { place, reason } => Error::NoCapacity { place: place.clone(), reason: reason.clone() },
+        Error::Pending { object, reason } => Error::Pending { object: object.clone(), reason: reason.clone() },
+        Error::BackendDown { backend, reason } => Error::BackendDown { backend: backend.clone(), reason: reason.clone() },
+        Error::Throttled { backend, reason } => Error::Throttled { backend: backend.clone(), reason: reason.clone() },
+        Error::Denied { object, reason } => Error::Denied { object: object.clone(), reason: reason.clone() },
+        Error::Failed { step, object, source, left: Left::Nothing } => {
+            Error::failed(step, object.clone(), source.to_string()).nothing_left()
+        }
+        other => Error::failed("change disk", String::new(), other.to_string()),
+    }
+}

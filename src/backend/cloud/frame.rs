@@ -1,0 +1,174 @@
+//! The backend of any cloud.
+//!
+//! What must be known again lies with the cloud, in tags. What this process remembers makes it faster, or lets it doubt a
+//! description that is out of date; it never takes the place of one.
+
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+
+use crate::backend::{Attach, Backend, ChangedBlocks, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage};
+use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, Outcome, RawParameters, Result, Topology, VolumeId};
+
+use super::Cloud;
+use super::change::Changes;
+use super::clock::Clock;
+use super::health::LastProbe;
+use super::list::Lists;
+use super::looks::Looks;
+use super::memory::Memory;
+use super::nodes::Nodes;
+use super::policy::Policy;
+use super::tags::Owner;
+
+/// Of what a backend is made.
+pub struct Parts {
+    pub name: BackendName,
+    /// Who owns what is made: in every tag, and alone deleted.
+    pub cluster: String,
+    pub policy: Arc<dyn Policy>,
+    /// `None` where this process only serves a node, and asks the cloud nothing.
+    pub cloud: Option<Arc<dyn Cloud>>,
+    pub connect: Box<dyn Connect>,
+    pub clock: Clock,
+}
+
+/// A cloud's disks as volumes.
+pub struct CloudBackend {
+    name: BackendName,
+    policy: Arc<dyn Policy>,
+    connect: Box<dyn Connect>,
+    controller: Option<Controller>,
+}
+
+/// The controller's half.
+pub(super) struct Controller {
+    pub owner: Owner,
+    pub policy: Arc<dyn Policy>,
+    pub cloud: Arc<dyn Cloud>,
+    pub clock: Clock,
+    pub looks: Looks,
+    pub memory: Memory,
+    pub nodes: Nodes,
+    pub changes: Changes,
+    pub lists: Lists,
+    pub probed: LastProbe,
+    /// They do not change while a process lives.
+    pub zones: OnceLock<Vec<String>>,
+}
+
+impl CloudBackend {
+    pub fn new(parts: Parts) -> CloudBackend {
+        let Parts { name, cluster, policy, cloud, connect, clock } = parts;
+        let controller = cloud.map(|cloud| Controller {
+            owner: Owner { backend: name.clone(), cluster },
+            policy: Arc::clone(&policy),
+            clock,
+            looks: Looks::new(&cloud, clock),
+            memory: Memory::new(clock),
+            nodes: Nodes::default(),
+            changes: Changes::new(clock),
+            lists: Lists::default(),
+            probed: LastProbe::default(),
+            zones: OnceLock::new(),
+            cloud,
+        });
+        CloudBackend { name, policy, connect, controller }
+    }
+
+    pub(super) fn half<'a, T: ?Sized>(&'a self, half: impl FnOnce(&'a Controller) -> &'a T) -> Option<&'a T> {
+        self.controller.as_ref().map(half)
+    }
+}
+
+impl Backend for CloudBackend {
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        self.policy.kind()
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.controller.as_ref().map_or(Ok(()), Controller::probe)
+    }
+
+    fn access_modes(&self) -> &[AccessMode] {
+        self.policy.access_modes()
+    }
+
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        self.policy.check_capability(capability)
+    }
+
+    fn parameters(&self, raw: &RawParameters) -> Result<Value> {
+        self.policy.parameters(raw)
+    }
+
+    fn describes(&self, attributes: &RawParameters) -> bool {
+        self.policy.describes(attributes)
+    }
+
+    fn attributes(&self, raw: &RawParameters) -> Result<Value> {
+        self.policy.attributes(raw)
+    }
+
+    fn as_asked(&self, made: &Value) -> Value {
+        self.policy.as_asked(made)
+    }
+
+    fn topology(&self) -> Option<Topology> {
+        self.policy.topology()
+    }
+
+    fn is_local(&self) -> bool {
+        false
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { pools: Vec::new(), attachments: self.controller.as_ref().and_then(|controller| controller.memory.attachments()) }
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        self.half(|controller| controller as _)
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        // Also on a node: growing what is on a volume is its half, and from this it says that it can.
+        Some(self)
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        self.half(|controller| controller as _)
+    }
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.half(|controller| controller as _)
+    }
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        self.half(|controller| controller as _)
+    }
+    fn attach(&self) -> Option<&dyn Attach> {
+        self.half(|controller| controller as _)
+    }
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        self.half(|controller| controller as _)
+    }
+    fn connect(&self) -> &dyn Connect {
+        self.connect.as_ref()
+    }
+}
+
+impl Expand for CloudBackend {
+    fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
+        match &self.controller {
+            Some(controller) => controller.expand(id, capacity),
+            None => Err(Error::Unsupported {
+                what: format!("expanding volume {id}"),
+                reason: "the controller does it, which this is not".to_owned(),
+            }),
+        }
+    }
+
+    fn joins_changes(&self) -> bool {
+        true
+    }
+}

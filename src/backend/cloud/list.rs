@@ -1,0 +1,139 @@
+//! Lists, in the order of our ids, which no cloud has.
+//!
+//! The first page of a list fetches all; the next pages are of the same moment, and cost no request, for at most [`SERVES`]. So a page is
+//! at most that old, and the list as a whole is of one instant.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
+
+use super::attach::held_by;
+use super::frame::Controller;
+use super::{Answer, Because, CloudSnapshot, Disk, Page, Refusal, SnapshotState, Which};
+
+/// How long what was fetched serves for the pages after the first.
+pub(super) const SERVES: Duration = Duration::from_secs(120);
+/// Further pages than this are no list.
+const MOST_PAGES: usize = 10_000;
+
+/// What was fetched last.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    disks: Kept<Disk>,
+    snapshots: Kept<CloudSnapshot>,
+}
+
+type Kept<T> = Mutex<Option<(Duration, Arc<Vec<T>>)>>;
+
+impl Controller {
+    pub fn list_volumes(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        let all = self.all_disks(after.is_some())?;
+        let volumes = self.by_volume(&all);
+        let page: Vec<Volume> =
+            volumes.into_values().filter(|volume| after.is_none_or(|after| volume.id > *after)).take(max).collect();
+        forget_at_end(&self.lists.disks, page.len() < max);
+        Ok(page)
+    }
+
+    /// Those disks that are whole, by their volume.
+    fn by_volume(&self, disks: &[Disk]) -> BTreeMap<VolumeId, Volume> {
+        let mut volumes = BTreeMap::new();
+        for disk in disks.iter().filter(|disk| super::provision::is_whole(disk) && self.is_there(disk)) {
+            match self.owner.volume(disk, self.policy.as_ref()) {
+                Ok(volume) => {
+                    let id = volume.id.clone();
+                    if volumes.insert(id.clone(), volume).is_some() {
+                        tracing::warn!(volume = %id, disk = %disk.id, "several disks carry its tag");
+                    }
+                }
+                Err(error) => tracing::warn!(disk = %disk.id, %error, "a disk of this cluster is left out of the list"),
+            }
+        }
+        volumes
+    }
+
+    /// All disks of ours, whatever their state.
+    pub fn all_disks(&self, kept_will_do: bool) -> Result<Arc<Vec<Disk>>> {
+        let disks = self.all(&self.lists.disks, kept_will_do, |which| self.cloud.disks(which))?;
+        if !kept_will_do {
+            self.memory.set_attachments(disks.iter().map(|disk| held_by(disk).count() as u64).sum());
+        }
+        Ok(disks)
+    }
+
+    pub fn list_taken(&self, source: Option<&VolumeId>, after: Option<&SnapshotId>, max: usize) -> Result<Vec<Snapshot>> {
+        let all = self.all_snapshots(after.is_some())?;
+        let mut by_id: BTreeMap<SnapshotId, Snapshot> = BTreeMap::new();
+        let there = |found: &&CloudSnapshot| {
+            found.state != SnapshotState::Failed
+                && found.tags.contains_key(super::tags::SNAPSHOT)
+                && !self.memory.is_gone(&found.id.0)
+        };
+        for found in all.iter().filter(there) {
+            match self.owner.taken(found) {
+                Ok(taken) => {
+                    let kept = by_id.entry(taken.id.clone()).or_insert_with(|| taken.clone());
+                    // As a look-up chooses among several: the oldest that is complete.
+                    if (!taken.ready, taken.created) < (!kept.ready, kept.created) {
+                        *kept = taken;
+                    }
+                }
+                Err(error) => tracing::warn!(snapshot = %found.id, %error, "a snapshot of this cluster is left out of the list"),
+            }
+        }
+        let wanted =
+            |taken: &Snapshot| source.is_none_or(|source| taken.source == *source) && after.is_none_or(|after| taken.id > *after);
+        let page: Vec<Snapshot> = by_id.into_values().filter(wanted).take(max).collect();
+        forget_at_end(&self.lists.snapshots, page.len() < max);
+        Ok(page)
+    }
+
+    /// All snapshots of ours, whatever their state.
+    pub fn all_snapshots(&self, kept_will_do: bool) -> Result<Arc<Vec<CloudSnapshot>>> {
+        self.all(&self.lists.snapshots, kept_will_do, |which| self.cloud.snapshots(which))
+    }
+
+    fn all<T, Id>(
+        &self,
+        kept: &Kept<T>,
+        kept_will_do: bool,
+        fetch: impl Fn(&Which<Id>) -> Answer<Page<T>>,
+    ) -> Result<Arc<Vec<T>>> {
+        let now = self.clock.now();
+        let before = kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, all)) = before.filter(|(when, _)| kept_will_do && now < *when + SERVES) {
+            return Ok(all);
+        }
+        let unknown = |refusal: Refusal| super::errors::unknown(&self.owner.backend, "the list", &refusal);
+        let mut all = Vec::new();
+        let mut token = None;
+        for _ in 0..MOST_PAGES {
+            let page = fetch(&Which::All { tags: self.owner.tags(), token }).map_err(unknown)?;
+            all.extend(page.items);
+            token = page.next;
+            if token.is_none() {
+                let all = Arc::new(all);
+                *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::clone(&all)));
+                return Ok(all);
+            }
+        }
+        Err(unknown(Refusal {
+            because: Because::Unavailable,
+            action: "list",
+            code: "endless".to_owned(),
+            message: format!("it does not end after {MOST_PAGES} pages"),
+            request_id: None,
+            maybe_done: false,
+            retry_after: None,
+        }))
+    }
+}
+
+/// After the last page nobody needs what was fetched.
+fn forget_at_end<T>(kept: &Kept<T>, is_end: bool) {
+    if is_end {
+        *kept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

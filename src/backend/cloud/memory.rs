@@ -1,0 +1,246 @@
+//! What this process remembers of what it did. All of it may be lost: then it takes longer, and is no less right.
+//!
+//! A cloud's descriptions are *eventually consistent*: a disk that was made, or an attachment, may not be shown for a while, and one that
+//! is gone may be shown still (EC2 API reference, "Eventual consistency", which asks callers to try for up to five minutes). So:
+//! - what this process made, and is not shown within [`SETTLED`], is waited for, never taken for gone; what it deleted is never
+//!   taken for there;
+//! - after a request whose answer was lost, an absence is believed only after [`SETTLED`];
+//! - a process that is younger than [`YOUNG`] looks again until then before it believes an absence that something hangs on (a delete, a
+//!   new snapshot), since the one before it may have been killed a moment ago. One that is older believes the first look: whatever a
+//!   process before it made has been there for as long.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::volume::{AccessMode, NodeId};
+
+use super::clock::Clock;
+use super::{AttachmentState, DiskId};
+
+/// After this long a description is taken for true.
+pub(super) const SETTLED: Duration = Duration::from_secs(300);
+/// How old the process is when what one before it did is taken to be shown.
+pub(super) const YOUNG: Duration = Duration::from_secs(15);
+/// After this long in one state, an attachment is stuck: what takes seconds has taken minutes.
+pub(super) const STUCK: Duration = Duration::from_secs(300);
+/// The most of one kind; beyond it, what comes first in order is forgotten.
+const MOST: usize = 16_384;
+
+/// The disk of a volume, or the snapshot of a snapshot.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// The cloud's.
+    pub id: String,
+    /// When this process made it; `None` where it only found it.
+    pub made: Option<Duration>,
+}
+
+/// How a volume was attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    pub mode: AccessMode,
+    pub read_only: bool,
+    pub since: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By what it is for: of a volume, the part of its id behind the colon; a snapshot has `snapshot/` before it, and what is only
+    /// the way to a copy `copy/`. So are the others that have text for a key.
+    known: BTreeMap<String, Known>,
+    /// How many of them this process knows to have come and gone.
+    generations: BTreeMap<String, u32>,
+    deleted: BTreeSet<String>,
+    /// Since when it is not known what became of a request.
+    doubts: BTreeMap<String, Duration>,
+    /// When something was first missed, and when last.
+    missed: BTreeMap<String, (Duration, Duration)>,
+    bound: BTreeMap<(DiskId, NodeId), Bound>,
+    /// Since when an attachment is seen to come or go.
+    moving: BTreeMap<(DiskId, NodeId), (AttachmentState, Duration)>,
+    /// As the last list had it, and what was attached and detached since.
+    attachments: Option<u64>,
+    /// Copies whose temporary snapshot is known to be gone.
+    tidy: BTreeSet<String>,
+}
+
+impl Memory {
+    pub fn new(clock: Clock) -> Memory {
+        Memory { clock, state: Mutex::default() }
+    }
+
+    /// Whether a process before this one may have done something a moment ago: the moment when not any more.
+    pub fn young_until(&self) -> Option<Duration> {
+        (self.clock.now() < YOUNG).then_some(YOUNG)
+    }
+
+    pub fn known(&self, what: &str) -> Option<Known> {
+        self.state().known.get(what).cloned()
+    }
+
+    pub fn found(&self, what: &str, id: &str) {
+        let mut state = self.state();
+        if state.known.get(what).is_none_or(|known| known.id != id) {
+            insert(&mut state.known, what.to_owned(), Known { id: id.to_owned(), made: None });
+        }
+    }
+
+    /// This process made it, or had the cloud's word for it.
+    pub fn made(&self, what: &str, id: &str) {
+        let made = Some(self.clock.now());
+        let mut state = self.state();
+        if state.known.get(what).is_none_or(|known| known.id != id || known.made.is_none()) {
+            insert(&mut state.known, what.to_owned(), Known { id: id.to_owned(), made });
+        }
+        state.doubts.remove(what);
+        state.missed.remove(&format!("other/{what}"));
+    }
+
+    /// Whether it may well be there without being shown.
+    pub fn may_be_hidden(&self, known: &Known) -> bool {
+        known.made.is_some_and(|made| self.clock.now() < made + SETTLED)
+    }
+
+    /// It is gone: it is never taken for there again, and the next of its kind has another token.
+    pub fn gone(&self, what: &str, id: &str) {
+        let mut state = self.state();
+        state.known.remove(what);
+        state.doubts.remove(what);
+        state.tidy.remove(what);
+        state.bound.retain(|(disk, _), _| disk.0 != id);
+        if state.deleted.insert(id.to_owned()) {
+            let generation = state.generations.get(what).copied().unwrap_or_default();
+            insert(&mut state.generations, what.to_owned(), generation + 1);
+        }
+        if state.deleted.len() > MOST {
+            state.deleted.pop_first();
+        }
+    }
+
+    /// Whether this process saw it go: a disk or a snapshot.
+    pub fn is_gone(&self, id: &str) -> bool {
+        self.state().deleted.contains(id)
+    }
+
+    pub fn generation(&self, what: &str) -> u32 {
+        self.state().generations.get(what).copied().unwrap_or_default()
+    }
+
+    pub fn set_generation(&self, what: &str, generation: u32) {
+        insert(&mut self.state().generations, what.to_owned(), generation);
+    }
+
+    /// The answer to a request about it was lost.
+    pub fn doubt(&self, what: &str) {
+        let now = self.clock.now();
+        let mut state = self.state();
+        state.doubts.retain(|_, since| *since + SETTLED > now);
+        state.doubts.insert(what.to_owned(), now);
+    }
+
+    /// Until when its absence proves nothing.
+    pub fn doubted_until(&self, what: &str) -> Option<Duration> {
+        let now = self.clock.now();
+        self.state().doubts.get(what).map(|since| *since + SETTLED).filter(|until| *until > now)
+    }
+
+    /// For how long it has been missed: whoever misses it says so each time.
+    pub fn missing_for(&self, what: &str) -> Duration {
+        let now = self.clock.now();
+        let mut state = self.state();
+        // One that nobody missed for as long was another's matter.
+        let first = match state.missed.get(what) {
+            Some((first, last)) if *last + SETTLED > now => *first,
+            _ => now,
+        };
+        insert(&mut state.missed, what.to_owned(), (first, now));
+        now.saturating_sub(first)
+    }
+
+    pub fn bind(&self, disk: &DiskId, node: &NodeId, mode: AccessMode, read_only: bool) {
+        let bound = Bound { mode, read_only, since: self.clock.now() };
+        insert(&mut self.state().bound, (disk.clone(), node.clone()), bound);
+    }
+
+    pub fn bound(&self, disk: &DiskId, node: &NodeId) -> Option<Bound> {
+        self.state().bound.get(&(disk.clone(), node.clone())).copied()
+    }
+
+    /// The nodes that this process attached it to.
+    pub fn bound_to(&self, disk: &DiskId) -> Vec<NodeId> {
+        self.state().bound.keys().filter(|(bound, _)| bound == disk).map(|(_, node)| node.clone()).collect()
+    }
+
+    pub fn unbind(&self, disk: &DiskId, node: &NodeId) {
+        let mut state = self.state();
+        let place = (disk.clone(), node.clone());
+        state.bound.remove(&place);
+        state.moving.remove(&place);
+    }
+
+    /// Hears how an attachment is now; for how long it has been so, where it comes or goes.
+    pub fn saw(&self, disk: &DiskId, node: &NodeId, now: AttachmentState) -> Duration {
+        let time = self.clock.now();
+        let mut state = self.state();
+        let place = (disk.clone(), node.clone());
+        if matches!(now, AttachmentState::Attached | AttachmentState::Detached) {
+            state.moving.remove(&place);
+            return Duration::ZERO;
+        }
+        match state.moving.get(&place) {
+            Some((before, since)) if *before == now => time.saturating_sub(*since),
+            _ => {
+                insert(&mut state.moving, place, (now, time));
+                Duration::ZERO
+            }
+        }
+    }
+
+    pub fn attachments(&self) -> Option<u64> {
+        self.state().attachments
+    }
+
+    pub fn set_attachments(&self, count: u64) {
+        self.state().attachments = Some(count);
+    }
+
+    pub fn count_attachment(&self, change: i64) {
+        let mut state = self.state();
+        state.attachments = state.attachments.map(|count| count.saturating_add_signed(change));
+    }
+
+    /// Whether no temporary snapshot of a copy is left.
+    pub fn is_tidy(&self, volume: &str) -> bool {
+        self.state().tidy.contains(volume)
+    }
+
+    pub fn untidy(&self, volume: &str) {
+        self.state().tidy.remove(volume);
+    }
+
+    pub fn tidied(&self, volume: &str) {
+        let mut state = self.state();
+        state.tidy.insert(volume.to_owned());
+        if state.tidy.len() > MOST {
+            state.tidy.pop_first();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn insert<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: V) {
+    if map.len() >= MOST && !map.contains_key(&key) {
+        map.pop_first();
+    }
+    map.insert(key, value);
+}

@@ -1,0 +1,186 @@
+//! One attachment of a node is begun at a time, since each needs a device name that no other has; different nodes do not wait for one
+//! another.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::turns::Turns;
+use crate::os::step::step;
+use crate::volume::{Error, NodeId, Result, VolumeId};
+
+use super::frame::Controller;
+use super::memory::SETTLED;
+use super::{Because, Disk, DiskId, Instance, Refusal};
+
+/// How long a description of a machine serves for further attachments to it, in which its names are counted here.
+const FRESH: Duration = Duration::from_secs(10);
+/// How long a call waits for its turn, in real time.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How many names are tried in one call.
+const NAMES: usize = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    turns: Turns,
+    nodes: Mutex<HashMap<NodeId, Names>>,
+}
+
+/// What is known of a node's names.
+#[derive(Debug, Default)]
+struct Names {
+    seen: Option<(Duration, Instance)>,
+    /// Names that this process gave, until they are shown, and when.
+    given: BTreeMap<String, (DiskId, Duration)>,
+    /// Names under which the cloud would not attach, or did not come to an end.
+    bad: BTreeSet<String>,
+}
+
+/// How an attachment was begun.
+#[derive(Debug)]
+pub(super) enum Begun {
+    Accepted,
+    /// It may have been.
+    Perhaps(Refusal),
+    /// The disk is attached already, or in a state in which it cannot be.
+    InUse(Refusal),
+}
+
+impl Nodes {
+    fn nodes(&self) -> MutexGuard<'_, HashMap<NodeId, Names>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, node: &NodeId, work: impl FnOnce(&mut Names) -> T) -> T {
+        work(self.nodes().entry(node.clone()).or_default())
+    }
+
+    /// The disk is not attached there (any more): its name is free.
+    pub fn freed(&self, node: &NodeId, disk: &DiskId) {
+        let mut nodes = self.nodes();
+        let Some(names) = nodes.get_mut(node) else { return };
+        names.seen = None;
+        names.given.retain(|_, (given, _)| given != disk);
+        if names.given.is_empty() && names.bad.is_empty() {
+            nodes.remove(node);
+        }
+    }
+
+    /// An attachment under this name did not come to an end: the next one has another.
+    pub fn spoilt(&self, node: &NodeId, device: &str) {
+        self.with(node, |names| names.bad.insert(device.to_owned()));
+    }
+}
+
+impl Controller {
+    /// Begins to attach, under the best name that is free.
+    ///
+    /// # Errors
+    /// `NotFound` for a node that is not there, `Invalid` for one in another zone; `NodeFull`; `Busy` where others have been at it for
+    /// too long.
+    pub fn begin_attach(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<Begun> {
+        let object = format!("volume {id} on node {node}");
+        let turn = self.nodes.turns.take(node.as_str(), "attach", PATIENCE);
+        let _turn = turn.map_err(|taken| Error::Busy {
+            object: format!("node {node}"),
+            operation: taken.operation,
+            step: "attach disk".to_owned(),
+            since: taken.since.elapsed(),
+        })?;
+        for _ in 0..NAMES {
+            let (instance, device) = self.choose_name(disk, node)?;
+            self.nodes.with(node, |names| names.given.insert(device.clone(), (disk.id.clone(), self.clock.now())));
+            let refusal = match step("attach disk", id, || self.cloud.attach_disk(&disk.id, &instance.id, &device)) {
+                Ok(()) => return Ok(Begun::Accepted),
+                Err(refusal) if refusal.maybe_done => return Ok(Begun::Perhaps(refusal)),
+                Err(refusal) => refusal,
+            };
+            self.nodes.freed(node, &disk.id);
+            match refusal.because {
+                Because::NameTaken => self.nodes.spoilt(node, &device),
+                Because::InUse => return Ok(Begun::InUse(refusal)),
+                Because::InstanceFull => return Err(Error::NodeFull { node: node.to_string(), reason: refusal.to_string() }),
+                Because::NoInstance => return Err(no_such_node(node, &refusal)),
+                _ => return Err(self.refused("attach disk", &object, refusal)),
+            }
+        }
+        let reason = format!("the cloud says of each of {NAMES} device names that it is taken; detach a volume, or try again");
+        Err(Error::NodeFull { node: node.to_string(), reason })
+    }
+
+    /// A free name on a node that has room.
+    fn choose_name(&self, disk: &Disk, node: &NodeId) -> Result<(Instance, String)> {
+        let now = self.clock.now();
+        let fresh = self.nodes.with(node, |names| names.seen.clone()).filter(|(seen, _)| now < *seen + FRESH);
+        let was_fresh = fresh.is_some();
+        let instance = match fresh {
+            Some((_, instance)) => instance,
+            None => self.look_at(node)?,
+        };
+        match self.name_on(&instance, disk, node) {
+            // Something may have been detached since.
+            Err(Error::NodeFull { .. }) if was_fresh => {
+                let instance = self.look_at(node)?;
+                let device = self.name_on(&instance, disk, node)?;
+                Ok((instance, device))
+            }
+            device => Ok((instance, device?)),
+        }
+    }
+
+    fn name_on(&self, instance: &Instance, disk: &Disk, node: &NodeId) -> Result<String> {
+        if instance.zone != disk.zone {
+            let reason = format!("node {node} is in zone {}, disk {} in zone {}", instance.zone, disk.id, disk.zone);
+            return Err(Error::invalid("node_id", reason));
+        }
+        let full = |reason: String| Err(Error::NodeFull { node: node.to_string(), reason });
+        let (given, mut taken) = self.nodes.with(node, |names| {
+            let given: Vec<String> = names.given.keys().cloned().collect();
+            let taken: Vec<String> = given.iter().chain(&names.bad).cloned().collect();
+            (given, taken)
+        });
+        let count = instance.attached.len() + given.iter().filter(|name| !instance.attached.contains_key(*name)).count();
+        if let Some(limit) = instance.limit.filter(|limit| count as u64 >= *limit) {
+            return full(format!("{count} disks are attached to it, and a {} takes {limit}; detach one first", instance.kind));
+        }
+        if let Some(device) = self.cloud.device_name(instance, &taken) {
+            return Ok(device);
+        }
+        // Names that once failed are better than none.
+        taken.retain(|name| given.contains(name));
+        self.nodes.with(node, |names| names.bad.clear());
+        match self.cloud.device_name(instance, &taken) {
+            Some(device) => Ok(device),
+            None => full("no device name is free on it; detach a disk first".to_owned()),
+        }
+    }
+
+    /// The node as it is now.
+    fn look_at(&self, node: &NodeId) -> Result<Instance> {
+        let seen = self.looks.instances.look(node);
+        let seen = seen.map_err(|refusal| super::errors::unknown(&self.owner.backend, &format!("node {node}"), &refusal))?;
+        let Some(instance) = seen.into_iter().next() else {
+            return Err(Error::NotFound { kind: "node", id: node.to_string() });
+        };
+        let now = self.clock.now();
+        self.nodes.with(node, |names| {
+            // What is shown is counted there; what is not shown for long has come to nothing.
+            names.given.retain(|name, (_, given)| !instance.attached.contains_key(name) && now < *given + SETTLED);
+            names.seen = Some((now, instance.clone()));
+        });
+        Ok(instance)
+    }
+
+    /// Whether the cloud says that there is no such machine, or that it is terminated.
+    pub fn is_node_gone(&self, node: &NodeId) -> bool {
+        matches!(self.looks.instances.look(node).as_deref(), Ok([]))
+    }
+
+    pub fn node_limit(&self, node: &NodeId) -> Result<Option<u64>> {
+        Ok(self.look_at(node)?.limit)
+    }
+}
+
+pub(super) fn no_such_node(node: &NodeId, refusal: &Refusal) -> Error {
+    Error::NotFound { kind: "node", id: format!("{node} ({refusal})") }
+}

@@ -1,0 +1,92 @@
+//! What differs between clouds apart from their requests: parameters, access modes, sizes, zones.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::backend::{SnapshotSpec, VolumeSpec};
+use crate::volume::{AccessMode, Bytes, Capability, RawParameters, Result, Topology};
+
+use super::{Disk, Tags};
+
+/// How a new disk, or a snapshot, is to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Draft {
+    /// The cloud's own, for [`super::DiskSpec::settings`] or [`super::CloudSnapshotSpec::settings`].
+    pub settings: Value,
+    /// Beside those that the frame gives: what the operator and the StorageClass ask for.
+    pub tags: Tags,
+    pub multi_attach: bool,
+}
+
+/// A cloud's own rules. Nothing here asks the cloud.
+pub trait Policy: Send + Sync + 'static {
+    /// The type in the configuration file: `ec2`.
+    fn kind(&self) -> &'static str;
+
+    /// The access modes of a disk; those for several nodes need `multi_attach`, which is checked when it is attached.
+    fn access_modes(&self) -> &[AccessMode];
+
+    fn check_capability(&self, _capability: &Capability) -> Result<()> {
+        Ok(())
+    }
+
+    /// As [`crate::backend::Backend::parameters`].
+    fn parameters(&self, raw: &RawParameters) -> Result<Value>;
+
+    /// As [`crate::backend::Backend::as_asked`].
+    fn as_asked(&self, made: &Value) -> Value {
+        made.clone()
+    }
+
+    /// As [`crate::backend::Backend::describes`].
+    fn describes(&self, _attributes: &RawParameters) -> bool {
+        false
+    }
+
+    /// As [`crate::backend::Backend::attributes`].
+    fn attributes(&self, raw: &RawParameters) -> Result<Value> {
+        self.parameters(raw)
+    }
+
+    /// The segments that this node adds; `None` where no node is served here, or its zone is not known.
+    fn topology(&self) -> Option<Topology>;
+
+    /// The zone that these segments mean, if they mean one.
+    fn zone(&self, segments: &Topology) -> Option<String>;
+
+    /// The segments of what lies in `zone`.
+    fn place(&self, zone: &str) -> Topology;
+
+    /// Sizes are whole ones of these, in bytes.
+    fn unit(&self) -> u64 {
+        Bytes::GIB.0
+    }
+
+    /// The smallest and the largest disk with these parameters (`{"node": ..., "backend": ...}` is the volume's; this is `backend`).
+    fn bounds(&self, parameters: &Value) -> (Bytes, Bytes);
+
+    /// How the disk of a new volume is to be made, `spec.mutable` set at once.
+    ///
+    /// # Errors
+    /// `Invalid`, `OutOfRange` for what cannot be, or not together.
+    fn draft(&self, spec: &VolumeSpec) -> Result<Draft>;
+
+    /// Whether these parameters can be set: VolumeAttributesClass, mutable_parameters.
+    fn check_mutable(&self, raw: &RawParameters) -> Result<()>;
+
+    /// What is to change of `disk`, which has or gets `capacity`, so that it has these mutable parameters; `None` where it has them
+    /// already. Without any (`raw` is empty), what must follow a new capacity.
+    fn amend(&self, disk: &Disk, capacity: Bytes, raw: &RawParameters) -> Result<Option<Value>>;
+
+    /// How long after a change the next one must wait, to tell when it may be.
+    fn cooldown(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Checks the snapshot class's parameters.
+    fn check_snapshot(&self, raw: &RawParameters) -> Result<()>;
+
+    /// How a snapshot is to be made.
+    fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft>;
+}

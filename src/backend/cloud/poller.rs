@@ -1,0 +1,283 @@
+//! Many questions become one.
+//!
+//! Whoever wants to know something says what, and by when at the latest. One thread gathers what is asked within a moment, sends one
+//! request for as many as one takes, and hands the answers out. Those who wait for a state ask again and again, often at first and
+//! seldom later, all at the same moments of the clock: N of them cost N/500 requests each time. A request that is sent anyway takes along
+//! as many who wait as it has room for.
+//!
+//! An answer comes from a request that was sent after its question was asked. The thread sleeps while nobody asks, and ends with its
+//! poller.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::{Answer, Because, Refusal};
+
+/// How long a look-up waits for others to come along.
+const WINDOW: Duration = Duration::from_millis(50);
+/// How long a look-up may take in all. A request has a deadline of its own, and others may be before it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What one poller asks about.
+pub(super) trait Source: Send + Sync + 'static {
+    type Key: Clone + Ord + Send + 'static;
+    type Item: Clone + Send + 'static;
+
+    /// What may be asked in one request, and how many of it at most.
+    fn batch(&self, key: &Self::Key) -> (&'static str, usize);
+
+    /// One request about keys of one batch; what does not exist is missing from the answer.
+    fn fetch(&self, keys: &[Self::Key]) -> Answer<Vec<(Self::Key, Self::Item)>>;
+}
+
+/// How a wait ended without what it waited for.
+#[derive(Clone, Debug)]
+pub(super) struct Unfinished<T> {
+    /// What was seen last; `None` where nothing was answered at all.
+    pub last: Option<Vec<T>>,
+    /// Why the last question was not answered, if it was not.
+    pub refusal: Option<Refusal>,
+}
+
+/// The last request: when it ended, and how.
+pub(super) type Ended = (Duration, Answer<()>);
+
+pub(super) struct Poller<S: Source> {
+    shared: Arc<Shared<S>>,
+}
+
+struct Shared<S: Source> {
+    source: S,
+    clock: Clock,
+    state: Mutex<State<S>>,
+    changed: Condvar,
+}
+
+struct State<S: Source> {
+    asks: Vec<Ask<S>>,
+    runs: bool,
+    stopped: bool,
+    last: Option<Ended>,
+}
+
+struct Ask<S: Source> {
+    key: S::Key,
+    due: Duration,
+    tell: mpsc::Sender<Answer<Vec<S::Item>>>,
+}
+
+impl<S: Source> Poller<S> {
+    pub fn new(source: S, clock: Clock) -> Poller<S> {
+        let state = Mutex::new(State { asks: Vec::new(), runs: false, stopped: false, last: None });
+        Poller { shared: Arc::new(Shared { source, clock, state, changed: Condvar::new() }) }
+    }
+
+    /// What there is of `key` now: nothing, one, or several.
+    pub fn look(&self, key: &S::Key) -> Answer<Vec<S::Item>> {
+        self.look_all(std::slice::from_ref(key)).map(|mut found| found.remove(key).unwrap_or_default())
+    }
+
+    /// The same for many at once; what does not exist is missing.
+    pub fn look_all(&self, keys: &[S::Key]) -> Answer<BTreeMap<S::Key, Vec<S::Item>>> {
+        let now = self.shared.clock.now();
+        let asked: BTreeSet<&S::Key> = keys.iter().collect();
+        let asked: Vec<_> = asked.into_iter().map(|key| (key.clone(), self.ask(key, now + WINDOW))).collect();
+        let mut found = BTreeMap::new();
+        for (key, answer) in asked {
+            let items = self.receive(&answer, now + PATIENCE)?;
+            if !items.is_empty() {
+                found.insert(key, items);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Waits until `done` says so of what is seen of `key`, at the latest until `until`, when it looks a last time. A request that fails
+    /// is survived.
+    pub fn wait<T>(
+        &self,
+        key: &S::Key,
+        until: Duration,
+        mut done: impl FnMut(&[S::Item]) -> Option<T>,
+    ) -> Result<T, Unfinished<S::Item>> {
+        let clock = &self.shared.clock;
+        let began = clock.now();
+        let mut unfinished = Unfinished { last: None, refusal: None };
+        loop {
+            let now = clock.now();
+            let due = next(now, now.saturating_sub(began)).min(until.max(now));
+            match self.receive(&self.ask(key, due), due + PATIENCE) {
+                Ok(items) => {
+                    if let Some(result) = done(&items) {
+                        return Ok(result);
+                    }
+                    unfinished = Unfinished { last: Some(items), refusal: None };
+                }
+                Err(refusal) => unfinished.refusal = Some(refusal),
+            }
+            if clock.now() >= until {
+                return Err(unfinished);
+            }
+        }
+    }
+
+    /// How the last request ended.
+    pub fn last(&self) -> Option<Ended> {
+        self.shared.state().last.clone()
+    }
+
+    fn ask(&self, key: &S::Key, due: Duration) -> mpsc::Receiver<Answer<Vec<S::Item>>> {
+        let (tell, told) = mpsc::channel();
+        let mut state = self.shared.state();
+        state.asks.push(Ask { key: key.clone(), due, tell });
+        if !state.runs {
+            let shared = Arc::clone(&self.shared);
+            // Where no thread can be had, the channel is closed at once: whoever asks is told so.
+            state.runs = std::thread::Builder::new().name("cloud poller".to_owned()).spawn(move || run(&shared)).is_ok();
+            if !state.runs {
+                state.asks.clear();
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        told
+    }
+
+    fn receive(&self, answer: &mpsc::Receiver<Answer<Vec<S::Item>>>, until: Duration) -> Answer<Vec<S::Item>> {
+        let clock = &self.shared.clock;
+        match answer.recv_timeout(clock.real(until.saturating_sub(clock.now()))) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => Err(unanswered("timeout", "the requests before it have not come to an end")),
+            Err(RecvTimeoutError::Disconnected) => Err(unanswered("stopped", "the driver stops, or has no thread to ask")),
+        }
+    }
+}
+
+impl<S: Source> Drop for Poller<S> {
+    fn drop(&mut self) {
+        self.shared.state().stopped = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl<S: Source> Shared<S> {
+    fn state(&self) -> MutexGuard<'_, State<S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something is due; what is to be asked then, by request. `None` at the end.
+    fn gather(&self) -> Option<Vec<Vec<Ask<S>>>> {
+        let mut state = self.state();
+        loop {
+            if state.stopped {
+                return None;
+            }
+            let now = self.clock.now();
+            match state.asks.iter().map(|ask| ask.due).min() {
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(due) if due > now => {
+                    let rest = self.clock.real(due - now);
+                    state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Some(_) => break,
+            }
+        }
+        let now = self.clock.now();
+        let asks = std::mem::take(&mut state.asks);
+        let (requests, later) = self.batches(asks, now);
+        state.asks = later;
+        Some(requests)
+    }
+
+    /// Puts together what is due, with as many others as the requests have room for, and leaves the rest for later.
+    fn batches(&self, mut asks: Vec<Ask<S>>, now: Duration) -> (Vec<Vec<Ask<S>>>, Vec<Ask<S>>) {
+        asks.sort_by_key(|ask| ask.due);
+        let mut requests: BTreeMap<&'static str, Vec<(BTreeSet<S::Key>, Vec<Ask<S>>)>> = BTreeMap::new();
+        let mut later = Vec::new();
+        for ask in asks {
+            let (batch, most) = self.source.batch(&ask.key);
+            let of_batch = requests.entry(batch).or_default();
+            let room = of_batch.iter_mut().find(|(keys, _)| keys.contains(&ask.key) || keys.len() < most);
+            match room {
+                Some((keys, asks)) => {
+                    keys.insert(ask.key.clone());
+                    asks.push(ask);
+                }
+                None if ask.due <= now => of_batch.push((BTreeSet::from([ask.key.clone()]), vec![ask])),
+                None => later.push(ask),
+            }
+        }
+        (requests.into_values().flatten().map(|(_, asks)| asks).collect(), later)
+    }
+
+    /// Sends one request, and tells all who asked for it.
+    fn answer(&self, asks: Vec<Ask<S>>) {
+        let keys: BTreeSet<S::Key> = asks.iter().map(|ask| ask.key.clone()).collect();
+        let keys: Vec<S::Key> = keys.into_iter().collect();
+        let answer = self.source.fetch(&keys);
+        self.state().last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
+        let mut found: BTreeMap<S::Key, Vec<S::Item>> = BTreeMap::new();
+        let refusal = match answer {
+            Ok(items) => {
+                for (key, item) in items {
+                    found.entry(key).or_default().push(item);
+                }
+                None
+            }
+            Err(refusal) => Some(refusal),
+        };
+        for ask in asks {
+            let told = match &refusal {
+                None => Ok(found.get(&ask.key).cloned().unwrap_or_default()),
+                Some(refusal) => Err(refusal.clone()),
+            };
+            // Whoever is no longer there needs no answer.
+            ask.tell.send(told).ok();
+        }
+    }
+}
+
+fn run<S: Source>(shared: &Shared<S>) {
+    /// However the thread ends, nobody waits for it, and the next who asks starts another.
+    struct Runs<'a, S: Source>(&'a Shared<S>);
+    impl<S: Source> Drop for Runs<'_, S> {
+        fn drop(&mut self) {
+            let mut state = self.0.state();
+            state.runs = false;
+            state.asks.clear();
+        }
+    }
+    let _runs = Runs(shared);
+    while let Some(requests) = shared.gather() {
+        for asks in requests {
+            shared.answer(asks);
+        }
+    }
+}
+
+/// When one who has waited for `age` looks next: at a whole multiple of a span, so that all who wait look at once.
+fn next(now: Duration, age: Duration) -> Duration {
+    let span: u64 = match age.as_secs() {
+        0..15 => 1000,
+        15..60 => 2000,
+        60..300 => 5000,
+        _ => 15_000,
+    };
+    let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis((millis / span + 1) * span)
+}
+
+fn unanswered(code: &str, message: &str) -> Refusal {
+    Refusal {
+        because: Because::Unavailable,
+        action: "describe",
+        code: code.to_owned(),
+        message: message.to_owned(),
+        request_id: None,
+        maybe_done: false,
+        retry_after: None,
+    }
+}

@@ -1,0 +1,377 @@
+//! Volumes come and go.
+//!
+//! A disk is made with a token derived from its volume, so that a request that is repeated, by this process or the next, answers the
+//! disk that was made. Once such a disk is gone, its token is used up: the next one has the next *generation* in it, counted from what
+//! this process saw go, else by asking the cloud for one token after the other.
+
+use std::time::{Duration, SystemTime};
+
+use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
+use crate::os::step::step;
+use crate::volume::digest::{sha256, sha256_of};
+use crate::volume::{Bytes, ContentSource, Error, Left, Outcome, Result, Volume, VolumeId};
+
+use super::find::{Located, SHOWN};
+use super::frame::Controller;
+use super::looks::Key;
+use super::memory::SETTLED;
+use super::tags::{self, VOLUME};
+use super::{AttachmentState, Because, CloudSnapshotId, Disk, DiskSpec, DiskState, Refusal};
+
+/// How long a call waits for a disk to become what it should, before it says that this goes on.
+pub(super) const WAIT: Duration = Duration::from_secs(60);
+/// How many disks of one volume may have come and gone without this process knowing.
+const GENERATIONS: u32 = 32;
+/// How often a request whose answer is lost is sent again at once.
+const REPEATS: u32 = 2;
+
+/// What became of a request for a disk.
+enum Requested {
+    Made(Box<Disk>),
+    /// The token's disk has come and gone.
+    Used,
+}
+
+impl Provision for Controller {
+    fn unit(&self) -> u64 {
+        self.policy.unit()
+    }
+
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
+        let Some(disk) = self.disk(id)?.filter(is_whole) else { return Ok(None) };
+        let volume = self.owner.volume(&disk, self.policy.as_ref())?;
+        if matches!(volume.source, Some(ContentSource::Volume(_))) {
+            // A call that was killed before it did so left it, and this may be its repeat.
+            self.tidy(id).unwrap_or_else(|error| tracing::warn!(volume = %id, %error, "a copy's temporary snapshot is left"));
+        }
+        Ok(Some(volume))
+    }
+
+    fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
+        let draft = self.policy.draft(spec)?;
+        let (least, most) = self.policy.bounds(&spec.parameters["backend"]);
+        if spec.capacity < least || spec.capacity > most {
+            let reason = format!("{} cannot be: with these parameters a volume has {least} to {most}", spec.capacity);
+            return Err(Error::OutOfRange { field: "capacity_range", reason });
+        }
+        let snapshot = self.origin(spec, quiesce)?;
+        let request = DiskSpec {
+            token: String::new(),
+            capacity: spec.capacity,
+            zone: self.choose_zone(spec)?,
+            snapshot,
+            tags: self.owner.disk(spec, &draft.tags),
+            multi_attach: draft.multi_attach,
+            settings: draft.settings,
+        };
+        let is_copy = matches!(spec.source, Some(ContentSource::Volume(_)));
+        let disk = match self.make(&spec.id, request) {
+            Err(error) if is_copy && is_over(&error) => {
+                return Err(match self.tidy(&spec.id) {
+                    Ok(()) => error,
+                    Err(left) => error.but_left(left.to_string()),
+                });
+            }
+            made => made?,
+        };
+        if is_copy {
+            self.tidy(&spec.id)?;
+        }
+        self.owner.volume(&disk, self.policy.as_ref())
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        let disks = self.to_delete(id)?;
+        let may_be_copy = disks.is_empty() || disks.iter().any(|disk| tags::is_copy(&disk.tags));
+        let mut changed = false;
+        for disk in &disks {
+            changed |= self.delete_disk(id, disk)?;
+        }
+        if may_be_copy {
+            self.tidy(id)?;
+        }
+        Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+    }
+
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        self.list_volumes(after, max)
+    }
+
+    /// A cloud does not say how much room it has: as much as can be said.
+    fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        let (least, maximum) = self.policy.bounds(&query.parameters);
+        let minimum = least.max(query.least.round_up(self.policy.unit()));
+        let elsewhere = match query.topology.as_ref().and_then(|topology| self.policy.zone(topology)) {
+            Some(zone) => !self.zones()?.contains(&zone),
+            None => false,
+        };
+        if elsewhere {
+            return Ok(CapacityAnswer { available: Bytes(0), maximum: Bytes(0), minimum });
+        }
+        Ok(CapacityAnswer { available: Bytes(i64::MAX.unsigned_abs()), maximum, minimum })
+    }
+}
+
+impl Controller {
+    /// From what the disk is made.
+    fn origin(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Option<CloudSnapshotId>> {
+        match &spec.source {
+            None => Ok(None),
+            Some(ContentSource::Snapshot(id)) => {
+                let snapshot = self.completed_snapshot(id)?;
+                Ok(Some(snapshot.id))
+            }
+            Some(ContentSource::Volume(source)) => self.copy(&spec.id, source, quiesce).map(Some),
+        }
+    }
+
+    /// The zone that is preferred, else one that is allowed, else any: then each volume's by its digest, so that they are spread.
+    fn choose_zone(&self, spec: &VolumeSpec) -> Result<String> {
+        let zone = |segments| self.policy.zone(segments);
+        if let Some(preferred) = spec.topology.preferred.iter().find_map(zone) {
+            return Ok(preferred);
+        }
+        let mut zones: Vec<String> = spec.topology.requisite.iter().filter_map(zone).collect();
+        if zones.is_empty() {
+            zones = self.zones()?;
+        }
+        zones.sort();
+        zones.dedup();
+        let digest = sha256(spec.id.local().as_bytes());
+        let place = usize::from_str_radix(&digest[..8], 16).unwrap_or_default();
+        let chosen = zones.get(place % zones.len().max(1)).cloned();
+        chosen.ok_or_else(|| Error::BackendDown {
+            backend: self.owner.backend.to_string(),
+            reason: "the cloud tells of no zone in which a disk could be".to_owned(),
+        })
+    }
+
+    pub(super) fn zones(&self) -> Result<Vec<String>> {
+        if let Some(zones) = self.zones.get() {
+            return Ok(zones.clone());
+        }
+        let zones = self.cloud.zones().map_err(|refusal| super::errors::unknown(&self.owner.backend, "zones", &refusal))?;
+        Ok(self.zones.get_or_init(|| zones).clone())
+    }
+
+    /// Makes the disk of a volume, or finds the one that an earlier request made, and waits until it is available.
+    fn make(&self, id: &VolumeId, mut spec: DiskSpec) -> Result<Disk> {
+        let what = id.local();
+        // One that is not whole yet was found by `find`.
+        if let Some(known) = self.memory.known(what) {
+            match self.locate(id)? {
+                Located::Seen(disk) => match self.settle(id, *disk)? {
+                    Some(disk) => return self.fitting(id, disk, &spec),
+                    None => self.memory.gone(what, &known.id),
+                },
+                Located::Hidden(disk) => return Err(super::find::hidden(id, &disk)),
+                Located::None => {}
+            }
+        }
+        let first = self.memory.generation(what);
+        for generation in first..first + GENERATIONS {
+            spec.token = self.token(what, generation);
+            if let Requested::Made(disk) = self.request(id, &spec)?
+                && !self.memory.is_gone(&disk.id.0)
+            {
+                self.memory.made(what, &disk.id.0);
+                let disk_id = disk.id.clone();
+                match self.settle(id, *disk)? {
+                    Some(disk) => return self.fitting(id, disk, &spec),
+                    None => self.memory.gone(what, &disk_id.0),
+                }
+            }
+            self.memory.set_generation(what, generation + 1);
+        }
+        let reason = format!("{GENERATIONS} disks of it have come and gone, and the next call goes on counting");
+        Err(Error::Pending { object: format!("volume {id}"), reason })
+    }
+
+    /// At most 64 characters (EC2 API reference, "Ensuring idempotency").
+    fn token(&self, what: &str, generation: u32) -> String {
+        sha256_of([self.owner.cluster.as_str(), self.owner.backend.as_str(), what, &generation.to_string()])
+    }
+
+    /// One disk by its token. What is asked for is not in the token: a request with other parameters than one whose answer was lost
+    /// must not make a second disk.
+    fn request(&self, id: &VolumeId, spec: &DiskSpec) -> Result<Requested> {
+        let object = format!("volume {id}");
+        let mut repeats = 0;
+        loop {
+            let refusal = match step("create disk", id, || self.cloud.create_disk(spec)) {
+                Ok(disk) if matches!(disk.state, DiskState::Deleting | DiskState::Deleted) => return Ok(Requested::Used),
+                Ok(disk) => return Ok(Requested::Made(Box::new(disk))),
+                Err(refusal) => refusal,
+            };
+            match refusal.because {
+                _ if refusal.maybe_done => {
+                    self.memory.doubt(id.local());
+                    repeats += 1;
+                    if repeats > REPEATS {
+                        return Err(Error::failed("create disk", object, refusal));
+                    }
+                }
+                Because::OtherParameters => return self.made_otherwise(id, refusal),
+                // What is named first is the snapshot; without one it can only be the token's disk.
+                Because::NotFound if spec.snapshot.is_none() => return Ok(Requested::Used),
+                _ => {
+                    let error = self.refused("create disk", &object, refusal);
+                    return Err(match self.memory.doubted_until(id.local()) {
+                        Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
+                        None => error.nothing_left(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// An earlier request with this token had other parameters. Its disk is the volume's; if it is not shown, it may be hidden, or long
+    /// gone.
+    fn made_otherwise(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
+        let what = format!("other/{}", id.local());
+        let until = self.clock.now() + SHOWN;
+        let key = Key::Tag(VOLUME, id.local().to_owned());
+        match self.looks.disks.wait(&key, until, |seen| Some(self.ours(id, seen)).filter(|ours| !ours.is_empty())) {
+            Ok(ours) => match self.one(id, &ours)? {
+                Some(disk) => Ok(Requested::Made(Box::new(disk))),
+                None => Ok(Requested::Used),
+            },
+            Err(unfinished) if unfinished.refusal.is_none() && self.memory.missing_for(&what) >= SETTLED => Ok(Requested::Used),
+            Err(_) => Err(Error::failed("create disk", format!("volume {id}"), refusal)
+                .but_left("an earlier request with other parameters may have made a disk, which the cloud does not show yet")),
+        }
+    }
+
+    /// Waits until a disk is available. `None` is one that has come and gone.
+    fn settle(&self, id: &VolumeId, disk: Disk) -> Result<Option<Disk>> {
+        if matches!(disk.state, DiskState::Available | DiskState::InUse) && self.owner.is_disk_of(id, &disk) {
+            return Ok(Some(disk));
+        }
+        if disk.state == DiskState::Failed && self.owner.is_disk_of(id, &disk) {
+            return Err(self.delete_failed(id, &disk));
+        }
+        let mut shown = false;
+        let waited = self.looks.disks.wait(&Key::from(&disk.id), self.clock.now() + WAIT, |seen| {
+            let seen = seen.iter().find(|seen| seen.id == disk.id)?;
+            shown = true;
+            (seen.state != DiskState::Creating).then(|| seen.clone())
+        });
+        match waited {
+            Ok(failed) if failed.state == DiskState::Failed => Err(self.delete_failed(id, &failed)),
+            Ok(gone) if matches!(gone.state, DiskState::Deleting | DiskState::Deleted) => Ok(None),
+            Ok(disk) if self.owner.is_disk_of(id, &disk) => Ok(Some(disk)),
+            Ok(disk) => self.owner.volume(&disk, self.policy.as_ref()).and_then(|volume| {
+                let reason = format!("its tags say that it is volume {}'s", volume.id);
+                Err(Error::Unproven { device: format!("disk {}", disk.id), reason })
+            }),
+            Err(unfinished) if !shown && unfinished.refusal.is_none() && self.is_long_gone(id, &disk) => Ok(None),
+            Err(unfinished) => {
+                let why = unfinished.refusal.map(|refusal| format!(", and the last question failed: {refusal}"));
+                let reason = format!("the cloud is still making its disk {}{}", disk.id, why.unwrap_or_default());
+                Err(Error::Pending { object: format!("volume {id}"), reason })
+            }
+        }
+    }
+
+    /// A disk by whose token the cloud answered, and which it does not show: it is new, or was deleted by a process before this one.
+    fn is_long_gone(&self, id: &VolumeId, disk: &Disk) -> bool {
+        let old = |created: SystemTime| created.elapsed().is_ok_and(|age| age >= SETTLED);
+        disk.created.is_some_and(old) || self.memory.missing_for(&format!("{}/{}", id.local(), disk.id)) >= SETTLED
+    }
+
+    /// A disk that could not be made, or was lost before anybody had it.
+    fn delete_failed(&self, id: &VolumeId, disk: &Disk) -> Error {
+        let failure =
+            Error::failed("create disk", format!("volume {id}"), format!("the cloud says that disk {} has failed", disk.id));
+        match self.delete_disk(id, disk) {
+            Ok(_) => failure.nothing_left(),
+            Err(error) => failure.but_left(format!("disk {}: {error}", disk.id)),
+        }
+    }
+
+    /// A disk that an earlier request made, if it is what is asked for now.
+    fn fitting(&self, id: &VolumeId, disk: Disk, spec: &DiskSpec) -> Result<Disk> {
+        let is = |zone: &str, capacity: Bytes| format!("{capacity} in zone {zone}");
+        if disk.capacity == spec.capacity && disk.zone == spec.zone {
+            return Ok(disk);
+        }
+        Err(Error::Conflict {
+            object: format!("volume {id}"),
+            existing: format!("{} (disk {}, of an earlier request)", is(&disk.zone, disk.capacity), disk.id),
+            wanted: is(&spec.zone, spec.capacity),
+        })
+    }
+
+    /// All disks of a volume. Nothing is concluded from an absence while something may be hidden.
+    fn to_delete(&self, id: &VolumeId) -> Result<Vec<Disk>> {
+        let key = Key::Tag(VOLUME, id.local().to_owned());
+        let mut disks = match self.disk(id) {
+            Ok(disk) => Vec::from_iter(disk),
+            // Several are found below.
+            Err(Error::Unproven { .. }) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let seen = self.looks.disks.look(&key).map_err(|refusal| self.unknown(id, &refusal))?;
+        disks.extend(
+            self.ours(id, &seen).into_iter().filter(|disk| disks.iter().all(|known| known.id != disk.id)).collect::<Vec<_>>(),
+        );
+        if !disks.is_empty() {
+            return Ok(disks);
+        }
+        let doubted = self.memory.doubted_until(id.local());
+        let until = match doubted {
+            Some(_) => Some(self.clock.now() + SHOWN),
+            None => self.memory.young_until(),
+        };
+        let Some(until) = until else { return Ok(Vec::new()) };
+        let shown = self.looks.disks.wait(&key, until, |seen| Some(self.ours(id, seen)).filter(|ours| !ours.is_empty()));
+        match shown {
+            Ok(disks) => Ok(disks),
+            Err(unfinished) => match (unfinished.refusal, doubted) {
+                (Some(refusal), _) => Err(self.unknown(id, &refusal)),
+                (None, Some(_)) => Err(Error::Pending {
+                    object: format!("volume {id}"),
+                    reason: "the answer to the request that makes its disk was lost, and a disk may yet be shown".to_owned(),
+                }),
+                (None, None) => Ok(Vec::new()),
+            },
+        }
+    }
+
+    /// Deletes one disk of a volume, which carries its tag; whether it was there.
+    pub(super) fn delete_disk(&self, id: &VolumeId, disk: &Disk) -> Result<bool> {
+        let attached = disk.attachments.iter().find(|attachment| attachment.state != AttachmentState::Detached);
+        if let Some(attachment) = attached {
+            let by = format!("disk {} is attached to node {}; detach it first", disk.id, attachment.instance);
+            return Err(Error::InUse { object: format!("volume {id}"), by });
+        }
+        let mut lost = false;
+        loop {
+            match step("delete disk", id, || self.cloud.delete_disk(&disk.id)) {
+                Ok(()) => break,
+                Err(refusal) if refusal.because == Because::NotFound => {
+                    self.memory.gone(id.local(), &disk.id.0);
+                    return Ok(lost);
+                }
+                // Asked again, the cloud says what became of it.
+                Err(refusal) if refusal.maybe_done && !lost => lost = true,
+                Err(refusal) => return Err(self.refused("delete disk", &format!("volume {id}"), refusal)),
+            }
+        }
+        self.memory.gone(id.local(), &disk.id.0);
+        Ok(true)
+    }
+}
+
+pub(super) fn is_whole(disk: &Disk) -> bool {
+    matches!(disk.state, DiskState::Available | DiskState::InUse)
+}
+
+/// Whether nothing goes on behind an error.
+fn is_over(error: &Error) -> bool {
+    match error {
+        Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
+        Error::Failed { left, .. } => *left == Left::Nothing,
+        _ => true,
+    }
+}

@@ -1,0 +1,168 @@
+//! What the controller must know again lies with the disk, in its tags.
+//!
+//! Tag values have at most 256 characters (EC2 user guide, "Tag restrictions"); what may be longer is cut into pieces.
+
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use crate::backend::{SnapshotSpec, VolumeSpec};
+use crate::volume::{BackendName, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
+
+use super::policy::Policy;
+use super::{CloudSnapshot, Disk, SnapshotState, Tags};
+
+/// Whose it is.
+pub const CLUSTER: &str = "longshore.dev/cluster";
+/// The backend's name: two of one cluster may share an account.
+pub const BACKEND: &str = "longshore.dev/backend";
+/// The part of the volume's id behind the colon; on a snapshot, that of its source.
+pub const VOLUME: &str = "longshore.dev/volume";
+/// The part of the snapshot's id behind the colon.
+pub const SNAPSHOT: &str = "longshore.dev/snapshot";
+/// The CO's name.
+pub const NAME: &str = "longshore.dev/name";
+/// JSON; further pieces have `-1`, `-2` and so on behind.
+pub const PARAMETERS: &str = "longshore.dev/parameters";
+/// `snapshot/<id>` or `volume/<id>`, of what it was made.
+pub const SOURCE: &str = "longshore.dev/source";
+/// On a snapshot that is only the way to a copy: the part of the copy's volume id behind the colon.
+pub const TEMPORARY: &str = "longshore.dev/temporary";
+
+/// In characters.
+const LONGEST: usize = 256;
+
+/// Who owns what is tagged.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    pub backend: BackendName,
+    pub cluster: String,
+}
+
+impl Owner {
+    /// What all of ours carries.
+    pub fn tags(&self) -> Tags {
+        tags([(CLUSTER, self.cluster.clone()), (BACKEND, self.backend.to_string())])
+    }
+
+    /// Whether it is ours.
+    pub fn owns(&self, tags: &Tags) -> bool {
+        self.tags().iter().all(|(key, value)| tags.get(key) == Some(value))
+    }
+
+    /// Whether it is ours, and this volume's.
+    pub fn is_disk_of(&self, id: &VolumeId, disk: &Disk) -> bool {
+        self.owns(&disk.tags) && disk.tags.get(VOLUME).is_some_and(|local| local == id.local())
+    }
+
+    /// The tags of a new disk. What the operator asks for never takes the place of ours.
+    pub fn disk(&self, spec: &VolumeSpec, further: &Tags) -> Tags {
+        let mut all = further.clone();
+        all.extend(self.tags());
+        all.extend(tags([(VOLUME, spec.id.local().to_owned()), (NAME, spec.name.clone())]));
+        all.extend(cut(PARAMETERS, &spec.parameters.to_string()));
+        all.extend(spec.source.as_ref().map(|source| (SOURCE.to_owned(), source_text(source))));
+        all
+    }
+
+    /// The tags of a new snapshot.
+    pub fn snapshot(&self, spec: &SnapshotSpec, further: &Tags) -> Tags {
+        let mut all = further.clone();
+        all.extend(self.tags());
+        let (id, source) = (spec.id.local().to_owned(), spec.source.local().to_owned());
+        all.extend(tags([(SNAPSHOT, id), (VOLUME, source), (NAME, spec.name.clone())]));
+        all
+    }
+
+    /// The tags of a snapshot that is only the way to a copy.
+    pub fn temporary(&self, copy: &VolumeId, source: &VolumeId, further: &Tags) -> Tags {
+        let mut all = further.clone();
+        all.extend(self.tags());
+        all.extend(tags([(TEMPORARY, copy.local().to_owned()), (VOLUME, source.local().to_owned())]));
+        all
+    }
+
+    /// # Errors
+    /// `Unproven` for tags that someone has changed: the disk is left alone.
+    pub fn volume(&self, disk: &Disk, policy: &dyn Policy) -> Result<Volume> {
+        let read = || -> Option<Volume> {
+            let source = match disk.tags.get(SOURCE) {
+                Some(text) => Some(source(text)?),
+                None => None,
+            };
+            Some(Volume {
+                id: VolumeId::from_parts(&self.backend, disk.tags.get(VOLUME)?).ok()?,
+                name: disk.tags.get(NAME)?.clone(),
+                capacity: disk.capacity,
+                source,
+                parameters: parameters(&disk.tags)?,
+                topology: Some(policy.place(&disk.zone)),
+            })
+        };
+        read().ok_or_else(|| changed_by_hand("disk", &disk.id.0, &disk.tags))
+    }
+
+    /// # Errors
+    /// As `volume`.
+    pub fn taken(&self, snapshot: &CloudSnapshot) -> Result<Snapshot> {
+        let read = || {
+            Some(Snapshot {
+                id: SnapshotId::from_parts(&self.backend, snapshot.tags.get(SNAPSHOT)?).ok()?,
+                name: snapshot.tags.get(NAME)?.clone(),
+                source: VolumeId::from_parts(&self.backend, snapshot.tags.get(VOLUME)?).ok()?,
+                size: snapshot.capacity,
+                created: snapshot.created,
+                ready: snapshot.state == SnapshotState::Completed,
+                group: None,
+                topology: None,
+            })
+        };
+        read().ok_or_else(|| changed_by_hand("snapshot", &snapshot.id.0, &snapshot.tags))
+    }
+}
+
+/// Whether a disk was made of a volume.
+pub(super) fn is_copy(tags: &Tags) -> bool {
+    tags.get(SOURCE).is_some_and(|text| text.starts_with("volume/"))
+}
+
+fn changed_by_hand(what: &str, id: &str, tags: &Tags) -> Error {
+    let ours: Vec<String> =
+        tags.iter().filter(|(key, _)| key.starts_with("longshore.dev/")).map(|(key, value)| format!("{key}={value}")).collect();
+    let reason = format!("its tags are not as they were made ({}); restore them", ours.join(", "));
+    Error::Unproven { device: format!("{what} {id}"), reason }
+}
+
+fn tags<const N: usize>(pairs: [(&str, String); N]) -> Tags {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+fn cut(key: &str, text: &str) -> Tags {
+    let letters: Vec<char> = text.chars().collect();
+    let pieces = letters.chunks(LONGEST).map(|piece| piece.iter().collect::<String>());
+    pieces.enumerate().map(|(number, piece)| (piece_key(key, number), piece)).collect()
+}
+
+fn piece_key(key: &str, number: usize) -> String {
+    if number == 0 { key.to_owned() } else { format!("{key}-{number}") }
+}
+
+fn parameters(tags: &Tags) -> Option<Value> {
+    let pieces = (0..).map_while(|number| tags.get(&piece_key(PARAMETERS, number)));
+    serde_json::from_str(&pieces.map(String::as_str).collect::<String>()).ok()
+}
+
+fn source_text(source: &ContentSource) -> String {
+    match source {
+        ContentSource::Snapshot(id) => format!("snapshot/{id}"),
+        ContentSource::Volume(id) => format!("volume/{id}"),
+    }
+}
+
+fn source(text: &str) -> Option<ContentSource> {
+    match text.split_once('/')? {
+        ("snapshot", id) => SnapshotId::from_str(id).ok().map(ContentSource::Snapshot),
+        ("volume", id) => VolumeId::from_str(id).ok().map(ContentSource::Volume),
+        _ => None,
+    }
+}

@@ -1,0 +1,385 @@
+//! EC2 as a [`Cloud`]: its words made those of all clouds.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+use crate::backend::cloud::{
+    Answer, Attachment, AttachmentState, Because, Blocks, BlocksFrom, Change, ChangeState, Changing, Cloud, CloudSnapshot,
+    CloudSnapshotId, CloudSnapshotSpec, Disk, DiskId, DiskSpec, DiskState, Instance, Page, Refusal, SnapshotState, Tags, Which,
+};
+use crate::volume::{Bytes, NodeId};
+
+use super::api::{self, Ec2, Filter, Select};
+use super::kinds::Kind;
+use super::limits::{Attachments, of_type};
+use super::parameters::{DiskSettings, SnapshotSettings};
+
+const GIB: u64 = 1 << 30;
+
+/// What EC2 says of a type that it does not know any more, or did not tell, is asked again by the next driver only.
+type Types = BTreeMap<String, Option<Attachments>>;
+
+#[derive(Debug)]
+pub struct Ec2Cloud {
+    api: Ec2,
+    types: Mutex<Types>,
+}
+
+impl Ec2Cloud {
+    pub fn new(api: Ec2) -> Ec2Cloud {
+        Ec2Cloud { api, types: Mutex::default() }
+    }
+
+    /// What these types take, by EC2's word. Without it, which may be a right that is missing, the built-in table stands in.
+    fn learn_types(&self, kinds: impl Iterator<Item = String>) {
+        let known = |kind: &String| self.types().contains_key(kind);
+        let unknown: Vec<String> = kinds.filter(|kind| !known(kind)).collect();
+        if unknown.is_empty() {
+            return;
+        }
+        match self.api.describe_instance_types(&unknown) {
+            Ok(told) => {
+                let told = told.iter().map(|told| (told.instance_type.clone(), attachments(told)));
+                let all: Types = unknown.into_iter().map(|kind| (kind, None)).chain(told).collect();
+                self.types().extend(all);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "how many volumes instances take is not told; the built-in table is used");
+                if error.because == Because::Denied {
+                    self.types().extend(unknown.into_iter().map(|kind| (kind, None)));
+                }
+            }
+        }
+    }
+
+    fn types(&self) -> std::sync::MutexGuard<'_, Types> {
+        self.types.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that a machine takes: what is attached already counts.
+    fn limit(&self, instance: &api::Instance) -> u64 {
+        let told = self.types().get(&instance.instance_type).copied().flatten();
+        let of = of_type(&instance.instance_type, told);
+        let further = instance.network_interfaces.saturating_sub(1) as u64;
+        of.most.saturating_sub(if of.shared { further } else { 0 })
+    }
+}
+
+impl Cloud for Ec2Cloud {
+    fn disks(&self, which: &Which<DiskId>) -> Answer<Page<Disk>> {
+        let page = self.api.describe_volumes(&select(which, |id| &id.0))?;
+        Ok(Page { items: page.items.into_iter().map(disk).collect(), next: page.next })
+    }
+
+    fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk> {
+        let settings: DiskSettings = read("CreateVolume", &spec.settings)?;
+        let create = api::CreateVolume {
+            client_token: spec.token.clone(),
+            zone: spec.zone.clone(),
+            size: Some(gib(spec.capacity)),
+            volume_type: Some(settings.kind.name().to_owned()),
+            iops: settings.iops.map(Into::into),
+            throughput: settings.throughput.map(Into::into),
+            encrypted: settings.encrypted,
+            kms_key_id: settings.kms_key_id,
+            snapshot_id: spec.snapshot.as_ref().map(|id| id.0.clone()),
+            multi_attach: spec.multi_attach.then_some(true),
+            outpost_arn: settings.outpost_arn,
+            initialization_rate: settings.initialization_rate.filter(|_| spec.snapshot.is_some()).map(Into::into),
+            tags: spec.tags.clone(),
+        };
+        self.api.create_volume(&create).map(disk)
+    }
+
+    fn delete_disk(&self, disk: &DiskId) -> Answer<()> {
+        self.api.delete_volume(&disk.0)
+    }
+
+    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str) -> Answer<()> {
+        self.api.attach_volume(&disk.0, instance.as_str(), device).map(drop)
+    }
+
+    fn detach_disk(&self, disk: &DiskId, instance: &NodeId) -> Answer<()> {
+        self.api.detach_volume(&disk.0, instance.as_str()).map(drop)
+    }
+
+    fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Changing> {
+        let settings = change.settings.as_ref().map(|settings| read::<DiskSettings>("ModifyVolume", settings)).transpose()?;
+        let modify = api::ModifyVolume {
+            volume_id: disk.0.clone(),
+            size: change.capacity.map(gib),
+            volume_type: settings.as_ref().map(|settings| settings.kind.name().to_owned()),
+            iops: settings.as_ref().and_then(|settings| settings.iops).map(Into::into),
+            throughput: settings.as_ref().and_then(|settings| settings.throughput).map(Into::into),
+            multi_attach: None,
+        };
+        self.api.modify_volume(&modify).map(changing)
+    }
+
+    fn changes(&self, disks: &[DiskId]) -> Answer<Vec<Changing>> {
+        let ids = disks.iter().map(|id| id.0.clone()).collect();
+        Ok(self.api.describe_volumes_modifications(&Select::Ids(ids))?.items.into_iter().map(changing).collect())
+    }
+
+    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<CloudSnapshot> {
+        let settings: SnapshotSettings = read("CreateSnapshot", &spec.settings)?;
+        let create = api::CreateSnapshot {
+            volume_id: spec.disk.0.clone(),
+            description: None,
+            outpost_arn: settings.outpost_arn.clone(),
+            tags: spec.tags.clone(),
+        };
+        let made = self.api.create_snapshot(&create)?;
+        // A convenience that costs by the hour and has a quota of its own: the snapshot is as good without.
+        let zones = settings.zones();
+        if !zones.is_empty()
+            && let Err(error) = self.api.enable_fast_snapshot_restores(&made.snapshot_id, &zones)
+        {
+            tracing::warn!(snapshot = made.snapshot_id, zones = zones.join(","), %error, "fast restore could not be enabled");
+        }
+        Ok(snapshot(made))
+    }
+
+    fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<()> {
+        self.api.delete_snapshot(&snapshot.0)
+    }
+
+    fn snapshots(&self, which: &Which<CloudSnapshotId>) -> Answer<Page<CloudSnapshot>> {
+        let page = self.api.describe_snapshots(&select(which, |id| &id.0))?;
+        Ok(Page { items: page.items.into_iter().map(snapshot).collect(), next: page.next })
+    }
+
+    fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
+        let select = Select::Ids(ids.iter().map(|id| id.as_str().to_owned()).collect());
+        let found = self.api.describe_instances(&select)?.items;
+        self.learn_types(found.iter().map(|instance| instance.instance_type.clone()));
+        Ok(found.iter().filter_map(|found| self.instance(found)).collect())
+    }
+
+    fn tag(&self, resource: &str, tags: &Tags) -> Answer<()> {
+        self.api.create_tags(&[resource], tags)
+    }
+
+    fn zones(&self) -> Answer<Vec<String>> {
+        let zones = self.api.describe_availability_zones()?.into_iter();
+        // Local and wavelength zones offer little of what EBS has, and nobody gets there by chance.
+        let usual = |zone: &api::Zone| zone.state == "available" && (zone.kind.is_empty() || zone.kind == "availability-zone");
+        Ok(zones.filter(usual).map(|zone| zone.name).collect())
+    }
+
+    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String> {
+        free_name(instance, taken)
+    }
+
+    fn impaired(&self, disks: &[DiskId]) -> Answer<Vec<(DiskId, String)>> {
+        let ids = disks.iter().map(|id| id.0.clone()).collect();
+        let told = self.api.describe_volume_status(&Select::Ids(ids))?.items;
+        let impaired = told.into_iter().filter(|told| matches!(told.summary.status.as_str(), "impaired" | "warning"));
+        Ok(impaired.map(|told| (DiskId(told.volume_id.clone()), status_words(&told))).collect())
+    }
+
+    fn blocks(&self, base: Option<&CloudSnapshotId>, of: &CloudSnapshotId, from: &BlocksFrom) -> Answer<Blocks> {
+        let (offset, token) = match from {
+            BlocksFrom::Offset(offset) => (*offset, None),
+            BlocksFrom::Token(token) => (0, Some(token.as_str())),
+        };
+        // Blocks of snapshots have 512 KiB (EBS user guide, "Concepts for EBS direct APIs"); what the answer says counts.
+        let start = offset / (512 << 10);
+        let page = match base {
+            None => self.api.list_snapshot_blocks(&of.0, start, token)?,
+            Some(base) => self.api.list_changed_blocks(&base.0, &of.0, start, token)?,
+        };
+        Ok(Blocks {
+            offsets: page.indices.iter().map(|index| index.saturating_mul(page.block_size)).collect(),
+            size: page.block_size,
+            next: page.next,
+        })
+    }
+}
+
+impl Ec2Cloud {
+    fn instance(&self, found: &api::Instance) -> Option<Instance> {
+        use api::InstanceState as State;
+        if found.state == State::Terminated {
+            return None;
+        }
+        Some(Instance {
+            id: found.instance_id.parse().ok()?,
+            zone: found.zone.clone(),
+            kind: found.instance_type.clone(),
+            running: matches!(found.state, State::Running | State::Pending | State::Stopping | State::Stopped),
+            attached: found.disks.iter().map(|disk| (disk.device.clone(), DiskId(disk.volume_id.clone()))).collect(),
+            limit: Some(self.limit(found)),
+        })
+    }
+}
+
+/// The names that AWS recommends for further volumes first, `/dev/xvdba` and so on; single letters are left to what
+/// machines bring with them. EC2 user guide, "Device names for volumes on Amazon EC2 instances": `/dev/xvd[b-d][a-z]`.
+fn names() -> impl Iterator<Item = String> {
+    ('b'..='d').flat_map(|first| ('a'..='z').map(move |second| format!("/dev/xvd{first}{second}")))
+}
+
+fn free_name(instance: &Instance, taken: &[String]) -> Option<String> {
+    names().find(|name| !instance.attached.keys().chain(taken).any(|other| same_device(other, name)))
+}
+
+/// `/dev/sdf` and `/dev/xvdf` are one.
+fn same_device(one: &str, other: &str) -> bool {
+    fn bare(name: &str) -> &str {
+        let name = name.trim_start_matches("/dev/");
+        name.strip_prefix("xvd").or_else(|| name.strip_prefix("sd")).unwrap_or(name)
+    }
+    bare(one) == bare(other)
+}
+
+fn gib(capacity: Bytes) -> u64 {
+    capacity.0.div_ceil(GIB)
+}
+
+fn select<Id>(which: &Which<Id>, text: impl Fn(&Id) -> &str) -> Select {
+    match which {
+        Which::Ids(ids) => Select::Ids(ids.iter().map(|id| text(id).to_owned()).collect()),
+        Which::Tagged { key, values } => {
+            Select::Filtered { filters: vec![Filter::new(format!("tag:{key}"), values)], token: None }
+        }
+        Which::All { tags, token } => {
+            let filters = tags.iter().map(|(key, value)| Filter::new(format!("tag:{key}"), std::slice::from_ref(value)));
+            Select::Filtered { filters: filters.collect(), token: token.clone() }
+        }
+    }
+}
+
+fn disk(volume: api::Volume) -> Disk {
+    use api::VolumeState as State;
+    let settings = DiskSettings {
+        kind: Kind::named(&volume.volume_type).unwrap_or_default(),
+        iops: volume.iops.and_then(|iops| u32::try_from(iops).ok()),
+        throughput: volume.throughput.and_then(|throughput| u32::try_from(throughput).ok()),
+        encrypted: Some(volume.encrypted),
+        kms_key_id: volume.kms_key_id,
+        outpost_arn: volume.outpost_arn,
+        initialization_rate: None,
+    };
+    Disk {
+        id: DiskId(volume.volume_id),
+        state: match volume.state {
+            // A state that nobody knows is waited out.
+            State::Creating | State::Unknown => DiskState::Creating,
+            State::Available => DiskState::Available,
+            State::InUse => DiskState::InUse,
+            State::Deleting => DiskState::Deleting,
+            State::Deleted => DiskState::Deleted,
+            State::Error => DiskState::Failed,
+        },
+        capacity: Bytes(volume.size.saturating_mul(GIB)),
+        zone: volume.zone,
+        tags: volume.tags,
+        attachments: volume.attachments.into_iter().filter_map(attachment).collect(),
+        snapshot: volume.snapshot_id.map(CloudSnapshotId),
+        settings: serde_json::to_value(settings).unwrap_or_default(),
+        multi_attach: volume.multi_attach,
+        created: volume.create_time,
+    }
+}
+
+fn attachment(attachment: api::VolumeAttachment) -> Option<Attachment> {
+    use api::AttachmentState as State;
+    Some(Attachment {
+        instance: attachment.instance_id?.parse().ok()?,
+        device: attachment.device.unwrap_or_default(),
+        state: match attachment.state {
+            State::Attaching => AttachmentState::Attaching,
+            State::Attached => AttachmentState::Attached,
+            State::Detaching | State::Unknown => AttachmentState::Detaching,
+            State::Detached => AttachmentState::Detached,
+            State::Busy => AttachmentState::Busy,
+        },
+        since: attachment.attach_time,
+    })
+}
+
+fn changing(modification: api::Modification) -> Changing {
+    use api::ModificationState as State;
+    Changing {
+        disk: DiskId(modification.volume_id),
+        state: match modification.state {
+            State::Modifying | State::Unknown => ChangeState::Modifying,
+            State::Optimizing => ChangeState::Usable,
+            State::Completed => ChangeState::Done,
+            State::Failed => ChangeState::Failed,
+        },
+        capacity: Bytes(modification.target_size.unwrap_or_default().saturating_mul(GIB)),
+        progress: modification.progress,
+        since: modification.start_time,
+        message: modification.status_message,
+    }
+}
+
+fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
+    use api::SnapshotState as State;
+    CloudSnapshot {
+        id: CloudSnapshotId(snapshot.snapshot_id),
+        disk: DiskId(snapshot.volume_id),
+        state: match snapshot.state {
+            State::Pending | State::Recovering | State::Unknown => SnapshotState::Pending,
+            State::Completed => SnapshotState::Completed,
+            State::Error | State::Recoverable => SnapshotState::Failed,
+        },
+        capacity: Bytes(snapshot.volume_size.saturating_mul(GIB)),
+        created: snapshot.start_time.unwrap_or(std::time::UNIX_EPOCH),
+        progress: snapshot.progress,
+        tags: snapshot.tags,
+    }
+}
+
+/// What EC2 says of a type; `None` where it does not say how many.
+fn attachments(told: &api::InstanceType) -> Option<Attachments> {
+    let ebs = told.ebs_info.as_ref()?;
+    let shared = ebs.attachment_limit_type.as_deref() != Some("dedicated");
+    Some(Attachments { most: ebs.maximum_ebs_attachments?, shared })
+}
+
+fn status_words(told: &api::VolumeStatus) -> String {
+    let details = told.summary.details.iter().map(|detail| format!("{} {}", detail.name, detail.status));
+    let events = told.events.iter().map(|event| format!("{}: {}", event.kind, event.description));
+    let all: Vec<String> = [told.summary.status.clone()].into_iter().chain(details).chain(events).collect();
+    all.join("; ")
+}
+
+/// What the policy drafted.
+fn read<T: serde::de::DeserializeOwned>(action: &'static str, settings: &Value) -> Answer<T> {
+    serde_json::from_value(settings.clone()).map_err(|error| Refusal {
+        because: Because::Invalid,
+        action,
+        code: "settings".to_owned(),
+        message: error.to_string(),
+        request_id: None,
+        maybe_done: false,
+        retry_after: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_nothing_else_has() {
+        let attached = ["/dev/xvda", "/dev/sdba", "/dev/xvdbb"].map(|name| (name.to_owned(), DiskId("vol-1".to_owned())));
+        let instance = Instance {
+            id: "i-1".parse().expect("a node"),
+            zone: "z".to_owned(),
+            kind: "m5.large".to_owned(),
+            running: true,
+            attached: attached.into(),
+            limit: None,
+        };
+        assert_eq!(names().count(), 78);
+        assert_eq!(free_name(&instance, &["/dev/xvdbc".to_owned()]).as_deref(), Some("/dev/xvdbd"));
+        let all: Vec<String> = names().collect();
+        assert_eq!(free_name(&instance, &all), None);
+    }
+}

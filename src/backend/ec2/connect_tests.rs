@@ -1,0 +1,350 @@
+//! Loop devices stand in for disks: they come late, under another name, or with another volume's serial number.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::backend::ec2::limits::Taken;
+use crate::os::loopdev::{self, Loop};
+use crate::volume::Secrets;
+
+use super::*;
+
+const ONE: &str = "vol-0123456789abcdef0";
+const OTHER: &str = "vol-0fedcba9876543210";
+const SOON: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(60);
+
+/// Loop devices, and the folder that says which disks they stand for.
+struct Lab {
+    folder: tempfile::TempDir,
+    node: Node,
+}
+
+/// A loop device that goes with it.
+struct Disk {
+    device: Loop,
+    backing: File,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = loopdev::detach(&self.device.path, self.device.backing);
+    }
+}
+
+impl Disk {
+    fn name(&self) -> &str {
+        self.device.path.file_name().and_then(|name| name.to_str()).expect("a name")
+    }
+}
+
+impl Lab {
+    fn new(patience: Duration) -> Lab {
+        let folder = tempfile::tempdir().expect("a folder");
+        let disks = Disks::stand_in(folder.path().to_owned());
+        let node = Node { patience, ..Node::new(None, &Limits::default(), disks) };
+        Lab { folder, node }
+    }
+
+    /// `None`, and said, where this machine has no loop devices for us.
+    fn disk(&self, size: u64) -> Option<Disk> {
+        let backing = tempfile::tempfile_in(self.folder.path()).expect("a file");
+        backing.set_len(size).expect("a size");
+        match loopdev::attach(&backing, "stand-in", false) {
+            Ok(device) => Some(Disk { device, backing }),
+            Err(error) => {
+                eprintln!("SKIPPED: EBS volumes on loop devices: {error}");
+                None
+            }
+        }
+    }
+
+    fn put(&self, disk: &Disk, file: &str, text: &str) {
+        let path = self.folder.path().join("block").join(disk.name()).join(file);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(path, text).expect("a file");
+    }
+
+    /// The disk is this volume by sysfs, and that one by its controller.
+    fn says(&self, disk: &Disk, sysfs: &str, controller: &str) {
+        self.put(disk, "controller", &controller.replacen('-', "", 1));
+        self.put(disk, "device/model", "Amazon Elastic Block Store\n");
+        self.put(disk, "device/serial", &sysfs.replacen('-', "", 1));
+        let (major, minor) = disk.device.number;
+        self.put(disk, "dev", &format!("{major}:{minor}\n"));
+    }
+
+    fn is_xen(&self, disk: &Disk, sequence: u64) {
+        self.put(disk, "device/devtype", "vbd\n");
+        self.put(disk, "diskseq", &sequence.to_string());
+        let (major, minor) = disk.device.number;
+        self.put(disk, "dev", &format!("{major}:{minor}\n"));
+    }
+
+    fn gone(&self, disk: &Disk) {
+        let folder = self.folder.path().join("block").join(disk.name());
+        std::fs::remove_file(folder.join("dev")).expect("was there");
+    }
+
+    fn connect(&self, context: &[(&str, &str)], earlier: Option<&Source>) -> Result<Source> {
+        let context: BTreeMap<_, _> = context.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let request = ConnectRequest {
+            id: &id(),
+            parameters: &serde_json::Value::Null,
+            publish_context: &context,
+            secrets: &Secrets::default(),
+            mount_flags: &[],
+            read_only: false,
+            earlier,
+        };
+        self.node.connect(&request).map(Outcome::into_inner)
+    }
+}
+
+fn id() -> VolumeId {
+    "ebs:a".parse().expect("an id")
+}
+
+fn device(source: &Source) -> &BlockDevice {
+    match source {
+        Source::Device(device) => device,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is(source: &Source, disk: &Disk) {
+    let device = device(source);
+    assert_eq!((&device.path, device.number), (&disk.device.path, disk.device.number));
+}
+
+#[test]
+fn a_disk_that_comes_late_is_waited_for() {
+    let lab = Lab::new(LONG);
+    let Some(other) = lab.disk(1 << 20) else { return };
+    lab.says(&other, OTHER, OTHER);
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| lab.connect(&[(VOLUME, ONE), (DEVICE, "/dev/xvdba")], None));
+        let late = lab.disk(2 << 20).expect("a second");
+        assert!(!connecting.is_finished(), "it answered before the disk was there");
+        lab.says(&late, ONE, ONE);
+        let source = connecting.join().expect("no panic").expect("connected");
+        is(&source, &late);
+        assert_eq!(device(&source).identity, "nvme-vol0123456789abcdef0");
+        assert_eq!(lab.node.refresh(&id(), &source).expect("a size"), Bytes(2 << 20));
+        assert!(lab.node.is_still(&source).expect("looks"));
+    });
+}
+
+#[test]
+fn what_does_not_come_is_told_with_what_is_there() {
+    let lab = Lab::new(SOON);
+    let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("no disk at all");
+    assert!(error.to_string().contains("its disks, of which there are none"), "{error}");
+    let Some(other) = lab.disk(1 << 20) else { return };
+    lab.says(&other, OTHER, OTHER);
+    let error = lab.connect(&[(VOLUME, ONE), (DEVICE, "/dev/xvdba")], None).expect_err("not there");
+    assert!(matches!(error, Error::Pending { .. }), "{error:?}");
+    let text = error.to_string();
+    let seen = format!("{} (vol0fedcba9876543210 Amazon Elastic Block Store)", other.name());
+    assert!(text.contains(ONE) && text.contains(&seen), "{text}");
+    // It is there, but the name in /dev is of another device.
+    lab.says(&other, ONE, ONE);
+    lab.put(&other, "dev", "259:77\n");
+    let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("another device");
+    assert!(matches!(error, Error::Pending { .. }) && error.to_string().contains("not in /dev"), "{error:?}");
+}
+
+#[test]
+fn what_the_controller_denies_is_not_believed() {
+    let lab = Lab::new(SOON);
+    let Some(disk) = lab.disk(1 << 20) else { return };
+    lab.says(&disk, ONE, ONE);
+    let source = lab.connect(&[(VOLUME, ONE)], None).expect("connected");
+    // The disk of this name and number is another volume's by now, and sysfs does not know yet.
+    lab.says(&disk, ONE, OTHER);
+    let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("another volume");
+    assert!(matches!(error, Error::Unproven { .. }), "{error:?}");
+    assert!(error.to_string().contains("its controller says vol0fedcba9876543210"), "{error}");
+    assert!(!lab.node.is_still(&source).expect("looks"));
+    assert_eq!(lab.node.connected(&id(), Some(&source)).expect("looks"), None);
+    assert!(matches!(lab.node.refresh(&id(), &source), Err(Error::Unproven { .. })));
+    assert!(matches!(lab.node.disconnect(&id(), Some(&source)), Ok(Outcome::Unchanged(()))));
+    // Nor is a disk that is none of NVMe's.
+    std::fs::remove_file(lab.folder.path().join("block").join(disk.name()).join("controller")).expect("was there");
+    assert!(matches!(lab.connect(&[(VOLUME, ONE)], None), Err(Error::Pending { .. })));
+}
+
+#[test]
+fn two_disks_of_one_volume_are_none() {
+    let lab = Lab::new(SOON);
+    let (Some(one), Some(two)) = (lab.disk(1 << 20), lab.disk(1 << 20)) else { return };
+    lab.says(&one, ONE, ONE);
+    let source = lab.connect(&[(VOLUME, ONE)], None).expect("one");
+    lab.says(&two, ONE, ONE);
+    let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("two");
+    assert!(matches!(error, Error::Unproven { .. }) && error.to_string().contains(two.name()), "{error:?}");
+    assert_eq!(lab.node.connected(&id(), Some(&source)).expect("the one of before"), Some(source));
+}
+
+#[test]
+fn a_volume_is_found_again_under_another_name() {
+    let lab = Lab::new(SOON);
+    let (Some(before), Some(after)) = (lab.disk(1 << 20), lab.disk(1 << 20)) else { return };
+    lab.says(&before, ONE, ONE);
+    let hint = lab.connect(&[(VOLUME, ONE)], None).expect("connected");
+    assert_eq!(lab.node.connected(&id(), Some(&hint)).expect("looks").as_ref(), Some(&hint));
+    lab.says(&before, OTHER, OTHER);
+    assert_eq!(lab.node.connected(&id(), Some(&hint)).expect("looks"), None);
+    lab.says(&after, ONE, ONE);
+    let found = lab.node.connected(&id(), Some(&hint)).expect("looks").expect("is there");
+    is(&found, &after);
+    assert_eq!(device(&found).identity, device(&hint).identity);
+    assert!(!lab.node.is_still(&hint).expect("looks"), "the old name is another volume's");
+    // A call without publish_context ends what was begun with it.
+    is(&lab.connect(&[], Some(&hint)).expect("as before"), &after);
+    lab.gone(&after);
+    let error = lab.connect(&[], Some(&hint)).expect_err("detached");
+    assert!(matches!(error, Error::Unproven { .. }), "{error:?}");
+    assert_eq!(lab.node.connected(&id(), None).expect("looks"), None);
+}
+
+#[test]
+fn on_xen_a_disk_is_its_name_and_its_count() {
+    let lab = Lab::new(SOON);
+    let Some(disk) = lab.disk(1 << 20) else { return };
+    let named = format!("/dev/{}", disk.name());
+    let context = [(VOLUME, ONE), (DEVICE, named.as_str())];
+    assert!(matches!(lab.connect(&context, None), Err(Error::Pending { .. })), "a name alone is nothing");
+    lab.is_xen(&disk, 41);
+    let source = lab.connect(&context, None).expect("connected");
+    is(&source, &disk);
+    assert_eq!(device(&source).identity, format!("xen-vol0123456789abcdef0-{}-41", disk.name()));
+    assert!(lab.node.is_still(&source).expect("looks"));
+    assert_eq!(lab.node.refresh(&id(), &source).expect("a size"), Bytes(1 << 20));
+    // Detached, and another volume attached by the same name.
+    lab.is_xen(&disk, 42);
+    assert!(!lab.node.is_still(&source).expect("looks"));
+    assert_eq!(lab.node.connected(&id(), Some(&source)).expect("looks"), None);
+    assert!(matches!(lab.connect(&[], Some(&source)), Err(Error::Unproven { .. })));
+    // Where disks say who they are, a name means nothing.
+    lab.says(&disk, OTHER, OTHER);
+    let Some(nvme) = lab.disk(1 << 20) else { return };
+    lab.says(&nvme, ONE, ONE);
+    is(&lab.connect(&context, None).expect("by its serial number"), &nvme);
+}
+
+#[test]
+fn nothing_is_left_unwritten() {
+    let lab = Lab::new(SOON);
+    let Some(disk) = lab.disk(1 << 20) else { return };
+    lab.says(&disk, ONE, ONE);
+    let source = lab.connect(&[(VOLUME, ONE)], None).expect("connected");
+    // As a pod that never syncs.
+    let pod = File::options().write(true).open(&disk.device.path).expect("opens");
+    pod.write_all_at(b"the last words", 4096).expect("writes");
+    lab.node.disconnect(&id(), Some(&source)).expect("flushes");
+    let mut bytes = [0; 14];
+    disk.backing.read_exact_at(&mut bytes, 4096).expect("reads");
+    assert_eq!(&bytes, b"the last words");
+}
+
+/// A mount may outlive its device, and must be known for what it was.
+#[test]
+fn a_number_that_is_nobodys_is_still_its_own() {
+    let lab = Lab::new(SOON);
+    let identity = "nvme-vol0123456789abcdef0".to_owned();
+    let gone = BlockDevice { path: "/dev/nvme99n1".into(), number: (259, 999_999), identity };
+    let source = Source::Device(gone.clone());
+    assert!(lab.node.is_still(&source).expect("looks"));
+    assert_eq!(lab.node.connected(&id(), Some(&source)).expect("looks"), None);
+    assert!(matches!(lab.node.disconnect(&id(), Some(&source)), Ok(Outcome::Unchanged(()))));
+    assert!(!lab.node.is_still(&Source::Device(BlockDevice { identity: "7:12".to_owned(), ..gone })).expect("none of ours"));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let lab = Lab::new(LONG);
+    for context in [
+        &[][..],
+        &[(DEVICE, "/dev/xvdba")],
+        &[(VOLUME, "")],
+        &[(VOLUME, "snap-0123456789abcdef0")],
+        &[(VOLUME, "vol-0123/../x")],
+        &[(VOLUME, ONE), (DEVICE, "/dev/../etc/passwd")],
+        &[(VOLUME, ONE), (DEVICE, "/dev/")],
+    ] {
+        let error = lab.connect(context, None).expect_err("refused");
+        assert!(error.to_string().starts_with("publish_context: "), "{context:?}: {error:?}");
+    }
+    let other = Source::Device(BlockDevice { path: "/dev/loop0".into(), number: (7, 0), identity: "7:12".to_owned() });
+    assert!(matches!(lab.connect(&[], Some(&other)), Err(Error::Invalid { .. })));
+}
+
+#[test]
+fn an_identity_is_read_as_it_was_written() {
+    let wanted = |name: Option<&str>, sequence| Wanted { serial: "vol0123".to_owned(), name: name.map(str::to_owned), sequence };
+    assert_eq!(Wanted::parse(&wanted(None, None).identity()), Some(wanted(None, None)));
+    for sequence in [None, Some(7)] {
+        let whole = wanted(Some("xvdba"), sequence);
+        assert_eq!(Wanted::parse(&whole.identity_on_xen("xvdba")), Some(whole));
+    }
+    for identity in
+        ["", "nvme", "nvme-", "nvme-vol", "nvme-vol0123-xvda", "xen-vol0123", "xen-vol0123-xvda-x", "scsi-vol0123", "7:12"]
+    {
+        assert_eq!(Wanted::parse(identity), None, "{identity}");
+    }
+    for (device, name) in [("/dev/xvdba", "xvdba"), ("/dev/sdf", "xvdf"), ("xvdf", "xvdf"), ("/dev/sdba", "xvdba")] {
+        assert_eq!(name_on_xen(device).expect(device), name);
+    }
+    assert_eq!(wanted(None, None).volume(), "vol-0123");
+}
+
+#[test]
+fn a_node_says_its_zone_and_what_it_takes() {
+    let machine =
+        Machine { zone: "eu-west-1a".to_owned(), kind: "m7i.large".to_owned(), taken: Taken { interfaces: 3, disks: 2 } };
+    let node = Node::new(Some(&machine), &Limits::default(), Disks::default());
+    assert_eq!((node.topology(), node.limit()), (Some(zone::of_node("eu-west-1a")), Some(30)));
+    let node = Node::new(None, &Limits::default(), Disks::default());
+    assert_eq!((node.topology(), node.limit()), (None, None));
+}
+
+/// Where LONGSHORE_NVME is set: in the virtual machine, which has NVMe disks of these two serial numbers. They are taken away and given
+/// back, as a cloud does.
+#[test]
+fn real_disks_are_known_by_their_controllers() {
+    if std::env::var_os("LONGSHORE_NVME").is_none() {
+        eprintln!("SKIPPED: EBS volumes on NVMe: this machine has no such disks to take away (LONGSHORE_NVME)");
+        return;
+    }
+    let lab = Lab { node: Node::new(None, &Limits::default(), Disks::default()), ..Lab::new(LONG) };
+    let slot_of = |source: &Source| {
+        let name = device(source).path.file_name().expect("a name").to_owned();
+        Path::new("/sys/block").join(name).join("device/device").canonicalize().expect("a PCI function")
+    };
+    let one = lab.connect(&[(VOLUME, ONE), (DEVICE, "/dev/xvdba")], None).expect("the first");
+    let other = lab.connect(&[(VOLUME, OTHER)], None).expect("the second");
+    assert_ne!(device(&one).number, device(&other).number);
+    assert!(lab.node.is_still(&one).expect("asks") && lab.node.is_still(&other).expect("asks"));
+    let mixed = Source::Device(BlockDevice { identity: device(&one).identity.clone(), ..device(&other).clone() });
+    assert!(!lab.node.is_still(&mixed).expect("asks"), "the controller says that it is the other");
+    let size = lab.node.refresh(&id(), &one).expect("a size");
+    assert_eq!(Device::open(&device(&one).path, false).and_then(|open| nvme::size(&open)).expect("asks"), Some(size.0));
+
+    // Both are detached, and come back while one is waited for.
+    let slots = [slot_of(&one), slot_of(&other)];
+    for slot in &slots {
+        std::fs::write(slot.join("remove"), "1").expect("removed");
+    }
+    assert_eq!(lab.node.connected(&id(), Some(&one)).expect("looks"), None);
+    assert!(lab.node.is_still(&one).expect("looks"), "its number is nobody's");
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| lab.connect(&[(VOLUME, ONE)], None));
+        std::fs::write("/sys/bus/pci/rescan", "1").expect("given back");
+        let again = connecting.join().expect("no panic").expect("came late");
+        assert_eq!(device(&again).identity, device(&one).identity);
+        assert!(lab.node.is_still(&again).expect("asks"));
+        eprintln!("{} was {}", device(&again).path.display(), device(&one).path.display());
+    });
+}

@@ -1,0 +1,104 @@
+//! Amazon EBS: the first tenant of [`super::cloud`].
+//!
+//! `api` is the client of EC2, `cloud` makes its words those of all clouds, `policy` has EBS's own rules, `connect` is the node's side.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::metrics::CloudRequests;
+use crate::volume::{Error, NodeId, Result};
+
+use super::cloud::bucket::Limit;
+use super::cloud::clock::Clock;
+use super::cloud::{Cloud, CloudBackend, Parts};
+
+pub mod api;
+mod cloud;
+mod config;
+pub mod connect;
+pub mod disks;
+pub mod kinds;
+pub mod limits;
+pub mod metadata;
+pub mod parameters;
+mod policy;
+mod tags;
+pub mod zone;
+
+pub use config::{Ec2Config, LimitConfig};
+
+use cloud::Ec2Cloud;
+use connect::Node;
+use disks::Disks;
+use limits::Limits;
+use metadata::{Machine, Metadata, Said};
+use policy::Ec2Policy;
+
+/// What this process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// It makes volumes and attaches them: it asks EC2.
+    pub provision: bool,
+    /// It connects them: it is an instance.
+    pub connect: bool,
+}
+
+/// Opens the backend. EC2 is not asked; a node asks the instance metadata for what nobody says.
+///
+/// # Errors
+/// `Invalid` for a controller without a cluster; `BackendDown` where it is not known in which zone this node is.
+pub fn open(config: Ec2Config, role: Role, requests: CloudRequests) -> Result<CloudBackend> {
+    let machine = role.connect.then(|| machine(&config)).transpose()?;
+    let limits = Limits {
+        volume_attach_limit: config.volume_attach_limit,
+        reserved_volume_attachments: config.reserved_volume_attachments,
+    };
+    let node = Node::new(machine.as_ref(), &limits, Disks::default());
+    let policy = Ec2Policy { tags: config.tags.clone(), topology: node.topology() };
+    let clock = Clock::default();
+    let cloud = role.provision.then(|| client(&config, clock, requests)).transpose()?;
+    Ok(CloudBackend::new(Parts {
+        name: config.name,
+        cluster: config.cluster.unwrap_or_default(),
+        policy: Arc::new(policy),
+        cloud,
+        connect: Box::new(node),
+        clock,
+    }))
+}
+
+/// The instance that this node is, where one of its backends is of EC2: its id is the node's.
+///
+/// # Errors
+/// `BackendDown` with what to do.
+pub fn node_id(config: &Ec2Config, said: &NodeId) -> Result<NodeId> {
+    Metadata::new(&config.name).node_id(Some(said))
+}
+
+fn machine(config: &Ec2Config) -> Result<Machine> {
+    Metadata::new(&config.name).machine(Said {
+        zone: config.zone.as_deref(),
+        kind: config.instance_type.as_deref(),
+        limit: config.volume_attach_limit,
+    })
+}
+
+fn client(config: &Ec2Config, clock: Clock, requests: CloudRequests) -> Result<Arc<dyn Cloud>> {
+    if config.cluster.is_none() {
+        let reason =
+            "a controller needs it: a name for this cluster that no other of the account has, kept in a tag of each volume";
+        return Err(Error::invalid("cluster", format!("backend {}: {reason}", config.name)));
+    }
+    let limit =
+        |(action, limit): (&String, &LimitConfig)| (action.clone(), Limit { capacity: limit.burst, refill: limit.refill });
+    let settings = api::Settings {
+        region: config.region.clone(),
+        endpoint: config.endpoint.clone(),
+        ebs_endpoint: config.ebs_endpoint.clone(),
+        limits: config.limits.iter().map(limit).collect::<BTreeMap<_, _>>(),
+        ..api::Settings::default()
+    };
+    let api = api::Ec2::new(settings, clock, requests)
+        .map_err(|error| Error::BackendDown { backend: config.name.to_string(), reason: error.to_string() })?;
+    Ok(Arc::new(Ec2Cloud::new(api)))
+}

@@ -1,0 +1,137 @@
+//! EBS's own rules: nothing here asks EC2.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::backend::cloud::{Disk, Draft, Policy, Tags};
+use crate::backend::{SnapshotSpec, VolumeSpec};
+use crate::volume::{AccessMode, AccessType, Bytes, Capability, Error, RawParameters, Result, Topology};
+
+use super::parameters::{DiskSettings, Ec2Parameters, Rates, SnapshotSettings};
+use super::{tags, zone};
+
+/// Several nodes: io1 and io2 with `multiAttach`, raw block.
+const ACCESS_MODES: [AccessMode; 7] = [
+    AccessMode::SingleNodeWriter,
+    AccessMode::SingleNodeReaderOnly,
+    AccessMode::SingleNodeSingleWriter,
+    AccessMode::SingleNodeMultiWriter,
+    AccessMode::MultiNodeReaderOnly,
+    AccessMode::MultiNodeSingleWriter,
+    AccessMode::MultiNodeMultiWriter,
+];
+
+/// After a modification a volume must wait so long for the next (EBS user guide, "Requirements for EBS volume modifications").
+const COOLDOWN: Duration = Duration::from_secs(6 * 60 * 60);
+
+/// The tag that the AWS console shows as a resource's name.
+const NAME: &str = "Name";
+
+#[derive(Debug)]
+pub struct Ec2Policy {
+    /// What the operator wants on everything.
+    pub tags: Tags,
+    /// Of this node, where volumes are connected.
+    pub topology: Option<Topology>,
+}
+
+impl Ec2Policy {
+    fn tags(&self, name: &str, asked: &Tags) -> Tags {
+        let mut all = Tags::from([(NAME.to_owned(), name.to_owned())]);
+        all.extend(self.tags.clone());
+        all.extend(asked.clone());
+        all
+    }
+}
+
+impl Policy for Ec2Policy {
+    fn kind(&self) -> &'static str {
+        "ec2"
+    }
+
+    fn access_modes(&self) -> &[AccessMode] {
+        &ACCESS_MODES
+    }
+
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        if !AccessMode::SINGLE_NODE.contains(&capability.mode) && capability.access != AccessType::Block {
+            let reason = "a file system of one node's is destroyed by a second node; use volumeMode Block, or one node";
+            return Err(Error::invalid("volume_capability.access_mode", reason));
+        }
+        Ok(())
+    }
+
+    fn parameters(&self, raw: &RawParameters) -> Result<Value> {
+        to_json(&Ec2Parameters::parse(raw)?)
+    }
+
+    fn topology(&self) -> Option<Topology> {
+        self.topology.clone()
+    }
+
+    fn zone(&self, segments: &Topology) -> Option<String> {
+        zone::named_by(segments).map(str::to_owned)
+    }
+
+    fn place(&self, zone: &str) -> Topology {
+        zone::of_volume(zone)
+    }
+
+    fn bounds(&self, parameters: &Value) -> (Bytes, Bytes) {
+        // What is no type was refused when it was parsed.
+        let kind = Ec2Parameters::read(parameters).and_then(|parameters| parameters.rates.kind()).unwrap_or_default();
+        (kind.bounds().smallest, kind.bounds().largest)
+    }
+
+    fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
+        let parameters = Ec2Parameters::read(&spec.parameters["backend"])?;
+        let settings = parameters.settings(spec.capacity, &Rates::parse(&spec.mutable)?)?;
+        Ok(Draft {
+            settings: to_json(&settings)?,
+            tags: self.tags(&spec.name, &parameters.tags),
+            multi_attach: parameters.is_multi_attach(),
+        })
+    }
+
+    fn check_mutable(&self, raw: &RawParameters) -> Result<()> {
+        Rates::parse(raw).map(drop)
+    }
+
+    fn amend(&self, disk: &Disk, capacity: Bytes, raw: &RawParameters) -> Result<Option<Value>> {
+        if raw.is_empty() {
+            return Ok(None);
+        }
+        let now = DiskSettings::read(&disk.settings)?;
+        let wanted = Rates::parse(raw)?.settle(capacity, Some(&now))?;
+        // What nobody asks for is what it is.
+        let same = |wanted: Option<u32>, now: Option<u32>| wanted.is_none() || wanted == now;
+        if wanted.kind == now.kind && same(wanted.iops, now.iops) && same(wanted.throughput, now.throughput) {
+            return Ok(None);
+        }
+        to_json(&wanted).map(Some)
+    }
+
+    fn cooldown(&self) -> Option<Duration> {
+        Some(COOLDOWN)
+    }
+
+    fn check_snapshot(&self, raw: &RawParameters) -> Result<()> {
+        snapshot_settings(raw).map(drop)
+    }
+
+    fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft> {
+        let (settings, tags) = snapshot_settings(&spec.parameters)?;
+        Ok(Draft { settings: to_json(&settings)?, tags: self.tags(&spec.name, &tags), multi_attach: false })
+    }
+}
+
+fn snapshot_settings(raw: &RawParameters) -> Result<(SnapshotSettings, Tags)> {
+    let mut rest = raw.clone();
+    let tags = tags::take(&mut rest)?;
+    Ok((rest.parse()?, tags))
+}
+
+pub(super) fn to_json<T: serde::Serialize>(value: &T) -> Result<Value> {
+    serde_json::to_value(value).map_err(|error| Error::invalid("parameters", error.to_string()))
+}
