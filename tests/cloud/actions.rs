@@ -52,6 +52,7 @@ pub struct Act<'a> {
 
 impl Act<'_> {
     pub fn perform(&mut self, action: &str) -> Answer {
+        self.sweep();
         match action {
             "CreateVolume" => self.create_volume(),
             "DeleteVolume" => self.delete_volume(),
@@ -71,6 +72,17 @@ impl Act<'_> {
             "DescribeFastSnapshotRestores" => self.describe_fast_restores(),
             "RunInstances" | "DescribeInstanceTypes" | "DescribeAvailabilityZones" => self.pass_on(self.parameters),
             other => refuse("InvalidAction", format!("The action {other} is not valid for this web service.")),
+        }
+    }
+
+    /// What came to nothing is no more, in moto neither.
+    fn sweep(&mut self) {
+        for (id, volume) in &mut self.world.volumes {
+            if volume.vanishes && volume.deleted.is_none() && self.now >= volume.ready {
+                volume.deleted = Some(volume.ready);
+                let (status, answer) = self.moto.ask(&moto::parameters_of("DeleteVolume", &[("VolumeId", id)]));
+                assert_eq!(status, 200, "{answer:?}");
+            }
         }
     }
 
@@ -171,8 +183,11 @@ impl Act<'_> {
             );
         }
         let zone = self.get("AvailabilityZone").to_owned();
-        let zones = self.ask_moto("DescribeAvailabilityZones", &[])?;
-        if !zones.items("availabilityZoneInfo").iter().any(|item| item.get("zoneName") == zone) {
+        if self.world.zones.is_empty() {
+            let zones = self.ask_moto("DescribeAvailabilityZones", &[])?;
+            self.world.zones = zones.items("availabilityZoneInfo").iter().map(|item| item.get("zoneName").to_owned()).collect();
+        }
+        if !self.world.zones.contains(&zone) {
             return refuse("InvalidZone.NotFound", format!("The zone '{zone}' does not exist."));
         }
         let mut answer = self.pass_on(self.parameters)?;
@@ -454,10 +469,10 @@ impl Act<'_> {
         let tagged = filters.iter().find_map(|(name, values)| Some((name.strip_prefix("tag:")?, values)));
         let candidates: Box<dyn Iterator<Item = &String>> = match tagged {
             _ if !ids.is_empty() => Box::new(ids.iter()),
-            Some((key, values)) => {
+            Some((key, values)) if !values.iter().any(|value| value.contains(['*', '?', '\\'])) => {
                 Box::new(values.iter().filter_map(|value| self.world.by_tag.get(&(key.to_owned(), value.clone()))).flatten())
             }
-            None => Box::new(self.world.volumes.keys()),
+            _ => Box::new(self.world.volumes.keys()),
         };
         for id in candidates {
             match self.world.volumes.get(id).filter(|volume| volume.is_told(then, &times)) {
@@ -643,9 +658,29 @@ fn matches_all(item: &Element, filters: &[(String, Vec<String>)], id: &str, id_f
                 None => return refuse("InvalidParameterValue", format!("The filter '{name}' is invalid")),
             },
         };
-        if !values.iter().any(|value| has.contains(&value.as_str())) {
+        if !values.iter().any(|value| has.iter().any(|has| like(has.as_bytes(), value.as_bytes()))) {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Whether a text is like a filter's value, in which `*` is any text, `?` one character, and what follows `\` itself.
+fn like(text: &[u8], value: &[u8]) -> bool {
+    match value {
+        [] => text.is_empty(),
+        [b'*', rest @ ..] => (0..=text.len()).any(|from| like(&text[from..], rest)),
+        [b'?', rest @ ..] => !text.is_empty() && like(&text[1..], rest),
+        [b'\\', next, rest @ ..] | [next, rest @ ..] => text.first() == Some(next) && like(&text[1..], rest),
+    }
+}
+
+#[test]
+fn a_filter_has_wildcards() {
+    for (text, value) in [("abc", "abc"), ("abc", "a*"), ("abc", "?b?"), ("a*c", "a\\*c"), ("a\\c", "a\\\\c"), ("", "*")] {
+        assert!(like(text.as_bytes(), value.as_bytes()), "{text} {value}");
+    }
+    for (text, value) in [("abc", "ab"), ("abc", "a\\*"), ("abc", "??"), ("", "?")] {
+        assert!(!like(text.as_bytes(), value.as_bytes()), "{text} {value}");
+    }
 }

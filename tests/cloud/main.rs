@@ -9,12 +9,17 @@
 mod common;
 
 mod actions;
+mod bad_input;
 mod buckets;
 mod clock;
+mod driver;
+mod life;
 mod limits;
 mod moto;
 mod proxy;
 mod proxy_tests;
+mod sanity;
+mod trouble;
 mod wire;
 mod world;
 mod xml;

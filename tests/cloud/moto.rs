@@ -1,10 +1,13 @@
-//! moto, an emulator of AWS that others wrote: installed from PyPI into target/ once, started by each test for itself.
+//! moto, an emulator of AWS that others wrote: installed from PyPI into target/ once, and started once by each test program. Each
+//! test has an account of its own in it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::common;
 use super::wire::{self, Parameters, Request};
@@ -29,42 +32,37 @@ server.serve_forever()
 pub const IMAGE: &str = "ami-12c6146b";
 pub const REGION: &str = "us-east-1";
 
-/// A moto with nothing in it.
-#[derive(Debug)]
+/// An account with nothing in it.
+#[derive(Clone, Debug)]
 pub struct Moto {
-    child: Child,
     pub address: SocketAddr,
+    /// moto goes by this header; see [`Moto::default_account`] for who sends none.
+    account: Option<String>,
 }
 
 impl Moto {
-    /// Starts one; `Err` says why there can be none here.
-    pub fn start() -> Result<Moto, String> {
-        let python = installed()?;
-        let _starting = common::STARTING.write().expect("no panic while a program is started");
-        let mut child = Command::new(python)
-            .args(["-c", SERVER])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("python: {error}"))?;
-        let mut port = String::new();
-        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut port).expect("moto's port");
-        let Ok(port) = port.trim().parse() else {
-            let mut said = String::new();
-            child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("what moto said");
-            panic!("moto ended: {said}");
-        };
-        let mut errors = child.stderr.take().expect("a pipe");
-        std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::stderr()));
-        let moto = Moto { child, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) };
-        moto.must("DescribeAvailabilityZones", &[]);
-        Ok(moto)
+    /// An account of one's own; `Err` says why there can be none here.
+    pub fn new() -> Result<Moto, String> {
+        static SERVER: OnceLock<Result<SocketAddr, String>> = OnceLock::new();
+        static ACCOUNTS: AtomicU32 = AtomicU32::new(1);
+        let address = SERVER.get_or_init(start).clone()?;
+        let account = Some(format!("{:012}", ACCOUNTS.fetch_add(1, Ordering::Relaxed)));
+        Ok(Moto { address, account })
+    }
+
+    /// The account of a driver that asks moto itself.
+    pub fn default_account(&self) -> Moto {
+        Moto { address: self.address, account: None }
     }
 
     /// Status and answer of an EC2 action.
     pub fn ask(&self, parameters: &Parameters) -> (u16, Element) {
-        ask(self.address, parameters)
+        let mut request = signed(parameters);
+        if let Some(account) = &self.account {
+            request.headers.insert("x-moto-account-id".to_owned(), account.clone());
+        }
+        let (status, body) = wire::send(self.address, &request).expect("an answer");
+        (status, Element::parse(&body))
     }
 
     /// The answer of an action that must succeed.
@@ -89,17 +87,27 @@ impl Moto {
     }
 }
 
-impl Drop for Moto {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-/// Asks whoever listens there, by a key that is right.
-pub fn ask(address: SocketAddr, parameters: &Parameters) -> (u16, Element) {
-    let (status, body) = wire::send(address, &signed(parameters)).expect("an answer");
-    (status, Element::parse(&body))
+/// Starts the server, which lives as long as this process.
+fn start() -> Result<SocketAddr, String> {
+    let python = installed()?;
+    let _starting = common::STARTING.write().expect("no panic while a program is started");
+    let mut command = Command::new(python);
+    command.args(["-c", SERVER]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("python: {error}"))?;
+    let mut port = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut port).expect("moto's port");
+    let mut errors = child.stderr.take().expect("a pipe");
+    let Ok(port) = port.trim().parse() else {
+        let mut said = String::new();
+        errors.read_to_string(&mut said).expect("what moto said");
+        panic!("moto ended: {said}");
+    };
+    std::thread::spawn(move || {
+        // Its standard input stays open, and what it has to say is shown.
+        let _child = &mut child;
+        std::io::copy(&mut errors, &mut std::io::stderr()).ok();
+    });
+    Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
 }
 
 /// A request for an action, signed as far as anyone here looks at it.

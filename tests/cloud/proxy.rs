@@ -88,6 +88,8 @@ pub struct Cloud {
     requests: AtomicU64,
     /// Every request id of a refusal, with its code.
     refused: Mutex<Vec<(String, String)>>,
+    /// How often each action was done, before its answer.
+    done: Mutex<BTreeMap<String, u64>>,
     ended: AtomicBool,
 }
 
@@ -101,7 +103,7 @@ impl Cloud {
     /// A cloud of its own with nothing in it, whose time passes `speed` times as fast as ours; `None`, said aloud, where there is
     /// no moto.
     pub fn start(speed: u32) -> Option<Arc<Cloud>> {
-        let moto = match Moto::start() {
+        let moto = match Moto::new() {
             Ok(moto) => moto,
             Err(why) => {
                 super::common::skipped(&why);
@@ -120,6 +122,7 @@ impl Cloud {
             buckets: Mutex::default(),
             requests: AtomicU64::new(0),
             refused: Mutex::default(),
+            done: Mutex::default(),
             ended: AtomicBool::new(false),
         });
         let ours = Arc::downgrade(&cloud);
@@ -168,7 +171,12 @@ impl Cloud {
         self.buckets.lock().expect("no panic").counts.clone()
     }
 
-    /// Requests that change something; and all others.
+    /// How often this was done for the driver, whether it was answered or not.
+    pub fn done(&self, action: &str) -> u64 {
+        self.done.lock().expect("no panic").get(action).copied().unwrap_or(0)
+    }
+
+    /// Requests that change something; all others; and how many of both were throttled.
     pub fn requests(&self) -> (u64, u64, u64) {
         let (mut mutating, mut asking, mut throttled) = (0, 0, 0);
         for (action, count) in self.counts() {
@@ -308,6 +316,7 @@ impl Cloud {
         }
         let behind = if is_mutating(action) { Duration::ZERO } else { self.manners().behind };
         let mut answer = self.perform(action, &parameters, behind);
+        *self.done.lock().expect("no panic").entry(action.to_owned()).or_default() += 1;
         match &trouble {
             Trouble::Twice => answer = self.perform(action, &parameters, behind),
             Trouble::Late(span) => self.clock.sleep(*span),

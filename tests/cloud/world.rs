@@ -209,6 +209,8 @@ pub struct World {
     pub tokens: BTreeMap<String, (String, Parameters)>,
     /// Volumes by tag, which is what is asked for most.
     pub by_tag: BTreeMap<(String, String), BTreeSet<String>>,
+    /// They do not change.
+    pub zones: Vec<String>,
     /// Snapshots that are to be made fast to restore, by zone.
     pub fast: BTreeSet<(String, String)>,
     /// The blocks of a snapshot that hold something, and what; of 512 KiB.

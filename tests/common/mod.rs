@@ -85,6 +85,7 @@ pub struct Harness {
     folder: tempfile::TempDir,
     pool_devices: Vec<String>,
     environment: Vec<(String, String)>,
+    node_id: String,
     driver: Option<Child>,
     runtime: tokio::runtime::Runtime,
 }
@@ -117,7 +118,8 @@ impl Harness {
             fs::create_dir(folder.path().join(name)).expect("a folder");
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let mut harness = Harness { folder, pool_devices: Vec::new(), environment: Vec::new(), driver: None, runtime };
+        let node_id = "node-1".to_owned();
+        let mut harness = Harness { folder, pool_devices: Vec::new(), environment: Vec::new(), node_id, driver: None, runtime };
         if pool != Pool::Local {
             harness.mount_pool("xfs", "pool");
         }
@@ -172,6 +174,11 @@ impl Harness {
         self.environment.push((key.to_owned(), value.to_owned()));
     }
 
+    /// What the next driver that is started calls its node.
+    pub fn set_node_id(&mut self, id: &str) {
+        id.clone_into(&mut self.node_id);
+    }
+
     /// Starts the driver and waits until its socket answers.
     pub fn start(&mut self) {
         if !self.try_start() {
@@ -192,7 +199,7 @@ impl Harness {
         let starting = STARTING.write().expect("no panic while a program is started");
         let driver = Command::new(program)
             .arg("serve")
-            .args(["--node-id", "node-1", "--endpoint"])
+            .args(["--node-id", &self.node_id, "--endpoint"])
             .arg(format!("unix://{}", socket.display()))
             .arg("--state-dir")
             .arg(self.path("state"))

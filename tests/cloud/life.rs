@@ -1,0 +1,283 @@
+//! Volumes through their lives, as moto sees it: with EC2's manners before it, and by itself.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use longshore::csi;
+use tonic::Code;
+
+use super::driver::{Driver, GIB, ZONE, creation, tag};
+use super::moto::IMAGE;
+use super::proxy::{BLOCK, Cloud, INTERNAL_ERROR};
+use super::xml::Element;
+
+const SPEED: u32 = 20;
+
+fn source(of: csi::volume_content_source::Type) -> Option<csi::VolumeContentSource> {
+    Some(csi::VolumeContentSource { r#type: Some(of) })
+}
+
+pub fn from_snapshot(name: &str, id: &str) -> csi::CreateVolumeRequest {
+    let snapshot = csi::volume_content_source::SnapshotSource { snapshot_id: id.to_owned() };
+    let volume_content_source = source(csi::volume_content_source::Type::Snapshot(snapshot));
+    let capacity_range = Some(csi::CapacityRange { required_bytes: 20 * GIB, limit_bytes: 0 });
+    csi::CreateVolumeRequest { volume_content_source, capacity_range, ..creation(name) }
+}
+
+pub fn clone_of(name: &str, id: &str) -> csi::CreateVolumeRequest {
+    let volume = csi::volume_content_source::VolumeSource { volume_id: id.to_owned() };
+    let volume_content_source = source(csi::volume_content_source::Type::Volume(volume));
+    let capacity_range = Some(csi::CapacityRange { required_bytes: 20 * GIB, limit_bytes: 0 });
+    csi::CreateVolumeRequest { volume_content_source, capacity_range, ..creation(name) }
+}
+
+fn named<'a>(disks: &'a [Element], local: &str) -> &'a Element {
+    let found: Vec<_> = disks.iter().filter(|disk| tag(disk, "longshore.dev/volume") == local).collect();
+    assert_eq!(found.len(), 1, "{local}: {disks:#?}");
+    found[0]
+}
+
+/// The whole life. `waits` is called where EC2 wants six hours to pass.
+fn live(driver: &Driver, instance: &str, waits: impl Fn()) {
+    let volume = driver.create("data").expect("created");
+    assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("ebs:data", 10 * GIB));
+    let zone = &volume.accessible_topology[0].segments["topology.kubernetes.io/zone"];
+    let disk = driver.disk();
+    assert_eq!((disk.get("size"), disk.get("volumeType"), disk.get("availabilityZone")), ("10", "gp3", ZONE));
+    assert_eq!((zone.as_str(), tag(&disk, "longshore.dev/volume"), tag(&disk, "team")), (ZONE, "data".into(), "storage".into()));
+    driver.create("data").expect("again");
+    driver.disk();
+
+    let context = driver.attach("ebs:data", instance).expect("attached");
+    let disk = driver.disk();
+    let attached = disk.items("attachmentSet").first().expect("attached");
+    assert_eq!((attached.get("instanceId"), attached.get("device")), (instance, context["device"].as_str()));
+    assert_eq!(context["volume"], disk.get("volumeId"));
+    assert_eq!(driver.attach("ebs:data", instance).expect("again"), context);
+    assert_eq!(driver.list(0)["ebs:data"], [instance]);
+
+    let grown = driver.expand("ebs:data", 20).expect("grown");
+    assert_eq!((grown.capacity_bytes, driver.disk().get("size")), (20 * GIB, "20"));
+    driver.expand("ebs:data", 20).expect("again");
+    waits();
+    driver.modify("ebs:data", &[("iops", "4000"), ("throughput", "250")]).expect("modified");
+    let disk = driver.disk();
+    assert_eq!((disk.get("iops"), disk.get("throughput"), disk.get("size")), ("4000", "250", "20"));
+    driver.modify("ebs:data", &[("iops", "4000"), ("throughput", "250")]).expect("again");
+
+    let snapshot = driver.snapshot("nightly", "ebs:data").expect("a snapshot");
+    assert!(snapshot.ready_to_use);
+    assert_eq!((snapshot.source_volume_id.as_str(), snapshot.size_bytes), ("ebs:data", 20 * GIB));
+    let taken = driver.snapshots();
+    assert_eq!((taken.len(), taken[0].get("volumeId")), (1, disk.get("volumeId")));
+    driver.create_as(from_snapshot("restored", &snapshot.snapshot_id)).expect("restored");
+    driver.create_as(clone_of("cloned", "ebs:data")).expect("cloned");
+    let disks = driver.disks();
+    assert_eq!(named(&disks, "restored").get("snapshotId"), taken[0].get("snapshotId"));
+    assert!(!named(&disks, "cloned").get("snapshotId").is_empty());
+    assert_eq!(driver.list(2).len(), 3);
+
+    driver.detach("ebs:data", instance).expect("detached");
+    assert_eq!(named(&driver.disks(), "data").get("status"), "available");
+    driver.detach("ebs:data", instance).expect("again");
+    assert_eq!(driver.list(0)["ebs:data"], Vec::<String>::new());
+    for name in ["ebs:data", "ebs:restored", "ebs:cloned"] {
+        driver.delete(name).expect("deleted");
+        driver.delete(name).expect("again");
+    }
+    driver.delete_snapshot(&snapshot.snapshot_id).expect("deleted");
+    driver.delete_snapshot(&snapshot.snapshot_id).expect("again");
+    driver.assert_clean("at the end");
+}
+
+#[test]
+fn a_volume_lives_in_a_cloud_as_ec2_is() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    live(&driver, &instance, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
+    assert_eq!(cloud.requests().2, 0, "nothing was throttled");
+}
+
+/// What others wrote, with nothing of ours between.
+#[test]
+fn a_volume_lives_in_moto() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let mut driver = Driver::new(&cloud, SPEED, "i-0123456789abcdef0", &format!("http://{}", cloud.moto.address));
+    driver.moto = cloud.moto.default_account();
+    let parameters = [("ImageId", IMAGE), ("MinCount", "1"), ("MaxCount", "1"), ("Placement.AvailabilityZone", ZONE)];
+    let answer = driver.moto.must("RunInstances", &parameters);
+    let instance = answer.items("instancesSet")[0].get("instanceId");
+    driver.harness.start();
+    live(&driver, instance, || {});
+}
+
+/// Descriptions lag behind what was done, as they do where many copies of a database answer.
+#[test]
+fn a_volume_lives_in_a_cloud_that_tells_old_news() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    cloud.clock.skip(Duration::from_secs(60));
+    cloud.manners().behind = Duration::from_secs(8);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    live(&driver, &instance, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
+}
+
+#[test]
+fn one_name_is_one_disk_however_often_it_is_asked_for() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    // Many at once, while the cloud is slow.
+    cloud.manners().latency = Duration::from_secs(4);
+    let channel = driver.harness.channel();
+    let answers = driver.harness.block_on(async {
+        let calls = (0..8).map(|_| {
+            let mut client = csi::controller_client::ControllerClient::new(channel.clone());
+            tokio::spawn(async move { client.create_volume(creation("data")).await })
+        });
+        let calls: Vec<_> = calls.collect();
+        let mut answers = Vec::new();
+        for call in calls {
+            answers.push(call.await.expect("no panic"));
+        }
+        answers
+    });
+    assert!(answers.iter().flatten().all(|answer| answer.get_ref().volume.as_ref().expect("a volume").volume_id == "ebs:data"));
+    cloud.manners().latency = Duration::ZERO;
+    driver.create("data").expect("created");
+    let first = driver.disk().get("volumeId").to_owned();
+    // With another size it is another volume's name.
+    let other = csi::CreateVolumeRequest {
+        capacity_range: Some(csi::CapacityRange { required_bytes: 99 * GIB, limit_bytes: 0 }),
+        ..creation("data")
+    };
+    assert_eq!(driver.create_as(other).expect_err("the name is taken").code(), Code::AlreadyExists);
+    driver.disk();
+    // Another process, which remembers nothing, finds it.
+    let mut driver = driver;
+    driver.harness.kill();
+    driver.harness.start();
+    driver.create("data").expect("found");
+    assert_eq!(driver.disk().get("volumeId"), first);
+    // When it is gone the name makes a new one, although EC2 still knows the token.
+    driver.delete("ebs:data").expect("deleted");
+    driver.assert_clean("after the first");
+    driver.create("data").expect("made anew");
+    assert_ne!(driver.disk().get("volumeId"), first);
+    driver.delete("ebs:data").expect("deleted");
+    driver.assert_clean("at the end");
+}
+
+/// Somebody else's, or another cluster's, is never touched, whatever it is called.
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    let foreign = |cluster: &str| {
+        let tags = [("longshore.dev/cluster", cluster), ("longshore.dev/backend", "ebs"), ("longshore.dev/volume", "data")];
+        let mut parameters = vec![("Size", "10"), ("AvailabilityZone", ZONE), ("TagSpecification.1.ResourceType", "volume")];
+        let names: Vec<_> =
+            (1..=3).map(|number| ["Key", "Value"].map(|what| format!("TagSpecification.1.Tag.{number}.{what}"))).collect();
+        for (names, (key, value)) in names.iter().zip(tags) {
+            parameters.extend([(names[0].as_str(), key), (names[1].as_str(), value)]);
+        }
+        cloud.must("CreateVolume", &parameters).get("volumeId").to_owned()
+    };
+    let other = foreign("another");
+    driver.create("data").expect("ours");
+    assert!(!driver.disk().get("volumeId").is_empty());
+    driver.delete("ebs:data").expect("deleted");
+    driver.delete("ebs:data").expect("again");
+    let left: Vec<_> = cloud.moto.volumes().iter().map(|disk| disk.get("volumeId").to_owned()).collect();
+    assert_eq!(left, [other]);
+}
+
+#[test]
+fn attributes_of_a_class_are_set_with_the_disk_and_with_its_size() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    let parameters = [
+        ("type", "io2"),
+        ("iopsPerGB", "50"),
+        ("encrypted", "true"),
+        ("tagSpecification_1", "owner={{ .PVCNamespace }}"),
+        ("csi.storage.k8s.io/pvc/namespace", "accounts"),
+        ("csi.storage.k8s.io/pvc/name", "ledger"),
+        ("csi.storage.k8s.io/pv/name", "pvc-1"),
+    ];
+    let parameters: HashMap<_, _> = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    driver.create_as(csi::CreateVolumeRequest { parameters, ..creation("ledger") }).expect("created");
+    let disk = driver.disk();
+    assert_eq!((disk.get("volumeType"), disk.get("iops"), disk.get("encrypted")), ("io2", "500", "true"));
+    assert_eq!(tag(&disk, "owner"), "accounts");
+    driver.delete("ebs:ledger").expect("deleted");
+    driver.assert_clean("at the end");
+}
+
+/// The two snapshots of a volume, and what changed between them.
+#[test]
+fn changed_blocks_come_from_the_direct_api_in_pages() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    driver.create("data").expect("created");
+    let ids = ["first", "second"].map(|name| {
+        cloud.clock.skip(Duration::from_secs(60));
+        driver.snapshot(name, "ebs:data").expect("a snapshot").snapshot_id
+    });
+    let named = |name: &str| {
+        let found = driver.snapshots().into_iter().find(|snapshot| tag(snapshot, "longshore.dev/snapshot") == name);
+        found.expect("it is there").get("snapshotId").to_owned()
+    };
+    cloud.world().blocks.insert(named("first"), [(0, 1), (7, 1), (9, 1)].into());
+    cloud.world().blocks.insert(named("second"), [(0, 1), (7, 2), (20_000, 1)].into());
+    cloud.order("ListChangedBlocks", INTERNAL_ERROR);
+    let delta = csi::GetMetadataDeltaRequest {
+        base_snapshot_id: ids[0].clone(),
+        target_snapshot_id: ids[1].clone(),
+        starting_offset: 0,
+        max_results: 2,
+        secrets: HashMap::new(),
+    };
+    let mut client = driver.harness.metadata();
+    let blocks = driver.harness.block_on(async {
+        let mut stream = client.get_metadata_delta(delta).await?.into_inner();
+        let mut blocks = Vec::new();
+        while let Some(message) = stream.message().await? {
+            blocks.extend(message.block_metadata.iter().map(|block| block.byte_offset.cast_unsigned() / BLOCK));
+        }
+        Ok::<_, tonic::Status>(blocks)
+    });
+    assert_eq!(blocks.expect("blocks"), [7, 9, 20_000]);
+    for name in &ids {
+        driver.delete_snapshot(name).expect("deleted");
+    }
+    driver.delete("ebs:data").expect("deleted");
+    driver.assert_clean("at the end");
+    assert!(!cloud.calm());
+}
+
+/// A machine that is gone holds no volume back.
+#[test]
+fn a_machine_that_is_gone_does_not_keep_its_disks() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instances = cloud.run_instances(2, "m5.large", ZONE);
+    let driver = Driver::start(&cloud, SPEED, &instances[0]);
+    driver.create("data").expect("created");
+    driver.attach("ebs:data", &instances[1]).expect("attached");
+    let mut driver = driver;
+    driver.persistent = false;
+    let elsewhere = driver.attach("ebs:data", &instances[0]).expect_err("it is attached already");
+    assert_eq!(elsewhere.code(), Code::FailedPrecondition, "{elsewhere}");
+    assert!(elsewhere.message().contains(&instances[1]), "{elsewhere}");
+    driver.persistent = true;
+    cloud.must("TerminateInstances", &[("InstanceId.1", &instances[1])]);
+    driver.detach("ebs:data", &instances[1]).expect("detached");
+    driver.attach("ebs:data", &instances[0]).expect("attached to another");
+    driver.detach("ebs:data", &instances[0]).expect("detached");
+    driver.delete("ebs:data").expect("deleted");
+    driver.assert_clean("at the end");
+}

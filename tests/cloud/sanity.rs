@@ -1,0 +1,48 @@
+//! The official CSI suite against the `ec2` backend (`csi-sanity/run ec2`), with the unfriendly cloud for its cloud.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::common::skipped;
+use super::driver::{SECRET, ZONE};
+use super::proxy::Cloud;
+
+/// The suite asks for nothing twice, and gives a call a minute.
+const SPEED: u32 = 50;
+
+#[test]
+fn the_official_suite_has_nothing_against_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let built = std::env::var_os("SUITE").is_some() || root.join("target/csi-sanity/csi-sanity").exists();
+    if !built && Command::new("go").arg("version").stdout(Stdio::null()).status().is_err() {
+        return skipped("csi-sanity is not built, and there is no go to build it");
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skipped("csi-sanity/run needs root: it mounts");
+    }
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let output = Command::new(root.join("csi-sanity/run"))
+        .arg("ec2")
+        .env("LONGSHORE", env!("CARGO_BIN_EXE_longshore"))
+        .env("LONGSHORE_CLOUD_SPEED", SPEED.to_string())
+        .env("EC2_ENDPOINT", format!("http://{}", cloud.address))
+        .env("EC2_NODE", instance)
+        .env("EC2_ZONE", ZONE)
+        .env("AWS_ACCESS_KEY_ID", super::KEY)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET)
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .stdin(Stdio::null())
+        .output()
+        .expect("csi-sanity/run");
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    println!("{said}");
+    assert!(output.status.success(), "{}", output.status);
+    assert_eq!(cloud.moto.volumes(), [], "volumes are left");
+    assert_eq!(cloud.moto.snapshots(), [], "snapshots are left");
+    // Said again for the table of the runs.
+    for line in said.lines().filter(|line| line.starts_with("csi-sanity ec2 ")) {
+        let (access, counts) = line["csi-sanity ec2 ".len()..].split_once(": ").expect("a summary");
+        println!("FIGURE: csi-sanity ec2 {access}: {counts}");
+    }
+}
