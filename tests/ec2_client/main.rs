@@ -83,7 +83,7 @@ fn volume(client: &Ec2, id: &str) -> Volume {
 
 /// A moto, with the environment of a process that is to ask it; `None` where PyPI cannot be had, which is said aloud.
 fn moto() -> Option<(Moto, String)> {
-    match Moto::start() {
+    match Moto::new().map(|moto| moto.default_account()) {
         Ok(moto) => {
             let url = format!("http://{}", moto.address);
             Some((moto, url))
