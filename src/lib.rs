@@ -22,7 +22,7 @@
 //! - Everything below `rpc` is synchronous. A call runs on a thread of its own ([`ops::task`]) and outlives a caller that has
 //!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
-//! - Nothing is formatted that was not proven blank; a failed look-up is never taken for an answer.
+//! - Nothing is formatted that was not proven blank ([`os::fs::Evidence`] says by what); a failed look-up is never taken for an answer.
 //! - Nothing is deleted outside a folder of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.

@@ -463,6 +463,12 @@ pub trait Connect: Send + Sync {
         Ok(None)
     }
 
+    /// Whether the storage says that it made this very volume empty, of no snapshot and no other volume, and that its device never was
+    /// anything else: reading all of a disk of a cloud's would take hours. Its signatures' places and samples of it are read all the same.
+    fn made_empty(&self, _publish_context: &BTreeMap<String, String>) -> bool {
+        false
+    }
+
     /// Bytes in use, where the backend knows it of a raw device.
     fn used(&self, _id: &VolumeId) -> Result<Option<Bytes>> {
         Ok(None)

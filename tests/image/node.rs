@@ -73,7 +73,7 @@ fn a_volume_is_connected_once_and_found_by_identity() {
     assert_eq!(size(&found), 8 * MIB);
     let probed = || {
         let open = Device::open(&found.path, false).expect("a device");
-        probe(&open, node_side.beneath(&v, &open).expect("looked").as_ref()).expect("a size")
+        probe(&open, node_side.beneath(&v, &open).expect("looked").as_ref().into()).expect("a size")
     };
     assert_eq!(probed(), Contents::Blank);
     let others = Device::open(&device(&other).path, false).expect("a device");

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use longshore::os::fs::{Contents, contents};
+use longshore::os::fs::{Contents, Evidence, contents};
 use longshore::volume::FsType;
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -50,9 +50,11 @@ fuzz_target!(|data: &[u8]| {
         let mut bytes = vec![0; magic.len()];
         DEVICE.read_exact_at(&mut bytes, offset).is_ok() && bytes == magic
     };
-    let found = contents(&DEVICE, size, None);
+    let found = contents(&DEVICE, size, Evidence::None);
     // Where holes need not be read, the answer is the same.
-    assert_eq!(contents(&DEVICE, size, Some(&DEVICE)), found);
+    assert_eq!(contents(&DEVICE, size, Evidence::Beneath(&DEVICE)), found);
+    // What is small is read whole, whatever a storage says.
+    assert_eq!(contents(&DEVICE, size, Evidence::MadeEmpty), found);
     match found {
         Contents::Blank => assert!(zeroes, "data was taken for nothing"),
         found if zeroes => panic!("{found:?} among zeroes"),
@@ -63,8 +65,8 @@ fuzz_target!(|data: &[u8]| {
     }
     // What is shorter than it says cannot be read everywhere, and is never blank.
     if !large {
-        for beneath in [None, Some(&*DEVICE)] {
-            assert!(!matches!(contents(&DEVICE, size + 512, beneath), Contents::Blank));
+        for evidence in [Evidence::None, Evidence::Beneath(&DEVICE), Evidence::MadeEmpty] {
+            assert!(!matches!(contents(&DEVICE, size + 512, evidence), Contents::Blank));
         }
     }
 });

@@ -22,6 +22,8 @@ use super::{Attachment, AttachmentState, Because, Disk, DiskId, DiskState, Refus
 /// Keys of publish_context: the cloud's id of the disk, and the device name that it was attached under.
 pub const VOLUME: &str = "volume";
 pub const DEVICE: &str = "device";
+/// `true`: the disk was made empty for this volume.
+pub const EMPTY: &str = "madeEmpty";
 
 impl Attach for Controller {
     fn attach(
@@ -51,7 +53,7 @@ impl Attach for Controller {
         self.memory.bind(&disk.id, node, mode, read_only);
         let device = self.await_attached(id, &disk.id, node, lost)?;
         self.memory.count_attachment(1);
-        Ok(Outcome::Changed(context(&disk.id, &device)))
+        Ok(Outcome::Changed(context(&disk, &device)))
     }
 
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
@@ -115,7 +117,7 @@ impl Controller {
             Some(_) => {}
             None => self.memory.bind(&disk.id, node, mode, read_only),
         }
-        Ok(Some(Outcome::Unchanged(context(&disk.id, &attachment.device))))
+        Ok(Some(Outcome::Unchanged(context(disk, &attachment.device))))
     }
 
     /// The disk, once nobody has it who keeps it from others.
@@ -309,6 +311,11 @@ pub(super) fn stuck(disk: &DiskId, node: &NodeId, place: &Attachment, since: Dur
     }
 }
 
-fn context(disk: &DiskId, device: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([(VOLUME.to_owned(), disk.0.clone()), (DEVICE.to_owned(), device.to_owned())])
+fn context(disk: &Disk, device: &str) -> BTreeMap<String, String> {
+    let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.id.0.clone()), (DEVICE.to_owned(), device.to_owned())]);
+    // The disk carries our tag of this volume, so that we made it, and of nothing.
+    if disk.snapshot.is_none() && !disk.tags.contains_key(super::tags::SOURCE) {
+        context.insert(EMPTY.to_owned(), "true".to_owned());
+    }
+    context
 }

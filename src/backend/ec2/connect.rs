@@ -7,10 +7,12 @@
 //!
 //! A node undoes nothing: the cloud detaches. What it can do before is to see that nothing is left unwritten.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::backend::cloud::{DEVICE, EMPTY, VOLUME};
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::block::Device;
 use crate::os::step::step;
@@ -21,10 +23,6 @@ use super::disks::Disks;
 use super::limits::{Limits, of_type};
 use super::metadata::Machine;
 use super::zone;
-
-/// Of publish_context: the cloud's id of the volume, and the device name by which it was attached.
-pub const VOLUME: &str = "volume";
-pub const DEVICE: &str = "device";
 
 /// How long a disk that was attached may take to show up, before the CO is told to ask again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -154,6 +152,10 @@ impl Connect for Node {
             }
         }
         Ok(Bytes(open.size()?))
+    }
+
+    fn made_empty(&self, publish_context: &BTreeMap<String, String>) -> bool {
+        publish_context.get(EMPTY).is_some_and(|text| text == "true")
     }
 
     fn limit(&self) -> Option<u64> {

@@ -337,7 +337,7 @@ mod tests {
         let open = Device::open(&device(source.clone()).path, false).expect("a device");
         let probed = || {
             let beneath = bench.fake.beneath(&id("a"), &open).expect("its own");
-            probe(&open, beneath.as_ref()).expect("a size")
+            probe(&open, beneath.as_ref().into()).expect("a size")
         };
         assert_eq!(probed(), Probed::Blank);
         assert!(matches!(bench.fake.beneath(&id("b"), &open), Err(Error::Unproven { .. })), "another's");

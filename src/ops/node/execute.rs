@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{BlockDevice, ConnectRequest, Directory, Source};
 use crate::os::block::Device;
-use crate::os::fs::Contents;
+use crate::os::fs::{Contents, Evidence};
 use crate::os::luks::State;
 use crate::os::mount::{self, Attributes};
 use crate::os::mountinfo::MountTable;
@@ -341,7 +341,7 @@ impl<'a> Job<'a> {
         let mut interrupted = self.entry.formatting;
         let contents = match &self.luks {
             None => self.probe(open)?,
-            Some(luks) => match step("probe", &device.path.display(), || fs::probe(open, None))? {
+            Some(luks) => match step("probe", &device.path.display(), || fs::probe(open, Evidence::None))? {
                 // A mkfs that came to its end, on another node or before the journal was lost.
                 Contents::Filesystem(whole) => Contents::Filesystem(whole),
                 // Noise, or half a file system: whatever it looks like means nothing.
@@ -370,8 +370,14 @@ impl<'a> Job<'a> {
     }
 
     fn probe(&self, open: &Device) -> Result<Contents> {
-        let beneath = self.order.backend.connect().beneath(&self.entry.id, open)?;
-        Ok(step("probe", &open.path().display(), || fs::probe(open, beneath.as_ref()))?)
+        let connect = self.order.backend.connect();
+        let beneath = connect.beneath(&self.entry.id, open)?;
+        let evidence = match &beneath {
+            Some(file) => Evidence::Beneath(file),
+            None if connect.made_empty(self.order.publish_context) => Evidence::MadeEmpty,
+            None => Evidence::None,
+        };
+        Ok(step("probe", &open.path().display(), || fs::probe(open, evidence))?)
     }
 
     fn opened(&self, device: &BlockDevice) -> Result<&Device> {

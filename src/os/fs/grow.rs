@@ -201,7 +201,7 @@ mod tests {
                 // It stands there once it is unmounted, which is when a child that another test starts has let go of the folder.
                 let written = || Ok(size_on_device(&device, fstype)? == 700 * MIB);
                 assert!(udev::wait_until(Instant::now().checked_add(Duration::from_secs(20)), written).unwrap(), "{fstype}");
-                assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(fstype));
+                assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(fstype));
             }
         });
     }

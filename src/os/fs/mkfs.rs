@@ -76,7 +76,7 @@ mod tests {
                 let Some(under) = Loop::new(400 * MIB) else { return };
                 let device = Device::open(&under.device, true).unwrap();
                 mkfs(&device, fstype, &["-L".to_owned(), "ours".to_owned()]).unwrap();
-                assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(fstype));
+                assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(fstype));
                 let folder = tempfile::tempdir().unwrap();
                 let _mounted = Mounted::new(&under.device, folder.path(), fstype.as_str());
                 let label = testing::tool("lsblk", &["-nro", "LABEL", under.name()]);
@@ -94,7 +94,7 @@ mod tests {
             mkfs(&device, FsType::Ext4, &[]).unwrap();
             let error = mkfs(&device, fstype, &[]).unwrap_err();
             assert!(matches!(&error, Error::Tool { object, .. } if object.starts_with("/dev/loop")), "{error}");
-            assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(FsType::Ext4));
+            assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(FsType::Ext4));
         }
     }
 
@@ -125,7 +125,7 @@ mod tests {
                 run(Tool { name: "mkfs.btrfs", package: "btrfs-progs" }, &["-q"])
             });
             assert_eq!((output.unwrap().status, times), (Ok(0), 3));
-            assert_eq!(probe(&device, None).unwrap(), Contents::Filesystem(FsType::Btrfs));
+            assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(FsType::Btrfs));
             let mut times = 0;
             let refused = attempts(|| {
                 times += 1;
@@ -142,6 +142,6 @@ mod tests {
         let device = Device::open(&under.device, true).unwrap();
         let error = mkfs(&device, FsType::Xfs, &["-m".to_owned(), "nonsense=1".to_owned()]).unwrap_err();
         assert!(matches!(&error, Error::Tool { tool: "mkfs.xfs", output, .. } if output.contains("nonsense")), "{error}");
-        assert_eq!(probe(&device, None).unwrap(), Contents::Blank);
+        assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Blank);
     }
 }

@@ -21,7 +21,7 @@ pub use btrfs::forget;
 pub use check::{Checked, Mend, check, check_fully};
 pub use grow::{grow_mounted, grow_unmounted, size_on_device};
 pub use mkfs::mkfs;
-pub use probe::{Contents, probe};
+pub use probe::{Contents, Evidence, probe};
 pub use usage::{Usage, usage, usages};
 
 #[cfg(feature = "fuzzing")]

@@ -21,35 +21,61 @@ pub enum Contents {
     Filesystem(FsType),
     /// Something else that has a name: `LUKS`, `GPT partition table`, `ext4 backup superblock at 128 MiB`.
     Other(String),
-    /// Zeroes from the first byte to the last: all of it was read, or is a hole in the file beneath.
+    /// Zeroes from the first byte to the last: all of it was read, or is a hole in the file beneath; or its storage made it empty, and no
+    /// signature and no sample says otherwise.
     Blank,
     /// It could not be read everywhere, or holds data that we have no name for; why, with offsets.
     Unknown(String),
 }
 
+/// What is known of where a device has data, so that not all of a blank one must be read.
+#[derive(Clone, Copy, Debug)]
+pub enum Evidence<'a> {
+    /// Nothing: it is read from its first byte to its last.
+    None,
+    /// The file whose bytes the device shows: its holes need not be read.
+    Beneath(&'a File),
+    /// The storage's word that it made this device empty, for this very volume. It is believed where nothing speaks against it: the
+    /// places of all signatures, the first and last [`EDGE`], and [`SAMPLES`] samples are read.
+    MadeEmpty,
+}
+
+impl<'a> From<Option<&'a File>> for Evidence<'a> {
+    fn from(beneath: Option<&'a File>) -> Self {
+        beneath.map_or(Evidence::None, Evidence::Beneath)
+    }
+}
+
 /// What is read at once.
 const CHUNK: usize = 1 << 20;
+/// In bytes.
+const EDGE: u64 = 16 << 20;
+/// Of one [`SAMPLE`] each, evenly spread.
+const SAMPLES: u64 = 256;
+/// In bytes.
+const SAMPLE: u64 = 64 << 10;
+/// What is not larger is read whole, whatever is known.
+const SMALL: u64 = 1 << 30;
 
 /// Looks, through the open descriptor. A device on which no signature is found is read to its first byte that is not zero,
-/// so a blank one to its end. `beneath` is the file whose bytes the device shows, where there is one: then its holes need not
-/// be read. The caller has flushed the device.
+/// so a blank one to its end, unless there is `evidence`. The caller has flushed the device.
 ///
 /// # Errors
 /// Only of asking for the size. What cannot be read is [`Contents::Unknown`].
-pub fn probe(device: &Device, beneath: Option<&File>) -> Result<Contents> {
-    Ok(contents(device.file(), device.size()?, beneath))
+pub fn probe(device: &Device, evidence: Evidence<'_>) -> Result<Contents> {
+    Ok(contents(device.file(), device.size()?, evidence))
 }
 
 /// The same for whatever can be read; `size` in bytes.
-pub fn contents(file: &File, size: u64, beneath: Option<&File>) -> Contents {
+pub fn contents(file: &File, size: u64, evidence: Evidence<'_>) -> Contents {
     if size == 0 {
         return Contents::Unknown("its size is 0".to_owned());
     }
-    look(&mut Reader { file, size, buffer: Vec::new() }, beneath).unwrap_or_else(Contents::Unknown)
+    look(&mut Reader { file, size, buffer: Vec::new() }, evidence).unwrap_or_else(Contents::Unknown)
 }
 
 /// The error is why it is unknown.
-fn look(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Contents, String> {
+fn look(reader: &mut Reader<'_>, evidence: Evidence<'_>) -> Result<Contents, String> {
     let start = reader.read(0, START.min(reader.size))?.to_vec();
     let others: Vec<&Signature> = AT_START.iter().filter(|signature| signature.is_in(&start)).collect();
     let ours: Vec<(FsType, Superblock)> =
@@ -61,7 +87,7 @@ fn look(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Contents, Str
     match *sound.collect::<Vec<_>>() {
         [] => match without_ours(&ours, &others)? {
             Some(contents) => Ok(contents),
-            None => away_from_start(reader, beneath),
+            None => away_from_start(reader, evidence),
         },
         [(fstype, size)] => sole_superblock(reader, fstype, size, &others),
         [(one, _), (other, _), ..] => Err(two(one.as_str(), other.as_str())),
@@ -110,8 +136,8 @@ fn without_ours(ours: &[(FsType, Superblock)], others: &[&Signature]) -> Result<
 }
 
 /// Nothing at the start has a name. If anything is there at all, it may have one elsewhere.
-fn away_from_start(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Contents, String> {
-    let Some(data) = first_data(reader, beneath)? else { return Ok(Contents::Blank) };
+fn away_from_start(reader: &mut Reader<'_>, evidence: Evidence<'_>) -> Result<Contents, String> {
+    let Some(data) = first_data(reader, evidence)? else { return Ok(Contents::Blank) };
     for place in places(reader.size) {
         if let Some((name, advice)) = place.look(reader.read(place.offset, place.length)?) {
             return Ok(Contents::Other(format!("{name} at {}, nothing known at the start ({advice})", Offset(place.offset))));
@@ -121,8 +147,12 @@ fn away_from_start(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Co
 }
 
 /// Where the first byte is that is not zero.
-fn first_data(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Option<u64>, String> {
-    let Some(file) = beneath else { return reader.first_data(0..reader.size) };
+fn first_data(reader: &mut Reader<'_>, evidence: Evidence<'_>) -> Result<Option<u64>, String> {
+    let file = match evidence {
+        Evidence::Beneath(file) => file,
+        Evidence::MadeEmpty if reader.size > SMALL => return sampled_data(reader),
+        Evidence::None | Evidence::MadeEmpty => return reader.first_data(0..reader.size),
+    };
     let fail = |error: Error| format!("of the file beneath it cannot be said where it has data: {error}");
     file.sync_all().map_err(|error| fail(Error::io("sync", "it", error)))?;
     let mut found = Ok(None);
@@ -137,6 +167,20 @@ fn first_data(reader: &mut Reader<'_>, beneath: Option<&File>) -> Result<Option<
         return Err(format!("the file beneath it has only {length} bytes of its {}: it was cut short", reader.size));
     }
     found
+}
+
+/// Where data was met, of what is not known to hold any.
+fn sampled_data(reader: &mut Reader<'_>) -> Result<Option<u64>, String> {
+    let size = reader.size;
+    let mut ranges = vec![0..EDGE, size - EDGE..size];
+    ranges.extend(places(size).iter().map(|place| place.offset..place.offset + place.length));
+    ranges.extend((0..SAMPLES).map(|number| size / SAMPLES * number).map(|offset| offset..offset + SAMPLE));
+    for range in ranges {
+        if let Some(at) = reader.first_data(range)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
 }
 
 /// Which of the bytes is the first that is not zero.
@@ -224,16 +268,25 @@ mod tests {
     }
 
     fn seen(file: &tempfile::NamedTempFile) -> Contents {
-        contents(file.as_file(), file.as_file().metadata().unwrap().len(), Some(file.as_file()))
+        contents(file.as_file(), file.as_file().metadata().unwrap().len(), Evidence::Beneath(file.as_file()))
     }
 
     /// A device that is blank but for these.
     fn with(size: u64, writes: Writes<'_>) -> Contents {
+        seen(&written(size, writes))
+    }
+
+    fn written(size: u64, writes: Writes<'_>) -> tempfile::NamedTempFile {
         let file = sparse(size);
         for (offset, bytes) in writes {
             file.as_file().write_all_at(bytes, *offset).unwrap();
         }
-        seen(&file)
+        file
+    }
+
+    /// Where the storage says that it made it empty.
+    fn made_empty(file: &tempfile::NamedTempFile) -> Contents {
+        contents(file.as_file(), file.as_file().metadata().unwrap().len(), Evidence::MadeEmpty)
     }
 
     fn unknown(contents: &Contents, what: &str) {
@@ -354,6 +407,23 @@ mod tests {
         }
     }
 
+    /// The word of a storage that it made a device empty spares reading it, not looking.
+    #[test]
+    fn what_was_made_empty_is_still_looked_at() {
+        let size = 64 << 30;
+        assert_eq!(made_empty(&sparse(size)), Contents::Blank);
+        assert_eq!(made_empty(&sparse(5 * MIB)), Contents::Blank);
+        for offset in [0, EDGE - 1, 64 * MIB + 64, size / SAMPLES * 77 + 5, size - 9000, size - EDGE] {
+            unknown(&made_empty(&written(size, &[(offset, b"x")])), "there is data at");
+        }
+        unknown(&made_empty(&written(500 * MIB, &[(300 * MIB + 123_457, b"x")])), "there is data at");
+        other(&made_empty(&written(size, &[(64 * MIB + 64, b"_BHRfS_M")])), "btrfs superblock mirror at 64 MiB");
+        // Between the samples only the word speaks.
+        let unseen = written(size, &[(size / 2 + size / SAMPLES / 2, b"x")]);
+        assert_eq!(made_empty(&unseen), Contents::Blank);
+        unknown(&seen(&unseen), "there is data at");
+    }
+
     #[test]
     fn one_byte_anywhere_is_enough_to_be_unknown() {
         let size = 100 * MIB;
@@ -369,12 +439,12 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_unknown() {
         let file = sparse(MIB);
-        unknown(&contents(file.as_file(), 0, None), "size is 0");
-        unknown(&contents(file.as_file(), 64 * MIB, None), "it has nothing at");
+        unknown(&contents(file.as_file(), 0, Evidence::None), "size is 0");
+        unknown(&contents(file.as_file(), 64 * MIB, Evidence::None), "it has nothing at");
         let short = sparse(62 * MIB);
-        unknown(&contents(sparse(64 * MIB).as_file(), 64 * MIB, Some(short.as_file())), "it was cut short");
+        unknown(&contents(sparse(64 * MIB).as_file(), 64 * MIB, Evidence::Beneath(short.as_file())), "it was cut short");
         let write_only = File::options().write(true).open(file.path()).unwrap();
-        unknown(&contents(&write_only, MIB, None), "cannot be read at byte 0");
+        unknown(&contents(&write_only, MIB, Evidence::None), "cannot be read at byte 0");
     }
 
     /// The kernel's own EIO: the image ends before its loop device does.
@@ -382,12 +452,12 @@ mod tests {
     fn a_device_that_fails_is_unknown() {
         let Some(device) = Loop::new(64 * MIB) else { return };
         let open = Device::open(&device.device, false).unwrap();
-        assert_eq!(probe(&open, None).unwrap(), Contents::Blank);
+        assert_eq!(probe(&open, Evidence::None).unwrap(), Contents::Blank);
         drop(open);
         device.image.set_len(62 * MIB).unwrap();
         tool("blockdev", &["--flushbufs", device.name()]);
         let open = Device::open(&device.device, false).unwrap();
-        unknown(&probe(&open, None).unwrap(), "cannot be read at");
+        unknown(&probe(&open, Evidence::None).unwrap(), "cannot be read at");
     }
 
     #[test]
@@ -452,7 +522,11 @@ mod tests {
                 let Some(device) = Loop::new(400 * MIB) else { return };
                 tool(name, &["-q", device.name()]);
                 tool("blkdiscard", &["--zeroout", device.name()]);
-                assert_eq!(probe(&Device::open(&device.device, false).unwrap(), None).unwrap(), Contents::Blank, "{name}");
+                assert_eq!(
+                    probe(&Device::open(&device.device, false).unwrap(), Evidence::None).unwrap(),
+                    Contents::Blank,
+                    "{name}"
+                );
             }
         });
     }
