@@ -81,6 +81,20 @@ fn a_lost_answer_makes_no_second_snapshot() {
 }
 
 #[test]
+fn a_killed_drivers_snapshot_is_waited_for_until_it_is_shown() {
+    let mut bench = Bench::new();
+    bench.create("one").expect("made");
+    // More questions than one call asks, fewer than two do.
+    bench.cloud.state().stale = 22;
+    bench.cloud.wrong("create_snapshot", [Lost]);
+    assert!(!is_final(&bench.take("s", "one").expect_err("not shown")));
+    bench.cloud.state().stale = 0;
+    bench.restart();
+    bench.take("s", "one").expect("shown");
+    assert_eq!(bench.cloud.snapshots_now().len(), 1);
+}
+
+#[test]
 fn of_two_with_one_tag_the_oldest_complete_one_counts() {
     let bench = Bench::new();
     bench.create("one").expect("made");
