@@ -207,7 +207,7 @@ impl Controller {
             Err(unfinished) => unfinished,
         };
         let Some(place) = last else {
-            let refusal = lost.or(unfinished.refusal);
+            let refusal = lost.or(unfinished.refusal.map(|refusal| *refusal));
             let reason = format!("the cloud does not show the attachment of disk {disk} yet");
             return Err(match refusal {
                 Some(refusal) => Error::failed("attach disk", object, refusal),

@@ -52,42 +52,53 @@ impl Changes {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `wanted` made by `change`, together with what others want of the same disk meanwhile; one change of it at a time.
-    fn join(
-        &self,
-        disk: &DiskId,
-        wanted: &Wanted,
-        change: impl FnOnce(&Wanted) -> Result<Outcome<Bytes>>,
-    ) -> Result<Outcome<Bytes>> {
+    /// Has `wanted` made by `change`, together with what others want of the same disk meanwhile; one change of it at a time. What is
+    /// refused together is tried apart: the other's part may be what cannot be.
+    fn join(&self, disk: &DiskId, wanted: &Wanted, change: impl Fn(&Wanted) -> Result<Outcome<Bytes>>) -> Result<Outcome<Bytes>> {
+        let mut apart = false;
         let mut open = self.open();
         loop {
-            let Some((joint, gathers)) = open.get(disk) else { break };
-            let joint = Arc::clone(joint);
-            let joined = *gathers && joint.add(wanted);
-            if joined {
-                self.told.notify_all();
+            if let Some((joint, gathers)) = open.get(disk) {
+                let joint = Arc::clone(joint);
+                let joined = *gathers && !apart && joint.add(wanted);
+                if joined {
+                    self.told.notify_all();
+                }
+                while joint.outcome.get().is_none() {
+                    open = self.told.wait(open).unwrap_or_else(PoisonError::into_inner);
+                }
+                match joint.outcome.get().filter(|_| joined) {
+                    Some(Err(error)) if is_impossible(error) && *joint.wanted() != *wanted => apart = true,
+                    Some(outcome) => return outcome.as_ref().map(|outcome| *outcome).map_err(again),
+                    None => {}
+                }
+                continue;
             }
-            while joint.outcome.get().is_none() {
-                open = self.told.wait(open).unwrap_or_else(PoisonError::into_inner);
+            let joint = Arc::new(Joint { wanted: Mutex::new(wanted.clone()), outcome: OnceLock::new() });
+            open.insert(disk.clone(), (Arc::clone(&joint), !apart));
+            if !apart {
+                let gathered = self.told.wait_timeout_while(open, self.clock.real(WINDOW), |_| !joint.is_full());
+                open = gathered.unwrap_or_else(PoisonError::into_inner).0;
+                open.insert(disk.clone(), (Arc::clone(&joint), false));
             }
-            if let (true, Some(outcome)) = (joined, joint.outcome.get()) {
-                return outcome.as_ref().map(|outcome| *outcome).map_err(again);
+            drop(open);
+            let mut leader = Leader { changes: self, disk, joint: &joint, outcome: None };
+            let all = joint.wanted().clone();
+            let outcome = change(&all);
+            leader.outcome = Some(outcome.as_ref().map(|outcome| *outcome).map_err(again));
+            drop(leader);
+            match &outcome {
+                Err(error) if is_impossible(error) && all != *wanted => apart = true,
+                _ => return outcome,
             }
+            open = self.open();
         }
-        let joint = Arc::new(Joint { wanted: Mutex::new(wanted.clone()), outcome: OnceLock::new() });
-        open.insert(disk.clone(), (Arc::clone(&joint), true));
-        let (mut open, _) = self
-            .told
-            .wait_timeout_while(open, self.clock.real(WINDOW), |_| !joint.is_full())
-            .unwrap_or_else(PoisonError::into_inner);
-        open.insert(disk.clone(), (Arc::clone(&joint), false));
-        drop(open);
-        let mut leader = Leader { changes: self, disk, joint: &joint, outcome: None };
-        let wanted = joint.wanted().clone();
-        let outcome = change(&wanted);
-        leader.outcome = Some(outcome.as_ref().map(|outcome| *outcome).map_err(again));
-        outcome
     }
+}
+
+/// Whether it is what was asked for that cannot be.
+fn is_impossible(error: &Error) -> bool {
+    matches!(error, Error::Invalid { .. } | Error::OutOfRange { .. } | Error::Unsupported { .. })
 }
 
 /// Tells those who joined, however the change ends.
@@ -177,6 +188,13 @@ impl Controller {
         // What a call before this one asked for may be on its way.
         if before.as_ref().is_some_and(|before| before.state == ChangeState::Modifying) {
             self.await_change(id, disk, None)?;
+        }
+        // Or has been made, and is not shown yet.
+        if let (Some(before), Some(capacity), None) = (&before, wanted.capacity, &wanted.parameters)
+            && before.state.is_usable()
+            && before.capacity >= capacity
+        {
+            return Ok(Outcome::Changed(before.capacity));
         }
         let seen = self.look_again(id, disk)?;
         let Some(change) = self.lacking(&seen, wanted)? else { return Ok(Outcome::Changed(seen.capacity)) };

@@ -65,6 +65,7 @@ pub(super) fn again(error: &Error) -> Error {
         Error::BackendDown { backend, reason } => Error::BackendDown { backend: backend.clone(), reason: reason.clone() },
         Error::Throttled { backend, reason } => Error::Throttled { backend: backend.clone(), reason: reason.clone() },
         Error::Denied { object, reason } => Error::Denied { object: object.clone(), reason: reason.clone() },
+        Error::Unsupported { what, reason } => Error::Unsupported { what: what.clone(), reason: reason.clone() },
         Error::Failed { step, object, source, left: Left::Nothing } => {
             Error::failed(step, object.clone(), source.to_string()).nothing_left()
         }

@@ -39,7 +39,7 @@ pub(super) struct Unfinished<T> {
     /// What was seen last; `None` where nothing was answered at all.
     pub last: Option<Vec<T>>,
     /// Why the last question was not answered, if it was not.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<Box<Refusal>>,
 }
 
 /// The last request: when it ended, and how.
@@ -67,6 +67,19 @@ struct Ask<S: Source> {
     key: S::Key,
     due: Duration,
     tell: mpsc::Sender<Answer<Vec<S::Item>>>,
+}
+
+/// What is asked at once.
+struct Request<S: Source> {
+    keys: BTreeSet<S::Key>,
+    asks: Vec<Ask<S>>,
+}
+
+impl<S: Source> Request<S> {
+    fn take(&mut self, ask: Ask<S>) {
+        self.keys.insert(ask.key.clone());
+        self.asks.push(ask);
+    }
 }
 
 impl<S: Source> Poller<S> {
@@ -116,7 +129,7 @@ impl<S: Source> Poller<S> {
                     }
                     unfinished = Unfinished { last: Some(items), refusal: None };
                 }
-                Err(refusal) => unfinished.refusal = Some(refusal),
+                Err(refusal) => unfinished.refusal = Some(Box::new(refusal)),
             }
             if clock.now() >= until {
                 return Err(unfinished);
@@ -142,7 +155,7 @@ impl<S: Source> Poller<S> {
             }
         }
         drop(state);
-        self.shared.changed.notify_all();
+        self.shared.changed.notify_one();
         told
     }
 
@@ -169,7 +182,7 @@ impl<S: Source> Shared<S> {
     }
 
     /// Waits until something is due; what is to be asked then, by request. `None` at the end.
-    fn gather(&self) -> Option<Vec<Vec<Ask<S>>>> {
+    fn gather(&self) -> Option<Vec<Request<S>>> {
         let mut state = self.state();
         loop {
             if state.stopped {
@@ -193,30 +206,30 @@ impl<S: Source> Shared<S> {
     }
 
     /// Puts together what is due, with as many others as the requests have room for, and leaves the rest for later.
-    fn batches(&self, mut asks: Vec<Ask<S>>, now: Duration) -> (Vec<Vec<Ask<S>>>, Vec<Ask<S>>) {
+    fn batches(&self, mut asks: Vec<Ask<S>>, now: Duration) -> (Vec<Request<S>>, Vec<Ask<S>>) {
         asks.sort_by_key(|ask| ask.due);
-        let mut requests: BTreeMap<&'static str, Vec<(BTreeSet<S::Key>, Vec<Ask<S>>)>> = BTreeMap::new();
+        let mut requests: BTreeMap<&'static str, Vec<Request<S>>> = BTreeMap::new();
         let mut later = Vec::new();
         for ask in asks {
             let (batch, most) = self.source.batch(&ask.key);
             let of_batch = requests.entry(batch).or_default();
-            let room = of_batch.iter_mut().find(|(keys, _)| keys.contains(&ask.key) || keys.len() < most);
+            let room = of_batch.iter_mut().find(|request| request.keys.contains(&ask.key) || request.keys.len() < most);
             match room {
-                Some((keys, asks)) => {
-                    keys.insert(ask.key.clone());
-                    asks.push(ask);
+                Some(request) => request.take(ask),
+                None if ask.due <= now => {
+                    let mut request = Request { keys: BTreeSet::new(), asks: Vec::new() };
+                    request.take(ask);
+                    of_batch.push(request);
                 }
-                None if ask.due <= now => of_batch.push((BTreeSet::from([ask.key.clone()]), vec![ask])),
                 None => later.push(ask),
             }
         }
-        (requests.into_values().flatten().map(|(_, asks)| asks).collect(), later)
+        (requests.into_values().flatten().collect(), later)
     }
 
     /// Sends one request, and tells all who asked for it.
-    fn answer(&self, asks: Vec<Ask<S>>) {
-        let keys: BTreeSet<S::Key> = asks.iter().map(|ask| ask.key.clone()).collect();
-        let keys: Vec<S::Key> = keys.into_iter().collect();
+    fn answer(&self, request: Request<S>) {
+        let keys: Vec<S::Key> = request.keys.into_iter().collect();
         let answer = self.source.fetch(&keys);
         self.state().last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
         let mut found: BTreeMap<S::Key, Vec<S::Item>> = BTreeMap::new();
@@ -229,7 +242,7 @@ impl<S: Source> Shared<S> {
             }
             Err(refusal) => Some(refusal),
         };
-        for ask in asks {
+        for ask in request.asks {
             let told = match &refusal {
                 None => Ok(found.get(&ask.key).cloned().unwrap_or_default()),
                 Some(refusal) => Err(refusal.clone()),
@@ -252,9 +265,7 @@ fn run<S: Source>(shared: &Shared<S>) {
     }
     let _runs = Runs(shared);
     while let Some(requests) = shared.gather() {
-        for asks in requests {
-            shared.answer(asks);
-        }
+        requests.into_iter().for_each(|request| shared.answer(request));
     }
 }
 

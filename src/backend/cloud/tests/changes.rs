@@ -52,14 +52,18 @@ fn a_new_volume_has_its_attributes_at_once() {
 fn a_change_that_goes_on_is_waited_for() {
     let mut bench = Bench::new();
     bench.create("one").expect("made");
-    bench.cloud.state().delays.change = Some(Duration::from_secs(90));
+    bench.cloud.state().delays.change = None;
     bench.cloud.wrong("change_disk", [Lost]);
     let error = bench.expanding().expand(&id("one"), twice()).expect_err("no answer");
     assert!(!is_final(&error), "{error}");
     bench.restart();
     let error = bench.expanding().expand(&id("one"), twice()).expect_err("it goes on");
     assert!(matches!(error, Error::Pending { .. }), "{error}");
-    assert_eq!(bench.expanding().expand(&id("one"), twice()).expect("grown"), Outcome::Changed(twice()));
+    std::thread::scope(|scope| {
+        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect("grown").into_inner());
+        bench.cloud.change(&bench.cloud.disks_now()[0].id, twice());
+        assert_eq!(grown.join().expect("no panic"), twice());
+    });
     assert_eq!(bench.cloud.count("change_disk"), 1);
 }
 
@@ -76,11 +80,30 @@ fn a_refusal_to_change_has_its_meaning() {
     }
     let error = bench.expanding().expand(&id("one"), Bytes(GIB.0 << 20)).expect_err("too large");
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
-    // Both who wait for one change are told why it was not made.
-    bench.cloud.wrong("change_disk", [Refused(Because::Invalid), Refused(Because::Invalid)]);
+    // What is refused together is tried apart, and each is told of its own.
+    let before = bench.cloud.count("change_disk");
+    bench.cloud.wrong("change_disk", [Because::Invalid; 3].map(Refused));
     std::thread::scope(|scope| {
         let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect_err("refused"));
         let changed = bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect_err("refused");
-        assert_eq!(grown.join().expect("no panic").to_string(), changed.to_string());
+        assert!(is_final(&changed) && is_final(&grown.join().expect("no panic")));
     });
+    assert_eq!(bench.cloud.count("change_disk"), before + 3);
+    // Any other refusal is both's.
+    bench.cloud.wrong("change_disk", [Refused(Because::Throttled)]);
+    std::thread::scope(|scope| {
+        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect_err("refused"));
+        let changed = bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect_err("refused");
+        assert_eq!(changed.to_string(), grown.join().expect("no panic").to_string());
+    });
+}
+
+#[test]
+fn a_change_that_is_not_shown_yet_is_not_asked_for_again() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.expanding().expand(&id("one"), twice()).expect("grown");
+    bench.cloud.with_disk(&bench.cloud.disks_now()[0].id.clone(), |disk| disk.capacity = GIB);
+    assert_eq!(bench.expanding().expand(&id("one"), twice()).expect("grown"), Outcome::Changed(twice()));
+    assert_eq!(bench.cloud.count("change_disk"), 1);
 }

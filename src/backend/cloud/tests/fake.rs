@@ -144,6 +144,11 @@ impl FakeCloud {
         self.state().tokens.values_mut().for_each(|(_, disk)| disk.created = Some(SystemTime::UNIX_EPOCH));
     }
 
+    /// A change that takes for ever comes to its end.
+    pub fn change(&self, id: &DiskId, capacity: Bytes) {
+        self.state().happen(Later::Changed(id.clone(), Change { capacity: Some(capacity), settings: None }));
+    }
+
     fn advance(&self, state: &mut State) {
         let now = self.clock.now();
         let (due, later) = std::mem::take(&mut state.later).into_iter().partition(|(when, _)| *when <= now);

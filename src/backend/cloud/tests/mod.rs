@@ -23,7 +23,7 @@ mod volumes;
 use fake::FakeCloud;
 
 /// So fast that a minute's wait takes little, so slow that a busy machine keeps up.
-const SPEED: u32 = 50;
+const SPEED: u32 = 30;
 const GIB: Bytes = Bytes::GIB;
 
 /// A cloud, and one driver after the other.
@@ -36,7 +36,11 @@ struct Bench {
 impl Bench {
     /// Of a driver that has been up for an hour, and whose look-ups are believed.
     fn new() -> Bench {
-        let clock = Clock::fast(SPEED, Duration::from_secs(3600));
+        Bench::with_speed(SPEED)
+    }
+
+    fn with_speed(speed: u32) -> Bench {
+        let clock = Clock::fast(speed, Duration::from_secs(3600));
         let cloud = Arc::new(FakeCloud::new(clock));
         for name in ["i-1", "i-2"] {
             let instance = Instance {
