@@ -38,8 +38,7 @@ pub mod tags;
 #[cfg(test)]
 mod tests;
 
-pub use attach::{DEVICE, EMPTY, VOLUME};
-pub use attach::{DEVICE as CONTEXT_DEVICE, VOLUME as CONTEXT_DISK};
+pub use attach::{DEVICE as CONTEXT_DEVICE, EMPTY as CONTEXT_EMPTY, VOLUME as CONTEXT_DISK};
 pub use frame::{CloudBackend, Parts};
 pub use policy::{Draft, Policy};
 

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::backend::cloud::{DEVICE, EMPTY, VOLUME};
+use crate::backend::cloud::{CONTEXT_DEVICE as DEVICE, CONTEXT_DISK as VOLUME, CONTEXT_EMPTY as EMPTY};
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::block::Device;
 use crate::os::step::step;
