@@ -13,6 +13,7 @@ mod bad_input;
 mod buckets;
 mod clock;
 mod driver;
+mod garbage;
 mod life;
 mod limits;
 mod moto;

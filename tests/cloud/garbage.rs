@@ -1,0 +1,80 @@
+//! `longshore inspect --backend`: what nobody names, what is named and not there, and the one volume that may be deleted.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use super::common::STARTING;
+use super::driver::{Driver, SECRET, ZONE};
+use super::proxy::Cloud;
+
+const SPEED: u32 = 50;
+
+/// Runs it against the driver's cloud, with these handles in use.
+fn inspect(driver: &Driver, handles: &[&str], more: &[&str]) -> Output {
+    let file = driver.harness.path("handles");
+    fs::write(&file, handles.join("\n")).expect("the handles");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
+    command.args(["inspect", "--backend", "ebs", "--handles"]).arg(&file).arg("--config").arg(driver.harness.path("config.yaml"));
+    command.arg("--state-dir").arg(driver.harness.path("state")).args(more);
+    command.env("AWS_ACCESS_KEY_ID", super::KEY).env("AWS_SECRET_ACCESS_KEY", SECRET).env("AWS_EC2_METADATA_DISABLED", "true");
+    command.env("AWS_CONFIG_FILE", "/dev/null").env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
+    command.env("LONGSHORE_CLOUD_SPEED", SPEED.to_string());
+    let _starting = STARTING.write().expect("no panic while a program is started");
+    command.output().expect("it runs")
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+}
+
+#[test]
+fn what_no_handle_names_is_told_and_deleted_by_name_only() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    for name in ["used", "leaked", "busy"] {
+        driver.create(name).expect("created");
+    }
+    driver.attach("ebs:busy", &instance).expect("attached");
+    let snapshot = driver.snapshot("old", "ebs:used").expect("taken").snapshot_id;
+    let handles = ["ebs:used", "ebs:gone", "other:x"];
+
+    let report = inspect(&driver, &handles, &["--json"]);
+    assert_eq!(report.status.code(), Some(1), "{}", text(&report));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let names = |what: &str| -> Vec<&str> {
+        let mut all: Vec<&str> = report[what].as_array().expect("a list").iter().filter_map(|one| one["handle"].as_str()).collect();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(names("volumes"), ["ebs:busy", "ebs:leaked"]);
+    assert_eq!(names("snapshots"), [snapshot.as_str()]);
+    assert_eq!(report["missing"], serde_json::json!(["ebs:gone"]));
+    assert_eq!(driver.disks().len(), 3, "it only tells");
+
+    // Neither what is named, nor what a node has, nor by a list that cannot be one.
+    for (handles, volume, words) in [
+        (&handles[..], "ebs:used", "a PersistentVolume names it"),
+        (&handles, "ebs:busy", "attached to node"),
+        (&["other:x"], "ebs:leaked", "names no volume of ebs"),
+        (&handles, "ebs:gone", "does not exist"),
+    ] {
+        let refused = inspect(&driver, handles, &["--delete", volume]);
+        assert!(!refused.status.success() && text(&refused).contains(words), "{volume}: {}", text(&refused));
+    }
+    assert_eq!(driver.disks().len(), 3);
+    let deleted = inspect(&driver, &handles, &["--delete", "ebs:leaked"]);
+    assert!(deleted.status.success(), "{}", text(&deleted));
+    assert_eq!(driver.disks().len(), 2);
+
+    let named = inspect(&driver, &["ebs:used", "ebs:busy", &snapshot], &[]);
+    assert_eq!(named.status.code(), Some(0), "{}", text(&named));
+    assert!(!text(&named).contains(SECRET));
+
+    driver.detach("ebs:busy", &instance).expect("detached");
+    driver.delete_snapshot(&snapshot).expect("deleted");
+    for id in ["ebs:used", "ebs:busy"] {
+        driver.delete(id).expect("deleted");
+    }
+    driver.assert_clean("at the end");
+}
