@@ -80,6 +80,17 @@ impl AccessMode {
         AccessMode::SingleNodeMultiWriter,
     ];
 
+    /// The modes of storage that all nodes see.
+    pub const ALL: [AccessMode; 7] = [
+        AccessMode::SingleNodeWriter,
+        AccessMode::SingleNodeReaderOnly,
+        AccessMode::SingleNodeSingleWriter,
+        AccessMode::SingleNodeMultiWriter,
+        AccessMode::MultiNodeReaderOnly,
+        AccessMode::MultiNodeSingleWriter,
+        AccessMode::MultiNodeMultiWriter,
+    ];
+
     /// Whether nobody may write.
     pub const fn is_read_only(self) -> bool {
         matches!(self, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)

@@ -11,17 +11,6 @@ use crate::volume::{AccessMode, AccessType, Bytes, Capability, Error, RawParamet
 use super::parameters::{DiskSettings, Ec2Parameters, Rates, SnapshotSettings};
 use super::{tags, zone};
 
-/// Several nodes: io1 and io2 with `multiAttach`, raw block.
-const ACCESS_MODES: [AccessMode; 7] = [
-    AccessMode::SingleNodeWriter,
-    AccessMode::SingleNodeReaderOnly,
-    AccessMode::SingleNodeSingleWriter,
-    AccessMode::SingleNodeMultiWriter,
-    AccessMode::MultiNodeReaderOnly,
-    AccessMode::MultiNodeSingleWriter,
-    AccessMode::MultiNodeMultiWriter,
-];
-
 /// After a modification a volume must wait so long for the next (EBS user guide, "Requirements for EBS volume modifications").
 const COOLDOWN: Duration = Duration::from_secs(6 * 60 * 60);
 
@@ -51,7 +40,8 @@ impl Policy for Ec2Policy {
     }
 
     fn access_modes(&self) -> &[AccessMode] {
-        &ACCESS_MODES
+        // Several nodes: io1 and io2 with `multiAttach`, raw block.
+        &AccessMode::ALL
     }
 
     fn check_capability(&self, capability: &Capability) -> Result<()> {

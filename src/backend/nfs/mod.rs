@@ -34,17 +34,6 @@ use shares::Shares;
 
 use controller::Controller;
 
-/// A file share is for everyone.
-const ACCESS_MODES: [AccessMode; 7] = [
-    AccessMode::SingleNodeWriter,
-    AccessMode::SingleNodeReaderOnly,
-    AccessMode::SingleNodeSingleWriter,
-    AccessMode::SingleNodeMultiWriter,
-    AccessMode::MultiNodeReaderOnly,
-    AccessMode::MultiNodeSingleWriter,
-    AccessMode::MultiNodeMultiWriter,
-];
-
 /// A backend of shares.
 #[derive(Debug)]
 pub struct NfsBackend {
@@ -84,7 +73,8 @@ impl Backend for NfsBackend {
     }
 
     fn access_modes(&self) -> &[AccessMode] {
-        &ACCESS_MODES
+        // A file share is for everyone.
+        &AccessMode::ALL
     }
 
     fn check_capability(&self, capability: &Capability) -> Result<()> {
