@@ -18,6 +18,11 @@ use super::{Answer, Because, Refusal};
 
 /// How long a look-up waits for others to come along.
 const WINDOW: Duration = Duration::from_millis(50);
+/// How long after a request the next one is sent, for each question that waits for it: who asks alone is answered at once, and of hundreds
+/// each can wait for as many others as possible, since all together wait for what the cloud lets through.
+const SPACING: Duration = Duration::from_millis(100);
+/// The most of it.
+const MOST_SPACING: Duration = Duration::from_secs(4);
 /// How long a look-up may take in all. A request has a deadline of its own, and others may be before it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -189,7 +194,8 @@ impl<S: Source> Shared<S> {
                 return None;
             }
             let now = self.clock.now();
-            match state.asks.iter().map(|ask| ask.due).min() {
+            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(state.asks.len()));
+            match state.asks.iter().map(|ask| ask.due).min().map(|due| due.max(spaced.unwrap_or_default())) {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
                     let rest = self.clock.real(due - now);
@@ -279,6 +285,10 @@ fn next(now: Duration, age: Duration) -> Duration {
     };
     let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis((millis / span + 1) * span)
+}
+
+fn spacing(asks: usize) -> Duration {
+    SPACING.saturating_mul(u32::try_from(asks).unwrap_or(u32::MAX)).min(MOST_SPACING)
 }
 
 fn unanswered(code: &str, message: &str) -> Refusal {
