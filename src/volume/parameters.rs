@@ -72,8 +72,19 @@ impl RawParameters {
     /// # Errors
     /// INVALID_ARGUMENT naming the parameter, with what is known.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
-        let object = self.values.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
-        serde_json::from_value(serde_json::Value::Object(object)).map_err(|error| Error::invalid("parameters", error.to_string()))
+        let parsed = |without: Option<&String>| {
+            let values = self.values.iter().filter(|(key, _)| Some(*key) != without);
+            let object = values.map(|(key, value)| (key.clone(), value.clone().into())).collect();
+            serde_json::from_value(serde_json::Value::Object(object))
+        };
+        parsed(None).map_err(|error| {
+            let reason = error.to_string();
+            // serde does not say whose value it is: it is the one without which the answer is another.
+            let differs =
+                |key: &&String| parsed(Some(*key)).err().is_none_or(|other: serde_json::Error| other.to_string() != reason);
+            let key = self.values.keys().find(differs).filter(|key| !reason.contains(key.as_str()));
+            Error::invalid("parameters", key.map_or(reason.clone(), |key| format!("{key}: {reason}")))
+        })
     }
 }
 

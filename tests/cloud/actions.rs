@@ -10,7 +10,7 @@
 //! Codes and messages are those of "Error codes for the Amazon EC2 API" in the Amazon EC2 Developer Guide.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::clock::NEVER;
 use super::limits;
@@ -70,7 +70,9 @@ impl Act<'_> {
             "DescribeVolumeStatus" => self.describe_status(),
             "EnableFastSnapshotRestores" => self.enable_fast_restores(),
             "DescribeFastSnapshotRestores" => self.describe_fast_restores(),
-            "RunInstances" | "DescribeInstanceTypes" | "DescribeAvailabilityZones" => self.pass_on(self.parameters),
+            "RunInstances" => self.run_instances(),
+            "DescribeAvailabilityZones" => self.describe_zones(),
+            "DescribeInstanceTypes" => self.pass_on(self.parameters),
             other => refuse("InvalidAction", format!("The action {other} is not valid for this web service.")),
         }
     }
@@ -183,10 +185,7 @@ impl Act<'_> {
             );
         }
         let zone = self.get("AvailabilityZone").to_owned();
-        if self.world.zones.is_empty() {
-            let zones = self.ask_moto("DescribeAvailabilityZones", &[])?;
-            self.world.zones = zones.items("availabilityZoneInfo").iter().map(|item| item.get("zoneName").to_owned()).collect();
-        }
+        self.describe_zones()?;
         if !self.world.zones.contains(&zone) {
             return refuse("InvalidZone.NotFound", format!("The zone '{zone}' does not exist."));
         }
@@ -216,6 +215,19 @@ impl Act<'_> {
         Ok(answer)
     }
 
+    fn describe_zones(&mut self) -> Answer {
+        if self.world.zones.is_empty() {
+            let told = self.ask_moto("DescribeAvailabilityZones", &[])?;
+            self.world.zones = told.items("availabilityZoneInfo").iter().map(|item| item.get("zoneName").to_owned()).collect();
+        }
+        let item = |zone: &String| {
+            let states = [("zoneName", zone.as_str()), ("zoneState", "available"), ("zoneType", "availability-zone")];
+            Element::of("item", states.map(|(name, text)| Element::leaf(name, text)))
+        };
+        let zones = Element::of("availabilityZoneInfo", self.world.zones.iter().map(item));
+        Ok(Element::of("DescribeAvailabilityZonesResponse", [zones]))
+    }
+
     fn delete_volume(&mut self) -> Answer {
         let id = self.get("VolumeId").to_owned();
         let volume = self.volume(&id)?;
@@ -241,15 +253,35 @@ impl Act<'_> {
         let Some(item) = answer.items("reservationSet").first().and_then(|item| item.items("instancesSet").first()) else {
             return refuse("InvalidInstanceID.NotFound", format!("The instance ID '{id}' does not exist"));
         };
-        let kind = self.ask_moto("DescribeInstanceTypes", &[("InstanceType.1", item.get("instanceType"))])?;
-        let kind = kind.items("instanceTypeSet").first().cloned().unwrap_or_default();
-        let limit = kind.child("ebsInfo").and_then(|info| info.get("maximumEbsAttachments").parse().ok());
-        let own = item.items("blockDeviceMapping").iter().map(|mapping| mapping.get("deviceName").to_owned()).collect();
-        let zone = item.child("placement").map_or("", |placement| placement.get("availabilityZone")).to_owned();
-        let terminated = item.child("instanceState").is_some_and(|state| state.get("name") == "terminated");
-        let instance = Instance { zone, limit: limit.unwrap_or(27), own, terminated };
-        self.world.instances.insert(id.to_owned(), instance.clone());
+        let item = item.clone();
+        self.met(&item)
+    }
+
+    /// Remembers what moto says of a machine.
+    fn met(&mut self, item: &Element) -> Result<Instance, Refusal> {
+        let kind = item.get("instanceType");
+        if !self.world.limits.contains_key(kind) {
+            let told = self.ask_moto("DescribeInstanceTypes", &[("InstanceType.1", kind)])?;
+            let info = told.items("instanceTypeSet").first().and_then(|kind| kind.child("ebsInfo"));
+            let limit = info.and_then(|info| info.get("maximumEbsAttachments").parse().ok()).unwrap_or(27);
+            self.world.limits.insert(kind.to_owned(), limit);
+        }
+        let instance = Instance {
+            zone: item.child("placement").map_or("", |placement| placement.get("availabilityZone")).to_owned(),
+            limit: self.world.limits[kind],
+            own: item.items("blockDeviceMapping").iter().map(|mapping| mapping.get("deviceName").to_owned()).collect(),
+            terminated: item.child("instanceState").is_some_and(|state| state.get("name") == "terminated"),
+        };
+        self.world.instances.insert(item.get("instanceId").to_owned(), instance.clone());
         Ok(instance)
+    }
+
+    fn run_instances(&mut self) -> Answer {
+        let answer = self.pass_on(self.parameters)?;
+        for item in answer.items("instancesSet") {
+            self.met(item)?;
+        }
+        Ok(answer)
     }
 
     fn attach_volume(&mut self) -> Answer {
@@ -287,6 +319,7 @@ impl Act<'_> {
             instance: on,
             device,
             begun: self.now,
+            moment: SystemTime::now(),
             attached: self.world.end("attaching", self.now, self.world.times.attaching),
             detaching: None,
             detached: NEVER,
@@ -308,7 +341,7 @@ impl Act<'_> {
             let message = format!("The volume '{id}' is not attached to instance '{from}'");
             return refuse("InvalidAttachment.NotFound", message);
         };
-        let mut answer = attachment.item(&id, "detaching", now);
+        let mut answer = attachment.item(&id, "detaching");
         answer.name = "DetachVolumeResponse".to_owned();
         if ["detaching", "busy"].contains(state) {
             return Ok(answer);
@@ -391,7 +424,8 @@ impl Act<'_> {
         }
         let optimizing = self.world.end("modifying", self.now, self.world.times.modifying);
         let done = optimizing.saturating_add(self.world.times.optimizing);
-        let change = Modification { item, before, begun: self.now, optimizing, done, fails: self.world.fails };
+        let change =
+            Modification { item, before, begun: self.now, moment: SystemTime::now(), optimizing, done, fails: self.world.fails };
         let mut told = modification_view(&change, self.now);
         told.name = "volumeModification".to_owned();
         self.volume_mut(&id).modification = Some(change);
@@ -624,7 +658,7 @@ fn fast_item(snapshot: &str, zone: &str) -> Element {
 
 fn modification_view(change: &Modification, at: Duration) -> Element {
     let state = change.state(at);
-    let item = change.item.clone().with("modificationState", state).with("startTime", stamp(at.saturating_sub(change.begun)));
+    let item = change.item.clone().with("modificationState", state).with("startTime", stamp(change.moment));
     let progress = if state == "modifying" { 0 } else { percent(change.optimizing, change.done, at) };
     item.with("progress", if state == "completed" { 100 } else { progress.min(99) })
 }

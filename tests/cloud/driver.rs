@@ -39,6 +39,8 @@ pub struct Driver {
     pub moto: Moto,
     /// Whether calls are made again until they are answered for good.
     pub persistent: bool,
+    /// How long a call is waited for, in the cloud's time.
+    pub patience: Duration,
     speed: u32,
 }
 
@@ -67,7 +69,7 @@ impl Driver {
         harness.set("AWS_EC2_METADATA_DISABLED", "true");
         harness.set("AWS_CONFIG_FILE", "/dev/null");
         harness.set("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
-        Driver { harness, cloud: Arc::clone(cloud), moto: cloud.moto.clone(), persistent: true, speed }
+        Driver { harness, cloud: Arc::clone(cloud), moto: cloud.moto.clone(), persistent: true, patience: PATIENCE, speed }
     }
 
     /// With its steps told, and failed on demand.
@@ -98,7 +100,7 @@ impl Driver {
     ) -> Called<T> {
         let client = self.harness.controller();
         let call = call(client);
-        let patience = PATIENCE / self.speed;
+        let patience = self.patience / self.speed;
         self.harness.block_on(async {
             match tokio::time::timeout(patience, call).await {
                 Ok(answer) => answer.map(tonic::Response::into_inner),

@@ -79,11 +79,10 @@ impl Moto {
         volumes.filter(|volume| volume.items("attachmentSet").iter().all(|at| at.get("device") != "/dev/sda1")).cloned().collect()
     }
 
-    /// Every snapshot that is ours: moto has those of its machine images too.
+    /// Every snapshot that has an owner's tag: moto has hundreds of its machine images too.
     pub fn snapshots(&self) -> Vec<Element> {
-        let answer = self.must("DescribeSnapshots", &[]);
-        let ours = |snapshot: &&Element| !tags_of(snapshot).is_empty();
-        answer.items("snapshotSet").iter().filter(ours).cloned().collect()
+        let owned = [("Filter.1.Name", "tag-key"), ("Filter.1.Value.1", "longshore.dev/cluster")];
+        self.must("DescribeSnapshots", &owned).items("snapshotSet").to_vec()
     }
 }
 

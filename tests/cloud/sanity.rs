@@ -7,8 +7,8 @@ use super::common::skipped;
 use super::driver::{SECRET, ZONE};
 use super::proxy::Cloud;
 
-/// The suite asks for nothing twice, and gives a call a minute.
-const SPEED: u32 = 50;
+/// The suite asks for nothing twice: what a call waits for must come while it waits, on a slow machine too.
+const SPEED: u32 = 10;
 
 #[test]
 fn the_official_suite_has_nothing_against_it() {
@@ -21,6 +21,8 @@ fn the_official_suite_has_nothing_against_it() {
         return skipped("csi-sanity/run needs root: it mounts");
     }
     let Some(cloud) = Cloud::start(SPEED) else { return };
+    // The suite knows nothing of zones.
+    cloud.world().zones = vec![ZONE.to_owned()];
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
     let output = Command::new(root.join("csi-sanity/run"))
         .arg("ec2")

@@ -5,7 +5,7 @@
 //! States, and several attachments of one disk, moto does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::clock::NEVER;
 use super::wire::Parameters;
@@ -58,6 +58,7 @@ pub struct Attachment {
     pub instance: String,
     pub device: String,
     pub begun: Duration,
+    pub moment: SystemTime,
     pub attached: Duration,
     pub detaching: Option<Duration>,
     pub detached: Duration,
@@ -77,13 +78,13 @@ impl Attachment {
         }
     }
 
-    pub fn item(&self, volume: &str, state: &str, at: Duration) -> Element {
+    pub fn item(&self, volume: &str, state: &str) -> Element {
         Element::new("item")
             .with("volumeId", volume)
             .with("instanceId", &self.instance)
             .with("device", &self.device)
             .with("status", state)
-            .with("attachTime", stamp(at.saturating_sub(self.begun)))
+            .with("attachTime", stamp(self.moment))
             .with("deleteOnTermination", false)
     }
 }
@@ -95,6 +96,7 @@ pub struct Modification {
     /// The disk before it.
     pub before: Element,
     pub begun: Duration,
+    pub moment: SystemTime,
     pub optimizing: Duration,
     pub done: Duration,
     pub fails: bool,
@@ -170,7 +172,7 @@ impl Volume {
         item.put(self.item.child("tagSet").cloned().unwrap_or_else(|| Element::new("tagSet")));
         item.set("status", self.state(at));
         let id = self.item.get("volumeId");
-        item.put(Element::of("attachmentSet", self.attached(at).map(|(attachment, state)| attachment.item(id, state, at))));
+        item.put(Element::of("attachmentSet", self.attached(at).map(|(attachment, state)| attachment.item(id, state))));
         item
     }
 }
@@ -183,9 +185,9 @@ pub fn percent(begun: Duration, done: Duration, at: Duration) -> u64 {
     percent.min(100)
 }
 
-/// The moment so long ago, as EC2 writes moments. Ages are the cloud's, so that a thing's moment changes where time runs fast.
-pub fn stamp(age: Duration) -> String {
-    humantime::format_rfc3339_millis(std::time::SystemTime::now() - age).to_string()
+/// A moment as EC2 writes it. It is ours, not the cloud's, and stays the same.
+pub fn stamp(moment: SystemTime) -> String {
+    humantime::format_rfc3339_millis(moment).to_string()
 }
 
 /// What of a machine decides whether a disk may be attached to it.
@@ -205,11 +207,13 @@ pub struct World {
     pub volumes: BTreeMap<String, Volume>,
     pub snapshots: BTreeMap<String, Snapshot>,
     pub instances: BTreeMap<String, Instance>,
+    /// How many disks a type takes.
+    pub limits: BTreeMap<String, usize>,
     /// What a token made, and by which parameters.
     pub tokens: BTreeMap<String, (String, Parameters)>,
     /// Volumes by tag, which is what is asked for most.
     pub by_tag: BTreeMap<(String, String), BTreeSet<String>>,
-    /// They do not change.
+    /// Those that the account may use; all that moto has, unless the test says otherwise.
     pub zones: Vec<String>,
     /// Snapshots that are to be made fast to restore, by zone.
     pub fast: BTreeSet<(String, String)>,

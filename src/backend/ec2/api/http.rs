@@ -200,15 +200,15 @@ impl Http {
         };
         let request =
             signed(unsigned, &base, &region, credentials).map_err(|error| Lost::Unsent("request", chain_text(&*error)))?;
-        match tokio::time::timeout(self.within, self.exchange(request)).await {
+        match tokio::time::timeout(self.within, self.exchange(&base, request)).await {
             Ok(answer) => answer,
             Err(_) => Err(Lost::Sent("timeout", format!("{base}: no whole answer within {:?}", self.within))),
         }
     }
 
-    async fn exchange(&self, request: HttpRequest) -> Result<Answered, Lost> {
+    async fn exchange(&self, base: &str, request: HttpRequest) -> Result<Answered, Lost> {
         let mut response = self.connector.call(request).await.map_err(|error| {
-            let text = chain_text(&error);
+            let text = format!("{base}: {}", chain_text(&error));
             match (never_sent(&error), error.is_timeout()) {
                 (true, false) => Lost::Unsent("connection", text),
                 (true, true) => Lost::Unsent("timeout", text),
