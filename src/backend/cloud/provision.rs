@@ -18,8 +18,9 @@ use super::memory::SETTLED;
 use super::tags::{self, VOLUME};
 use super::{AttachmentState, Because, CloudSnapshotId, Disk, DiskSpec, DiskState, Refusal};
 
-/// How long a call waits for a disk to become what it should, before it says that this goes on.
-pub(super) const WAIT: Duration = Duration::from_secs(60);
+/// How long a call waits for a disk to become what it should, before it says that this goes on. Less than the minute that sidecars give a
+/// call as they are usually deployed, so that they hear what it waits for.
+pub(super) const WAIT: Duration = Duration::from_secs(45);
 /// How many disks of one volume may have come and gone without this process knowing.
 const GENERATIONS: u32 = 32;
 /// How often a request whose answer is lost is sent again at once.
