@@ -58,6 +58,16 @@ impl Device {
         Ok(Device { file, path: path.to_owned(), number })
     }
 
+    /// The same for reading; `None` where there is no device of this number behind the name: not any more, or not yet, since the kernel
+    /// shows a name before the device can be opened (ENXIO).
+    pub fn open_if_there(path: &Path, number: (u32, u32)) -> Result<Option<Device>> {
+        match Device::open(path, false) {
+            Ok(open) => Ok(Some(open).filter(|open| open.number == number)),
+            Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

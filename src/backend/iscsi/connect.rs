@@ -191,7 +191,11 @@ impl IscsiBackend {
         let there = udev::wait_until(Instant::now().checked_add(DISK), || {
             disks.clear();
             for path in paths {
-                disks.extend(path.unit.disk()?.filter(|disk| disk.path().exists()));
+                if let Some(disk) = path.unit.disk()?
+                    && Device::open_if_there(&disk.path(), disk.number)?.is_some()
+                {
+                    disks.push(disk);
+                }
             }
             Ok(disks.len() == paths.len())
         })?;

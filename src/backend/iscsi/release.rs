@@ -41,10 +41,11 @@ impl IscsiBackend {
             remove_map(&map, up)?;
         }
         for path in &paths {
+            // What cannot be opened yet, nobody has written.
             if path.session.is_up()
                 && let Some(disk) = path.unit.disk()?
+                && let Some(device) = Device::open_if_there(&disk.path(), disk.number)?
             {
-                let device = Device::open(&disk.path(), false)?;
                 step("flush", &disk.name, || device.flush())?;
             }
             self.let_go(path)?;
