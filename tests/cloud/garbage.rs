@@ -43,7 +43,8 @@ fn what_no_handle_names_is_told_and_deleted_by_name_only() {
     assert_eq!(report.status.code(), Some(1), "{}", text(&report));
     let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("JSON");
     let names = |what: &str| -> Vec<&str> {
-        let mut all: Vec<&str> = report[what].as_array().expect("a list").iter().filter_map(|one| one["handle"].as_str()).collect();
+        let mut all: Vec<&str> =
+            report[what].as_array().expect("a list").iter().filter_map(|one| one["handle"].as_str()).collect();
         all.sort_unstable();
         all
     };
@@ -57,7 +58,7 @@ fn what_no_handle_names_is_told_and_deleted_by_name_only() {
         (&handles[..], "ebs:used", "a PersistentVolume names it"),
         (&handles, "ebs:busy", "attached to node"),
         (&["other:x"], "ebs:leaked", "names no volume of ebs"),
-        (&handles, "ebs:gone", "does not exist"),
+        (&handles, "ebs:nowhere", "does not exist"),
     ] {
         let refused = inspect(&driver, handles, &["--delete", volume]);
         assert!(!refused.status.success() && text(&refused).contains(words), "{volume}: {}", text(&refused));

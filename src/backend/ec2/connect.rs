@@ -8,7 +8,6 @@
 //! A node undoes nothing: the cloud detaches. What it can do before is to see that nothing is left unwritten.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -186,7 +185,7 @@ impl Node {
                 continue;
             }
             let device = BlockDevice { path: in_dev(&disk.name), number: disk.number, identity: wanted.identity() };
-            let Some(open) = open(&device)? else {
+            let Some(open) = Device::open_if_there(&device.path, device.number)? else {
                 look.seen.push(format!("{} (which is it, but not in /dev)", disk.name));
                 continue;
             };
@@ -205,7 +204,7 @@ impl Node {
             let device = BlockDevice { path: in_dev(name), number: disk.number, identity: now.identity_on_xen(name) };
             if wanted.sequence.is_some_and(|sequence| disk.sequence != Some(sequence)) {
                 look.seen.push(format!("{name} (another disk than before)"));
-            } else if open(&device)?.is_some() {
+            } else if Device::open_if_there(&device.path, device.number)?.is_some() {
                 look.found.push(device);
             }
         }
@@ -214,7 +213,7 @@ impl Node {
 
     /// The device, open, if it is what it was.
     fn open(&self, told: &BlockDevice, wanted: &Wanted) -> os::Result<Option<Device>> {
-        let Some(open) = open(told)? else { return Ok(None) };
+        let Some(open) = Device::open_if_there(&told.path, told.number)? else { return Ok(None) };
         let same = match &wanted.name {
             Some(name) => {
                 let disk = self.disks.xen(name)?;
@@ -286,19 +285,6 @@ fn name_on_xen(device: &str) -> Result<String> {
 
 fn in_dev(name: &str) -> PathBuf {
     Path::new("/dev").join(name)
-}
-
-/// Opens what still has this name and number; nothing where it is gone, or going.
-fn open(told: &BlockDevice) -> os::Result<Option<Device>> {
-    match Device::open(&told.path, false) {
-        Ok(open) => Ok(Some(open).filter(|open| open.number() == told.number)),
-        Err(os::Error::Io { source, .. }) if is_gone(&source) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
 }
 
 #[cfg(test)]
