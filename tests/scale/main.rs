@@ -207,7 +207,7 @@ fn thousands_of_volumes_are_made_attached_detached_and_deleted_within_the_publis
     let total: u64 = [&created, &attached, &detached, &deleted].iter().map(|phase| phase.throttled).sum();
     assert_eq!(total, 0, "requests were throttled");
     for phase in [&created, &attached, &detached, &deleted] {
-        assert!(phase.asking < count as u64, "{}: {} describing requests for {count} volumes", phase.name, phase.asking);
+        assert!(phase.asking * 5 < count as u64, "{}: {} describing requests for {count} volumes", phase.name, phase.asking);
     }
 }
 
