@@ -233,7 +233,9 @@ fn all_that_is_declared_is_there_and_moves() {
         harness.block_on(node.node_unstage_volume(unstage)).expect("unstaged");
         watch.next(&harness).assert("longshore_stages", 0.0);
 
-        let declared: BTreeSet<&str> = DECLARED.iter().map(|declared| declared.name).filter(|name| *name != CONSTANT).collect();
+        // Nobody asks a cloud here; what is counted of one moves in a test beside its declaration.
+        let moves = |name: &&str| *name != CONSTANT && !name.starts_with("longshore_cloud_");
+        let declared: BTreeSet<&str> = DECLARED.iter().map(|declared| declared.name).filter(moves).collect();
         assert_eq!(watch.moved, declared, "what is declared and never moves is not measured");
         println!("FIGURE: metrics: {} metrics declared, {} moved", DECLARED.len(), watch.moved.len());
         assert!(harness.stop());
