@@ -35,6 +35,8 @@ attached() {
         >"stage${4:-}.log" 2>&1
 }
 
+# The machine has had them from its start.
+modprobe -r nvme
 start_node
 is '' "$(ls -d /sys/block/nvme* 2>/dev/null)" "disks before"
 segments=$(call node-info | jq -c .accessible_topology.segments)
