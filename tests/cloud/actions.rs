@@ -61,7 +61,6 @@ impl Act<'_> {
             "ModifyVolume" => self.modify_volume(),
             "CreateSnapshot" => self.create_snapshot(),
             "DeleteSnapshot" => self.delete_snapshot(),
-            "CreateTags" | "DeleteTags" => self.change_tags(),
             "TerminateInstances" => self.terminate_instances(),
             "DescribeVolumes" => self.describe_volumes(),
             "DescribeVolumesModifications" => self.describe_modifications(),
@@ -467,27 +466,6 @@ impl Act<'_> {
             None => return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{id}' does not exist.")),
         }
         Ok(self.pass_on(self.parameters)?.with("return", true))
-    }
-
-    fn change_tags(&mut self) -> Answer {
-        self.check_tags("Tag")?;
-        let answer = self.pass_on(self.parameters)?;
-        for id in wire::list(self.parameters, "ResourceId") {
-            if let Some(snapshot) = self.world.snapshots.get(&id) {
-                let (mut old, done) = (snapshot.item.clone(), snapshot.done);
-                let told = self.ask_moto("DescribeSnapshots", &[("SnapshotId.1", &id)])?;
-                old.put(told.items("snapshotSet")[0].child("tagSet").cloned().unwrap_or_else(|| Element::new("tagSet")));
-                let snapshot = self.world.snapshots.get_mut(&id).expect("seen to be there");
-                (snapshot.item, snapshot.done) = (old, done);
-            } else if self.world.volumes.contains_key(&id) {
-                let told = self.ask_moto("DescribeVolumes", &[("VolumeId.1", &id)])?;
-                let tags = told.items("volumeSet")[0].child("tagSet").cloned().unwrap_or_else(|| Element::new("tagSet"));
-                let mut item = self.world.volumes[&id].item.clone();
-                item.put(tags);
-                self.world.told(&id, item);
-            }
-        }
-        Ok(answer)
     }
 
     /// The moment whose truth is told.

@@ -17,7 +17,6 @@ const MUTATING: Size = (50.0, 5.0);
 const OWN: &[(&str, Size)] = &[
     ("CreateSnapshot", (100.0, 5.0)),
     ("CreateSnapshots", (100.0, 5.0)),
-    ("CreateTags", (100.0, 10.0)),
     ("CreateVolume", (100.0, 5.0)),
     ("DeleteSnapshot", (100.0, 5.0)),
     ("DeleteTags", (100.0, 10.0)),

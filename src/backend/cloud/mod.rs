@@ -112,9 +112,6 @@ pub trait Cloud: Send + Sync + 'static {
     /// Those of these machines that exist, terminated ones left out; at most [`MOST_IDS`].
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>>;
 
-    /// Adds tags, or gives them other values.
-    fn tag(&self, resource: &str, tags: &Tags) -> Answer<()>;
-
     /// The zones of this region.
     fn zones(&self) -> Answer<Vec<String>>;
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::backend::cloud::{
     Answer, Attachment, AttachmentState, Because, Blocks, BlocksFrom, Change, ChangeState, Changing, Cloud, CloudSnapshot,
-    CloudSnapshotId, CloudSnapshotSpec, Disk, DiskId, DiskSpec, DiskState, Instance, Page, Refusal, SnapshotState, Tags, Which,
+    CloudSnapshotId, CloudSnapshotSpec, Disk, DiskId, DiskSpec, DiskState, Instance, Page, Refusal, SnapshotState, Which,
 };
 use crate::volume::{Bytes, NodeId};
 
@@ -156,10 +156,6 @@ impl Cloud for Ec2Cloud {
         let found = self.api.describe_instances(&select)?.items;
         self.learn_types(found.iter().map(|instance| instance.instance_type.clone()));
         Ok(found.iter().filter_map(|found| self.instance(found)).collect())
-    }
-
-    fn tag(&self, resource: &str, tags: &Tags) -> Answer<()> {
-        self.api.create_tags(&[resource], tags)
     }
 
     fn zones(&self) -> Answer<Vec<String>> {

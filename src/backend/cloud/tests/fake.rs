@@ -465,10 +465,6 @@ impl Cloud for FakeCloud {
         Ok(ids.iter().filter_map(|id| state.instances.get(id).cloned()).collect())
     }
 
-    fn tag(&self, _: &str, _: &Tags) -> Answer<()> {
-        Ok(())
-    }
-
     fn zones(&self) -> Answer<Vec<String>> {
         self.ask("zones", |_| vec!["a".to_owned(), "b".to_owned()])
     }

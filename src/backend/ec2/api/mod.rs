@@ -199,7 +199,6 @@ fn stopped<T>() -> Result<T, Lost> {
 pub fn published_limit(action: &str) -> Limit {
     let (capacity, refill) = match action {
         "CreateVolume" | "DeleteVolume" | "CreateSnapshot" | "DeleteSnapshot" => (100.0, 5.0),
-        "CreateTags" => (100.0, 10.0),
         "DescribeInstances" | "DescribeSnapshots" | "DescribeVolumes" => (50.0, 10.0),
         // EBS direct APIs: 50 per second ("Quotas for EBS direct APIs").
         "ListChangedBlocks" | "ListSnapshotBlocks" => (50.0, 50.0),

@@ -290,15 +290,6 @@ impl Ec2 {
     pub fn describe_volume_status(&self, select: &Select) -> Answer<Page<VolumeStatus>> {
         self.select(STATUSES, select)
     }
-
-    /// Adds tags to volumes and snapshots, or gives them other values.
-    ///
-    /// # Errors
-    /// `NotFound` where one of them does not exist (yet).
-    pub fn create_tags(&self, resources: &[&str], tags: &Tags) -> Answer<()> {
-        let query = Query::new("CreateTags", Repeat::Harmless).list("ResourceId", resources).tags("", tags);
-        self.query(&query).map(|Done { .. }| ())
-    }
 }
 
 pub(super) fn create_volume(create: &CreateVolume) -> Query {
