@@ -50,6 +50,7 @@ fn an_idle_volume_takes_less_than_500_bytes() {
             capacity: Bytes::GIB,
             source: None,
             parameters: parameters.clone(),
+            several_nodes: false,
             mutable: RawParameters::default(),
             topology: TopologyRequirement::default(),
         };

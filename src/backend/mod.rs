@@ -177,6 +177,8 @@ pub struct VolumeSpec {
     pub source: Option<ContentSource>,
     /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Backend::parameters`] made.
     pub parameters: serde_json::Value,
+    /// Whether several nodes are to have it at once, by the access modes asked for.
+    pub several_nodes: bool,
     /// Checked by [`Modify::check`]. `create` may set them at once; what it leaves, `modify` is asked for afterwards.
     pub mutable: RawParameters,
     pub topology: TopologyRequirement,

@@ -19,7 +19,7 @@ pub use capacity::{Bytes, CapacityRange};
 pub use error::{Error, Left, Result};
 pub use health::{Health, HealthProblem, Severity};
 pub use id::{BackendName, GroupId, NodeId, SnapshotId, VolumeId};
-pub use parameters::{Encryption, NodeParameters, OnDelete, RawParameters};
+pub use parameters::{Encryption, NodeParameters, Number, OnDelete, RawParameters};
 pub use record::{ContentSource, Extent, Group, Snapshot, Volume};
 pub use secret::Secrets;
 pub use topology::{Topology, TopologyRequirement};

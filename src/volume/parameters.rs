@@ -103,6 +103,29 @@ pub struct NodeParameters {
     /// `luks2`: encrypted on its device, by the passphrase in the node-stage secret `encryptionPassphrase`. The header takes
     /// 16 MiB of the capacity. Default `none`.
     pub encryption: Encryption,
+    /// ext4, xfs: bytes of a block of the file system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<Number>,
+    /// ext4, xfs: bytes of an inode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inode_size: Option<Number>,
+    /// ext4: an inode for so many bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_inode: Option<Number>,
+    /// ext4: how many inodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number_of_inodes: Option<Number>,
+    /// ext4: `true` gives blocks away in clusters. Default `false`.
+    #[serde(rename = "ext4BigAlloc", with = "text_bool", skip_serializing_if = "is_false")]
+    pub ext4_big_alloc: bool,
+    /// ext4: bytes of a cluster; with `ext4BigAlloc`.
+    #[serde(rename = "ext4ClusterSize", skip_serializing_if = "Option::is_none")]
+    pub ext4_cluster_size: Option<Number>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// How a volume lies on its device.
@@ -129,13 +152,35 @@ impl Encryption {
 
 impl Default for NodeParameters {
     fn default() -> Self {
-        NodeParameters { mkfs_options: String::new(), discard: false, fsck: true, encryption: Encryption::None }
+        NodeParameters {
+            mkfs_options: String::new(),
+            discard: false,
+            fsck: true,
+            encryption: Encryption::None,
+            block_size: None,
+            inode_size: None,
+            bytes_per_inode: None,
+            number_of_inodes: None,
+            ext4_big_alloc: false,
+            ext4_cluster_size: None,
+        }
     }
 }
 
 impl NodeParameters {
     /// The names of the parameters above.
-    pub const KEYS: [&str; 4] = ["mkfsOptions", "discard", "fsck", "encryption"];
+    pub const KEYS: [&str; 10] = [
+        "mkfsOptions",
+        "discard",
+        "fsck",
+        "encryption",
+        "blockSize",
+        "inodeSize",
+        "bytesPerInode",
+        "numberOfInodes",
+        "ext4BigAlloc",
+        "ext4ClusterSize",
+    ];
 
     /// The arguments of mkfs for a file system of this type.
     ///
@@ -183,7 +228,34 @@ impl NodeParameters {
                 return refuse(value, "is no value of an option");
             }
         }
-        Ok(self.mkfs_options.split_whitespace().map(str::to_owned).collect())
+        let further = self.mkfs_options.split_whitespace().map(str::to_owned);
+        Ok(self.layout(fstype)?.into_iter().chain(further).collect())
+    }
+
+    /// What the parameters that name a part of the layout come to.
+    fn layout(&self, fstype: FsType) -> Result<Vec<String>> {
+        let bytes = |number: Option<Number>| number.map(|number| number.0.to_string());
+        let given = [
+            ("blockSize", bytes(self.block_size), Some("-b"), Some("-b")),
+            ("inodeSize", bytes(self.inode_size), Some("-I"), Some("-i")),
+            ("bytesPerInode", bytes(self.bytes_per_inode), Some("-i"), None),
+            ("numberOfInodes", bytes(self.number_of_inodes), Some("-N"), None),
+            ("ext4BigAlloc", self.ext4_big_alloc.then(|| "bigalloc".to_owned()), Some("-O"), None),
+            ("ext4ClusterSize", bytes(self.ext4_cluster_size), Some("-C"), None),
+        ];
+        let mut words = Vec::new();
+        for (name, value, ext4, xfs) in given {
+            let Some(value) = value else { continue };
+            let (option, value) = match fstype {
+                FsType::Ext4 => (ext4, value),
+                FsType::Xfs => (xfs, format!("size={value}")),
+                FsType::Btrfs => (None, value),
+            };
+            let option =
+                option.ok_or_else(|| Error::invalid("parameters", format!("{name}: mkfs.{fstype} has no such option")))?;
+            words.extend([option.to_owned(), value]);
+        }
+        Ok(words)
     }
 }
 
@@ -214,6 +286,25 @@ pub enum OnDelete {
     Archive,
     /// It is overwritten with zeroes, seen to be zeroes on disk, then deleted.
     Scrub,
+}
+
+/// A whole number, as a StorageClass has it: text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Number(pub u32);
+
+impl From<Number> for String {
+    fn from(number: Number) -> String {
+        number.0.to_string()
+    }
+}
+
+impl TryFrom<String> for Number {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Number, String> {
+        text.parse().map(Number).map_err(|_| format!("{text:?} is no whole number"))
+    }
 }
 
 /// Booleans as text: StorageClass parameters are strings.
@@ -256,11 +347,26 @@ mod tests {
 
     #[test]
     fn every_key_is_a_field() {
-        let all = serde_json::to_value(NodeParameters::default()).expect("serializes");
-        let fields: Vec<_> = all.as_object().expect("an object").keys().cloned().collect();
-        let mut keys = NodeParameters::KEYS.map(str::to_owned).to_vec();
-        keys.sort();
-        assert_eq!(fields, keys);
+        let error = raw(&[("unheardOf", "")]).parse::<NodeParameters>().expect_err("no such parameter").to_string();
+        let fields: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+        assert_eq!(fields, NodeParameters::KEYS);
+    }
+
+    #[test]
+    fn a_layout_is_what_its_file_system_calls_it() {
+        let arguments = |pairs: &[(&str, &str)], fstype| {
+            let parameters: NodeParameters = raw(pairs).parse().expect("parameters");
+            parameters.mkfs_arguments(fstype).map(|words| words.join(" ")).map_err(|error| error.to_string())
+        };
+        let both = [("blockSize", "1024"), ("inodeSize", "512"), ("mkfsOptions", "-q")];
+        assert_eq!(arguments(&both, FsType::Ext4).expect("ext4"), "-b 1024 -I 512 -q");
+        assert_eq!(arguments(&both, FsType::Xfs).expect("xfs"), "-b size=1024 -i size=512 -q");
+        arguments(&both, FsType::Btrfs).expect_err("it has neither");
+        let ext4 = [("bytesPerInode", "8192"), ("numberOfInodes", "99"), ("ext4BigAlloc", "true"), ("ext4ClusterSize", "65536")];
+        assert_eq!(arguments(&ext4, FsType::Ext4).expect("ext4"), "-i 8192 -N 99 -O bigalloc -C 65536");
+        let error = arguments(&ext4, FsType::Xfs).expect_err("only ext4 has them");
+        assert!(error.contains("bytesPerInode") && error.contains("mkfs.xfs"), "{error}");
+        raw(&[("blockSize", "4k")]).parse::<NodeParameters>().expect_err("no number");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use longshore::csi;
 use tonic::Code;
 
-use super::driver::{Driver, GIB, ZONE, creation, tag};
+use super::driver::{Driver, GIB, ZONE, creation, publication, tag};
 use super::moto::IMAGE;
 use super::proxy::{BLOCK, Cloud, INTERNAL_ERROR};
 use super::xml::Element;
@@ -214,6 +214,49 @@ fn attributes_of_a_class_are_set_with_the_disk_and_with_its_size() {
     assert_eq!((disk.get("volumeType"), disk.get("iops"), disk.get("encrypted")), ("io2", "500", "true"));
     assert_eq!(tag(&disk, "owner"), "accounts");
     driver.delete("ebs:ledger").expect("deleted");
+    driver.assert_clean("at the end");
+}
+
+/// ReadWriteMany of a raw block volume: EC2 calls it multi-attach, and has it for some types only.
+#[test]
+fn several_machines_have_a_disk_that_was_made_for_them() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instances = cloud.run_instances(2, "m5.large", ZONE);
+    let driver = Driver::start(&cloud, SPEED, &instances[0]);
+    let shared = csi::VolumeCapability {
+        access_type: Some(csi::volume_capability::AccessType::Block(csi::volume_capability::BlockVolume {})),
+        access_mode: Some(csi::volume_capability::AccessMode {
+            mode: csi::volume_capability::access_mode::Mode::MultiNodeMultiWriter.into(),
+        }),
+    };
+    let mut request = csi::CreateVolumeRequest { volume_capabilities: vec![shared.clone()], ..creation("shared") };
+    let refused = driver.create_as(request.clone()).expect_err("gp3 is for one");
+    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("take type io2"), "{refused}");
+    driver.assert_clean("after it was refused");
+
+    request.parameters = [("type", "io2"), ("iops", "500")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    driver.create_as(request).expect("made for several");
+    for instance in &instances {
+        let request = csi::ControllerPublishVolumeRequest {
+            volume_capability: Some(shared.clone()),
+            ..publication("ebs:shared", instance)
+        };
+        driver
+            .call(|mut client| {
+                let request = request.clone();
+                async move { client.controller_publish_volume(request).await }
+            })
+            .expect("attached");
+    }
+    let mut on = driver.list(0)["ebs:shared"].clone();
+    on.sort();
+    let mut all = instances.clone();
+    all.sort();
+    assert_eq!(on, all);
+    driver.detach("ebs:shared", &instances[0]).expect("detached");
+    assert_eq!(driver.list(0)["ebs:shared"], instances[1..]);
+    driver.detach("ebs:shared", &instances[1]).expect("detached");
+    driver.delete("ebs:shared").expect("deleted");
     driver.assert_clean("at the end");
 }
 

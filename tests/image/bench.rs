@@ -174,6 +174,7 @@ pub fn spec(name_of_it: &str, capacity: u64, parameters: &[(&str, &str)]) -> Vol
         capacity: Bytes(capacity),
         source: None,
         parameters: serde_json::json!({"node": {"fsck": "true"}, "backend": backend}),
+        several_nodes: false,
         mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     }

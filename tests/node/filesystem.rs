@@ -210,6 +210,21 @@ fn a_group_may_write() {
 }
 
 #[test]
+fn a_file_system_has_the_layout_that_its_class_names() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        let mut stage = stage_request(&id, &staging, &filesystem(Some(FsType::Ext4)));
+        let parameters = r#"{"node": {"blockSize": "1024", "numberOfInodes": "256"}, "backend": null}"#;
+        stage.volume_context.insert(CONTEXT_KEY.to_owned(), parameters.to_owned());
+        node.stage(&stage).unwrap();
+        let kernel = rustix::fs::statvfs(&staging).unwrap();
+        assert_eq!((kernel.f_bsize, kernel.f_files), (1024, 256));
+    });
+}
+
+#[test]
 fn a_refused_mkfs_leaves_nothing() {
     world(|world| {
         let node = world.node();

@@ -126,8 +126,7 @@ impl Controller {
     /// `InUse`, naming the node.
     fn freed_elsewhere(&self, id: &VolumeId, disk: Disk, mode: AccessMode) -> Result<Disk> {
         if !mode.is_single_node() && !disk.multi_attach {
-            let reason =
-                "its disk can only be attached to one node; make it with multi-attach, where its type allows that".to_owned();
+            let reason = "it was made for one node; make one with this access mode".to_owned();
             return Err(Error::Unsupported { what: format!("access mode {mode:?} for volume {id}"), reason });
         }
         if disk.multi_attach && !mode.is_single_node() {

@@ -24,7 +24,7 @@ pub trait Policy: Send + Sync + 'static {
     /// The type in the configuration file: `ec2`.
     fn kind(&self) -> &'static str;
 
-    /// The access modes of a disk; those for several nodes need `multi_attach`, which is checked when it is attached.
+    /// The access modes of a disk; for several nodes `draft` has it made so, or refuses.
     fn access_modes(&self) -> &[AccessMode];
 
     fn check_capability(&self, _capability: &Capability) -> Result<()> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::volume::{Bytes, Error, RawParameters, Result};
+use crate::volume::{Bytes, Error, Number, RawParameters, Result};
 
 use super::kinds::{Kind, Rate};
 use super::tags;
@@ -23,9 +23,6 @@ pub struct Ec2Parameters {
     /// The key's id, ARN or alias; with `encrypted: "true"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kms_key_id: Option<String>,
-    /// `true`: may be attached to up to 16 instances of its zone (io1 and io2, raw block only).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub multi_attach: Option<Flag>,
     /// The Outpost on which it is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outpost_arn: Option<String>,
@@ -59,25 +56,6 @@ pub struct Rates {
     /// The same per GiB of its size, within what the type allows.
     #[serde(rename = "throughputPerGB", default, skip_serializing_if = "Option::is_none")]
     pub throughput_per_gb: Option<Number>,
-}
-
-/// A whole number, as a StorageClass has it: text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Number(pub u32);
-
-impl From<Number> for String {
-    fn from(number: Number) -> String {
-        number.0.to_string()
-    }
-}
-
-impl TryFrom<String> for Number {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Number, String> {
-        text.parse().map(Number).map_err(|_| format!("{text:?} is no whole number"))
-    }
 }
 
 /// `"true"` or `"false"`.
@@ -149,9 +127,6 @@ impl Ec2Parameters {
         if parameters.kms_key_id.is_some() && !Flag::is_set(parameters.encrypted) {
             return Err(refuse("kmsKeyId", "has no meaning without encrypted: \"true\""));
         }
-        if Flag::is_set(parameters.multi_attach) && !bounds.multi_attach {
-            return Err(refuse("multiAttach", format!("{kind} volumes are for one instance; take io2")));
-        }
         // Bounds that hang on the size are checked with the size; what can never be, here.
         parameters.rates.settle(bounds.largest, None)?;
         Ok(parameters)
@@ -181,10 +156,6 @@ impl Ec2Parameters {
             initialization_rate: self.volume_initialization_rate.map(|rate| rate.0),
             ..settled
         })
-    }
-
-    pub fn is_multi_attach(&self) -> bool {
-        Flag::is_set(self.multi_attach)
     }
 }
 
@@ -344,7 +315,6 @@ mod tests {
             (&[("type", "io2"), ("iops", "many")], "no whole number"),
             (&[("type", "io1"), ("iopsPerGB", "51")], "more than the 50"),
             (&[("type", "io1"), ("iopsPerGB", "5"), ("iops", "500")], "give one of them"),
-            (&[("type", "gp3"), ("multiAttach", "true")], "take io2"),
             (&[("kmsKeyId", "alias/x")], "without encrypted"),
             (&[("encrypted", "yes")], "neither true nor false"),
             (&[("typ", "gp3")], "typ"),

@@ -40,7 +40,7 @@ impl Policy for Ec2Policy {
     }
 
     fn access_modes(&self) -> &[AccessMode] {
-        // Several nodes: io1 and io2 with `multiAttach`, raw block.
+        // Several nodes: io1 and io2, raw block.
         &AccessMode::ALL
     }
 
@@ -77,10 +77,14 @@ impl Policy for Ec2Policy {
     fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
         let parameters = Ec2Parameters::read(&spec.parameters["backend"])?;
         let settings = parameters.settings(spec.capacity, &Rates::parse(&spec.mutable)?)?;
+        if spec.several_nodes && !settings.kind.bounds().multi_attach {
+            let reason = format!("{} volumes are for one node; for several, take type io2", settings.kind);
+            return Err(Error::invalid("volume_capabilities", reason));
+        }
         Ok(Draft {
             settings: to_json(&settings)?,
             tags: self.tags(&spec.name, &parameters.tags),
-            multi_attach: parameters.is_multi_attach(),
+            multi_attach: spec.several_nodes,
         })
     }
 

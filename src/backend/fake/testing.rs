@@ -43,6 +43,7 @@ pub(super) fn spec(name: &str, capacity: Bytes) -> VolumeSpec {
         capacity,
         source: None,
         parameters: serde_json::json!({ "node": { "mkfsOptions": "" }, "backend": { "medium": "block" } }),
+        several_nodes: false,
         mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     }

@@ -116,6 +116,7 @@ impl Controller {
             capacity,
             source: request.source.clone(),
             parameters: parameters.to_json(),
+            several_nodes: request.capabilities.iter().any(|capability| !capability.mode.is_single_node()),
             mutable: request.mutable_parameters.clone(),
             topology: request.topology.clone(),
         })

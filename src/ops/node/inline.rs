@@ -148,6 +148,7 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
         capacity: size.round_up(provision.unit()),
         source: None,
         parameters: parameters.to_json(),
+        several_nodes: false,
         mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     };

@@ -136,6 +136,7 @@ fn spec(name: &str) -> VolumeSpec {
         capacity: GIB,
         source: None,
         parameters: json!({"node": {"mkfsOptions": "x".repeat(300)}, "backend": {"type": "fast"}}),
+        several_nodes: false,
         mutable: RawParameters::default(),
         topology: TopologyRequirement { requisite: Vec::new(), preferred: vec![zone("a")] },
     }

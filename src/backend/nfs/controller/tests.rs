@@ -132,6 +132,7 @@ fn spec(local: &str, pairs: &[(&str, &str)]) -> VolumeSpec {
         capacity: Bytes::mib(100),
         source: None,
         parameters: parameters(pairs),
+        several_nodes: false,
         mutable: RawParameters::default(),
         topology: TopologyRequirement::default(),
     }
