@@ -118,7 +118,7 @@ impl<'s> Soak<'s> {
                 }
             }
             let after = memory(self.harness.pid());
-            println!("soak: resident in the calm: {before} KiB at its start, {after} KiB at its end");
+            println!("soak: memory in the calm: {before} KiB at its start, {after} KiB at its end");
             world.closing.store(true, Ordering::Relaxed);
             world.stop.store(true, Ordering::Relaxed);
             if after > before + GROWTH {
@@ -244,10 +244,10 @@ fn is_fault(line: &str) -> bool {
     line.strip_prefix("fault: ").is_some_and(|told| told.contains(" at step "))
 }
 
-/// Resident memory in KiB.
+/// Memory of its own in KiB: of what is resident, the pages of the program itself come in as its code is first run.
 fn memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the driver lives");
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("its memory");
+    let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("its memory");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
