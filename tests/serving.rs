@@ -214,6 +214,7 @@ impl Provision for Stand {
             source: None,
             parameters: spec.parameters.clone(),
             topology: None,
+            for_one_node: false,
         };
         self.volumes.lock().expect("no panic").insert(volume.id.clone(), volume.clone());
         self.created.fetch_add(1, Ordering::SeqCst);

@@ -189,6 +189,7 @@ mod tests {
             source: Some(ContentSource::Snapshot("image:s".parse().expect("an id"))),
             parameters: serde_json::json!({ "node": {}, "backend": null }),
             topology: Some(Topology(BTreeMap::from([("topology.longshore.dev/node".to_owned(), "n1".to_owned())]))),
+            for_one_node: false,
         });
         assert_eq!((encoded.volume_id.as_str(), encoded.capacity_bytes), ("image:a", 1 << 30));
         assert!(encoded.volume_context.values().any(|value| value.contains("backend")));

@@ -28,6 +28,8 @@ pub struct Volume {
     pub parameters: serde_json::Value,
     /// From where it can be reached; `None` is from everywhere.
     pub topology: Option<Topology>,
+    /// It was made so that only one node at a time can have it, whatever else its backend can make.
+    pub for_one_node: bool,
 }
 
 /// A snapshot, as its backend knows it.

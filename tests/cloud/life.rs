@@ -235,7 +235,28 @@ fn several_machines_have_a_disk_that_was_made_for_them() {
     driver.assert_clean("after it was refused");
 
     request.parameters = [("type", "io2"), ("iops", "500")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    driver.create_as(request).expect("made for several");
+    driver.create_as(request.clone()).expect("made for several");
+
+    // One that was made for one machine is none for several, whatever its type could be.
+    let again = csi::CreateVolumeRequest { name: "one".to_owned(), ..request.clone() };
+    let first = csi::CreateVolumeRequest { volume_capabilities: creation("one").volume_capabilities, ..again.clone() };
+    driver.create_as(first).expect("made for one");
+    let refused = driver.create_as(again).expect_err("it is there, but for one");
+    assert!(refused.code() == Code::AlreadyExists && refused.message().contains("one for several nodes"), "{refused}");
+    let confirmed = |id: &str| {
+        let request = csi::ValidateVolumeCapabilitiesRequest {
+            volume_id: id.to_owned(),
+            volume_capabilities: vec![shared.clone()],
+            ..Default::default()
+        };
+        let answer = driver.call(|mut client| {
+            let request = request.clone();
+            async move { client.validate_volume_capabilities(request).await }
+        });
+        answer.expect("it is there").confirmed.is_some()
+    };
+    assert!(confirmed("ebs:shared") && !confirmed("ebs:one"));
+    driver.delete("ebs:one").expect("deleted");
     for instance in &instances {
         let request = csi::ControllerPublishVolumeRequest {
             volume_capability: Some(shared.clone()),

@@ -102,6 +102,7 @@ impl Provision for Files {
             source: None,
             parameters: serde_json::Value::Null,
             topology: None,
+            for_one_node: false,
         }))
     }
 

@@ -97,6 +97,7 @@ impl Owner {
                 source,
                 parameters: parameters(&disk.tags)?,
                 topology: Some(policy.place(&disk.zone)),
+                for_one_node: !disk.multi_attach,
             })
         };
         read().ok_or_else(|| changed_by_hand("disk", &disk.id.0, &disk.tags))

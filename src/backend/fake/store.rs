@@ -291,6 +291,7 @@ impl StoredVolume {
             source: self.source.as_deref().cloned(),
             parameters: Value::Null,
             topology: None,
+            for_one_node: false,
         };
         Found { volume, parameters: self.parameters.clone() }
     }

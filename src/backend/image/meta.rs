@@ -98,6 +98,7 @@ impl VolumeMeta {
             source: self.source,
             parameters: self.parameters,
             topology,
+            for_one_node: false,
         }
     }
 }

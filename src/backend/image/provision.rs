@@ -153,6 +153,7 @@ impl ImageBackend {
             source: None,
             parameters: serde_json::Value::Null,
             topology: self.topology.clone(),
+            for_one_node: false,
         }))
     }
 }

@@ -133,6 +133,9 @@ impl Controller {
         if let Some(why) = refused(backend) {
             return Ok(Some(why.to_string()));
         }
+        if volume.for_one_node && several_nodes(capabilities) {
+            return Ok(Some("it was made for one node".to_owned()));
+        }
         let kept: Parameters = serde_json::from_value(volume.parameters.clone())
             .map_err(|error| Error::failed("read parameters", id.to_string(), error))?;
         let least = kept.least(capabilities);
@@ -204,6 +207,10 @@ fn provision(backend: &Arc<dyn Backend>) -> Result<&dyn Provision> {
 
 fn unsupported(backend: &Arc<dyn Backend>, what: &str) -> Error {
     Error::Unsupported { what: what.to_owned(), reason: format!("backend {} ({}) cannot do it", backend.name(), backend.kind()) }
+}
+
+fn several_nodes(capabilities: &[Capability]) -> bool {
+    capabilities.iter().any(|capability| !capability.mode.is_single_node())
 }
 
 /// Whether the backend can serve a volume in this way.

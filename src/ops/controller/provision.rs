@@ -116,7 +116,7 @@ impl Controller {
             capacity,
             source: request.source.clone(),
             parameters: parameters.to_json(),
-            several_nodes: request.capabilities.iter().any(|capability| !capability.mode.is_single_node()),
+            several_nodes: several_nodes(&request.capabilities),
             mutable: request.mutable_parameters.clone(),
             topology: request.topology.clone(),
         })
@@ -184,6 +184,9 @@ fn fits(
     }
     if existing.source != request.source {
         return conflict(format!("the source {:?}", existing.source), format!("{:?}", request.source));
+    }
+    if existing.for_one_node && several_nodes(&request.capabilities) {
+        return conflict("made for one node".to_owned(), "one for several nodes".to_owned());
     }
     let mut asked = existing.parameters.clone();
     if let Some(own) = asked.get_mut("backend") {

@@ -244,6 +244,7 @@ impl Controller {
                 source: None,
                 parameters: serde_json::Value::Null,
                 topology: None,
+                for_one_node: false,
             })),
             Err(error) => Err(error),
         }
