@@ -112,6 +112,12 @@ impl Folder {
         }
     }
 
+    /// chmod(2) of the folder itself.
+    pub fn set_own_mode(&self, mode: u32) -> Result<()> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|errno| Error::io("set mode of", &self.shown, errno))
+    }
+
     /// chmod(2), of no link's target.
     pub fn set_mode(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<()> {
         let name = plain(&self.shown, name.as_ref())?;

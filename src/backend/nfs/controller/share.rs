@@ -233,7 +233,9 @@ impl Share {
                 self.memory.path().display()
             )));
         }
-        let own = root.ensure_folder(OURS, 0o700)?;
+        let own = root
+            .ensure_folder(OURS, 0o700)
+            .map_err(|error| if is_denied(&error) { self.down(denied(&error)) } else { error.into() })?;
         let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         self.check_ours(&root, &own)?;
         match rustix::fs::flock(&lock_file, FlockOperation::NonBlockingLockExclusive) {
@@ -308,6 +310,15 @@ fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error
     Error::BackendDown { backend: backend.to_string(), reason }
 }
 
+fn is_denied(error: &os::Error) -> bool {
+    matches!(error.errno(), Some(libc::EACCES | libc::EPERM))
+}
+
+/// We are root; who denies us something is the server.
+fn denied(error: &os::Error) -> String {
+    format!("{error}; the server does not let root of this machine do that: export the share to it with no_root_squash")
+}
+
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -365,6 +376,7 @@ impl Ready {
                 reason: format!("its file system is full ({error}); free some, or add a share"),
             },
             Some(libc::EROFS) => self.down(format!("{error}; mount or export it writable")),
+            Some(libc::EACCES | libc::EPERM) => self.down(denied(&error)),
             Some(libc::ESTALE | libc::EIO | libc::ETIMEDOUT) => self.down(error.to_string()),
             _ => match error {
                 // Not the caller's mistake: something lies in our way.
