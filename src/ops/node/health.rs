@@ -76,6 +76,11 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
     for path in places(node, entry, publish_path)? {
         let at = observe::at(&table, &path, std::slice::from_ref(&source));
         at_place(&at, &path, entry, health);
+        if observe::is_stale(&at, &path, &source) {
+            let message =
+                format!("volume {} has another folder on its server than {} shows; start its pod anew", entry.id, path.display());
+            add(health, HealthProblem { severity: Severity::Inaccessible, reason: "StaleMount", message });
+        }
     }
     if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(device)) = (&entry.access, &source)
         && fstype == "ext4"

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::backend::{BlockDevice, Source};
 use crate::os;
@@ -63,6 +64,13 @@ pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
         let node = matches!(source, Source::Device(device) if is_node_of(mount, device));
         node || is_filesystem_of(mount, source)
     })
+}
+
+/// Whether what is mounted at a place shows a folder that its server no longer has (ESTALE): another was put where it was.
+pub fn is_stale(at: &At, place: &Path, source: &Source) -> bool {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let shared = matches!((at, source), (At::Ours(_), Source::Directory(_)));
+    shared && os::nfs::answers(place, PATIENCE).is_err_and(|error| error.errno() == Some(libc::ESTALE))
 }
 
 /// What is at `path`; `sources` are what this volume is or was in this boot.

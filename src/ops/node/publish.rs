@@ -199,17 +199,18 @@ impl<'a> Job<'a> {
         Ok(Job { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
     }
 
-    /// A target that shows an earlier mount of the share shows nothing that is there any more.
+    /// A target that shows an earlier mount of the share, or an earlier folder, shows nothing that is there any more.
     fn take_away_stale(&self, table: MountTable, sources: &[Source]) -> Result<MountTable> {
         let Source::Directory(directory) = &self.source else { return Ok(table) };
         self.node.reach(&self.entry.id, &self.source)?;
-        match observe::at(&table, &self.target.target, sources) {
-            At::Ours(mount) if mount.device != directory.device => {
-                unmount_all(self.root, &self.target.target, sources)?;
-                Ok(MountTable::read()?)
-            }
-            _ => Ok(table),
+        let target = &self.target.target;
+        let at = observe::at(&table, target, sources);
+        let earlier = matches!(&at, At::Ours(mount) if mount.device != directory.device);
+        if earlier || observe::is_stale(&at, target, &self.source) {
+            unmount_all(self.root, target, sources)?;
+            return Ok(MountTable::read()?);
         }
+        Ok(table)
     }
 
     fn run(&mut self, decision: Publish) -> Result<Outcome<()>> {

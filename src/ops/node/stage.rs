@@ -129,6 +129,11 @@ fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<See
     if staging == At::Nothing {
         observe::nothing_inside(&table, &order.wanted.staging)?;
     }
+    if let Some(source) = &sources.connected
+        && observe::is_stale(&staging, &order.wanted.staging, source)
+    {
+        sources.connected = None;
+    }
     let used = sources.used(order.parameters.node.encryption);
     let same_boot = entry.as_ref().is_some_and(|entry| node.same_boot(entry));
     Ok(Seen { entry, same_boot, connected: sources.connected, used, staging })

@@ -101,6 +101,28 @@ done
 nfs_unstage whole whole
 nothing_left "folders of one name"
 
+# A folder that its server no longer has, while it is staged and published: repeated calls show the new one of its name.
+nfs_stage whole whole "$(by_hand '')"
+nfs_stage gone gone "$(by_hand tenant/2)"
+nfs_publish gone gone "$(by_hand tenant/2)"
+rm -r data/tenant/2
+mkdir data/tenant/2
+touch data/tenant/2/anew
+for place in s t; do
+    if ls kubelet/$place/gone >answer 2>&1; then fail "$place did not go stale: this proves nothing"; fi
+    grep -q Stale answer || fail "$place: $(cat answer)"
+done
+nfs_publish gone gone "$(by_hand tenant/2)"
+is anew "$(ls kubelet/t/gone)" "what is published after a repeated call"
+# shellcheck disable=SC2046
+call stage-volume gone --staging "$DIR/kubelet/s/gone" $(by_hand tenant/2) >/dev/null
+is anew "$(ls kubelet/s/gone)" "what is staged after a repeated call"
+nfs_publish gone gone "$(by_hand tenant/2)"
+is anew "$(ls kubelet/t/gone)" "what stays published"
+down_one gone
+nfs_unstage whole whole
+nothing_left "a folder that went stale"
+
 # Every version, and options of the mount and of the bind. What differs is another mount.
 versions='3 4.0 4.1 4.2'
 for version in $versions; do
