@@ -403,6 +403,29 @@ impl BlockDevice {
     }
 }
 
+/// What a node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// A path, or a target's name.
+    pub object: String,
+    /// To where, and in what state, for people.
+    pub state: String,
+    /// All of it is there, as far as the kernel knows.
+    pub up: bool,
+    /// For whom the backend made it.
+    pub users: Vec<VolumeId>,
+    /// What a person runs to take it down, each as words.
+    pub release: Vec<Vec<String>>,
+}
+
+impl Link {
+    /// It is not what it was when it was looked at.
+    pub(in crate::backend) fn changed(&self) -> Error {
+        let reason = "it is not what it was a moment ago; look again".to_owned();
+        Error::Unproven { device: self.object.clone(), reason }
+    }
+}
+
 /// What a node needs to know to connect a volume.
 #[derive(Clone, Debug)]
 pub struct ConnectRequest<'a> {
@@ -452,6 +475,20 @@ pub trait Connect: Send + Sync {
 
     /// When the driver starts, before any call: lets go of what an earlier process left that no volume has.
     fn recover(&self) {}
+
+    /// What this node holds towards the storage, by looking only, and without asking any server: for `longshore inspect`.
+    fn links(&self) -> Result<Vec<Link>> {
+        Ok(Vec::new())
+    }
+
+    /// Takes down a link whose volumes are nowhere on this node, if it still is what it was in `links`. No driver runs meanwhile.
+    ///
+    /// # Errors
+    /// Where it is something else by now, or in use.
+    fn unlink(&self, link: &Link) -> Result<()> {
+        let reason = "its backend has none".to_owned();
+        Err(Error::Unsupported { what: format!("taking down {}", link.object), reason })
+    }
 
     /// Makes the device as large as the volume has become; answers its size in bytes.
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes>;
@@ -544,6 +581,8 @@ pub struct Stored {
     /// What it takes of its place.
     pub allocated: Option<Bytes>,
     pub created: Option<SystemTime>,
+    /// The nodes that have it, where its storage shows it to nodes.
+    pub attached: Vec<NodeId>,
     pub health: Health,
 }
 
@@ -586,4 +625,8 @@ pub enum LeftoverKind {
     WithoutMetadata,
     /// Known, but its data is gone.
     WithoutData,
+    /// Shown to nodes, though nothing says that it should be.
+    Export,
+    /// To be shown to nodes, but not.
+    NotExported,
 }

@@ -97,7 +97,7 @@ fn setup(config: &Config) -> Setup {
             BackendConfig::Image(image) => Arc::new(ImageBackend::open_to_look(image)?),
             BackendConfig::Nfs(nfs) => Arc::new(NfsBackend::open(nfs, LOOKING, config.state_dir.path())?),
             BackendConfig::Iscsi(iscsi) => {
-                Arc::new(IscsiBackend::open(iscsi, LOOKING, config.node_id.clone(), config.state_dir.path())?)
+                Arc::new(IscsiBackend::open_to_look(iscsi, config.node_id.clone(), config.state_dir.path())?)
             }
             #[cfg(feature = "ec2")]
             BackendConfig::Ec2(cloud) => {
@@ -262,6 +262,14 @@ fn head(report: &Report) -> String {
         let (free, total) = (bytes(place.free), bytes(place.total));
         writeln!(text, "pool {} of {}: {}, {free} free of {total}{more}", place.name, place.backend, place.at).ok();
     }
+    for link in &report.links {
+        let volumes = match link.volumes.len() {
+            1 => "1 volume".to_owned(),
+            count => format!("{count} volumes"),
+        };
+        let down = if link.up { "" } else { ", NOT UP" };
+        writeln!(text, "link of {}: {}: {}, {volumes}{down}", link.backend, link.object, link.state).ok();
+    }
     text.push('\n');
     text
 }
@@ -303,6 +311,8 @@ fn stack(volume: &Volume, now: u64) -> Branch {
         let allocated = stored.allocated.map(|allocated| format!("  {} on disk", bytes(allocated))).unwrap_or_default();
         layers.push(format!("image    {}{allocated}{made}", stored.at));
     }
+    let attached = volume.stored.as_ref().map(|stored| stored.attached.join(", ")).filter(|nodes| !nodes.is_empty());
+    root.children.extend(attached.map(|nodes| Branch::new(format!("attached {nodes}"))));
     for device in &volume.devices {
         let stray = if device.journaled { "" } else { "  no stage has it" };
         layers.push(format!("device   {} ({}){stray}", device.path.display(), device.number));

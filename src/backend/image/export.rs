@@ -7,7 +7,8 @@ use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, Access};
 use super::meta::VolumeMeta;
-use super::pool::{Kind, Ready};
+use super::opening::Opening;
+use super::pool::{Kind, Pool, Ready, down};
 use super::{ImageBackend, Located};
 
 /// The folder of a pool in which `<volume>.json` says to whom another backend shows its image.
@@ -58,6 +59,15 @@ impl ImageBackend {
     /// The pools' names, and their folders where this process can provision from them now.
     pub(in crate::backend) fn homes(&self) -> impl Iterator<Item = (&str, Result<PathBuf>)> {
         self.pools.iter().map(|pool| (pool.config.name.as_str(), pool.writable().map(|ready| ready.path.clone())))
+    }
+
+    /// Keeps everybody from provisioning, for as long as what is answered is there.
+    ///
+    /// # Errors
+    /// `InUse`, naming who does.
+    pub(in crate::backend) fn keep_off(&self) -> Result<Vec<File>> {
+        let lock = |pool: &Pool| Opening::new(pool).lock()?.map_err(|reason| down(&self.name, &pool.config, reason));
+        self.pools.iter().map(lock).collect()
     }
 
     /// Whether a copy of this volume, in the pool called `into` or in its own, is made in one instant: by sharing its blocks.

@@ -163,6 +163,7 @@ fn stored(ready: &Ready, id: VolumeId, found: &Examined<VolumeMeta>) -> Stored {
         capacity: found.meta.as_ref().map(|meta| meta.capacity).or(found.image.map(|image| Bytes(image.length))),
         allocated: found.image.map(|image| Bytes(image.allocated)),
         created: found.meta.as_ref().map(|meta| from_nanos(meta.created)),
+        attached: Vec::new(),
         health: super::health::assess(&found.damage),
         id,
     }

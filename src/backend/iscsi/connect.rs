@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use crate::backend::turns::{Taken, Turn};
-use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
+use crate::backend::{BlockDevice, Connect, ConnectRequest, Link, Source};
 use crate::os::block::Device;
 use crate::os::iscsi::{self, Session};
 use crate::os::multipath::{self, Map};
@@ -104,6 +104,14 @@ impl Connect for IscsiBackend {
         if let Err(error) = self.end_strays() {
             tracing::error!(backend = %self.config.name, %error, "sessions that an earlier process left could not be ended");
         }
+    }
+
+    fn links(&self) -> Result<Vec<Link>> {
+        self.all_links()
+    }
+
+    fn unlink(&self, link: &Link) -> Result<()> {
+        self.take_down(link)
     }
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
@@ -271,6 +279,14 @@ impl IscsiBackend {
         Ok(())
     }
 
+    /// All sessions of this backend on this node.
+    pub(super) fn all_sessions(&self) -> Result<Vec<Session>> {
+        let own = self.own_sessions();
+        let mut sessions = iscsi::sessions()?;
+        sessions.retain(|session| session.interface.starts_with(&own));
+        Ok(sessions)
+    }
+
     /// Our sessions with the entry's target.
     pub(super) fn sessions(&self, entry: &Entry) -> Result<Vec<Session>> {
         let mut sessions = iscsi::sessions()?;
@@ -294,9 +310,8 @@ impl IscsiBackend {
     fn entry_of(&self, id: &VolumeId, hint: Option<&Source>) -> Option<Entry> {
         let Some(Source::Device(device)) = hint else { return None };
         let (wwid, target, lun) = parse_identity(&device.identity)?;
-        let own = self.own_sessions();
-        let sessions = iscsi::sessions().ok()?;
-        let session = sessions.iter().find(|session| session.target == target && session.interface.starts_with(&own))?;
+        let sessions = self.all_sessions().ok()?;
+        let session = sessions.iter().find(|session| session.target == target)?;
         let mut entry = Entry::new(id, target, lun, &session.interface);
         entry.wwid = Some(wwid.to_owned());
         Some(entry)

@@ -92,6 +92,16 @@ impl Memory {
         Memory { folder, entries: Mutex::new(entries) }
     }
 
+    /// What is on the disk now: another process may be at it.
+    pub fn read_again(&self) -> Memory {
+        Memory::open(self.folder.clone())
+    }
+
+    /// Where a volume's entry is.
+    pub fn path(&self, id: &VolumeId) -> PathBuf {
+        self.folder.join(file(id))
+    }
+
     pub fn get(&self, id: &VolumeId) -> Option<Entry> {
         self.lock().get(id).cloned()
     }

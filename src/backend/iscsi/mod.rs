@@ -20,6 +20,7 @@ mod attachment;
 pub mod config;
 mod connect;
 mod health;
+mod links;
 mod login;
 mod memory;
 mod parameters;
@@ -64,6 +65,20 @@ impl IscsiBackend {
         config.validate()?;
         let provisions = role.provision && !config.pools.is_empty();
         let san = provisions.then(|| San::open(config.clone(), state)).transpose()?;
+        Self::with(config, san, node, state)
+    }
+
+    /// To look at sessions and, on the storage machine, at what it has: nothing is made, ended, exported or locked.
+    ///
+    /// # Errors
+    /// As `open`; `Pending` where the file system of a pool gives no answer.
+    pub fn open_to_look(config: IscsiConfig, node: NodeId, state: &Path) -> Result<IscsiBackend> {
+        config.validate()?;
+        let san = if config.pools.is_empty() { None } else { San::open_to_look(config.clone())? };
+        Self::with(config, san, node, state)
+    }
+
+    fn with(config: IscsiConfig, san: Option<San>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
         Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default(), san })
     }
@@ -147,7 +162,7 @@ impl Backend for IscsiBackend {
         self.san.as_ref().map(|san| san as _)
     }
     fn inspect(&self) -> Option<&dyn Inspect> {
-        self.san.as_ref().and_then(|san| san.images.inspect())
+        self.san.as_ref().map(|san| san as _)
     }
     fn connect(&self) -> &dyn Connect {
         self

@@ -94,9 +94,8 @@ impl IscsiBackend {
 
     /// Ends sessions of ours that nobody remembers and that have no unit.
     pub(super) fn end_strays(&self) -> Result<()> {
-        let own = self.own_sessions();
         let known = self.memory.all();
-        for session in iscsi::sessions()?.into_iter().filter(|session| session.interface.starts_with(&own)) {
+        for session in self.all_sessions()? {
             if known.iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
                 continue;
             }

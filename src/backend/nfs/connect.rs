@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::{Connect, ConnectRequest, Directory, Source};
+use crate::backend::{Connect, ConnectRequest, Directory, Link, Source};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::os::{self, mount, nfs};
@@ -14,7 +14,7 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 use super::export::{self, Export};
 use super::options::{self, Options};
 use super::shares::{Share, User};
-use super::{NfsBackend, NfsParameters};
+use super::{NfsBackend, NfsParameters, links};
 
 /// How long a server has to say that it lives.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -99,6 +99,14 @@ impl Connect for NfsBackend {
         let Source::Directory(directory) = source else { return Ok(Bytes(0)) };
         let usage = os::fs::usages(std::slice::from_ref(&directory.mount), PATIENCE)?.remove(&directory.mount);
         Ok(Bytes(usage.map_or(0, |usage| usage.total)))
+    }
+
+    fn links(&self) -> Result<Vec<Link>> {
+        links::all(&self.shares)
+    }
+
+    fn unlink(&self, link: &Link) -> Result<()> {
+        links::take_down(&self.shares, link)
     }
 
     fn reach(&self, source: &Source) -> Result<()> {

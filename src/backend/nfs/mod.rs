@@ -23,6 +23,7 @@ pub mod config;
 mod connect;
 mod controller;
 mod export;
+mod links;
 mod options;
 mod shares;
 mod subdir;

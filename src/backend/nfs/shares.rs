@@ -104,12 +104,34 @@ impl Share {
         self.folder.join("users")
     }
 
+    /// What is made for it, in the order in which it is removed.
+    pub fn folders(&self) -> [PathBuf; 3] {
+        [self.mount(), self.users(), self.folder.clone()]
+    }
+
+    /// All users, and the files in which they are noted.
+    ///
+    /// # Errors
+    /// Where one cannot be read: nobody is overlooked.
+    pub fn noted(&self) -> Result<(Vec<User>, Vec<PathBuf>)> {
+        let (folder, mut users, mut files) = (self.users(), Vec::new(), Vec::new());
+        for name in names(&folder)? {
+            let path = folder.join(&name);
+            if is_user(&name)
+                && let Some(content) = durable::read(&path, LONGEST)?
+            {
+                users.push(parse(&path, &content)?);
+            }
+            files.push(path);
+        }
+        Ok((users, files))
+    }
+
     /// As what a volume uses it.
     pub fn user(&self, id: &VolumeId) -> Result<Option<User>> {
         let path = self.users().join(file_name(id));
         let Some(content) = durable::read(&path, LONGEST)? else { return Ok(None) };
-        let user: User =
-            serde_json::from_slice(&content).map_err(|error| Error::failed("read", path.display().to_string(), error))?;
+        let user = parse(&path, &content)?;
         Ok((user.id == *id).then_some(user))
     }
 
@@ -151,20 +173,22 @@ impl Share {
     /// Not final: the user is still noted then.
     pub fn release(&self, id: &VolumeId) -> Result<()> {
         let (users, name) = (self.users(), file_name(id));
-        let noted = names(&users)?;
-        let others = noted.iter().any(|other| other.to_str() != Some(&name) && is_user(other));
-        if !others {
-            self.unmount()?;
+        if !names(&users)?.iter().any(|other| other.to_str() != Some(&name) && is_user(other)) {
+            return self.clear();
         }
-        // Where nobody else is, what was written by half goes too.
-        for name in noted.iter().filter_map(|noted| noted.to_str()).filter(|noted| *noted == name || !others) {
-            step("forget share's user", id, || durable::remove(&users, name))?;
-        }
-        if others {
-            return Ok(());
+        step("forget share's user", id, || durable::remove(&users, &name))?;
+        Ok(())
+    }
+
+    /// Takes the mount away, with all who are noted, and what was written by half.
+    pub fn clear(&self) -> Result<()> {
+        self.unmount()?;
+        let users = self.users();
+        for name in names(&users)?.iter().filter_map(|noted| noted.to_str()) {
+            step("forget share's user", &name, || durable::remove(&users, name))?;
         }
         // By rmdir, so that whatever else is there stays, and only where nothing is mounted.
-        for folder in [self.mount(), users, self.folder.clone()] {
+        for folder in self.folders() {
             let remove = || fs::remove_dir(&folder).map_err(|error| os::Error::io("remove folder", &folder, error));
             match step("remove folder", &folder.display(), remove) {
                 Err(error) if !error.is_missing() => return Err(error.into()),
@@ -187,6 +211,10 @@ impl Share {
         }
         Ok(step("unmount share", &mount.display(), || nfs::unmount(&mount))?)
     }
+}
+
+fn parse(path: &Path, content: &[u8]) -> Result<User> {
+    serde_json::from_slice(content).map_err(|error| Error::failed("read", path.display().to_string(), error))
 }
 
 fn file_name(id: &VolumeId) -> String {

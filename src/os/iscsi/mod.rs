@@ -147,6 +147,11 @@ fn address_of(lun: u16) -> u64 {
     if lun < 256 { lun.into() } else { 0x4000 | u64::from(lun) }
 }
 
+/// How a target numbers a unit.
+pub fn number_of(unit: &Unit) -> u16 {
+    u16::try_from(unit.lun & 0x3fff).unwrap_or_default()
+}
+
 /// All sessions. One that goes while it is looked at is left out.
 pub fn sessions() -> Result<Vec<Session>> {
     sessions_in(Path::new(SESSIONS))

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::backend::image::{Image, ImageBackend, Role};
 use crate::backend::turns::{Turn, Turns};
 use crate::backend::{Backend, Usage};
-use crate::os::lio::{self, Disk, Initiator, Lio};
+use crate::os::lio::{self, Disk, DiskSeen, Initiator, Lio};
 use crate::os::step::step;
 use crate::volume::digest::sha256;
 use crate::volume::{BackendName, Error, NodeId, Result, VolumeId};
@@ -27,6 +27,7 @@ use super::{IscsiConfig, initiator_name};
 
 mod attach;
 mod health;
+mod inspect;
 mod names;
 mod record;
 mod volumes;
@@ -86,16 +87,21 @@ impl San {
     /// Opens the pools, and makes the kernel show what is recorded.
     pub fn open(config: IscsiConfig, state: &Path) -> Result<San> {
         let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")))?;
-        let san = San {
-            portals: config.portals()?,
-            config,
-            images,
-            known: Mutex::default(),
-            turns: Turns::default(),
-            settling: Mutex::default(),
-        };
+        let san = San::new(config, images)?;
         san.settle();
         Ok(san)
+    }
+
+    fn new(config: IscsiConfig, images: ImageBackend) -> Result<San> {
+        let portals = config.portals()?;
+        Ok(San { portals, config, images, known: Mutex::default(), turns: Turns::default(), settling: Mutex::default() })
+    }
+
+    /// Opens the pools to look at them: nothing is exported, taken down, made or locked. `None` where none of them is on this machine.
+    pub fn open_to_look(config: IscsiConfig) -> Result<Option<San>> {
+        let images = ImageBackend::open_to_look(config.images())?;
+        let here = config.pools.iter().any(|pool| pool.path.exists());
+        if here { San::new(config, images).map(Some) } else { Ok(None) }
     }
 
     pub fn probe(&self) -> Result<()> {
@@ -276,18 +282,14 @@ impl San {
     fn remove_strays(&self) -> Result<()> {
         let Some(lio) = Lio::open()? else { return Ok(()) };
         let pools = self.images.homes().map(|(_, home)| home).collect::<Result<Vec<PathBuf>>>()?;
-        let hba = names::hba(self.name());
-        let recorded = self.recorded(&pools)?;
-        for disk in lio.disks(hba)?.into_iter().filter(|disk| !recorded.contains(disk)) {
-            let Some(names) = Names::of_disk(self.name(), &disk) else { continue };
+        for names in self.strays(&lio, &pools)? {
             let _turn = self.turn(&names, "take down", PATIENCE)?;
             // A call may have recorded it before this turn.
-            if self.recorded(&pools)?.contains(&disk) {
+            if self.recorded(&pools)?.contains(&names.disk) {
                 continue;
             }
-            let Some(seen) = lio.disk(hba, &disk)? else { continue };
-            // One that was never finished shows nothing, and is what a killed process of ours left.
-            if seen.inode.is_some() && !pools.iter().any(|pool| seen.label.starts_with(pool)) {
+            let Some(seen) = lio.disk(names.hba, &names.disk)? else { continue };
+            if !is_ours(&seen, &pools) {
                 tracing::warn!(target = names.target, file = %seen.label.display(), "not ours, though it has such a name; left alone");
                 continue;
             }
@@ -299,6 +301,13 @@ impl San {
             }
         }
         Ok(())
+    }
+
+    /// What carries our names, but no record in these pools wants.
+    fn strays(&self, lio: &Lio, pools: &[PathBuf]) -> Result<Vec<Names>> {
+        let recorded = self.recorded(pools)?;
+        let disks = lio.disks(names::hba(self.name()))?.into_iter().filter(|disk| !recorded.contains(disk));
+        Ok(disks.filter_map(|disk| Names::of_disk(self.name(), &disk)).collect())
     }
 
     /// The names of the disks that records in these pools want.
@@ -333,6 +342,11 @@ impl San {
         let bound = lio.portals(&target)?;
         Ok(self.portals.iter().find(|portal| !bound.contains(portal)).map(|portal| format!("the portal {portal}")))
     }
+}
+
+/// Whether a disk shows an image of these pools. One that was never finished shows nothing, and is what a killed process of ours left.
+fn is_ours(seen: &DiskSeen, pools: &[PathBuf]) -> bool {
+    seen.inode.is_none() || pools.iter().any(|pool| seen.label.starts_with(pool))
 }
 
 /// `None` while another has it.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::{Backend, Directory, Source, Survey};
+use crate::backend::{Backend, Directory, Link, Source, Survey};
 use crate::os::deadline::within;
 use crate::os::dm::{self, Mapped};
 use crate::os::fs::Usage;
@@ -46,6 +46,8 @@ pub(super) struct Facts {
     pub mounts: MountTable,
     /// By their names.
     pub backends: BTreeMap<String, Looked>,
+    /// With the names of their backends.
+    pub links: Vec<(String, Link)>,
     /// Those that are ours by their names; `None` where they could not be looked at.
     pub mappings: Option<Vec<Ours>>,
     /// By the place of a mount.
@@ -111,7 +113,13 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
     let mounts = MountTable::read()?;
     // One may have been started meanwhile.
     let driver = seen.map_or_else(|| driver(&state, &setup.endpoint, &mut Vec::new()), |seen| Ok(Some(seen)))?;
+    let mut links = links(setup, &mut not_seen);
     let after = if driver.is_some() { journal::look(&state)? } else { before.clone() };
+    if driver.is_some() {
+        // What is made or taken down just now is nothing to judge.
+        let again = self::links(setup, &mut Vec::new());
+        links.retain(|link| again.contains(link));
+    }
     for found in after.volumes.iter().filter(|found| !backends.contains_key(found.id.backend().as_str())) {
         let why = format!("its backend {} is not in the configuration", found.id.backend());
         not_seen.push(NotSeen { what: format!("volume {}", found.id), why });
@@ -132,6 +140,7 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
         frozen: after.frozen,
         mounts,
         backends,
+        links,
         mappings: mappings.ok(),
         usage,
         errors,
@@ -205,6 +214,20 @@ fn survey(configured: &Configured, not_seen: &mut Vec<NotSeen>) -> Looked {
             Looked::Failed
         }
     }
+}
+
+fn links(setup: &Setup, not_seen: &mut Vec<NotSeen>) -> Vec<(String, Link)> {
+    let mut links = Vec::new();
+    for configured in &setup.backends {
+        let Some(backend) = configured.opened() else { continue };
+        match backend.connect().links() {
+            Ok(found) => links.extend(found.into_iter().map(|link| (configured.name.to_string(), link))),
+            Err(error) => {
+                not_seen.push(NotSeen { what: format!("links of backend {}", configured.name), why: told(&error) });
+            }
+        }
+    }
+    links
 }
 
 /// Those whose names tell that they are this driver's, be it only by the volumes that are known: a long id is in no name.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use crate::backend::{BlockDevice, Connected, Directory, Leftover, LeftoverKind, Source, Survey};
+use crate::backend::{BlockDevice, Connected, Directory, Leftover, LeftoverKind, Link, Source, Survey};
 use crate::os::mountinfo::{Index, Mount};
 use crate::volume::{Health, HealthProblem, Severity, VolumeId};
 
@@ -15,8 +15,8 @@ use super::super::sources::shown;
 use super::facts::{Entry, Facts, Looked, Ours, seconds};
 use super::mend::Mend;
 use super::report::{
-    Device, Filesystem, Finding, Journaled, Kind, Mapping, Operation, Place, Problem, Program, Report, Role, Running, State,
-    Storage, Stored, VERSION, Volume, shell,
+    Device, Filesystem, Finding, Journaled, Kind, Linked, Mapping, Operation, Place, Problem, Program, Report, Role, Running,
+    State, Storage, Stored, VERSION, Volume, shell,
 };
 
 const HAS_POD: &str = "a pod may use it; take the pod away, or unpublish it";
@@ -46,6 +46,7 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
     for (name, survey) in surveys(facts) {
         findings.extend(survey.leftovers.iter().map(|leftover| of_storage(name, leftover)));
     }
+    findings.extend(facts.links.iter().filter_map(|(backend, link)| view.unowned(backend, link)));
     findings.extend(view.frozen());
     Report {
         version: VERSION,
@@ -56,6 +57,7 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         time: facts.now,
         running: view.running(),
         storage: view.storage(),
+        links: facts.links.iter().map(|(backend, link)| shown_link(backend, link)).collect(),
         volumes,
         findings,
         not_seen: facts.not_seen.clone(),
@@ -197,6 +199,27 @@ impl<'a> View<'a> {
         storage
     }
 
+    /// A link that was made for volumes of which the journal knows nothing.
+    fn unowned(&self, backend: &str, link: &Link) -> Option<Finding> {
+        if link.users.iter().any(|id| self.entries.contains_key(id)) {
+            return None;
+        }
+        let of = match link.users.as_slice() {
+            [] => "no volume".to_owned(),
+            users => users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        Some(Finding {
+            kind: Kind::LinkUnowned,
+            volume: link.users.first().filter(|_| link.users.len() == 1).map(ToString::to_string),
+            object: link.object.clone(),
+            what: format!("{}; it is of {of}, and the journal knows nothing of that", link.state),
+            commands: link.release.iter().map(|words| shell(words.iter().map(String::as_str))).collect(),
+            fix: true,
+            why_not: None,
+            mend: Some(Mend::Unlink { backend: backend.to_owned(), link: link.clone() }),
+        })
+    }
+
     /// While a driver runs it holds them still for a snapshot.
     fn frozen(&self) -> Option<Finding> {
         let left: Vec<_> = self.facts.frozen.iter().filter(|_| self.facts.driver.is_none()).collect();
@@ -228,14 +251,31 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
+fn shown_link(backend: &str, link: &Link) -> Linked {
+    Linked {
+        backend: backend.to_owned(),
+        object: link.object.clone(),
+        state: link.state.clone(),
+        up: link.up,
+        volumes: link.users.iter().map(ToString::to_string).collect(),
+    }
+}
+
 fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
     let kind = match leftover.kind {
         LeftoverKind::Draft => Kind::Draft,
         LeftoverKind::Trash => Kind::Trash,
         LeftoverKind::WithoutMetadata => Kind::MetadataMissing,
         LeftoverKind::WithoutData => Kind::DataMissing,
+        LeftoverKind::Export => Kind::ExportUnowned,
+        LeftoverKind::NotExported => Kind::ExportMissing,
     };
-    let why_not = (!leftover.removable).then(|| "no data is ever moved or deleted by --fix".to_owned());
+    let why_not = match leftover.kind {
+        LeftoverKind::NotExported => "starting the driver does it",
+        LeftoverKind::Export => "it is not the driver's",
+        _ => "no data is ever moved or deleted by --fix",
+    };
+    let why_not = (!leftover.removable).then(|| why_not.to_owned());
     Finding {
         kind,
         volume: Some(leftover.id.clone()).filter(|id| id.parse::<VolumeId>().is_ok()),
@@ -391,6 +431,7 @@ impl<'a> Story<'a> {
                 capacity: stored.capacity.map(|bytes| bytes.0),
                 allocated: stored.allocated.map(|bytes| bytes.0),
                 created: stored.created.map(seconds),
+                attached: stored.attached.iter().map(ToString::to_string).collect(),
             }),
             journal: self.entry.map(|entry| self.journaled(entry)),
             devices: self.devices_shown(),

@@ -33,6 +33,7 @@ fn stored(name: &str) -> InPool {
         capacity: Some(Bytes::GIB),
         allocated: None,
         created: None,
+        attached: Vec::new(),
         health: Health::new(),
     }
 }
@@ -326,4 +327,24 @@ fn a_thousand_stacks_take_no_time() {
     assert!(report.is_well() && report.volumes.len() == 1000, "{:?}", report.findings.first());
     // Some 30 ms without optimisation; what is caught here is a quadratic search.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+fn link(users: &[&str]) -> Link {
+    let release = vec![["umount", "--", "/s/nfs/x/mount"].map(str::to_owned).to_vec()];
+    let users = users.iter().map(|name| id(name)).collect();
+    Link { object: "/s/nfs/x/mount".to_owned(), state: "server:/share".to_owned(), up: true, users, release }
+}
+
+#[test]
+fn a_link_is_unowned_only_if_the_journal_knows_none_of_its_volumes() {
+    let found = |link: Link| judge(&Facts { links: vec![("nfs".to_owned(), link)], ..facts() }, "n", "d");
+    let well = found(link(&["a", "gone"]));
+    assert!(well.is_well(), "{:?}", well.findings);
+    assert_eq!(well.links.first().map(|link| link.volumes.len()), Some(2));
+    for (users, volume) in [(&[][..], None), (&["gone"], Some("image:gone")), (&["gone", "too"], None)] {
+        let report = found(link(users));
+        let [finding] = report.findings.as_slice() else { panic!("{:?}", report.findings) };
+        assert_eq!((finding.kind, finding.volume.as_deref(), finding.fix), (Kind::LinkUnowned, volume, true));
+        assert_eq!(finding.commands, ["umount -- /s/nfs/x/mount"]);
+    }
 }

@@ -1,9 +1,10 @@
 //! The mending: each thing is looked at again, with nobody else at work, and then done by the driver's own means.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::backend::registry::Registry;
-use crate::backend::{BlockDevice, Inspect, Leftover, Source};
+use crate::backend::{Backend, BlockDevice, Inspect, Leftover, Link, Source};
 use crate::ops::lock::Locks;
 use crate::os::mount;
 use crate::os::mountinfo::MountTable;
@@ -31,6 +32,11 @@ pub enum Mend {
     Release {
         id: VolumeId,
         device: BlockDevice,
+    },
+    /// Takes down exactly this link.
+    Unlink {
+        backend: String,
+        link: Link,
     },
     /// Undoes a stage of which nothing is mounted any more.
     Unstage {
@@ -93,6 +99,7 @@ impl Mender {
                 unstage::allow_writes(&source)?;
                 inspect.release(device)
             }
+            Mend::Unlink { backend, link } => self.unlink(backend, link),
             Mend::Unstage { id } => {
                 let entry = node.journal.stage(id)?.ok_or_else(|| Error::volume_not_found(id))?;
                 if entry.phase != Phase::Staged || entry.inline || entry.is_cut_off() {
@@ -125,9 +132,26 @@ impl Mender {
         }
     }
 
+    fn backend(&self, name: &str) -> Option<&Arc<dyn Backend>> {
+        self.node.registry.iter().find(|one| one.name().as_str() == name)
+    }
+
+    /// The journal still knows none of its volumes, and nothing of them is mounted.
+    fn unlink(&self, backend: &str, link: &Link) -> Result<()> {
+        let Some(backend) = self.backend(backend) else { return Ok(()) };
+        for id in &link.users {
+            if let Some(stage) = self.node.journal.stage(id)? {
+                return Err(unexpected(&stage.staging, "the volume is staged here by now"));
+            }
+            if let Some(source) = backend.connect().connected(id, None)? {
+                self.node.unused(id, &source)?;
+            }
+        }
+        backend.connect().unlink(link)
+    }
+
     fn inspect(&self, backend: &str) -> Result<&dyn Inspect> {
-        let backend = self.node.registry.iter().find(|one| one.name().as_str() == backend);
-        backend.and_then(|backend| backend.inspect()).ok_or_else(|| Error::Unsupported {
+        self.backend(backend).and_then(|backend| backend.inspect()).ok_or_else(|| Error::Unsupported {
             what: "mending".to_owned(),
             reason: "the backend shows nothing of its storage".to_owned(),
         })

@@ -22,8 +22,8 @@ mod report;
 
 pub use mend::{Mend, Mender};
 pub use report::{
-    Device, Filesystem, Finding, Journaled, Kind, Mapping, NotSeen, Operation, Place, Problem, Process, Program, Report, Role,
-    Running, State, Storage, Stored, Volume, shell,
+    Device, Filesystem, Finding, Journaled, Kind, Linked, Mapping, NotSeen, Operation, Place, Problem, Process, Program, Report,
+    Role, Running, State, Storage, Stored, Volume, shell,
 };
 
 /// What is to be looked at.

@@ -24,6 +24,7 @@ pub struct Report {
     pub time: u64,
     pub running: Running,
     pub storage: Vec<Storage>,
+    pub links: Vec<Linked>,
     pub volumes: Vec<Volume>,
     /// What belongs to nothing, or is not as it should be, in the order in which it is to be mended.
     pub findings: Vec<Finding>,
@@ -92,6 +93,20 @@ pub struct Storage {
     pub provisioner: Option<u32>,
 }
 
+/// What the node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Linked {
+    pub backend: String,
+    /// A path, or a target's name.
+    pub object: String,
+    /// To where, and in what state.
+    pub state: String,
+    /// All of it is there, as far as the kernel knows.
+    pub up: bool,
+    pub volumes: Vec<String>,
+}
+
 /// How far a volume is on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -150,6 +165,9 @@ pub struct Stored {
     pub allocated: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<u64>,
+    /// The nodes that have it, where its storage shows it to nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attached: Vec<String>,
 }
 
 /// What the node's journal says of it.
@@ -256,6 +274,8 @@ pub enum Kind {
     MappingUnowned,
     /// A device that shows a volume, or what was one, without a stage.
     DeviceUnowned,
+    /// The mount of a share, or sessions with a target, of no volume that the journal knows.
+    LinkUnowned,
     /// The journal has a device that is no longer there, or is another's.
     DeviceMissing,
     /// A stage or unstage that no driver is at any more.
@@ -272,6 +292,10 @@ pub enum Kind {
     MetadataMissing,
     /// Metadata without data.
     DataMissing,
+    /// The storage machine shows something to nodes that no record wants.
+    ExportUnowned,
+    /// A record of the storage machine's that the kernel does not show.
+    ExportMissing,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -311,6 +335,7 @@ impl Report {
     pub fn retain(&mut self, id: &str) {
         self.volumes.retain(|volume| volume.id == id);
         self.findings.retain(|finding| finding.volume.as_deref() == Some(id));
+        self.links.retain(|link| link.volumes.iter().any(|volume| volume == id));
         self.running.operations.retain(|operation| operation.volume == id);
         self.running.programs.retain(|program| program.volume.as_deref() == Some(id));
     }
