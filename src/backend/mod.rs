@@ -502,8 +502,8 @@ pub trait Connect: Send + Sync {
         Ok(None)
     }
 
-    /// Whether the storage says that it made this very volume empty, of no snapshot and no other volume, and that its device never was
-    /// anything else: reading all of a disk of a cloud's would take hours. Its signatures' places and samples of it are read all the same.
+    /// Whether the storage says that this very volume was empty when it was attached, and that its device never was anything else: reading
+    /// all of a disk over a network would take hours. Its signatures' places and samples of it are read all the same.
     fn made_empty(&self, _publish_context: &BTreeMap<String, String>) -> bool {
         false
     }

@@ -42,6 +42,16 @@ pub struct Attachment {
     /// As whom the node logs in.
     pub initiator: String,
     pub chap: Option<Chap>,
+    /// Nobody has written anything to it since it was made, as the storage saw when it was attached.
+    pub blank: bool,
+}
+
+/// The key of publish_context that says so.
+const BLANK: &str = "blank";
+
+/// What publish_context says of [`Attachment::blank`].
+pub(super) fn is_blank(context: &BTreeMap<String, String>) -> bool {
+    context.get(BLANK).is_some_and(|text| text == "true")
 }
 
 /// Credentials of a session. Mutual ones are those by which the target proves itself.
@@ -68,6 +78,9 @@ impl Attachment {
             ("wwid".to_owned(), self.wwid.clone()),
             ("initiator".to_owned(), self.initiator.clone()),
         ]);
+        if self.blank {
+            context.insert(BLANK.to_owned(), "true".to_owned());
+        }
         if let Some(chap) = &self.chap {
             let mut add = |key: &str, value: &str| context.insert(key.to_owned(), value.to_owned());
             add("chapUser", &chap.user);
@@ -104,7 +117,7 @@ impl Attachment {
         };
         let portals = get("portals")?.split(',').filter(|portal| !portal.is_empty()).map(str::to_owned).collect();
         let (target, wwid, initiator) = (get("target")?, get("wwid")?, get("initiator")?);
-        Ok(Some(Attachment { portals, target, lun, wwid, initiator, chap }))
+        Ok(Some(Attachment { portals, target, lun, wwid, initiator, chap, blank: is_blank(context) }))
     }
 }
 
@@ -119,6 +132,7 @@ mod tests {
             lun: 0,
             wwid: "naa.6001405abcdef".to_owned(),
             initiator: initiator_name(&"node-1".parse().expect("an id")),
+            blank: chap.is_some(),
             chap,
         }
     }

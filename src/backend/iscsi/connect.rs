@@ -5,6 +5,7 @@
 //! - It is one device: the map that multipathd makes of its paths, or the disk of the only path.
 //! - What may be there is written down before the first login ([`super::memory`]).
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::backend::turns::{Taken, Turn};
@@ -18,6 +19,7 @@ use crate::os::udev;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::IscsiBackend;
+use super::attachment::is_blank;
 use super::memory::Entry;
 use super::way::Way;
 
@@ -136,6 +138,11 @@ impl Connect for IscsiBackend {
             step("resize map", &map.name, || map.resize())?;
         }
         Ok(Bytes(Device::open(&device.path, false)?.size()?))
+    }
+
+    /// A disk over the network that nobody has written to need not be read from end to end.
+    fn made_empty(&self, publish_context: &BTreeMap<String, String>) -> bool {
+        is_blank(publish_context)
     }
 
     fn limit(&self) -> Option<u64> {

@@ -1,10 +1,12 @@
 //! Nodes are let in and shut out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::backend::Attach;
 use crate::backend::image::Image;
+use crate::os::copy::data_extents;
 use crate::os::lio::Lio;
 use crate::os::loopdev;
 use crate::os::step::step;
@@ -32,15 +34,16 @@ impl Attach for San {
             grant.check_same(id, node, mode, read_only)?;
             // It may have been cut off before it was exported.
             self.export(&lio, &image, &record)?;
-            return Ok(Outcome::Unchanged(self.context(&image, &record, node)));
+            return Ok(Outcome::Unchanged(self.context(&image, &record, node)?));
         }
         may_join(id, &record, mode)?;
         check_unused(id, &image, &lio, record.nodes.is_empty())?;
         record.grant(node, mode, read_only)?;
+        let context = self.context(&image, &record, node)?;
         self.reserve(id, node)?;
         let admitted = record.write(&image.pool).and_then(|()| self.export(&lio, &image, &record));
         match admitted {
-            Ok(()) => Ok(Outcome::Changed(self.context(&image, &record, node))),
+            Ok(()) => Ok(Outcome::Changed(context)),
             Err(failure) => {
                 let undone =
                     expel(&lio, id, &initiator_name(node)).and_then(|_| self.forget(Some(&lio), &image.pool, &mut record, node));
@@ -128,16 +131,22 @@ impl San {
     }
 
     /// What the node is told.
-    fn context(&self, image: &Image, record: &Record, node: &NodeId) -> BTreeMap<String, String> {
-        Attachment {
+    fn context(&self, image: &Image, record: &Record, node: &NodeId) -> Result<BTreeMap<String, String>> {
+        let mut blank = true;
+        data_extents(&image.file, 0, &mut |_, _| {
+            blank = false;
+            ControlFlow::Break(())
+        })?;
+        let attachment = Attachment {
             portals: self.portals.iter().map(ToString::to_string).collect(),
             target: Names::of(&record.id).target,
             lun: 0,
             wwid: wwid(image),
             initiator: initiator_name(node),
             chap: record.nodes.get(node).and_then(|grant| grant.keys.as_ref()).map(Keys::chap),
-        }
-        .to_context()
+            blank,
+        };
+        Ok(attachment.to_context())
     }
 }
 
