@@ -20,6 +20,7 @@ mod moto;
 mod proxy;
 mod proxy_tests;
 mod sanity;
+mod tls;
 mod trouble;
 mod wire;
 mod world;
