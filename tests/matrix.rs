@@ -28,7 +28,6 @@ const PLAIN: Variant = Variant {
     secrets: &[],
     calls: &Call::LIFE,
     only: &[],
-    emulated: false,
 };
 const EXT4: Variant = Variant { name: "ext4", ..PLAIN };
 const XFS: Variant = Variant { name: "xfs", fstype: Some("xfs"), ..PLAIN };
@@ -54,12 +53,12 @@ const LUKS: Variant = Variant {
     parameters: &[("encryption", "luks2")],
     secrets: &[("encryptionPassphrase", "a long passphrase")],
     only: &[Call::Stage, Call::NodeExpand, Call::StageRestored, Call::Unstage],
-    emulated: true,
     ..PLAIN
 };
+const LUKS_BLOCK: Variant = Variant { name: "LUKS2 raw block", fstype: None, only: &[Call::Stage, Call::Unstage], ..LUKS };
 
-const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"), calls: &Call::SHARE, emulated: true, ..PLAIN };
-const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, emulated: true, ..PLAIN };
+const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"), calls: &Call::SHARE, ..PLAIN };
+const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
 const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
 /// Publishing a share's folder is binding it, as staging is; a clone is copied as a snapshot is restored.
@@ -123,9 +122,6 @@ fn settle(story: &mut Story, index: usize, way: Way, when: &str) {
 fn at_each_step(story: &mut Story, index: usize, fault: &str, mut then: impl FnMut(&mut Story, Settled, Way, &str)) {
     for way in WAYS {
         for step in 1.. {
-            if story.is_emulated() && fault != "crash" && (step % 2 == 0) == (way == Way::Repeat) {
-                continue;
-            }
             let when = story.when(index, &format!("{fault} at step {step}, then {way:?}"));
             story.arm(&format!("{fault}@{step}"));
             let answer = story.perform(index);
@@ -158,7 +154,6 @@ const LONGEST_STEP: u64 = 500_000;
 fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
     for step in story.steps(index) {
         let (ways, moments): (&[Way], &[u64]) = match step.programs.is_empty() {
-            false if story.is_emulated() => (&WAYS, &[3, 50, 97]),
             false => (&WAYS, &[3, 20, 40, 60, 80, 97]),
             true if step.micros > 1000 => (&[Way::Repeat], &[50]),
             true => continue,
@@ -339,7 +334,7 @@ tests! {
     every_step_fails_and_so_does_the_repeat_ext4: "fault matrix twice", fault_twice, [EXT4], &[];
     every_step_fails_and_so_does_the_repeat_raw_block: "fault matrix twice", fault_twice, [BLOCK, READ_ONLY_BLOCK], &[];
     every_step_fails_and_so_does_the_repeat_others: "fault matrix twice", fault_twice, [TARGETS, INLINE], &[];
-    killed_before_every_step_luks: "crash matrix", crash, [LUKS], &[];
+    killed_before_every_step_luks: "crash matrix", crash, [LUKS, LUKS_BLOCK], &[];
     killed_within_every_step_luks: "crash matrix within steps", crash_within, [LUKS], &[Call::Stage];
     every_step_fails_with_eio_luks: "fault matrix EIO", eio, [LUKS], &[Call::Stage, Call::NodeExpand, Call::Unstage];
     killed_before_every_step_nfs: "crash matrix", crash, [NFS], &NFS_CALLS;

@@ -201,9 +201,6 @@ pub struct Variant {
     pub calls: &'static [Call],
     /// The calls to disturb; none is all.
     pub only: &'static [Call],
-    /// Runs in the emulated machine alone, where all takes fifty times as long: of its failed steps one is repeated and the next undone, not
-    /// each both; and its programs are cut off at fewer moments.
-    pub emulated: bool,
 }
 
 impl Variant {
@@ -302,10 +299,6 @@ impl Story {
 
     pub fn calls(&self) -> &[Call] {
         &self.calls
-    }
-
-    pub fn is_emulated(&self) -> bool {
-        self.variant.emulated
     }
 
     /// The call's steps, as they were when nothing went wrong.

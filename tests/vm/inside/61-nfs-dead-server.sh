@@ -5,7 +5,7 @@
 #
 # The server has a network namespace of its own and two addresses; the cable of one is pulled. It is spoken to as version 3 by the one and as
 # 4.2 by the other, since a client of version 4 sees that both are one.
-# about 110 s
+# about 90 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

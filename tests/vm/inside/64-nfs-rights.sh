@@ -1,6 +1,6 @@
 #!/bin/bash
 # What a server does not let its clients do: an export that squashes root, and files that nobody may remove.
-# about 40 s
+# about 28 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

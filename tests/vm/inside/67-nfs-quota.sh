@@ -1,7 +1,7 @@
 #!/bin/bash
 # Capacities of NFS volumes enforced by xfs project quotas, where the controller runs on the server: no byte more than was promised,
 # room for more after growth, a copy that counts as its own, and nothing left of a project that is gone.
-# about 40 s
+# about 28 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

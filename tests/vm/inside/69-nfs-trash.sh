@@ -1,7 +1,7 @@
 #!/bin/bash
 # What is large, deep or planted goes from an NFS share without harm: a volume of 100,000 files is deleted in an instant, its files
 # go behind that, after a kill too; and a server that is away, or comes back with another file system handle, stops nothing for ever.
-# about 100 s
+# about 80 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Sessions that come otherwise than by a plain login: the target tells of further portals, one of them by IPv6; an interface of the
 # operator's; and a login that ends after the driver that asked for it was killed.
-# about 30 s
+# about 17 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A volume is exported to the node that it is attached to, and to nobody else; what is written over the wire is in the image; with
 # the last detachment all of it is gone from the kernel.
-# about 50 s
+# about 31 s
 set -euo pipefail
 # shellcheck source=san.bash
 . "$(dirname "$0")/san.bash"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Snapshots of volumes that nodes write to meanwhile: all that a node was told is written is in them, and of several volumes they are
 # one instant. Growth under writes. A pool whose copies take their time refuses what could be no instant.
-# about 60 s
+# about 35 s
 set -euo pipefail
 # shellcheck source=san.bash
 . "$(dirname "$0")/san.bash"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # One controller and two nodes, each a driver process of its own: a volume is written on one, moved, read on the other; grows under
 # writes; a node that hangs is shut out, also from its mounted file system; the storage machine loses power under a mounted one.
-# about 30 s
+# about 18 s
 set -euo pipefail
 # shellcheck source=san.bash
 . "$(dirname "$0")/san.bash"

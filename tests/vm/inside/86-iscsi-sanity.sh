@@ -1,6 +1,6 @@
 #!/bin/bash
 # The official suite on iSCSI, this machine being storage and node.
-# about 190 s
+# about 134 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
