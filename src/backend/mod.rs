@@ -414,11 +414,22 @@ pub struct Link {
     pub up: bool,
     /// For whom the backend made it.
     pub users: Vec<VolumeId>,
+    /// That come with it.
+    pub devices: Vec<BlockDevice>,
     /// What a person runs to take it down, each as words.
     pub release: Vec<Vec<String>>,
 }
 
 impl Link {
+    /// Whether something is by way of it.
+    pub fn carries(&self, source: &Source) -> bool {
+        match source {
+            Source::Device(device) => self.devices.iter().any(|own| own.number == device.number),
+            Source::Directory(directory) => directory.mount.as_os_str() == self.object.as_str(),
+            Source::Filesystem { .. } => false,
+        }
+    }
+
     /// It is not what it was when it was looked at.
     pub(in crate::backend) fn changed(&self) -> Error {
         let reason = "it is not what it was a moment ago; look again".to_owned();

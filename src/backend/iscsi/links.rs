@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::backend::{Connect, Link};
+use crate::backend::{BlockDevice, Connect, Link};
 use crate::os::iscsi::{self, Session};
 use crate::os::multipath::Map;
 use crate::volume::{Result, VolumeId};
@@ -31,10 +31,11 @@ impl IscsiBackend {
             for entry in &linked.entries {
                 self.disconnect(&entry.id, None)?;
             }
-            for session in if linked.entries.is_empty() { linked.sessions } else { Vec::new() } {
-                self.end_unknown(&session)?;
+            for session in linked.sessions.iter().filter(|_| linked.entries.is_empty()) {
+                self.end_unknown(session)?;
             }
-            return Ok(());
+            let same = |one: &Linked| (&one.target, &one.interface) == (&linked.target, &linked.interface);
+            return if self.linked()?.iter().any(same) { Err(link.changed()) } else { Ok(()) };
         }
         Err(link.changed())
     }
@@ -43,7 +44,7 @@ impl IscsiBackend {
     /// entries are read has its own among them.
     fn linked(&self) -> Result<Vec<Linked>> {
         let before = self.all_sessions()?;
-        let entries = self.memory.read_again().all();
+        let entries = self.memory.read_again()?;
         let mut sessions = self.all_sessions()?;
         sessions.retain(|session| before.iter().any(|earlier| earlier.id == session.id));
         let of_sessions = sessions.iter().map(|session| (&session.target, &session.interface));
@@ -78,13 +79,19 @@ impl IscsiBackend {
 impl Linked {
     fn link(&self, memory: &Memory) -> Result<Link> {
         let mut states = Vec::new();
-        let mut release = Vec::new();
+        let (mut release, mut devices) = (Vec::new(), Vec::new());
         for session in &self.sessions {
             let portal = session.portal.as_ref().map(|portal| format!(" at {portal}")).unwrap_or_default();
             states.push(format!("session {}{portal} {}", session.id, session.state));
             for unit in session.units()? {
-                let map = unit.disk()?.map(|disk| Map::on(&disk)).transpose()?.flatten();
-                release.extend(map.map(|map| words(&["multipath", "-f", &map.name])));
+                let Some(disk) = unit.disk()? else { continue };
+                let identity = format!("LUN {} of {}", iscsi::number_of(&unit), self.target);
+                let device = |path, number| BlockDevice { path, number, identity: identity.clone() };
+                devices.push(device(disk.path(), disk.number));
+                if let Some(map) = Map::on(&disk)? {
+                    release.push(words(&["multipath", "-f", &map.name]));
+                    devices.push(device(map.path, map.number));
+                }
             }
         }
         release.dedup();
@@ -103,6 +110,7 @@ impl Linked {
             state,
             up: !self.sessions.is_empty() && self.sessions.iter().all(Session::is_up),
             users: self.entries.iter().map(|entry| entry.id.clone()).collect(),
+            devices,
             release,
         })
     }

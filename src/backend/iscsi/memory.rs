@@ -75,26 +75,23 @@ pub struct Memory {
 impl Memory {
     /// Reads what is there; the folder is made by the first entry. What cannot be read is told and left.
     pub fn open(folder: PathBuf) -> Memory {
-        let mut entries = BTreeMap::new();
-        match std::fs::read_dir(&folder) {
-            Ok(files) => {
-                for path in files.filter_map(|file| Some(file.ok()?.path())) {
-                    match path.extension().is_some_and(|end| end == "json").then(|| read(&path)) {
-                        Some(Ok(entry)) => drop(entries.insert(entry.id.clone(), entry)),
-                        Some(Err(reason)) => tracing::error!(file = %path.display(), reason, "what was connected is not known"),
-                        None => {}
-                    }
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => tracing::error!(folder = %folder.display(), %error, "what was connected is not known"),
+        let (entries, unread) = read_all(&folder);
+        for (path, reason) in unread {
+            tracing::error!(path = %path.display(), reason, "what was connected is not known");
         }
         Memory { folder, entries: Mutex::new(entries) }
     }
 
     /// What is on the disk now: another process may be at it.
-    pub fn read_again(&self) -> Memory {
-        Memory::open(self.folder.clone())
+    ///
+    /// # Errors
+    /// Where an entry cannot be read: none is overlooked.
+    pub fn read_again(&self) -> Result<Vec<Entry>> {
+        let (entries, unread) = read_all(&self.folder);
+        match unread.into_iter().next() {
+            Some((path, reason)) => Err(Error::Unproven { device: path.display().to_string(), reason }),
+            None => Ok(entries.into_values().collect()),
+        }
     }
 
     /// Where a volume's entry is.
@@ -151,6 +148,27 @@ impl Memory {
 /// The id's own part holds letters, digits, dots, dashes and underscores only.
 fn file(id: &VolumeId) -> String {
     format!("{}.json", id.local())
+}
+
+/// The entries of a folder, and what of it could not be read, and why.
+fn read_all(folder: &Path) -> (BTreeMap<VolumeId, Entry>, Vec<(PathBuf, String)>) {
+    let (mut entries, mut unread) = (BTreeMap::new(), Vec::new());
+    match std::fs::read_dir(folder) {
+        Ok(files) => {
+            for path in files.filter_map(|file| Some(file.ok()?.path())) {
+                match path.extension().is_some_and(|end| end == "json").then(|| read(&path)) {
+                    Some(Ok(entry)) => drop(entries.insert(entry.id.clone(), entry)),
+                    // Forgotten meanwhile.
+                    Some(Err(_)) if !path.exists() => {}
+                    Some(Err(reason)) => unread.push((path, reason)),
+                    None => {}
+                }
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => unread.push((folder.to_owned(), error.to_string())),
+    }
+    (entries, unread)
 }
 
 fn read(path: &Path) -> Result<Entry, String> {

@@ -50,5 +50,5 @@ fn look(share: &Share, table: &MountTable) -> Result<Link> {
     let folders = share.folders();
     let folders = folders.iter().filter(|folder| up || folder.exists()).map(|folder| folder.display().to_string());
     release.push(words(&["rmdir", "--"]).into_iter().chain(folders).collect());
-    Ok(Link { object, state, up, users: users.into_iter().map(|user| user.id).collect(), release })
+    Ok(Link { object, state, up, users: users.into_iter().map(|user| user.id).collect(), devices: Vec::new(), release })
 }

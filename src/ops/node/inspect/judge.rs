@@ -201,9 +201,14 @@ impl<'a> View<'a> {
 
     /// A link that was made for volumes of which the journal knows nothing.
     fn unowned(&self, backend: &str, link: &Link) -> Option<Finding> {
-        if link.users.iter().any(|id| self.entries.contains_key(id)) {
+        let mut staged = self.entries.values().filter_map(|entry| entry.found.stage.as_ref()?.source.as_ref());
+        let carried = staged.any(|source| link.carries(source));
+        if carried || link.users.iter().any(|id| self.entries.contains_key(id)) {
             return None;
         }
+        let sources: Vec<Source> = link.devices.iter().cloned().map(Source::Device).collect();
+        let mounted = self.facts.mounts.iter().find(|mount| observe::is_of(mount, &sources));
+        let why_not = mounted.map(|mount| format!("{} is mounted from it", mount.mount_point.display()));
         let of = match link.users.as_slice() {
             [] => "no volume".to_owned(),
             users => users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
@@ -214,9 +219,9 @@ impl<'a> View<'a> {
             object: link.object.clone(),
             what: format!("{}; it is of {of}, and the journal knows nothing of that", link.state),
             commands: link.release.iter().map(|words| shell(words.iter().map(String::as_str))).collect(),
-            fix: true,
-            why_not: None,
-            mend: Some(Mend::Unlink { backend: backend.to_owned(), link: link.clone() }),
+            fix: why_not.is_none(),
+            mend: why_not.is_none().then(|| Mend::Unlink { backend: backend.to_owned(), link: link.clone() }),
+            why_not,
         })
     }
 

@@ -332,7 +332,7 @@ fn a_thousand_stacks_take_no_time() {
 fn link(users: &[&str]) -> Link {
     let release = vec![["umount", "--", "/s/nfs/x/mount"].map(str::to_owned).to_vec()];
     let users = users.iter().map(|name| id(name)).collect();
-    Link { object: "/s/nfs/x/mount".to_owned(), state: "server:/share".to_owned(), up: true, users, release }
+    Link { object: "/s/nfs/x/mount".to_owned(), state: "server:/share".to_owned(), up: true, users, devices: Vec::new(), release }
 }
 
 #[test]
@@ -347,4 +347,14 @@ fn a_link_is_unowned_only_if_the_journal_knows_none_of_its_volumes() {
         assert_eq!((finding.kind, finding.volume.as_deref(), finding.fix), (Kind::LinkUnowned, volume, true));
         assert_eq!(finding.commands, ["umount -- /s/nfs/x/mount"]);
     }
+    // What is staged from it, or mounted, keeps it, whatever its users are.
+    let staged = found(Link { devices: vec![device(3)], ..link(&[]) });
+    assert!(staged.is_well(), "{:?}", staged.findings);
+    let line = "90 1 8:16 / /mnt/by-hand rw - ext4 /dev/sdb rw\n";
+    let disk = BlockDevice { path: "/dev/sdb".into(), number: (8, 16), identity: "LUN 0 of t".to_owned() };
+    let links = vec![("san".to_owned(), Link { devices: vec![disk], ..link(&["gone"]) })];
+    let mounts = MountTable::parse(line.as_bytes()).expect("a table");
+    let report = judge(&Facts { links, mounts, journal: Vec::new(), ..facts() }, "n", "d");
+    let told = report.findings.iter().find(|finding| finding.kind == Kind::LinkUnowned).expect("told");
+    assert!(!told.fix && told.why_not.as_deref() == Some("/mnt/by-hand is mounted from it"), "{told:?}");
 }

@@ -147,6 +147,11 @@ impl Mender {
                 self.node.unused(id, &source)?;
             }
         }
+        let table = MountTable::read()?;
+        let sources: Vec<Source> = link.devices.iter().cloned().map(Source::Device).collect();
+        if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, &sources)) {
+            return Err(unexpected(&mount.mount_point, "it is mounted from this link"));
+        }
         backend.connect().unlink(link)
     }
 
