@@ -118,7 +118,9 @@ impl Story {
 
     /// What moto has, without what is another in each cell.
     fn state(&self) -> Vec<String> {
-        let plain = |text: String| text.replace(&format!("-{}", self.cell), "");
+        // Not the number alone, which may stand in a machine's name too.
+        let plain =
+            |text: String| ["story", "copy", "then"].into_iter().fold(text, |text, what| text.replace(&self.name(what), what));
         let volumes = self.driver.disks().into_iter().map(|disk| {
             let attached = disk.items("attachmentSet").iter().map(|at| at.get("instanceId")).collect::<Vec<_>>().join(",");
             let [size, kind, iops, throughput, status] =
