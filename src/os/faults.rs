@@ -16,9 +16,9 @@
 //! went wrong.
 
 use std::cell::Cell;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::hash::{BuildHasher, RandomState};
-use std::io;
+use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -57,9 +57,9 @@ pub(super) fn run<T, E: From<super::Error>>(
     effect: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
     let Some((text, step)) = order() else { return effect() };
-    eprintln!("fault: step {step}: {name} {object}");
+    tell(format_args!("step {step}: {name} {object}"));
     if let Some(what) = text.split_whitespace().last().and_then(|order| due(order, step)) {
-        eprintln!("fault: {what} at step {step}");
+        tell(format_args!("{what} at step {step}"));
         if let Some(errno) = happen(what) {
             let source = io::Error::from_raw_os_error(errno);
             return Err(super::Error::Io { action: name, object: object.to_string(), source }.into());
@@ -68,7 +68,7 @@ pub(super) fn run<T, E: From<super::Error>>(
     let begun = Instant::now();
     let result = effect();
     STOPPED.set(None);
-    eprintln!("fault: step {step} took {} us", begun.elapsed().as_micros());
+    tell(format_args!("step {step} took {} us", begun.elapsed().as_micros()));
     result
 }
 
@@ -119,7 +119,7 @@ fn happen(what: &str) -> Option<i32> {
         ("EBUSY", _) => Some(libc::EBUSY),
         ("EROFS", _) => Some(libc::EROFS),
         _ => {
-            eprintln!("fault: {what:?} is not known");
+            tell(format_args!("{what:?} is not known"));
             None
         }
     }
@@ -127,18 +127,23 @@ fn happen(what: &str) -> Option<i32> {
 
 /// Hears of every program that was started; the deadline that it has instead of its own.
 pub(super) fn started(program: &str, pid: u32) -> Option<Duration> {
-    order_given().then(|| eprintln!("fault: program {program} is {pid}"))?;
+    order_given().then(|| tell(format_args!("program {program} is {pid}")))?;
     let deadline = STOPPED.get()?;
     kill(Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP).ok();
-    eprintln!("fault: program {program} is stopped");
+    tell(format_args!("program {program} is stopped"));
     deadline
 }
 
 /// Hears of every program that came to its end.
 pub(super) fn ended(program: &str) {
     if order_given() {
-        eprintln!("fault: ended {program}");
+        tell(format_args!("ended {program}"));
     }
+}
+
+/// Tells it by one write(2), so that whoever dies meanwhile leaves a whole line or none.
+fn tell(what: fmt::Arguments<'_>) {
+    io::stderr().write_all(format!("fault: {what}\n").as_bytes()).ok();
 }
 
 fn order_given() -> bool {
