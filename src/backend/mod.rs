@@ -13,6 +13,7 @@
 //! A backend knows neither gRPC nor mounts: on a node it only connects a volume and says what it became.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -429,12 +430,17 @@ impl Link {
             Source::Filesystem { .. } => false,
         }
     }
+}
 
-    /// It is not what it was when it was looked at.
-    pub(in crate::backend) fn changed(&self) -> Error {
-        let reason = "it is not what it was a moment ago; look again".to_owned();
-        Error::Unproven { device: self.object.clone(), reason }
-    }
+/// What was to be mended is not what it was when it was looked at.
+fn changed(object: impl Display) -> Error {
+    let reason = "it is not what it was a moment ago; look again".to_owned();
+    Error::Unproven { device: object.to_string(), reason }
+}
+
+/// A command for people.
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// What a node needs to know to connect a volume.

@@ -114,8 +114,7 @@ impl Folder {
 
     /// chmod(2) of the folder itself.
     pub fn set_own_mode(&self, mode: u32) -> Result<()> {
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|errno| Error::io("set mode of", &self.shown, errno))
+        chmod(self.as_fd(), mode).map_err(|errno| Error::io("set mode of", &self.shown, errno))
     }
 
     /// chmod(2), of no link's target.
@@ -123,13 +122,11 @@ impl Folder {
         let name = plain(&self.shown, name.as_ref())?;
         let fd = self.resolve(Path::new(name), OFlags::PATH | OFlags::NOFOLLOW, 0);
         let fd = fd.map_err(|errno| self.refused("open", Path::new(name), errno))?;
-        // By its descriptor, through /proc: fchmod(2) takes no O_PATH, and a name could have become a link's.
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let is_link = rustix::fs::fstat(&fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
         if is_link {
             return Err(self.refused("set mode of", Path::new(name), Errno::LOOP));
         }
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|errno| self.failed("set mode of", name, errno))
+        chmod(fd.as_fd(), mode).map_err(|errno| self.failed("set mode of", name, errno))
     }
 
     /// chown(2), of no link's target; `None` leaves it as it is.
@@ -280,6 +277,11 @@ impl Folder {
     fn failed(&self, action: &'static str, name: &OsStr, errno: Errno) -> Error {
         Error::io(action, self.path_of(name), errno)
     }
+}
+
+/// By its descriptor, through /proc: fchmod(2) takes no O_PATH, and a name could have become a link's.
+fn chmod(open: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
+    rustix::fs::chmod(format!("/proc/self/fd/{}", open.as_raw_fd()), Mode::from_raw_mode(mode))
 }
 
 impl AsFd for Folder {

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Source, Stored, Survey};
+use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Source, Stored, Survey, changed, words};
 use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
 use crate::os::{self, locks};
-use crate::volume::{Bytes, Error, Result, VolumeId};
+use crate::volume::{Bytes, Result, VolumeId};
 
 use super::connect::{identity, source, status};
 use super::files::{self, IMAGE, META, Seen};
@@ -89,7 +89,7 @@ impl ImageBackend {
             ours: device.label.as_bytes() == label.as_bytes().get(..LABEL).unwrap_or(label.as_bytes()),
             shows: file.display().to_string(),
             size: Device::open(&device.path, false).and_then(|open| open.size()).ok().map(Bytes),
-            release: vec!["losetup".to_owned(), "--detach".to_owned(), device.path.display().to_string()],
+            release: words(&["losetup", "--detach", &device.path.display().to_string()]),
             device: of,
             id,
         })
@@ -122,24 +122,19 @@ impl Inspect for ImageBackend {
                 step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
                 Ok(())
             }
-            _ => Err(changed(&told.path)),
+            _ => Err(changed(told.path.display())),
         }
     }
 
     fn remove(&self, leftover: &Leftover) -> Result<()> {
         let parents = |pool: &Pool| [TMP, TRASH].map(|parent| pool.config.path.join(parent));
         let of = |pool: &&Pool| leftover.object.parent().is_some_and(|parent| parents(pool).iter().any(|one| one == parent));
-        let pool = self.pools.iter().find(of).ok_or_else(|| changed(&leftover.object))?;
+        let pool = self.pools.iter().find(of).ok_or_else(|| changed(leftover.object.display()))?;
         let ready = pool.ready()?;
         let _lock = Opening::new(pool).lock()?.map_err(|reason| ready.down(reason))?;
         step("remove leftover", &leftover.object.display(), || files::remove_folder(&leftover.object))?;
         Ok(())
     }
-}
-
-fn changed(object: &Path) -> Error {
-    let reason = "it is not what it was a moment ago; look again".to_owned();
-    Error::Unproven { device: object.display().to_string(), reason }
 }
 
 /// All volumes or snapshots of a pool, but for those that were deleted while we looked.
@@ -181,8 +176,8 @@ fn half<M: About>(ready: &Ready, local: &str, image: Option<Seen>) -> Result<Opt
     };
     let seconds = meta::to_nanos(SystemTime::now()) / 1_000_000_000;
     let aside = ready.path.join(RETAINED).join(format!("{local}.{seconds}"));
-    let words = ["mv", "--no-clobber", "--no-target-directory", "--"].map(str::to_owned).into_iter();
-    let command = words.chain([folder.display().to_string(), aside.display().to_string()]).collect();
+    let (from, to) = (folder.display().to_string(), aside.display().to_string());
+    let command = words(&["mv", "--no-clobber", "--no-target-directory", "--", &from, &to]);
     let id = format!("{}:{local}", ready.backend);
     Ok(Some(Leftover { kind, id, object: folder, what, commands: vec![command], removable: false }))
 }
@@ -201,7 +196,6 @@ fn passing(parent: &Path, name: &str, kind: LeftoverKind) -> Result<Leftover> {
         _ => "its making was cut off".to_owned(),
     };
     let path = |name: &String| object.join(name).display().to_string();
-    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let mut commands = vec![words(&["rm", "--force", "--"]), words(&["rmdir", "--", &object.display().to_string()])];
     match commands.first_mut() {
         Some(remove) if removable && !inside.is_empty() => remove.extend(inside.iter().map(path)),

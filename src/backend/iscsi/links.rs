@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::backend::{BlockDevice, Connect, Link};
+use crate::backend::{BlockDevice, Connect, Link, changed, words};
 use crate::os::iscsi::{self, Session};
 use crate::os::multipath::Map;
 use crate::volume::{Result, VolumeId};
@@ -35,9 +35,9 @@ impl IscsiBackend {
                 self.end_unknown(session)?;
             }
             let same = |one: &Linked| (&one.target, &one.interface) == (&linked.target, &linked.interface);
-            return if self.linked()?.iter().any(same) { Err(link.changed()) } else { Ok(()) };
+            return if self.linked()?.iter().any(same) { Err(changed(&link.object)) } else { Ok(()) };
         }
-        Err(link.changed())
+        Err(changed(&link.object))
     }
 
     /// An entry is written before the first login, and removed after the last logout: a session that is there before and after the
@@ -118,8 +118,4 @@ impl Linked {
 
 fn logout(session: &Session) -> Vec<String> {
     words(&["iscsiadm", "--mode", "session", "--sid", &session.id.to_string(), "--logout"])
-}
-
-fn words(words: &[&str]) -> Vec<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
 }

@@ -1,6 +1,6 @@
 //! What `longshore inspect` shows of this node's mounts of shares, and takes down.
 
-use crate::backend::Link;
+use crate::backend::{Link, changed, words};
 use crate::os::mountinfo::MountTable;
 use crate::volume::Result;
 
@@ -19,10 +19,10 @@ pub(super) fn all(shares: &Shares) -> Result<Vec<Link>> {
 
 pub(super) fn take_down(shares: &Shares, link: &Link) -> Result<()> {
     let share = shares.all()?.into_iter().find(|share| share.mount().display().to_string() == link.object);
-    let share = share.ok_or_else(|| link.changed())?;
+    let share = share.ok_or_else(|| changed(&link.object))?;
     let _turn = shares.turn(&share)?;
     if look(&share, &MountTable::read()?)? != *link {
-        return Err(link.changed());
+        return Err(changed(&link.object));
     }
     share.clear()
 }
@@ -41,7 +41,6 @@ fn look(share: &Share, table: &MountTable) -> Result<Link> {
         Some(export) => export,
         None => format!("{}, not mounted", export().unwrap_or_else(|| "of no share that is known".to_owned())),
     };
-    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let mut release = vec![words(&["umount", "--", &object]); mounts.len()];
     if !notes.is_empty() {
         let notes = notes.iter().map(|note| note.display().to_string());

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::{BlockDevice, Source};
+use crate::backend::{BlockDevice, Link, Source};
 use crate::os;
 use crate::os::mountinfo::{Mount, MountTable};
 use crate::os::path::Root;
@@ -64,6 +64,12 @@ pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
         let node = matches!(source, Source::Device(device) if is_node_of(mount, device));
         node || is_filesystem_of(mount, source)
     })
+}
+
+/// A mount of what comes with a link, as a file system or as a device node.
+pub fn mounted_from<'a>(table: &'a MountTable, link: &Link) -> Option<&'a Mount> {
+    let sources: Vec<Source> = link.devices.iter().cloned().map(Source::Device).collect();
+    table.iter().find(|mount| is_of(mount, &sources))
 }
 
 /// Whether what is mounted at a place shows a folder that its server no longer has (ESTALE): another was put where it was.

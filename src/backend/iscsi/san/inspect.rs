@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::backend::{BlockDevice, Inspect, Leftover, LeftoverKind, Survey};
+use crate::backend::{BlockDevice, Inspect, Leftover, LeftoverKind, Survey, changed};
 use crate::os::lio::Lio;
-use crate::volume::{Error, NodeId, Result, VolumeId};
+use crate::volume::{NodeId, Result, VolumeId};
 
 use super::names::Names;
 use super::record::Record;
@@ -38,8 +38,7 @@ impl Inspect for San {
                 return self.shut(&lio, &names);
             }
         }
-        let reason = "it is not what it was a moment ago; look again".to_owned();
-        Err(Error::Unproven { device: leftover.object.display().to_string(), reason })
+        Err(changed(leftover.object.display()))
     }
 }
 

@@ -206,9 +206,8 @@ impl<'a> View<'a> {
         if carried || link.users.iter().any(|id| self.entries.contains_key(id)) {
             return None;
         }
-        let sources: Vec<Source> = link.devices.iter().cloned().map(Source::Device).collect();
-        let mounted = self.facts.mounts.iter().find(|mount| observe::is_of(mount, &sources));
-        let why_not = mounted.map(|mount| format!("{} is mounted from it", mount.mount_point.display()));
+        let why_not = observe::mounted_from(&self.facts.mounts, link)
+            .map(|mount| format!("{} is mounted from it", mount.mount_point.display()));
         let of = match link.users.as_slice() {
             [] => "no volume".to_owned(),
             users => users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
@@ -218,7 +217,7 @@ impl<'a> View<'a> {
             volume: link.users.first().filter(|_| link.users.len() == 1).map(ToString::to_string),
             object: link.object.clone(),
             what: format!("{}; it is of {of}, and the journal knows nothing of that", link.state),
-            commands: link.release.iter().map(|words| shell(words.iter().map(String::as_str))).collect(),
+            commands: link.release.iter().map(|words| command(words)).collect(),
             fix: why_not.is_none(),
             mend: why_not.is_none().then(|| Mend::Unlink { backend: backend.to_owned(), link: link.clone() }),
             why_not,
@@ -250,6 +249,10 @@ impl<'a> View<'a> {
 /// Of the backends that have any, by their names.
 fn surveys(facts: &Facts) -> impl Iterator<Item = (&String, &Survey)> {
     facts.backends.iter().filter_map(|(name, looked)| Some((name, looked.survey()?)))
+}
+
+fn command(words: &[String]) -> String {
+    shell(words.iter().map(String::as_str))
 }
 
 fn text(path: &Path) -> String {
@@ -286,7 +289,7 @@ fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
         volume: Some(leftover.id.clone()).filter(|id| id.parse::<VolumeId>().is_ok()),
         object: text(&leftover.object),
         what: leftover.what.clone(),
-        commands: leftover.commands.iter().map(|words| shell(words.iter().map(String::as_str))).collect(),
+        commands: leftover.commands.iter().map(|words| command(words)).collect(),
         fix: leftover.removable,
         why_not,
         mend: leftover.removable.then(|| Mend::Remove { backend: backend.to_owned(), leftover: leftover.clone() }),
@@ -734,7 +737,7 @@ impl<'a> Story<'a> {
         let device = &connected.device;
         let what = format!("it shows {}, but no stage has it", connected.shows);
         let finding = self.finding(Kind::DeviceUnowned, text(&device.path), what);
-        let commands = vec![shell(connected.release.iter().map(String::as_str))];
+        let commands = vec![command(&connected.release)];
         let used =
             self.mounts.iter().find(|mount| self.role(&mount.mount_point) != Role::Unknown && mount.device == device.number);
         let used = used.map(|mount| text(&mount.mount_point));

@@ -1,7 +1,6 @@
 //! The mending: each thing is looked at again, with nobody else at work, and then done by the driver's own means.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use crate::backend::registry::Registry;
 use crate::backend::{Backend, BlockDevice, Inspect, Leftover, Link, Source};
@@ -132,31 +131,32 @@ impl Mender {
         }
     }
 
-    fn backend(&self, name: &str) -> Option<&Arc<dyn Backend>> {
-        self.node.registry.iter().find(|one| one.name().as_str() == name)
+    fn backend(&self, name: &str) -> Result<&dyn Backend> {
+        let backend = self.node.registry.iter().find(|one| one.name().as_str() == name);
+        backend
+            .map(AsRef::as_ref)
+            .ok_or_else(|| Error::Unsupported { what: "mending".to_owned(), reason: format!("backend {name} is not open") })
     }
 
     /// The journal still knows none of its volumes, and nothing of them is mounted.
     fn unlink(&self, backend: &str, link: &Link) -> Result<()> {
-        let Some(backend) = self.backend(backend) else { return Ok(()) };
+        let connect = self.backend(backend)?.connect();
         for id in &link.users {
             if let Some(stage) = self.node.journal.stage(id)? {
                 return Err(unexpected(&stage.staging, "the volume is staged here by now"));
             }
-            if let Some(source) = backend.connect().connected(id, None)? {
+            if let Some(source) = connect.connected(id, None)? {
                 self.node.unused(id, &source)?;
             }
         }
-        let table = MountTable::read()?;
-        let sources: Vec<Source> = link.devices.iter().cloned().map(Source::Device).collect();
-        if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, &sources)) {
+        if let Some(mount) = observe::mounted_from(&MountTable::read()?, link) {
             return Err(unexpected(&mount.mount_point, "it is mounted from this link"));
         }
-        backend.connect().unlink(link)
+        connect.unlink(link)
     }
 
     fn inspect(&self, backend: &str) -> Result<&dyn Inspect> {
-        self.backend(backend).and_then(|backend| backend.inspect()).ok_or_else(|| Error::Unsupported {
+        self.backend(backend)?.inspect().ok_or_else(|| Error::Unsupported {
             what: "mending".to_owned(),
             reason: "the backend shows nothing of its storage".to_owned(),
         })
