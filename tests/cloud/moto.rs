@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,9 +53,10 @@ pub struct Moto {
 impl Moto {
     /// An account of one's own; `Err` says why there can be none here.
     pub fn new() -> Result<Moto, String> {
-        static SERVER: OnceLock<Result<SocketAddr, String>> = OnceLock::new();
+        // With its process, whose standard input stays open.
+        static SERVER: OnceLock<Result<(SocketAddr, Child), String>> = OnceLock::new();
         static ACCOUNTS: AtomicU32 = AtomicU32::new(1);
-        let address = SERVER.get_or_init(start).clone()?;
+        let address = SERVER.get_or_init(start).as_ref().map_err(String::clone)?.0;
         let account = Some(format!("{:012}", ACCOUNTS.fetch_add(1, Ordering::Relaxed)));
         Ok(Moto { address, account })
     }
@@ -97,26 +98,29 @@ impl Moto {
 }
 
 /// Starts the server, which lives as long as this process.
-fn start() -> Result<SocketAddr, String> {
+fn start() -> Result<(SocketAddr, Child), String> {
+    serve(&[SERVER])
+}
+
+/// A server in moto's Python: a script, which tells its port on standard output and serves until its standard input ends, and its
+/// arguments. `Err` says why there can be none here.
+pub fn serve(script: &[&str]) -> Result<(SocketAddr, Child), String> {
     let python = installed()?;
     let _starting = common::STARTING.write().expect("no panic while a program is started");
     let mut command = Command::new(python);
-    command.args(["-c", SERVER]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg("-c").args(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("python: {error}"))?;
     let mut port = String::new();
-    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut port).expect("moto's port");
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut port).expect("its port");
     let mut errors = child.stderr.take().expect("a pipe");
     let Ok(port) = port.trim().parse() else {
         let mut said = String::new();
         errors.read_to_string(&mut said).expect("what moto said");
-        panic!("moto ended: {said}");
+        panic!("it ended: {said}");
     };
-    std::thread::spawn(move || {
-        // Its standard input stays open, and what it has to say is shown.
-        let _child = &mut child;
-        std::io::copy(&mut errors, &mut std::io::stderr()).ok();
-    });
-    Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    // What it has to say is shown.
+    std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::stderr()));
+    Ok((SocketAddr::from((Ipv4Addr::LOCALHOST, port)), child))
 }
 
 /// A request for an action, signed as far as anyone here looks at it.

@@ -1,12 +1,10 @@
 //! HTTPS, as AWS speaks it: a certificate is checked against what this machine trusts, and against the name that was asked for.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 
 use tonic::Code;
 
-use super::common;
 use super::driver::{Driver, ZONE, creation};
 use super::moto;
 use super::proxy::Cloud;
@@ -81,15 +79,9 @@ struct Front {
 impl Front {
     fn of(cloud: &Arc<Cloud>, instance: &str, name: &str) -> Front {
         let folder = tempfile::tempdir().expect("a folder");
-        let python = moto::installed().expect("as the cloud has it");
-        let starting = common::STARTING.write().expect("no panic while a program is started");
-        let mut command = Command::new(python);
-        command.args(["-c", FRONT]).arg(folder.path()).arg(cloud.address.port().to_string()).arg(name);
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python");
-        drop(starting);
-        let mut port = String::new();
-        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut port).expect("its port");
-        let mut driver = Driver::new(cloud, SPEED, instance, &format!("https://127.0.0.1:{}", port.trim()));
+        let (at, port) = (folder.path().display().to_string(), cloud.address.port().to_string());
+        let (address, process) = moto::serve(&[FRONT, &at, &port, name]).expect("as the cloud has it");
+        let mut driver = Driver::new(cloud, SPEED, instance, &format!("https://{address}"));
         driver.persistent = false;
         Front { process, folder, driver }
     }
