@@ -650,6 +650,14 @@ fn a_corrupt_ext4_is_mended_or_left_alone() {
         proof.unstage("v");
         run("e2fsck", ["-fn", &text(&image)]);
 
+        // As a check leaves its superblock that was killed between two of its writes.
+        File::options().write(true).open(&image).and_then(|file| file.write_all_at(b"7", 1024 + 52)).expect("number of mounts");
+        proof.stage("v", capability(Some("ext4"))).expect("completed");
+        assert_eq!(fs::read_to_string(staging.join("data")).expect("a file"), "kept");
+        assert!(proof.harness.log().contains("an earlier check was cut off"));
+        proof.unstage("v");
+        run("e2fsck", ["-fn", &text(&image)]);
+
         // Without its root folder it is for a person to decide.
         debugfs("clri <2>");
         debugfs("set_super_value state 2");

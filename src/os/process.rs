@@ -70,6 +70,13 @@ impl Output {
             Err(signal) => Some(format!("killed by signal {signal}")),
         }
     }
+
+    /// The same as an error about `object`, with the tail of stderr (or stdout).
+    pub fn accepted(self, tool: &'static str, object: &str, accepted: &[i32]) -> Result<Output> {
+        let Some(status) = self.failure(accepted) else { return Ok(self) };
+        let said = if self.stderr.trim().is_empty() { &self.stdout } else { &self.stderr };
+        Err(Error::Tool { tool, object: object.to_owned(), status, output: tail(said) })
+    }
 }
 
 /// How to run it.
@@ -207,13 +214,10 @@ fn run_with(run: Run<'_>, files: Option<Private>) -> Result<Output> {
     Ok(Output { status: how_it_ended(status), stdout, stderr })
 }
 
-/// As `run`; an exit status outside `accepted` is `Error::Tool` about `object`, with the tail of stderr (or stdout).
+/// As `run`; an exit status outside `accepted` is an error: see [`Output::accepted`].
 pub fn run_ok(command: Run<'_>, object: &str, accepted: &[i32]) -> Result<Output> {
     let tool = command.tool.name;
-    let output = run(command)?;
-    let Some(status) = output.failure(accepted) else { return Ok(output) };
-    let said = if output.stderr.trim().is_empty() { &output.stdout } else { &output.stderr };
-    Err(Error::Tool { tool, object: object.to_owned(), status, output: tail(said) })
+    run(command)?.accepted(tool, object, accepted)
 }
 
 fn how_it_ended(status: ExitStatus) -> std::result::Result<i32, i32> {

@@ -423,9 +423,12 @@ impl<'a> Job<'a> {
     }
 
     fn check(&self, name: &str, fstype: FsType, check: impl FnOnce() -> Result<fs::Checked>) -> Result<()> {
-        if step("check", &name, check)? == fs::Checked::Mended {
-            tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "the check before the mount mended errors");
-        }
+        let said = match step("check", &name, check)? {
+            fs::Checked::Clean => return Ok(()),
+            fs::Checked::Mended => "the check before the mount mended errors",
+            fs::Checked::Completed => "an earlier check was cut off while it wrote the superblock; this one has completed it",
+        };
+        tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "{said}");
         Ok(())
     }
 

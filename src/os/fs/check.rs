@@ -1,9 +1,10 @@
 //! The check before a mount.
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use super::*;
-use crate::os::process::{Output, Run, Tool, run_ok};
+use crate::os::process::{Output, Run, Tool, run};
 
 const E2FSCK: Tool = Tool { name: "e2fsck", package: "e2fsprogs" };
 /// A full check reads all metadata, of a large and slow disk for hours.
@@ -11,6 +12,8 @@ const LONGEST: Duration = Duration::from_secs(6 * 3600);
 /// e2fsck's status has a bit for each: errors were mended; the system should be rebooted, which is meant for a mounted root.
 const MENDED: i32 = 1;
 const REBOOT: i32 = 2;
+/// It could not begin.
+const FAILED: i32 = 8;
 
 /// What the check found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +21,8 @@ pub enum Checked {
     Clean,
     /// It had errors and mended them.
     Mended,
+    /// An earlier check was cut off while it wrote the superblock.
+    Completed,
 }
 
 /// ext4: `e2fsck -p`; xfs and btrfs check themselves when mounted (xfs replays its log, fsck.xfs does nothing), so nothing.
@@ -52,11 +57,14 @@ pub fn check_fully(device: &Device, mend: Mend) -> Result<Checked> {
 
 /// The device must not be mounted; e2fsck refuses if it is.
 fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
+    let mut output = run_e2fsck(device, options)?;
+    let completed = output.status == Ok(FAILED) && complete_superblock(device)?;
+    if completed {
+        output = run_e2fsck(device, options)?;
+    }
     let name = device_name(device);
-    let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    arguments.push(device.argument());
-    let command = Run { tool: E2FSCK, arguments, keep: vec![device.file().as_fd()], stdin: Vec::new(), deadline: LONGEST };
-    match run_ok(command, &name, &[0, MENDED, REBOOT, MENDED | REBOOT]) {
+    match output.accepted(E2FSCK.name, &name, &[0, MENDED, REBOOT, MENDED | REBOOT]) {
+        Ok(_) if completed => Ok(Checked::Completed),
         Ok(Output { status: Ok(0), .. }) => Ok(Checked::Clean),
         Ok(_) => Ok(Checked::Mended),
         Err(Error::Tool { tool, object, status, output }) => {
@@ -70,8 +78,36 @@ fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
     }
 }
 
+fn run_e2fsck(device: &Device, options: &[&str]) -> Result<Output> {
+    let mut arguments: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+    arguments.push(device.argument());
+    run(Run { tool: E2FSCK, arguments, keep: vec![device.file().as_fd()], stdin: Vec::new(), deadline: LONGEST })
+}
+
+/// Writes the checksum of a superblock that an e2fsck left half written when it was killed with an earlier driver. Says whether it was one.
+///
+/// e2fsck itself would take a backup superblock (not with `-p`), and with it the old descriptions of all groups: killed again before it
+/// has set those right, it leaves them with a superblock that is valid.
+fn complete_superblock(device: &Device) -> Result<bool> {
+    const PLACE: u64 = 1024;
+    let failed = |action, error| Error::io(action, device.path(), error);
+    let read = |at| {
+        let mut bytes = [0; superblock::EXT4_LENGTH];
+        device.file().read_exact_at(&mut bytes, at).map(|()| bytes)
+    };
+    let first = read(PLACE).map_err(|error| failed("read superblock of", error))?;
+    // A small file system has no backup.
+    let Some(Ok(backup)) = superblock::ext4_backup(&first).map(read) else { return Ok(false) };
+    let Some(completed) = superblock::ext4_completed(&first, &backup) else { return Ok(false) };
+    device.file().write_all_at(&completed, PLACE).map_err(|error| failed("complete superblock of", error))?;
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
+    use super::cut_off::{ext4_cut_off, is_whole_ext4, killed_at_write};
     use super::testing::{Loop, Mounted, in_namespace, tool};
     use super::*;
 
@@ -109,7 +145,7 @@ mod tests {
             let mounted = Mounted::new(&under.device, folder.path(), "ext4");
             let refused = check(&device, FsType::Ext4).unwrap_err();
             assert!(matches!(refused, Error::Tool { .. }), "{refused}");
-            std::fs::File::create(folder.path().join("file")).unwrap().sync_all().unwrap();
+            File::create(folder.path().join("file")).unwrap().sync_all().unwrap();
 
             // The image as a power cut would leave it, on another device.
             let Some(copy) = Loop::new(64 << 20) else { return };
@@ -123,6 +159,67 @@ mod tests {
             let _mounted = Mounted::new(&copy.device, folder.path(), "ext4");
             assert!(folder.path().join("file").exists());
         });
+    }
+
+    /// e2fsck writes a superblock in pieces, its checksum last.
+    #[test]
+    fn killed_at_any_write_it_is_done_by_the_next() {
+        in_namespace(|| {
+            let Some(replayed) = ext4_cut_off(24 << 20) else { return };
+            let Some(under) = Loop::new(24 << 20) else { return };
+            let device = Device::open(&under.device, true).unwrap();
+            // With errors: the file's blocks and inode count as free.
+            device.file().write_all_at(&replayed, 0).unwrap();
+            check(&device, FsType::Ext4).unwrap();
+            for request in ["freei file", "freeb 1500 3", "set_super_value free_blocks_count 7", "set_super_value state 2"] {
+                debugfs(&under, request).unwrap();
+            }
+            let mut mended = vec![0; 24 << 20];
+            device.file().read_exact_at(&mut mended, 0).unwrap();
+
+            let (mut kills, mut completed) = (0, 0);
+            for (bytes, options) in [(&replayed, &["-p"][..]), (&replayed, &["-f", "-p"]), (&mended, &["-p"])] {
+                for number in 1.. {
+                    device.file().write_all_at(bytes, 0).unwrap();
+                    let killed = killed_at_write("e2fsck", &[options, &[under.name()]].concat(), number);
+                    assert!(killed || number > 10, "it wrote less than this test needs");
+                    let checked = check(&device, FsType::Ext4);
+                    assert!(checked.is_ok(), "{options:?} killed at write {number}: {checked:?}");
+                    assert!(is_whole_ext4(&under), "{options:?} killed at write {number}");
+                    kills += u32::from(killed);
+                    completed += u32::from(checked.unwrap() == Checked::Completed);
+                    if !killed {
+                        break;
+                    }
+                }
+            }
+            assert!(completed > 0, "no superblock was half written");
+            println!("FIGURE: killed at each write of e2fsck: {kills} kills, {completed} superblocks completed");
+        });
+    }
+
+    #[test]
+    fn a_superblock_that_is_damaged_otherwise_is_not_written() {
+        let Some(under) = Loop::new(24 << 20) else { return };
+        let device = Device::open(&under.device, true).unwrap();
+        mkfs(&device, FsType::Ext4, &[]).unwrap();
+        let file = device.file();
+        let mut whole = vec![0; 24 << 20];
+        file.read_exact_at(&mut whole, 0).unwrap();
+        let (mount_count, identity, checksum_of_backup) = (1024 + 0x34, 1024 + 0x68, 8193 * 1024 + 0x3fc);
+        for damaged in [vec![identity], vec![mount_count, identity], vec![mount_count, checksum_of_backup]] {
+            file.write_all_at(&whole, 0).unwrap();
+            for at in &damaged {
+                file.write_all_at(&[!whole[*at]], u64::try_from(*at).unwrap()).unwrap();
+            }
+            let before = std::fs::read(under.name()).unwrap();
+            let error = check(&device, FsType::Ext4).unwrap_err().to_string();
+            assert!(error.contains("exit status 8") && error.contains("run `e2fsck -f`"), "{damaged:?}: {error}");
+            assert!(before == std::fs::read(under.name()).unwrap(), "{damaged:?}: it was written to");
+        }
+        file.write_all_at(&whole, 0).unwrap();
+        file.write_all_at(&[!whole[mount_count]], u64::try_from(mount_count).unwrap()).unwrap();
+        assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Completed);
     }
 
     #[test]

@@ -158,6 +158,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Instant;
 
+    use super::cut_off::{ext4_cut_off, is_whole_ext4, killed_at_write};
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
     use crate::os::udev;
@@ -183,6 +184,33 @@ mod tests {
             assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 700 * MIB);
         }
         assert_eq!(check_fully(&device, Mend::Safely).unwrap(), Checked::Clean);
+    }
+
+    #[test]
+    fn ext4_grows_though_it_was_killed_at_a_write() {
+        in_namespace(|| {
+            let Some(bytes) = ext4_cut_off(24 * MIB) else { return };
+            let Some(under) = Loop::new(48 * MIB) else { return };
+            let device = Device::open(&under.device, true).unwrap();
+            device.file().write_all_at(&bytes, 0).unwrap();
+            check_fully(&device, Mend::Safely).unwrap();
+            let mut bytes = vec![0; 48 << 20];
+            device.file().read_exact_at(&mut bytes, 0).unwrap();
+            for number in 1.. {
+                device.file().write_all_at(&bytes, 0).unwrap();
+                let killed = killed_at_write("resize2fs", &[under.name()], number);
+                assert!(killed || number > 10, "it wrote less than this test needs");
+                let mended = check_fully(&device, Mend::All);
+                assert!(mended.is_ok(), "killed at write {number}: {mended:?}");
+                grow_unmounted(&device).unwrap();
+                assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 48 * MIB, "killed at write {number}");
+                assert!(is_whole_ext4(&under), "killed at write {number}");
+                if !killed {
+                    println!("FIGURE: killed at each write of resize2fs: {} kills", number - 1);
+                    break;
+                }
+            }
+        });
     }
 
     #[test]

@@ -8,6 +8,8 @@ use crate::volume::FsType;
 
 mod btrfs;
 mod check;
+#[cfg(test)]
+mod cut_off;
 mod grow;
 mod mkfs;
 mod probe;

@@ -65,6 +65,83 @@ fn ext(bytes: &[u8]) -> Option<Superblock> {
     Some(sized(blocks, 1024 << log_block_size))
 }
 
+/// Of an ext4 superblock.
+pub(super) const EXT4_LENGTH: usize = 1024;
+
+/// What the kernel and e2fsck write into the first ext4 superblock and not into its backups: offsets, and the bits that count.
+/// linux/fs/ext4/ext4.h, struct ext4_super_block
+const EXT4_CHANGING: [(std::ops::Range<usize>, u32); 16] = [
+    (0x0c..0x14, !0),       // free blocks, free inodes
+    (0x2c..0x36, !0),       // times of mount and write, number of mounts
+    (0x3a..0x3c, !0),       // state
+    (0x40..0x44, !0),       // time of check
+    (0x5a..0x5c, !0),       // the group in which it lies
+    (0x60..0x64, 0x4),      // needs recovery
+    (0x64..0x68, 0x1_0002), // large files, orphans present
+    (0x88..0xc8, !0),       // where it was mounted
+    (0xe8..0xec, !0),       // orphans
+    (0x158..0x15c, !0),     // free blocks
+    (0x178..0x180, !0),     // written
+    (0x194..0x200, !0),     // errors
+    (0x248..0x24c, !0),     // overhead
+    (0x274..0x276, !0),     // times of write and mount
+    (0x277..0x27c, !0),     // times of check and errors, kinds of errors
+    (0x3fc..0x400, !0),     // checksum
+];
+
+/// Where the first backup of this ext4 superblock lies, in bytes.
+pub(super) fn ext4_backup(first: &[u8; EXT4_LENGTH]) -> Option<u64> {
+    let le32 = |at| u32::from_le_bytes(field(first, at));
+    let (first_data_block, log_block_size, blocks_per_group) = (le32(20), le32(24), le32(32));
+    let block = u64::from(first_data_block) + u64::from(blocks_per_group);
+    block.checked_mul(1024_u64.checked_shl(log_block_size)?)
+}
+
+/// The first superblock of an ext4 as it should be, if it is one that e2fsck was about to write when it was killed.
+///
+/// e2fsck writes what has changed piece by piece, the checksum last. So its checksum is wrong, that of the backup is right, and both
+/// describe the same file system. Each piece is sound, be it the old or the new one; how they go together is for a full check, which
+/// the state asks for.
+pub(super) fn ext4_completed(first: &[u8; EXT4_LENGTH], backup: &[u8; EXT4_LENGTH]) -> Option<[u8; EXT4_LENGTH]> {
+    const VALID: u8 = 0x1;
+    const STATE: usize = 58;
+    let half_written =
+        ext4_checksum(first)? != ext4_stored_checksum(first) && ext4_checksum(backup)? == ext4_stored_checksum(backup);
+    if !half_written || ext4_constant(first) != ext4_constant(backup) {
+        return None;
+    }
+    let mut completed = *first;
+    *completed.get_mut(STATE)? &= !VALID;
+    let checksum = ext4_checksum(&completed)?;
+    *completed.last_chunk_mut()? = checksum.to_le_bytes();
+    Some(completed)
+}
+
+/// Without what is in [`EXT4_CHANGING`].
+fn ext4_constant(bytes: &[u8; EXT4_LENGTH]) -> [u8; EXT4_LENGTH] {
+    let mut bytes = *bytes;
+    for (range, bits) in EXT4_CHANGING {
+        for (byte, bits) in bytes.get_mut(range).into_iter().flatten().zip(bits.to_le_bytes().into_iter().cycle()) {
+            *byte &= !bits;
+        }
+    }
+    bytes
+}
+
+/// What its checksum should be; none where it has none.
+fn ext4_checksum(bytes: &[u8; EXT4_LENGTH]) -> Option<u32> {
+    const CRC32C: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI);
+    const METADATA_CHECKSUMS: u32 = 0x400; // read-only compatible
+    let has = u32::from_le_bytes(field(bytes, 100)) & METADATA_CHECKSUMS != 0 && field(bytes, 0x175) == [1];
+    let (covered, _) = bytes.split_last_chunk::<4>()?;
+    // ext4 leaves out the last inversion.
+    has.then(|| !CRC32C.checksum(covered))
+}
+
+fn ext4_stored_checksum(bytes: &[u8; EXT4_LENGTH]) -> u32 {
+    u32::from_le_bytes(field(bytes, EXT4_LENGTH - 4))
+}
+
 fn xfs(bytes: &[u8]) -> Option<Superblock> {
     if field(bytes, 0) != *b"XFSB" {
         return None;
