@@ -142,6 +142,8 @@ fn cryptsetup(device: &Device, options: &[&str], name: Option<&str>, passphrase:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::fs::cut_off::killed_at_write;
+    use crate::os::fs::testing::Loop;
 
     fn bytes(version: u8, subsystem: &[u8]) -> [u8; 512] {
         let mut bytes = [0; 512];
@@ -161,5 +163,40 @@ mod tests {
         assert_eq!(parse(&bytes(2, b"longshore-newer")), Some(header(State::Used)));
         assert_eq!(parse(&bytes(1, b"longshore-new")).map(|header| header.state), Some(State::Used));
         assert_eq!(parse(&[0; 512]), None);
+    }
+
+    /// Whichever of the two headers was being written, cryptsetup goes on with the other.
+    #[test]
+    fn killed_at_any_write_a_mark_is_made_or_not() {
+        let Some(under) = Loop::new(32 << 20) else { return };
+        let device = Device::open(&under.device, true).unwrap();
+        if let Err(error) = CRYPTSETUP.find() {
+            return eprintln!("SKIPPED: {error}");
+        }
+        let cheap = ["--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-parallel", "1", "--pbkdf-force-iterations", "4"];
+        let format = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", State::Used.subsystem()];
+        cryptsetup(&device, &[&format, &cheap[..]].concat(), None, "passphrase", &[0]).unwrap();
+        let mut before = vec![0; usize::try_from(OVERHEAD).unwrap()];
+        device.file().read_exact_at(&mut before, 0).unwrap();
+        let mut states = Vec::new();
+        for number in 1.. {
+            device.file().write_all_at(&before, 0).unwrap();
+            let killed =
+                killed_at_write("cryptsetup", &["config", "--subsystem", State::Growing.subsystem(), under.name()], number);
+            assert!(killed || number > 4, "it wrote less than this test needs");
+            let opened = cryptsetup(&device, &["open", "--test-passphrase", "--key-file", "-"], None, "passphrase", &[0]);
+            assert!(opened.is_ok(), "killed at write {number}: {opened:?}");
+            states.push(header(&device).unwrap().unwrap().state);
+            // Both say the same from then on, should one be lost.
+            device.file().write_all_at(&[0; 4096], 0).unwrap();
+            cryptsetup(&device, &["open", "--test-passphrase", "--key-file", "-"], None, "passphrase", &[0]).unwrap();
+            assert_eq!(header(&device).unwrap().map(|header| header.state), states.last().copied(), "killed at write {number}");
+            if !killed {
+                println!("FIGURE: killed at each write of cryptsetup: {} kills", number - 1);
+                break;
+            }
+        }
+        let made = states.partition_point(|state| *state == State::Used);
+        assert!(0 < made && states[made..].iter().all(|state| *state == State::Growing), "{states:?}");
     }
 }

@@ -9,7 +9,7 @@ use crate::volume::FsType;
 mod btrfs;
 mod check;
 #[cfg(test)]
-mod cut_off;
+pub(crate) mod cut_off;
 mod grow;
 mod mkfs;
 mod probe;
