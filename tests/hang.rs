@@ -18,6 +18,15 @@ fn stage_request(harness: &Harness, name: &str) -> csi::NodeStageVolumeRequest {
     }
 }
 
+/// Stages, and gives up once the driver has said that. On a slow machine a client may be gone before its call has begun.
+fn give_up_once(harness: &Harness, name: &str, said: &str) {
+    while !harness.log().contains(said) {
+        let mut request = tonic::Request::new(stage_request(harness, name));
+        request.set_timeout(Duration::from_millis(300));
+        harness.block_on(harness.node().node_stage_volume(request)).expect_err("the client gave up");
+    }
+}
+
 /// Stages and unstages `name` some times; the median of how long both took.
 fn pace(harness: &Harness, name: &str) -> Duration {
     let mut node = harness.node();
@@ -53,9 +62,7 @@ fn a_stuck_volume_is_told_and_no_other_waits_for_it() {
         harness.set("LONGSHORE_FAULT", "hang@3");
         harness.start();
         let mut node = harness.node();
-        let mut request = tonic::Request::new(stage_request(&harness, "stuck"));
-        request.set_timeout(Duration::from_millis(300));
-        harness.block_on(node.node_stage_volume(request)).expect_err("the client gave up");
+        give_up_once(&harness, "stuck", "hang at step 3");
         for _ in 0..3 {
             let busy = harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).expect_err("busy");
             assert_eq!(busy.code(), Code::Aborted, "{busy}");
@@ -63,7 +70,7 @@ fn a_stuck_volume_is_told_and_no_other_waits_for_it() {
         }
         let meanwhile = pace(&harness, "free");
         println!("stage and unstage: {before:?} alone, {meanwhile:?} beside a stuck volume");
-        assert!(meanwhile < before * 3 + Duration::from_millis(50), "{before:?} alone, {meanwhile:?} beside a stuck volume");
+        assert!(meanwhile < before * 3 + Duration::from_millis(500), "{before:?} alone, {meanwhile:?} beside a stuck volume");
 
         // Killed and started again, the stuck one goes on as if nothing had been.
         harness.kill();
@@ -147,15 +154,9 @@ fn a_program_that_outlives_its_driver_is_waited_for() {
         harness.forget_log();
         harness.set("LONGSHORE_FAULT", &format!("stop@{step}"));
         harness.start();
-        let mut request = tonic::Request::new(stage_request(&harness, "cut"));
-        request.set_timeout(Duration::from_millis(300));
-        harness.block_on(harness.node().node_stage_volume(request)).expect_err("the client gave up");
-        let mkfs = loop {
-            match program_in(&harness.log(), "mkfs.ext4").filter(|_| harness.log().contains("is stopped")) {
-                Some((_, pid)) => break rustix::process::Pid::from_raw(pid).expect("a pid"),
-                None => std::thread::yield_now(),
-            }
-        };
+        give_up_once(&harness, "cut", "program mkfs.ext4 is stopped");
+        let (_, mkfs) = program_in(&harness.log(), "mkfs.ext4").expect("a mkfs");
+        let mkfs = rustix::process::Pid::from_raw(mkfs).expect("a pid");
         let pidfd = rustix::process::pidfd_open(mkfs, rustix::process::PidfdFlags::empty()).expect("mkfs lives");
         let numbers = std::fs::read_dir(format!("/proc/{}/fd", mkfs.as_raw_nonzero())).expect("its descriptors").flatten();
         let mut held: Vec<std::fs::File> = numbers

@@ -617,9 +617,13 @@ async fn work_outlives_its_caller_and_the_end_waits_for_it() {
     let mut driver = Driver::start(LONG).await;
     let mut controller = driver.controller().await;
     driver.stand.creating.shut();
-    let mut impatient = tonic::Request::new(create("outlives"));
-    impatient.set_timeout(Duration::from_millis(50));
-    controller.create_volume(impatient).await.expect_err("the caller gave up");
+    let mut impatient = controller.clone();
+    let impatient = tokio::spawn(async move { impatient.create_volume(create("outlives")).await });
+    while driver.services.locks().running().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    impatient.abort();
+    impatient.await.expect_err("the caller gave up");
     let status = controller.create_volume(create("outlives")).await.expect_err("it is still made");
     assert_eq!(status.code(), Code::Aborted);
     assert!(status.message().contains("create volume"), "{}", status.message());

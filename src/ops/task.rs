@@ -101,12 +101,17 @@ mod tests {
         let tasks = Tasks::default();
         let (finish, wait) = mpsc::channel::<()>();
         let (done, seen) = mpsc::channel::<()>();
+        let (began, has_begun) = tokio::sync::oneshot::channel();
         let call = tasks.run(move || {
+            began.send(()).expect("the test listens");
             wait.recv().expect("told to finish");
             done.send(()).expect("the test listens");
             Ok(())
         });
-        assert!(tokio::time::timeout(Duration::from_millis(20), call).await.is_err(), "the caller gave up");
+        tokio::select! {
+            _ = call => panic!("nobody told it to finish"),
+            begun = has_begun => begun.expect("it runs, and its caller goes"),
+        }
         assert!(!tasks.drained(Duration::from_millis(1)).await);
         finish.send(()).expect("it still runs");
         assert!(tasks.drained(Duration::from_secs(10)).await);

@@ -86,7 +86,7 @@ impl Server {
             deadline: Duration::from_secs(20),
             first: Duration::from_millis(1),
             most: Duration::from_millis(1),
-            answer: Duration::from_millis(700),
+            answer: Duration::from_secs(3),
         };
         let settings = Settings { patience, ..Settings::default() };
         let mut ec2 = Ec2::new(settings, Clock::default(), CloudRequests::default()).expect("a client");
