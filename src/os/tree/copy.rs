@@ -86,6 +86,9 @@ struct Copier<'a> {
     report: Report,
 }
 
+/// How often a name is looked at that is there, but was not what it had been said to be.
+const TRIES: u32 = 5;
+
 /// Whether this says that something is no longer there as what it was.
 fn is_vanished(error: &Error) -> bool {
     matches!(error, Error::Path { .. }) || matches!(error.errno(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
@@ -119,27 +122,36 @@ impl Copier<'_> {
         if entry.kind == Some(FileType::Directory) {
             return Ok(true);
         }
-        let Some(stat) = from.stat(&entry.name)? else {
-            self.done.vanished += 1;
-            return Ok(false);
-        };
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        let copied = match kind {
-            FileType::Directory => return Ok(true),
-            FileType::RegularFile => self.file(from, to, &entry.name),
-            FileType::Symlink => self.symlink(from, to, &entry.name, &stat),
-            _ => self.special(to, &entry.name, kind, &stat),
-        };
-        match copied {
-            Ok(()) => {
-                self.done.entries += 1;
-                self.control.did(1, 0);
-                self.report.tell(from.shown(), self.control);
+        let mut first = None;
+        for _ in 0..TRIES {
+            let Some(stat) = from.stat(&entry.name)? else {
+                self.done.vanished += 1;
+                return Ok(false);
+            };
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            let copied = match kind {
+                FileType::Directory => return Ok(true),
+                FileType::RegularFile => self.file(from, to, &entry.name),
+                FileType::Symlink => self.symlink(from, to, &entry.name, &stat),
+                _ => self.special(to, &entry.name, kind, &stat),
+            };
+            match copied {
+                Ok(()) => {
+                    self.done.entries += 1;
+                    self.control.did(1, 0);
+                    self.report.tell(from.shown(), self.control);
+                    return Ok(false);
+                }
+                Err(error) if is_vanished(&error) && !still_there(from, &entry.name, kind)? => {
+                    self.done.vanished += 1;
+                    return Ok(false);
+                }
+                // It may have been another for a moment, and be itself again.
+                Err(error) if is_vanished(&error) => first = first.or(Some(error)),
+                Err(error) => return Err(first.unwrap_or(error)),
             }
-            Err(error) if is_vanished(&error) && !still_there(from, &entry.name, kind)? => self.done.vanished += 1,
-            Err(error) => return Err(error),
         }
-        Ok(false)
+        first.map_or(Ok(false), Err)
     }
 
     /// Makes a folder for one that is there; closed to others until it is done.
