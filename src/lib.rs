@@ -23,13 +23,21 @@
 //!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
 //! - Nothing is formatted that was not proven blank ([`os::fs::Evidence`] says by what); a failed look-up is never taken for an answer.
+//! - A format is repeated only where the medium itself shows that it was interrupted ([`os::fs::mark`]); a journal says where to look, and
+//!   is never evidence.
+//! - A device is disconnected only once the kernel lets us have it exclusively: our own mountinfo shows nothing of other mount namespaces.
+//! - Of a volume that several nodes reach, the storage says which node has it: an attachment, a LUN's access list, a lease in the pool.
+//! - A snapshot is of one instant, or it is refused ([`backend::Held::writers`]).
 //! - Nothing is deleted outside a folder of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - A server may be dead: whoever would wait for one asks first whether it answers ([`os::answers`]), one question at a time and with a
 //!   deadline; unmounting looks at nothing of what it unmounts.
 //! - In a cloud an answer may be lost, late or out of date: what may have been done is found out about by token and tag, nothing is
-//!   concluded from an absence alone, and only what carries the cluster's tag is changed ([`backend::cloud`]).
+//!   concluded from an absence alone, nor from a part of a list ([`backend::cloud::pages`]), and only what carries the cluster's tag is
+//!   changed ([`backend::cloud`]).
+//! - Which disk or snapshot of a cloud a call is about, the cloud's own id says, which is recorded in the volume's or snapshot's id
+//!   ([`volume::VolumeId::recorded`]); tags are copied by others, and alone prove nothing.
 //! - A volume that someone made by hand may be called anything: its backend is told from its attributes, and later from the journal.
 //! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk

@@ -752,7 +752,9 @@ fn links_swapped_in_while_a_volume_grows() {
         });
         ground.look_at(&id, &staging)[1].clone().expect("it grows when it is left in peace");
         let grown = u64::try_from((size - 320) * MIB).expect("a size");
-        assert_eq!((blocks(&staging) - own) * 4096, grown, "it has grown");
+        // And by the end of the device, which mkfs leaves alone.
+        let seen = (blocks(&staging) - own) * 4096;
+        assert!((grown..grown + (256 << 10)).contains(&seen), "it has grown by {seen}, not {grown} bytes");
         ground.unstage(&id, &staging).expect("unstaged");
         ground.assert_nothing_left();
         ground.figure("links swapped in at growth", rounds);

@@ -7,7 +7,7 @@ use longshore::backend::ec2::parameters::{Ec2Parameters, Rates, SnapshotSettings
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
 use longshore::backend::image::{ImageParameters, MutableParameters};
 use longshore::backend::iscsi::IscsiParameters;
-use longshore::backend::nfs::NfsParameters;
+use longshore::backend::nfs::{NfsParameters, NfsSnapshotParameters};
 use longshore::volume::{Encryption, NodeParameters, RawParameters, Result};
 
 /// The first column of the first table in the section of this name.
@@ -36,7 +36,15 @@ fn known(error: Result<()>) -> BTreeSet<String> {
 
 /// All that a class may say of a volume on a share.
 fn nfs() -> NfsParameters {
-    let pairs = [("server", "a"), ("share", "/b"), ("subDir", "c"), ("mountPermissions", "0700"), ("uid", "1"), ("gid", "1")];
+    let pairs = [
+        ("server", "a"),
+        ("share", "/b"),
+        ("subDir", "c"),
+        ("mountPermissions", "0700"),
+        ("uid", "1"),
+        ("gid", "1"),
+        ("consistency", "file"),
+    ];
     NfsParameters::of_class(&RawParameters::new(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())))).expect("known")
 }
 
@@ -104,6 +112,7 @@ fn every_secret_and_every_parameter_of_snapshots() {
     let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
     let mut snapshots = known(unheard_of().parse::<SnapshotSettings>().map(|_| ()));
     snapshots.insert("tagSpecification_1".to_owned());
+    snapshots.extend(known(unheard_of().parse::<NfsSnapshotParameters>().map(|_| ())));
     assert_eq!(told("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
     fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");
 }

@@ -599,7 +599,7 @@ fn swapped(proof: &mut Proof) {
         let real = text(&folder.join("mkfs.ext4"));
         let said = folder.join("said");
         let lines = format!(
-            "#!/bin/sh\nfor last; do :; done\ndevice=$(readlink $last)\necho $device >{}\n{swap}\nexec {real} \"$@\"\n",
+            "#!/bin/sh\nfor word; do case $word in /proc/*) device=$(readlink $word) ;; esac; done\necho $device >{}\n{swap}\nexec {real} \"$@\"\n",
             text(&said)
         );
         fs::write(&script, lines).expect("a script");

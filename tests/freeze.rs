@@ -99,6 +99,7 @@ fn a_group_is_frozen_until_it_is_thawed() {
         let _thawed: Vec<_> = folders.iter().map(Thawed).collect();
         let frozen = freeze(&folders.iter().collect::<Vec<_>>(), LONG).unwrap();
         assert!(folders.iter().all(is_frozen));
+        assert!(folders.iter().all(|folder| frozen.holds(folder.as_fd()).unwrap()));
         let written = write_to(scratches[0].path());
         assert!(written.recv_timeout(Duration::from_millis(200)).is_err(), "a write waits");
         frozen.thaw().unwrap();
@@ -182,7 +183,9 @@ fn what_cannot_be_frozen_is_written_out() {
     in_namespace(|| {
         let Some(scratch) = Scratch::tmpfs() else { return };
         let folder = File::open(scratch.path()).unwrap();
-        freeze(&[&folder], LONG).unwrap().thaw().unwrap();
+        let frozen = freeze(&[&folder], LONG).unwrap();
+        assert!(!frozen.holds(folder.as_fd()).unwrap(), "and that is reported");
+        frozen.thaw().unwrap();
         thaw(folder.as_fd()).unwrap();
         assert_eq!(children(), []);
     });

@@ -15,6 +15,7 @@ mod story;
 
 use std::time::{Duration, Instant};
 
+use common::holder::Holder;
 use common::{Pool, isolated};
 use story::{Call, Settled, Story, Variant, is_final};
 use tonic::Code;
@@ -212,6 +213,50 @@ fn hang(story: &mut Story, index: usize, count: &mut Count) {
     }
 }
 
+fn hold() -> Holder {
+    Holder::new(common::STARTING.write().expect("no panic while a program is started"))
+}
+
+/// Another mount namespace has a copy of the volume's mount, from before the call on, or from a moment in its midst on. What is still in
+/// the kernel is not disconnected; the error is not final and names who has it; once he has gone, the call ends as if nothing had been.
+fn held(story: &mut Story, index: usize, count: &mut Count) {
+    for from_before in [true, false] {
+        for step in 1.. {
+            let when = story.when(index, &format!("step {step}, held from before: {from_before}"));
+            let mut holder = from_before.then(hold);
+            story.arm(&format!("{}@{step}", if from_before { "crash" } else { "hang" }));
+            story.patience = if from_before { story::PATIENCE } else { Duration::from_millis(300) };
+            let mut answer = story.perform(index);
+            // On a slow machine the caller may have gone before the step was reached.
+            while !from_before && !story.reached(step) && answer.as_ref().is_err_and(|status| !is_final(status.code())) {
+                answer = story.perform(index);
+            }
+            story.patience = story::PATIENCE;
+            let reached = story.reached(step);
+            match (reached, from_before) {
+                (true, true) => drop(story.killed(&when)),
+                (true, false) => {
+                    holder = Some(hold());
+                    story.kill();
+                }
+                (false, _) => assert_eq!(answer.is_err(), from_before, "{answer:?} {when}"),
+            }
+            (count.cells, count.kills) = (count.cells + 1, count.kills + u64::from(reached));
+            story.arm("");
+            if let Some(holder) = holder.filter(|holder| holder.has(&story.staging("story"))) {
+                let status = story.perform(index).expect_err(&when);
+                assert!(!is_final(status.code()), "{status} {when}");
+                assert!(status.message().contains(&holder.name()), "{status} names not {} {when}", holder.name());
+                assert!(!story.loops().is_empty(), "it was disconnected {when}");
+            }
+            settle(story, index, Way::Repeat, &when);
+            if !reached {
+                break;
+            }
+        }
+    }
+}
+
 /// A program hangs until its deadline has passed.
 fn overdue(story: &mut Story, index: usize, count: &mut Count) {
     for step in story.steps(index).into_iter().filter(|step| !step.programs.is_empty()) {
@@ -317,6 +362,7 @@ tests! {
     killed_within_every_step_btrfs: "crash matrix within steps", crash_within, [BTRFS], &[];
     killed_within_every_step_raw_block: "crash matrix within steps", crash_within, [BLOCK], &[];
     killed_within_every_step_others: "crash matrix within steps", crash_within, [COPIES, INLINE], &[];
+    held_by_another_mount_namespace: "held volume matrix", held, [EXT4, XFS, BTRFS], &[Call::Unstage];
     every_step_hangs_ext4: "hang matrix", hang, [EXT4], &[];
     every_step_hangs_xfs: "hang matrix", hang, [XFS], &Call::ON_NODE;
     every_step_hangs_btrfs: "hang matrix", hang, [BTRFS], &Call::ON_NODE;

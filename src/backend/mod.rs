@@ -213,7 +213,8 @@ pub trait Provision: Send + Sync {
         1 << 20
     }
 
-    /// The volume, if it is whole. What a killed `create` left does not count.
+    /// The volume, if it is whole. What a killed `create` left does not count. The id of the answer is what the CO keeps: a storage that
+    /// names its objects itself has its own id of the volume recorded in it ([`VolumeId::record`]); what CreateVolume asks with has not.
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>>;
 
     /// Makes the volume; `find` said that it is not there. On return it is durable. `quiesce` must be held while a
@@ -231,6 +232,23 @@ pub trait Provision: Send + Sync {
     fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>>;
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer>;
+
+    /// On which nodes the volume is connected, as its storage knows it; whoever copies or changes it asks. An answer is of this
+    /// instant. `None` where the storage does not know it: not that there is none.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unproven` where what says it cannot be read.
+    fn holders(&self, _id: &VolumeId) -> Result<Option<Vec<Holding>>> {
+        Ok(None)
+    }
+}
+
+/// A node that has a volume connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    pub node: NodeId,
+    /// It may write; else it only reads.
+    pub writes: bool,
 }
 
 /// Volumes grow. CSI: ControllerExpandVolume.
@@ -258,15 +276,33 @@ pub trait Modify: Send + Sync {
     fn modify(&self, id: &VolumeId, raw: &RawParameters) -> Result<Outcome<()>>;
 }
 
-/// Holds file systems still while their blocks are copied.
+/// Freezes file systems while their blocks are copied.
 pub trait Quiesce: Send + Sync {
     /// Freezes what is mounted of `volumes` on this node, all together, and thaws when the guard is dropped, also if
-    /// this process is killed. Volumes that are not mounted here are flushed only.
+    /// this process is killed. Volumes that are not mounted here are flushed only: [`Held::writers`] reports which.
     fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>>;
+}
+
+/// Who can write to a volume until the release of a hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Writers {
+    /// Nobody: its file system is frozen, or its storage holds writes back.
+    Frozen,
+    /// Nobody on this node: it is not in use here, or its device refuses writes. Other nodes are for the backend to check.
+    None,
+    /// It may be written: how it is in use, and that could not be frozen.
+    Possible(String),
+    /// Unknown: no node is in this process.
+    Unknown,
 }
 
 /// Frozen until dropped.
 pub trait Held: Send {
+    /// Who can write to one of the volumes meanwhile.
+    fn writers(&self, _volume: &VolumeId) -> Writers {
+        Writers::Unknown
+    }
+
     /// Thaws now and says whether the freeze held all the time; a copy made under a hold that broke is no snapshot.
     fn release(self: Box<Self>) -> Result<()>;
 }
@@ -393,11 +429,18 @@ pub struct BlockDevice {
     pub path: PathBuf,
     /// Major and minor.
     pub number: (u32, u32),
-    /// What makes it this volume's and no other's: backing file's device and inode, serial, WWID. Compared as a whole.
+    /// What makes it this volume's and no other's: serial, WWID, backing file. Compared as a whole within a boot. What follows an
+    /// `@` is another after a boot: see [`BlockDevice::lasting_identity`].
     pub identity: String,
 }
 
 impl BlockDevice {
+    /// What of the identity stays from boot to boot. A file system may have another device number after each (btrfs, NFS, device
+    /// mapper).
+    pub fn lasting_identity(&self) -> &str {
+        self.identity.split_once('@').map_or(&self.identity, |(lasting, _)| lasting)
+    }
+
     /// What a LUKS mapping is called below /dev/mapper, by its identity: `CRYPT-<type>-<uuid>-<name>`.
     pub fn mapper_name(&self) -> Option<&str> {
         self.identity.strip_prefix("CRYPT-")?.splitn(3, '-').nth(2)
@@ -476,6 +519,15 @@ pub trait Connect: Send + Sync {
     /// another's by now, and then the mounts of it are, too. Without an answer of the backend's own, no device is believed.
     fn is_still(&self, source: &Source) -> Result<bool> {
         Ok(matches!(source, Source::Filesystem { .. }))
+    }
+
+    /// Whether this node may still use what it has connected, where its storage leaves it to the nodes to ask. Asked before what is
+    /// staged already is staged again or published.
+    ///
+    /// # Errors
+    /// `InUse` or `WrongNode`, naming the node that may.
+    fn may_use(&self, _id: &VolumeId) -> Result<()> {
+        Ok(())
     }
 
     /// Whether what is connected answers, where that is not certain: a server. Comes back in seconds, whatever the server does;
@@ -646,4 +698,8 @@ pub enum LeftoverKind {
     Export,
     /// To be shown to nodes, but not.
     NotExported,
+    /// This node's lease of a volume that others may not connect meanwhile. Left over, unless a stage of it is journaled here.
+    Lease,
+    /// A lease of which it is not known whose it is.
+    LeaseDamaged,
 }

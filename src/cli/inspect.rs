@@ -11,7 +11,7 @@ use crate::backend::Backend;
 #[cfg(feature = "ec2")]
 use crate::backend::ec2;
 use crate::backend::fake::Fake;
-use crate::backend::image::{self, ImageBackend};
+use crate::backend::image::{self, Holder, ImageBackend};
 use crate::backend::iscsi::IscsiBackend;
 use crate::backend::nfs::NfsBackend;
 use crate::config::{BackendConfig, Config};
@@ -94,7 +94,10 @@ const LOOKING: image::Role = image::Role { provision: false };
 fn setup(config: &Config) -> Setup {
     let open = |backend: &BackendConfig| -> volume::Result<Arc<dyn Backend>> {
         Ok(match backend.clone() {
-            BackendConfig::Image(image) => Arc::new(ImageBackend::open_to_look(image)?),
+            BackendConfig::Image(image) => {
+                let holder = Holder::known(config.node_id.clone(), config.state_dir.path())?;
+                Arc::new(ImageBackend::open_to_look(image, holder)?)
+            }
             BackendConfig::Nfs(nfs) => Arc::new(NfsBackend::open(nfs, LOOKING, config.state_dir.path())?),
             BackendConfig::Iscsi(iscsi) => {
                 Arc::new(IscsiBackend::open_to_look(iscsi, config.node_id.clone(), config.state_dir.path())?)

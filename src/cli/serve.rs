@@ -19,7 +19,7 @@ use crate::backend::Backend;
 #[cfg(feature = "ec2")]
 use crate::backend::ec2;
 use crate::backend::fake::Fake;
-use crate::backend::image::{ImageBackend, Role};
+use crate::backend::image::{Holder, ImageBackend, Role};
 use crate::backend::iscsi::IscsiBackend;
 use crate::backend::nfs::NfsBackend;
 use crate::backend::registry::Registry;
@@ -182,7 +182,8 @@ fn open(backend: &BackendConfig, config: &Config, metrics: &Metrics) -> volume::
     Ok(match backend.clone() {
         BackendConfig::Image(image) => {
             let role = Role { provision: config.mode.controller() };
-            Arc::new(ImageBackend::open_remembering(image, role, Some(&pools_seen))?)
+            let holder = image.shared.then(|| Holder::of(config.node_id.clone(), config.state_dir.path())).transpose()?;
+            Arc::new(ImageBackend::open_remembering(image, role, Some(&pools_seen), holder)?)
         }
         BackendConfig::Nfs(nfs) => {
             let role = Role { provision: config.mode.controller() };

@@ -114,6 +114,7 @@ impl Locks {
     }
 
     fn take(&self, key: Key, operation: &'static str, way: Way) -> Result<Guard> {
+        let key = key.unrecorded();
         let holder = Arc::new(Holder { operation, since: Instant::now(), progress: step::current() });
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = held.entry(key.clone()).or_insert(Entry { way, holders: Vec::new() });
@@ -133,6 +134,15 @@ impl Locks {
 }
 
 impl Key {
+    /// CreateVolume does not know yet what the storage will call the volume; all later calls do, and must share its lock.
+    fn unrecorded(self) -> Key {
+        match self {
+            Key::Volume(id) => Key::Volume(id.unrecorded()),
+            Key::Snapshot(id) => Key::Snapshot(id.unrecorded()),
+            Key::Group(_) | Key::Target(_) => self,
+        }
+    }
+
     /// The key of a target path.
     pub fn target(path: &Path) -> Key {
         Key::Target(path.to_owned())

@@ -36,6 +36,15 @@ fn sharers_keep_the_exclusive_out_until_the_last_has_left() {
 }
 
 #[test]
+fn id_with_and_without_a_recorded_disk_shares_one_lock() {
+    let locks = Locks::default();
+    let derived: crate::volume::VolumeId = "ebs:pvc-1".parse().expect("a valid id");
+    let recorded = derived.record("vol-1").expect("recorded");
+    let _created = locks.exclusive(Key::Volume(derived), "create volume").expect("free");
+    locks.exclusive(Key::Volume(recorded), "delete volume").expect_err("it is being created");
+}
+
+#[test]
 fn keys_do_not_disturb_each_other() {
     let locks = Locks::default();
     let _volume = locks.exclusive(volume(), "stage").expect("free");

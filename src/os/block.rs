@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -105,6 +105,18 @@ impl Device {
         }
         let object = self.path.display().to_string();
         Err(Error::Deadline { action: "wait for a program that still has", object, after: patience })
+    }
+
+    /// Whether something has it exclusively: a mounted file system, in whatever mount namespace, device-mapper, md, swap, a mkfs or a
+    /// check (open(2), O_EXCL of a block device). Who only has it open is not seen. A device that is gone is claimed by nothing.
+    pub fn is_claimed(&self) -> Result<bool> {
+        let exclusive = File::options().read(true).custom_flags(libc::O_EXCL).open(self.argument());
+        match exclusive.map_err(|error| Error::io("open exclusively", &self.path, error)) {
+            Ok(_) => Ok(false),
+            Err(error) if error.errno() == Some(libc::EBUSY) => Ok(true),
+            Err(error) if matches!(error.errno(), Some(libc::ENXIO | libc::ENODEV)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Size in bytes (BLKGETSIZE64).

@@ -45,7 +45,10 @@ mod ioctl {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
-    Frozen,
+    Frozen {
+        /// Descriptors of file systems that cannot be frozen.
+        unfrozen: Vec<RawFd>,
+    },
     Thawed,
     /// The deadline thawed them.
     Late,
@@ -69,6 +72,8 @@ enum Action {
 pub struct Frozen {
     guard: Guard,
     mounts: Vec<OwnedFd>,
+    /// Device numbers of the file systems that could not be frozen.
+    unfrozen: Vec<u64>,
     longest: Duration,
     thawed: bool,
 }
@@ -76,7 +81,7 @@ pub struct Frozen {
 /// Freezes the file systems of these descriptors (of mount points, opened O_RDONLY), all or none, for at most `longest`.
 ///
 /// What is dirty is written out before the first is frozen, so that all stand still only briefly. A file system that cannot be
-/// frozen (EOPNOTSUPP: tmpfs) is only written out. Two descriptors of one mounted device count once.
+/// frozen (EOPNOTSUPP: tmpfs) is only written out: [`Frozen::holds`] reports which. Two descriptors of one mounted device count once.
 ///
 /// # Errors
 /// `Io`: EBUSY if one is frozen already, by whomever, and stays so for a second; EPERM without CAP_SYS_ADMIN. `Deadline` if it takes too long; what then gets
@@ -92,11 +97,16 @@ pub fn freeze(mounts: &[BorrowedFd<'_>], longest: Duration) -> Result<Frozen> {
 pub fn freeze_by(program: &Path, mounts: &[BorrowedFd<'_>], longest: Duration) -> Result<Frozen> {
     let mounts = distinct(mounts)?;
     let guard = Guard::start(program, &mounts, longest)?;
-    let mut frozen = Frozen { guard, mounts, longest, thawed: false };
+    let mut frozen = Frozen { guard, mounts, unfrozen: Vec::new(), longest, thawed: false };
     let wait = FLUSH.saturating_add(longest);
     step::note("freeze", &frozen.object());
     match frozen.guard.hear(wait) {
-        Ok(Some(Word::Frozen)) => Ok(frozen),
+        Ok(Some(Word::Frozen { unfrozen })) => {
+            for mount in frozen.mounts.iter().filter(|mount| unfrozen.contains(&mount.as_raw_fd())) {
+                frozen.unfrozen.push(device_of(mount.as_fd())?);
+            }
+            Ok(frozen)
+        }
         Ok(Some(Word::Failed { action, descriptor, errno })) => {
             // It has undone what it did. Its end gives the descriptors back.
             frozen.thawed = true;
@@ -116,6 +126,14 @@ pub fn freeze_by(program: &Path, mounts: &[BorrowedFd<'_>], longest: Duration) -
 }
 
 impl Frozen {
+    /// Whether the file system of this mount, one of those given to [`freeze`], was frozen.
+    ///
+    /// # Errors
+    /// `Io` of fstat(2).
+    pub fn holds(&self, mount: BorrowedFd<'_>) -> Result<bool> {
+        Ok(!self.unfrozen.contains(&device_of(mount)?))
+    }
+
     /// Thaws, and says whether all was frozen until now (an error if the deadline thawed it earlier). Nothing is frozen by us
     /// afterwards, unless the error is about the thaw itself.
     pub fn thaw(mut self) -> Result<()> {
@@ -208,15 +226,21 @@ fn distinct(mounts: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>> {
     let mut devices = Vec::new();
     let mut distinct = Vec::new();
     for mount in mounts {
-        let failed = |action, errno: rustix::io::Errno| Error::io(action, name_of(mount.as_raw_fd()), errno);
-        let device = rustix::fs::fstat(mount).map_err(|errno| failed("stat", errno))?.st_dev;
+        let device = device_of(*mount)?;
         if !devices.contains(&device) {
             devices.push(device);
             let above_streams = libc::STDERR_FILENO + 1;
-            distinct.push(rustix::io::fcntl_dupfd_cloexec(mount, above_streams).map_err(|errno| failed("duplicate", errno))?);
+            let duplicate = rustix::io::fcntl_dupfd_cloexec(mount, above_streams);
+            distinct.push(duplicate.map_err(|errno| Error::io("duplicate", name_of(mount.as_raw_fd()), errno))?);
         }
     }
     Ok(distinct)
+}
+
+/// Device number of the mounted file system.
+fn device_of(mount: BorrowedFd<'_>) -> Result<u64> {
+    let stat = rustix::fs::fstat(mount).map_err(|errno| Error::io("stat", name_of(mount.as_raw_fd()), errno))?;
+    Ok(stat.st_dev)
 }
 
 /// The child, and our ends of its pipes.
@@ -367,7 +391,8 @@ fn guard(descriptors: &[RawFd], longest: Duration) -> Word {
         }
     };
     // If nobody is there to hear it, standard input is closed, too.
-    let asked = say(&Word::Frozen).is_err() || wait_for_sign(begun.checked_add(longest));
+    let unfrozen = descriptors.iter().copied().filter(|descriptor| !frozen.contains(descriptor)).collect();
+    let asked = say(&Word::Frozen { unfrozen }).is_err() || wait_for_sign(begun.checked_add(longest));
     let failed = thaw_all(&frozen);
     failed.unwrap_or(if asked { Word::Thawed } else { Word::Late })
 }

@@ -14,7 +14,7 @@ use loopdev::{LoopControl, LoopDevice};
 use nix::errno::Errno;
 
 use super::block::Device;
-use super::{Error, Result, udev};
+use super::{Error, Result, holders, udev};
 
 const CONTROL: &str = "/dev/loop-control";
 const SYS_BLOCK: &str = "/sys/block";
@@ -25,6 +25,8 @@ const BLOCK_SIZE: u32 = 512;
 const NODE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long others who look at the device for a moment (udev's blkid) may hold up its unbinding.
 const DETACH_DEADLINE: Duration = Duration::from_secs(3);
+/// How long others may have it exclusively for a moment: another driver that looks whether it is claimed, a mkfs that asks all devices.
+const CLAIM_DEADLINE: Duration = Duration::from_secs(1);
 /// How often others may be faster.
 const ATTEMPTS: u32 = 256;
 
@@ -330,19 +332,9 @@ fn is_bound(name: &OsStr) -> Result<bool> {
 }
 
 /// Unbinds, if it is still bound to `backing`; seen to be unbound on return. EBUSY (still in use, so that the kernel would
-/// only unbind later) is an error, and the device is then as it was before.
+/// only unbind later) is an error that names who uses it, and the device is then as it was before.
 pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
-    // O_EXCL is refused where someone holds the device for himself (a mounted file system, device-mapper), and keeps
-    // such users off from here on. Read-only, since udev looks at a device whenever a writer has closed it.
-    let device = match File::options().read(true).custom_flags(libc::O_EXCL).open(path) {
-        Ok(device) => device,
-        Err(error) => match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => return Ok(()),
-            // Held, but is it by us? Someone else's file may be bound here by now.
-            Some(libc::EBUSY) if is_unbound_from(path, backing)? => return Ok(()),
-            _ => return Err(Error::io("detach", path, error)),
-        },
-    };
+    let Some(device) = open_exclusively(path, backing)? else { return Ok(()) };
     match info(device.as_raw_fd()) {
         Ok(info) if self::backing(&info) == backing => {}
         Ok(_) | Err(Errno::ENXIO) => return Ok(()),
@@ -360,8 +352,38 @@ pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
     if udev::wait_until(until, || is_unbound_from(path, backing))? {
         return Ok(());
     }
+    let busy = busy(path);
     keep_bound(path, backing)?;
-    if is_unbound_from(path, backing)? { Ok(()) } else { Err(Error::io("detach", path, Errno::EBUSY)) }
+    if is_unbound_from(path, backing)? { Ok(()) } else { Err(busy) }
+}
+
+/// Opens the device for nobody else: O_EXCL is refused where someone has it exclusively (a mounted file system, device-mapper), and keeps
+/// such users off from then on. `None` where it is not, or no longer, bound to `backing`: another's device is not even opened so, since
+/// that would fail whoever mounts or detaches it at that moment. For the same reason a refusal is believed only after a while.
+fn open_exclusively(path: &Path, backing: (u64, u64)) -> Result<Option<File>> {
+    let mut exclusive = None;
+    let until = Instant::now().checked_add(CLAIM_DEADLINE);
+    let done = udev::wait_until(until, || {
+        if is_unbound_from(path, backing)? {
+            return Ok(true);
+        }
+        // Read-only, since udev looks at a device whenever a writer has closed it.
+        match File::options().read(true).custom_flags(libc::O_EXCL).open(path) {
+            Ok(device) => exclusive = Some(device),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => {}
+                Some(libc::EBUSY) => return Ok(false),
+                _ => return Err(Error::io("detach", path, error)),
+            },
+        }
+        Ok(true)
+    })?;
+    if done { Ok(exclusive) } else { Err(busy(path)) }
+}
+
+fn busy(path: &Path) -> Error {
+    let holders = Device::open(path, false).map(|device| holders::in_words(device.number(), path)).unwrap_or_default();
+    Error::io("detach", format!("{} ({holders})", path.display()), Errno::EBUSY)
 }
 
 /// Whether `backing` is not what the device is bound to, and no unbinding is under way either: then the device cannot be
@@ -411,6 +433,7 @@ mod tests {
     use std::io::{Read, Seek, Write};
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use crate::os::mount::testing::in_own_namespace;
@@ -606,6 +629,51 @@ mod tests {
         detach(&device.path, device.backing).unwrap();
     }
 
+    /// A journal of another driver, or of an earlier life, names this number: its owner mounts and detaches it as if alone.
+    #[test]
+    fn device_of_another_is_not_claimed_by_detach() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", false).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    detach(&device.path, (device.backing.0, device.backing.1 + 1)).unwrap();
+                }
+            });
+            let open = |_: &i32| File::options().read(true).custom_flags(libc::O_EXCL).open(&device.path).is_err();
+            let refused = (0..2000).filter(open).count();
+            stop.store(true, Ordering::Relaxed);
+            other.join().unwrap();
+            // A program that another test starts has our own descriptor for a moment, until its exec.
+            assert!(refused < 100, "{refused} of 2000 times somebody had it exclusively");
+        });
+    }
+
+    #[test]
+    fn detach_waits_for_who_claims_the_device_for_a_moment() {
+        let Some(backing) = backing() else { return };
+        let device = attach(&backing.file, "label", false).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let claiming = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(File::options().read(true).custom_flags(libc::O_EXCL).open(&device.path));
+                }
+            });
+            let results: Vec<_> = (0..50)
+                .map(|_| {
+                    detach(&device.path, device.backing)?;
+                    attach(&backing.file, "label", false).map(|again| again.path == device.path)
+                })
+                .take_while(|result| result.as_ref().is_ok_and(|same| *same))
+                .collect();
+            stop.store(true, Ordering::Relaxed);
+            claiming.join().unwrap();
+            assert!(results.iter().all(Result::is_ok), "{results:?}");
+        });
+    }
+
     #[test]
     fn who_looks_for_a_moment_is_waited_for() {
         let Some(backing) = backing() else { return };
@@ -718,7 +786,9 @@ mod tests {
                 assert!(content[..512] == [0; 512] && content[512..1024] == [7; 512] && content[1024..] == [0; 512], "{fstype}");
                 detach(&attached.path, attached.backing).unwrap();
                 drop(file);
-                rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).unwrap();
+                // A program that another test starts has this mount's file open until its exec.
+                let unmounted = || Ok(rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).is_ok());
+                assert!(udev::wait_until(Instant::now().checked_add(Duration::from_secs(10)), unmounted).unwrap());
             });
         }
         detach(&large.path, large.backing).unwrap();

@@ -23,6 +23,7 @@ pub mod freeze;
 pub mod fs;
 #[cfg(feature = "faults")]
 mod gate;
+pub mod holders;
 pub mod iscsi;
 pub mod lio;
 pub mod locks;

@@ -36,9 +36,7 @@ pub fn mount(source: &str, options: &[String], at: &Path, deadline: Duration) ->
 }
 
 fn mount_unseen(source: &str, options: &str, at: &Path, deadline: Duration) -> Result<OwnedFd> {
-    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| Error::io("leave the mount namespace for", source, errno))?;
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(|errno| Error::io("make private", "/", errno))?;
+    enter_namespace(source)?;
     // -n: no line in a table of mounts that others read.
     let mounted = nfs::run_mount(source, at, &["-n", "-o", options], deadline).and_then(|()| detached(at));
     // A daemon that mount.nfs started (rpc.statd) lives on in this namespace, and would hold the mount in it.
@@ -47,6 +45,15 @@ fn mount_unseen(source: &str, options: &str, at: &Path, deadline: Duration) -> R
         Err(errno) => tracing::warn!(source, %errno, "a mount that nobody sees stays in its own namespace"),
     }
     mounted
+}
+
+/// A mount namespace of this thread's own: what is mounted in it is seen nowhere else, and what is unmounted elsewhere goes from it too.
+/// A private copy of a volume's mount would keep its file system in the kernel for as long as mount.nfs runs, or the daemon that it
+/// started (mount_namespaces(7)).
+fn enter_namespace(source: &str) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| Error::io("leave the mount namespace for", source, errno))?;
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(|errno| Error::io("make a slave of", "/", errno))
 }
 
 fn detached(at: &Path) -> Result<OwnedFd> {
@@ -66,6 +73,36 @@ fn readable(tree: impl AsFd, shown: &Path) -> Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::os::mountinfo::MountTable;
+
+    #[test]
+    fn namespace_keeps_no_unmounted_volume_and_shows_nothing_of_its_own() {
+        crate::os::mount::testing::in_own_namespace(|| {
+            let directory = tempfile::tempdir().unwrap();
+            let [volume, own] = ["volume", "own"].map(|name| directory.path().join(name));
+            [&volume, &own].into_iter().for_each(|path| std::fs::create_dir(path).unwrap());
+            mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC).unwrap();
+            let mount =
+                |path: &Path| rustix::mount::mount("test", path, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+            let is_mounted = |path: &Path| !MountTable::read().unwrap().at(path).is_empty();
+            mount(&volume);
+            let (entered, unmounted) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    enter_namespace("test").unwrap();
+                    mount(&own);
+                    let before = is_mounted(&volume);
+                    entered.wait();
+                    unmounted.wait();
+                    (before, is_mounted(&volume), is_mounted(&own))
+                });
+                entered.wait();
+                assert!(!is_mounted(&own), "seen outside");
+                unmount(&volume, UnmountFlags::empty()).unwrap();
+                unmounted.wait();
+                assert_eq!(thread.join().unwrap(), (true, false, true));
+            });
+        });
+    }
 
     #[test]
     fn what_cannot_be_mounted_says_why_and_leaves_nothing() {

@@ -147,8 +147,9 @@ impl Private {
         // SAFETY: all pointers are to strings and bytes that outlive the calls, or null where that is allowed.
         unsafe {
             done(libc::unshare(libc::CLONE_NEWNS))?;
-            // Nothing of it may be seen outside.
-            done(libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()))?;
+            // Nothing of it may be seen outside; but what is unmounted outside must go here too: a private copy of a volume's mount would
+            // keep its file system in the kernel for as long as this program runs (mount_namespaces(7)).
+            done(libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_SLAVE, none.cast()))?;
             for folder in &self.covered {
                 let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
                 done(libc::mount(c"none".as_ptr(), folder.as_ptr(), c"ramfs".as_ptr(), flags, c"mode=700".as_ptr().cast()))?;
@@ -486,6 +487,36 @@ mod tests {
         left.sort();
         assert_eq!(left, ["public"]);
         assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(folder.path().to_str().unwrap()));
+    }
+
+    /// As the kubelet's directory is: shared.
+    #[test]
+    fn program_with_files_of_its_own_keeps_no_unmounted_volume() {
+        crate::os::mount::testing::in_own_namespace(|| {
+            let directory = tempfile::tempdir().unwrap();
+            let [volume, covered, ready] = ["volume", "covered", "ready"].map(|name| directory.path().join(name));
+            [&volume, &covered].into_iter().for_each(|path| std::fs::create_dir(path).unwrap());
+            let shared = rustix::mount::MountPropagationFlags::SHARED | rustix::mount::MountPropagationFlags::REC;
+            rustix::mount::mount_change("/", shared).unwrap();
+            rustix::mount::mount("volume", &volume, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+            let script = format!(
+                "grep -q ' {0} ' /proc/self/mountinfo && echo mounted; : >{1}; \
+                 while grep -q ' {0} ' /proc/self/mountinfo; do :; done; echo unmounted",
+                volume.display(),
+                ready.display()
+            );
+            let mut files = Private::default();
+            files.cover(&covered).unwrap();
+            let output = std::thread::scope(|scope| {
+                let program = scope.spawn(|| run_private(Run { deadline: Duration::from_secs(10), ..sh(&script) }, files));
+                while !ready.exists() && !program.is_finished() {
+                    std::thread::yield_now();
+                }
+                rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::empty()).unwrap();
+                program.join().unwrap()
+            });
+            assert_eq!(output.unwrap().stdout, "mounted\nunmounted\n");
+        });
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Pending { .. } => Code::DeadlineExceeded,
         // Probe has a code of its own for "not healthy" (CSI spec, "Probe Errors").
         Error::BackendDown { .. } | Error::Throttled { .. } if rpc == Rpc::Probe => Code::FailedPrecondition,
-        Error::BackendDown { .. } | Error::Stale { .. } | Error::Throttled { .. } => Code::Unavailable,
+        Error::BackendDown { .. } | Error::Stale { .. } | Error::Throttled { .. } | Error::StillInUse { .. } => Code::Unavailable,
         Error::Denied { .. } => Code::PermissionDenied,
         Error::Unsupported { .. } => rpc.unsupported(),
         Error::Failed { left: Left::Nothing, .. } => Code::Internal,
@@ -124,6 +124,7 @@ mod tests {
             (Error::BackendDown { backend: text(), reason: text() }, Code::Unavailable, false),
             (Error::Stale { object: text(), reason: text() }, Code::Unavailable, false),
             (Error::Throttled { backend: text(), reason: text() }, Code::Unavailable, false),
+            (Error::StillInUse { object: text(), by: text() }, Code::Unavailable, false),
             (Error::Denied { object: text(), reason: text() }, Code::PermissionDenied, true),
             (Error::Unsupported { what: text(), reason: text() }, Code::FailedPrecondition, true),
             (Error::Unproven { device: text(), reason: text() }, Code::FailedPrecondition, true),

@@ -43,6 +43,10 @@ pub enum Error {
     #[error("{object} is in use: {by}")]
     InUse { object: String, by: String },
 
+    /// It could not be released yet, since others use it. The CO must keep trying.
+    #[error("release {object}: {by}; end what uses it, then retry")]
+    StillInUse { object: String, by: String },
+
     /// The call belongs on another node.
     #[error("{object} is not on this node ({reason})")]
     WrongNode { object: String, reason: String },

@@ -1,6 +1,9 @@
 //! Identifiers, in the form `<backend name>:<id>`.
 //!
 //! The id part never holds a slash, is never `.` or `..`, and may be used as a file name as it is.
+//!
+//! A storage that names its objects itself (a cloud) has its own id of the object recorded in ours: `<backend name>:d-<its id>.<id>`. The
+//! CO keeps that with the PersistentVolume, so that each later call names exactly one object, whatever else carries the same tags.
 
 use std::fmt;
 use std::str::FromStr;
@@ -71,10 +74,11 @@ fn valid_local(text: &str) -> bool {
 /// Derives the id part from the name that the CO suggested: the name itself where it may be a file name, else a
 /// digest of it. Two names never give one id: what looks like a digest is digested too.
 fn local_from_name(name: &str) -> String {
-    // An inline volume's handle from the kubelet has 68.
-    const LONGEST_PLAIN: usize = 80;
-    let digested = [DIGESTED, BY_HAND].iter().any(|prefix| name.starts_with(prefix));
-    if name.len() <= LONGEST_PLAIN && valid_local(name) && !digested {
+    // An inline volume's handle from the kubelet has 68; with the longest backend name there is room for a recorded id of 24.
+    const LONGEST_PLAIN: usize = 68;
+    let reserved =
+        [DIGESTED, BY_HAND].iter().any(|prefix| name.starts_with(prefix)) || split(name).0.is_some() || is_ephemeral(name);
+    if name.len() <= LONGEST_PLAIN && valid_local(name) && !reserved {
         return name.to_owned();
     }
     format!("{DIGESTED}{}", digest(name))
@@ -85,8 +89,31 @@ const DIGESTED: &str = "h-";
 /// How the id of a volume begins that someone made by hand, and called what he liked.
 const BY_HAND: &str = "x-";
 
+/// How the id of an object begins whose storage's own id is recorded in it: `d-<storage's id>.<id>`.
+const RECORDED: &str = "d-";
+
+/// The storage's own id, where one is recorded, and the part that is derived from the name.
+fn split(local: &str) -> (Option<&str>, &str) {
+    let recorded = local.strip_prefix(RECORDED).and_then(|rest| rest.split_once('.'));
+    match recorded.filter(|(stored, derived)| !stored.is_empty() && valid_local(derived)) {
+        Some((stored, derived)) => (Some(stored), derived),
+        None => (None, local),
+    }
+}
+
+/// How the id of an ephemeral inline volume begins; a digest follows.
+const EPHEMERAL: &str = "e-";
+/// Hexadecimal digits of a digest in an id.
+const DIGITS: usize = 40;
+
 fn digest(name: &str) -> String {
-    sha256(name.as_bytes())[..40].to_owned()
+    sha256(name.as_bytes())[..DIGITS].to_owned()
+}
+
+/// Only the whole form is reserved: a CO may have volumes already whose names begin like it.
+fn is_ephemeral(local: &str) -> bool {
+    let digest = local.strip_prefix(EPHEMERAL).filter(|digest| digest.len() == DIGITS);
+    digest.is_some_and(|digest| digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
 }
 
 macro_rules! handle {
@@ -118,6 +145,33 @@ macro_rules! handle {
             /// The part behind the colon; safe as a file name.
             pub fn local(&self) -> &str {
                 &self.local
+            }
+
+            /// Of the part behind the colon, what is derived from the CO's name: the same with and without a recorded id.
+            pub fn derived(&self) -> &str {
+                split(&self.local).1
+            }
+
+            /// The storage's own id of the object, where it is recorded.
+            pub fn recorded(&self) -> Option<&str> {
+                split(&self.local).0
+            }
+
+            /// The same id with the storage's own id of the object recorded in it.
+            ///
+            /// # Errors
+            /// `Invalid` where `stored` has other characters than `[A-Za-z0-9_-]`, or the id would be longer than [`MAX_ID`].
+            pub fn record(&self, stored: &str) -> Result<Self> {
+                let id: Self = format!("{}:{RECORDED}{stored}.{}", self.backend, self.derived()).parse()?;
+                match id.recorded() == Some(stored) {
+                    true => Ok(id),
+                    false => Err(Error::invalid($field, format!("{stored:?} cannot be recorded in an id"))),
+                }
+            }
+
+            /// The same id without a recorded one: what CreateVolume derives before it knows what the storage will call the object.
+            pub fn unrecorded(&self) -> Self {
+                Self { backend: self.backend.clone(), local: self.derived().to_owned() }
             }
         }
 
@@ -191,6 +245,16 @@ impl VolumeId {
     /// Our own id of a volume that someone made by hand, whose handle may be any text: never one that [`VolumeId::derive`] gives.
     pub fn by_hand(backend: &BackendName, handle: &str) -> Self {
         VolumeId { backend: backend.clone(), local: format!("{BY_HAND}{}", digest(handle)) }
+    }
+
+    /// The id of the ephemeral inline volume that `mark` describes: never one that [`VolumeId::derive`] gives.
+    pub fn ephemeral(backend: &BackendName, mark: &str) -> Self {
+        VolumeId { backend: backend.clone(), local: format!("{EPHEMERAL}{}", digest(mark)) }
+    }
+
+    /// Whether the id has the form of [`VolumeId::ephemeral`]. Whose it is, the volume's name in its storage says.
+    pub fn is_ephemeral(&self) -> bool {
+        is_ephemeral(&self.local)
     }
 }
 
@@ -267,6 +331,16 @@ mod tests {
             prop_assume!(a != b);
             prop_assert_ne!(VolumeId::derive(&backend(), &a), VolumeId::derive(&backend(), &b));
         }
+
+        #[test]
+        fn recorded_id_of_any_name_is_read_again(name in "(d-)?[a-z.-]{0,9}\\PC{1,120}", stored in "[a-z]{1,4}-[0-9a-f]{1,19}") {
+            let longest: BackendName = "b".repeat(MAX_BACKEND_NAME).parse().expect("a name");
+            let derived = VolumeId::derive(&longest, &name);
+            prop_assert_eq!(derived.recorded(), None);
+            let recorded = derived.record(&stored).expect("there is room");
+            let read: VolumeId = recorded.to_string().parse().expect("our own id parses");
+            prop_assert_eq!((read.recorded(), read.unrecorded()), (Some(stored.as_str()), derived));
+        }
     }
 
     #[test]
@@ -274,6 +348,30 @@ mod tests {
         let digested = VolumeId::derive(&backend(), "über");
         let impostor = VolumeId::derive(&backend(), digested.local());
         assert_ne!(digested, impostor);
+    }
+
+    #[test]
+    fn name_in_the_form_of_a_recorded_id_is_digested() {
+        let recorded = VolumeId::derive(&backend(), "pvc-1").record("vol-1").expect("recorded");
+        assert_eq!(recorded.to_string(), "image:d-vol-1.pvc-1");
+        assert_ne!(VolumeId::derive(&backend(), recorded.local()), recorded);
+        for not_recordable in ["", "a.b", "a/b", "a b"] {
+            assert!(recorded.record(not_recordable).is_err(), "{not_recordable:?}");
+        }
+    }
+
+    #[test]
+    fn id_of_ephemeral_volume_is_not_derived_from_any_name() {
+        let ephemeral = VolumeId::ephemeral(&backend(), "csi-1 of node n1");
+        assert!(ephemeral.is_ephemeral());
+        assert_eq!(ephemeral.to_string().parse::<VolumeId>().expect("our own id parses"), ephemeral);
+        let derived = VolumeId::derive(&backend(), ephemeral.local());
+        assert_ne!(derived, ephemeral);
+        assert!(!derived.is_ephemeral());
+        // Volumes with such names may exist: their ids stay what they are.
+        for name in ["e-mail", "e-", &ephemeral.local()[..41], &ephemeral.local().to_uppercase()] {
+            assert_eq!(VolumeId::derive(&backend(), name).local(), name);
+        }
     }
 
     #[test]

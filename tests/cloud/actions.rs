@@ -8,6 +8,17 @@
 //! API it knows only snapshots that were written through it.
 //!
 //! Codes and messages are those of "Error codes for the Amazon EC2 API" in the Amazon EC2 Developer Guide.
+//!
+//! Towards the driver it is at least as unkind as EC2 ([`Act::unkind`], [`Act::late`]), by these rules:
+//! - Every list that is not of given ids begins with an empty page that has a NextToken, and goes on with short ones (boto3 issue 1776,
+//!   aws-cli issue 3928; EC2 API reference, DescribeVolumes: the end is where there is no NextToken).
+//! - What was just made is not described for a while; by its id InvalidVolume.NotFound, which refuses the whole request (EC2 API reference,
+//!   "Eventual consistency").
+//! - Another cluster of the account has a disk and a snapshot with the same names as each of ours, and none of them may be touched.
+//! - The token of a deleted disk is refused: "already deleted" (aws-ebs-csi-driver issue 3010, crossplane-contrib/provider-aws issue 1858),
+//!   also that of one which vanished since its key could not be used ([`World::fails`]; aws-ebs-csi-driver issues 1951 and 3010).
+//! - Tags are copied: [`super::proxy::Cloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore") and CopySnapshot
+//!   (EBS user guide, "Copy an Amazon EBS snapshot": the copy's volume id is arbitrary).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -48,7 +59,15 @@ pub struct Act<'a> {
     pub parameters: &'a Parameters,
     pub now: Duration,
     pub behind: Duration,
+    /// See above; not for what a test asks for itself.
+    pub unkind: bool,
+    /// What was made is described so much later.
+    pub late: Duration,
 }
+
+/// How the ids end of what is the other cluster's.
+const THEIRS: &str = "-theirs";
+const CLUSTER: &str = "longshore.dev/cluster";
 
 impl Act<'_> {
     pub fn perform(&mut self, action: &str) -> Answer {
@@ -60,6 +79,7 @@ impl Act<'_> {
             "DetachVolume" => self.detach_volume(),
             "ModifyVolume" => self.modify_volume(),
             "CreateSnapshot" => self.create_snapshot(),
+            "CopySnapshot" => self.copy_snapshot(),
             "DeleteSnapshot" => self.delete_snapshot(),
             "TerminateInstances" => self.terminate_instances(),
             "DescribeVolumes" => self.describe_volumes(),
@@ -71,7 +91,7 @@ impl Act<'_> {
             "DescribeFastSnapshotRestores" => self.describe_fast_restores(),
             "RunInstances" => self.run_instances(),
             "DescribeAvailabilityZones" => self.describe_zones(),
-            "DescribeInstanceTypes" => self.pass_on(self.parameters),
+            "DescribeInstanceTypes" => self.describe_instance_types(),
             other => refuse("InvalidAction", format!("The action {other} is not valid for this web service.")),
         }
     }
@@ -114,6 +134,7 @@ impl Act<'_> {
     }
 
     fn volume(&self, id: &str) -> Result<&Volume, Refusal> {
+        assert!(!id.ends_with(THEIRS), "{id} is another cluster's, and was to be changed");
         match self.world.volume(id, self.now) {
             Some(volume) => Ok(volume),
             None => refuse("InvalidVolume.NotFound", format!("The volume '{id}' does not exist.")),
@@ -152,7 +173,13 @@ impl Act<'_> {
                 let message = "The request uses the same client token as a previous, but non-identical request.";
                 return refuse("IdempotentParameterMismatch", message);
             }
-            let mut item = self.world.volumes.get(id).expect("made by this token").view(self.now);
+            let made = self.world.volumes.get(id).expect("made by this token");
+            if made.deleted.is_some() && self.unkind {
+                let message = "The client token you have provided is associated with a resource that is already deleted. Please use a \
+                               different client token.";
+                return refuse("IdempotentParameterMismatch", message);
+            }
+            let mut item = made.view(self.now);
             item.name = "CreateVolumeResponse".to_owned();
             return Ok(item);
         }
@@ -205,6 +232,20 @@ impl Act<'_> {
             modification: None,
         };
         self.world.volumes.insert(id.clone(), volume);
+        if let Some(theirs) = self.theirs(&item, "volumeId") {
+            let theirs_id = theirs.get("volumeId").to_owned();
+            let volume = Volume {
+                item: Element::default(),
+                created: self.now,
+                ready: self.now,
+                vanishes: false,
+                deleted: None,
+                attachments: Vec::new(),
+                modification: None,
+            };
+            self.world.volumes.insert(theirs_id.clone(), volume);
+            self.world.told(&theirs_id, theirs);
+        }
         self.world.told(&id, item);
         if !token.is_empty() {
             self.world.tokens.insert(token, (id, self.parameters.clone()));
@@ -212,6 +253,16 @@ impl Act<'_> {
         answer.set("status", "creating");
         answer.set("multiAttachEnabled", multi);
         Ok(answer)
+    }
+
+    /// The same, of another cluster, where it is a cluster's at all.
+    fn theirs(&self, ours: &Element, id: &str) -> Option<Element> {
+        let mut tags = ours.items("tagSet").to_vec();
+        tags.iter_mut().find(|tag| self.unkind && tag.get("key") == CLUSTER)?.set("value", "another");
+        let mut theirs = ours.clone();
+        theirs.put(Element::of("tagSet", tags));
+        theirs.set(id, format!("{}{THEIRS}", ours.get(id)));
+        Some(theirs)
     }
 
     fn describe_zones(&mut self) -> Answer {
@@ -454,12 +505,41 @@ impl Act<'_> {
         item.children.retain(|child| child.name != "requestId");
         let done = self.world.end("pending", self.now, self.world.times.snapshot);
         let fails = self.world.fails;
+        if let Some(item) = self.theirs(&item, "snapshotId") {
+            let theirs = Snapshot { item, begun: self.now, done: self.now, fails: false, deleted: None };
+            self.world.snapshots.insert(theirs.item.get("snapshotId").to_owned(), theirs);
+        }
         self.world.snapshots.insert(snapshot, Snapshot { item, begun: self.now, done, fails, deleted: None });
         Ok(answer)
     }
 
+    /// With the tags that the request gives.
+    fn copy_snapshot(&mut self) -> Answer {
+        let of = self.get("SourceSnapshotId").to_owned();
+        let Some(source) = self.world.snapshots.get(&of).map(|source| source.item.clone()) else {
+            return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{of}' does not exist."));
+        };
+        let answer = self.pass_on(self.parameters)?;
+        let copy = answer.get("snapshotId").to_owned();
+        let mut item = source;
+        item.set("snapshotId", &copy);
+        item.set("volumeId", "vol-ffffffff");
+        let done = self.now + self.world.times.snapshot;
+        self.world.snapshots.insert(copy, Snapshot { item, begun: self.now, done, fails: false, deleted: None });
+        Ok(answer)
+    }
+
+    fn describe_instance_types(&self) -> Answer {
+        let mut parameters = self.parameters.clone();
+        parameters.retain(|name, _| name != "MaxResults" && name != "NextToken");
+        let answer = self.pass_on(&parameters)?;
+        let named = !wire::list(self.parameters, "InstanceType").is_empty();
+        self.page("DescribeInstanceTypesResponse", "instanceTypeSet", answer.items("instanceTypeSet").to_vec(), named)
+    }
+
     fn delete_snapshot(&mut self) -> Answer {
         let id = self.get("SnapshotId").to_owned();
+        assert!(!id.ends_with(THEIRS), "{id} is another cluster's, and was to be deleted");
         let now = self.now;
         match self.world.snapshots.get_mut(&id).filter(|snapshot| snapshot.deleted.is_none()) {
             Some(snapshot) => snapshot.deleted = Some(now),
@@ -487,7 +567,8 @@ impl Act<'_> {
             _ => Box::new(self.world.volumes.keys()),
         };
         for id in candidates {
-            match self.world.volumes.get(id).filter(|volume| volume.is_told(then, &times)) {
+            let told = |volume: &&Volume| volume.is_told(then, &times) && then >= volume.created + self.late;
+            match self.world.volumes.get(id).filter(told) {
                 Some(volume) => drop(found.insert(id, volume.view(then))),
                 None if ids.is_empty() => {}
                 None => return refuse("InvalidVolume.NotFound", format!("The volume '{id}' does not exist.")),
@@ -529,11 +610,12 @@ impl Act<'_> {
         let (ids, filters) = (wire::list(self.parameters, "SnapshotId"), wire::filters(self.parameters));
         limited(&ids, &filters)?;
         let then = self.then();
-        if let Some(id) = ids.iter().find(|id| self.world.snapshots.get(*id).is_none_or(|snapshot| !snapshot.is_told(then))) {
+        let is_told = |snapshot: &Snapshot| snapshot.is_told(then) && then >= snapshot.begun + self.late;
+        if let Some(id) = ids.iter().find(|id| self.world.snapshots.get(*id).is_none_or(|snapshot| !is_told(snapshot))) {
             return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{id}' does not exist."));
         }
         let mut items = Vec::new();
-        for (id, snapshot) in self.world.snapshots.iter().filter(|(_, snapshot)| snapshot.is_told(then)) {
+        for (id, snapshot) in self.world.snapshots.iter().filter(|(_, snapshot)| is_told(snapshot)) {
             let item = snapshot.view(then);
             if (ids.is_empty() || ids.contains(id)) && matches_all(&item, &filters, "snapshotId", "snapshot-id")? {
                 items.push(item);
@@ -616,7 +698,11 @@ impl Act<'_> {
                 "Value for parameter MaxResults is invalid. Expecting a value greater than 5.",
             );
         }
+        let unkind = self.unkind && !named;
         let from = match self.get("NextToken") {
+            "" if unkind => {
+                return Ok(Element::of(response, [Element::new(set), Element::leaf("nextToken", "page-0")]));
+            }
             "" => 0,
             token => match token.strip_prefix("page-").and_then(|from| from.parse().ok()) {
                 Some(from) => from,
@@ -624,6 +710,7 @@ impl Act<'_> {
             },
         };
         let most = most.map_or(usize::MAX, |most| usize::try_from(most).expect("a count").min(1000));
+        let most = if unkind { most.min(items.len().div_ceil(2).max(1)) } else { most };
         let left = items.len().saturating_sub(from);
         let answer = Element::of(response, [Element::of(set, items.into_iter().skip(from).take(most))]);
         Ok(if left > most { answer.with("nextToken", format!("page-{}", from + most)) } else { answer })

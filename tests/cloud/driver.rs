@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use longshore::csi;
@@ -41,6 +41,9 @@ pub struct Driver {
     pub persistent: bool,
     /// How long a call is waited for, in the cloud's time.
     pub patience: Duration,
+    /// What a CO keeps: by what CreateVolume and CreateSnapshot derive from a name, the handle that they answered.
+    volumes: Mutex<BTreeMap<String, String>>,
+    snapshots: Mutex<BTreeMap<String, String>>,
     speed: u32,
 }
 
@@ -69,7 +72,32 @@ impl Driver {
         harness.set("AWS_EC2_METADATA_DISABLED", "true");
         harness.set("AWS_CONFIG_FILE", "/dev/null");
         harness.set("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
-        Driver { harness, cloud: Arc::clone(cloud), moto: cloud.moto.clone(), persistent: true, patience: PATIENCE, speed }
+        Driver {
+            harness,
+            cloud: Arc::clone(cloud),
+            moto: cloud.moto.clone(),
+            persistent: true,
+            patience: PATIENCE,
+            volumes: Mutex::default(),
+            snapshots: Mutex::default(),
+            speed,
+        }
+    }
+
+    /// The handle of `ebs:NAME` as the CO has it; what was never answered has none but that.
+    pub fn handle(&self, id: &str) -> String {
+        self.volumes.lock().expect("no panic").get(id).cloned().unwrap_or_else(|| id.to_owned())
+    }
+
+    /// The same for a snapshot.
+    pub fn snapshot_handle(&self, id: &str) -> String {
+        self.snapshots.lock().expect("no panic").get(id).cloned().unwrap_or_else(|| id.to_owned())
+    }
+
+    /// As where the handle was kept, and the call is about another one of the same name.
+    pub fn forget_handles(&self) {
+        self.volumes.lock().expect("no panic").clear();
+        self.snapshots.lock().expect("no panic").clear();
     }
 
     /// With its steps told, and failed on demand.
@@ -129,16 +157,24 @@ impl Driver {
         self.create_as(creation(name))
     }
 
-    pub fn create_as(&self, request: csi::CreateVolumeRequest) -> Called<csi::Volume> {
+    pub fn create_as(&self, mut request: csi::CreateVolumeRequest) -> Called<csi::Volume> {
+        use csi::volume_content_source::Type;
+        match request.volume_content_source.as_mut().and_then(|source| source.r#type.as_mut()) {
+            Some(Type::Snapshot(snapshot)) => snapshot.snapshot_id = self.snapshot_handle(&snapshot.snapshot_id),
+            Some(Type::Volume(volume)) => volume.volume_id = self.handle(&volume.volume_id),
+            None => {}
+        }
         let made = self.call(|mut client| {
             let request = request.clone();
             async move { client.create_volume(request).await }
         });
-        made.map(|answer| answer.volume.expect("a volume"))
+        let volume = made?.volume.expect("a volume");
+        self.volumes.lock().expect("no panic").insert(unrecorded(&volume.volume_id), volume.volume_id.clone());
+        Ok(volume)
     }
 
     pub fn delete(&self, id: &str) -> Called<()> {
-        let request = csi::DeleteVolumeRequest { volume_id: id.to_owned(), ..Default::default() };
+        let request = csi::DeleteVolumeRequest { volume_id: self.handle(id), ..Default::default() };
         self.call(|mut client| {
             let request = request.clone();
             async move { client.delete_volume(request).await }
@@ -147,7 +183,7 @@ impl Driver {
     }
 
     pub fn attach(&self, id: &str, instance: &str) -> Called<HashMap<String, String>> {
-        let request = publication(id, instance);
+        let request = publication(&self.handle(id), instance);
         let attached = self.call(|mut client| {
             let request = request.clone();
             async move { client.controller_publish_volume(request).await }
@@ -157,7 +193,7 @@ impl Driver {
 
     pub fn detach(&self, id: &str, instance: &str) -> Called<()> {
         let request = csi::ControllerUnpublishVolumeRequest {
-            volume_id: id.to_owned(),
+            volume_id: self.handle(id),
             node_id: instance.to_owned(),
             ..Default::default()
         };
@@ -170,7 +206,7 @@ impl Driver {
 
     pub fn expand(&self, id: &str, gib: i64) -> Called<csi::ControllerExpandVolumeResponse> {
         let request = csi::ControllerExpandVolumeRequest {
-            volume_id: id.to_owned(),
+            volume_id: self.handle(id),
             capacity_range: Some(csi::CapacityRange { required_bytes: gib * GIB, limit_bytes: 0 }),
             volume_capability: Some(capability(Some("ext4"))),
             ..Default::default()
@@ -183,7 +219,7 @@ impl Driver {
 
     pub fn modify(&self, id: &str, parameters: &[(&str, &str)]) -> Called<()> {
         let mutable_parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let request = csi::ControllerModifyVolumeRequest { volume_id: id.to_owned(), mutable_parameters, ..Default::default() };
+        let request = csi::ControllerModifyVolumeRequest { volume_id: self.handle(id), mutable_parameters, ..Default::default() };
         self.call(|mut client| {
             let request = request.clone();
             async move { client.controller_modify_volume(request).await }
@@ -193,7 +229,8 @@ impl Driver {
 
     /// Made, and ready to be used.
     pub fn snapshot(&self, name: &str, of: &str) -> Called<csi::Snapshot> {
-        let request = csi::CreateSnapshotRequest { name: name.to_owned(), source_volume_id: of.to_owned(), ..Default::default() };
+        let request =
+            csi::CreateSnapshotRequest { name: name.to_owned(), source_volume_id: self.handle(of), ..Default::default() };
         let begun = Instant::now();
         loop {
             let made = self.call(|mut client| {
@@ -201,6 +238,7 @@ impl Driver {
                 async move { client.create_snapshot(request).await }
             });
             let snapshot = made?.snapshot.expect("a snapshot");
+            self.snapshots.lock().expect("no panic").insert(unrecorded(&snapshot.snapshot_id), snapshot.snapshot_id.clone());
             if snapshot.ready_to_use || !self.persistent || begun.elapsed() > GIVES_UP {
                 return Ok(snapshot);
             }
@@ -209,7 +247,7 @@ impl Driver {
     }
 
     pub fn delete_snapshot(&self, id: &str) -> Called<()> {
-        let request = csi::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+        let request = csi::DeleteSnapshotRequest { snapshot_id: self.snapshot_handle(id), ..Default::default() };
         self.call(|mut client| {
             let request = request.clone();
             async move { client.delete_snapshot(request).await }
@@ -217,7 +255,7 @@ impl Driver {
         .map(drop)
     }
 
-    /// Every volume with the nodes it is published to, in pages of `most`.
+    /// Every volume, as `ebs:NAME`, with the nodes it is published to, in pages of `most`.
     pub fn list(&self, most: i32) -> BTreeMap<String, Vec<String>> {
         let mut found = BTreeMap::new();
         let mut token = String::new();
@@ -231,7 +269,7 @@ impl Driver {
             for entry in page.entries {
                 let id = entry.volume.expect("a volume").volume_id;
                 let nodes = entry.status.map(|status| status.published_node_ids).unwrap_or_default();
-                assert!(found.insert(id, nodes).is_none(), "a volume is listed twice");
+                assert!(found.insert(unrecorded(&id), nodes).is_none(), "a volume is listed twice");
             }
             token = page.next_token;
             if token.is_empty() {
@@ -270,6 +308,13 @@ impl Driver {
         assert!(!log.contains("Signature="), "a signature is in the log");
         assert!(!log.contains("panicked"), "{log}");
     }
+}
+
+/// A handle without the recorded id: `ebs:d-vol-0123.data` is `ebs:data`.
+pub fn unrecorded(handle: &str) -> String {
+    let id: longshore::volume::VolumeId = handle.parse().expect("a handle");
+    assert!(id.recorded().is_some(), "{handle} has no disk or snapshot recorded");
+    id.unrecorded().to_string()
 }
 
 fn owned(items: Vec<Element>) -> Vec<Element> {

@@ -37,7 +37,8 @@ fn what_no_handle_names_is_told_and_deleted_by_name_only() {
     }
     driver.attach("ebs:busy", &instance).expect("attached");
     let snapshot = driver.snapshot("old", "ebs:used").expect("taken").snapshot_id;
-    let handles = ["ebs:used", "ebs:gone", "other:x"];
+    let [used, busy, leaked] = ["ebs:used", "ebs:busy", "ebs:leaked"].map(|id| driver.handle(id));
+    let handles = [used.as_str(), "ebs:gone", "other:x"];
 
     let report = inspect(&driver, &handles, &["--json"]);
     assert_eq!(report.status.code(), Some(1), "{}", text(&report));
@@ -48,27 +49,30 @@ fn what_no_handle_names_is_told_and_deleted_by_name_only() {
         all.sort_unstable();
         all
     };
-    assert_eq!(names("volumes"), ["ebs:busy", "ebs:leaked"]);
+    let mut unnamed = [busy.as_str(), &leaked];
+    unnamed.sort_unstable();
+    assert_eq!(names("volumes"), unnamed);
     assert_eq!(names("snapshots"), [snapshot.as_str()]);
     assert_eq!(report["missing"], serde_json::json!(["ebs:gone"]));
     assert_eq!(driver.disks().len(), 3, "it only tells");
 
     // Neither what is named, nor what a node has, nor by a list that cannot be one.
     for (handles, volume, words) in [
-        (&handles[..], "ebs:used", "a PersistentVolume names it"),
-        (&handles, "ebs:busy", "attached to node"),
-        (&["other:x"], "ebs:leaked", "names no volume of ebs"),
+        (&handles[..], used.as_str(), "a PersistentVolume names it"),
+        (&handles, "ebs:used", "a PersistentVolume names it"),
+        (&handles, &busy, "attached to node"),
+        (&["other:x"], &leaked, "names no volume of ebs"),
         (&handles, "ebs:nowhere", "does not exist"),
     ] {
         let refused = inspect(&driver, handles, &["--delete", volume]);
         assert!(!refused.status.success() && text(&refused).contains(words), "{volume}: {}", text(&refused));
     }
     assert_eq!(driver.disks().len(), 3);
-    let deleted = inspect(&driver, &handles, &["--delete", "ebs:leaked"]);
+    let deleted = inspect(&driver, &handles, &["--delete", &leaked]);
     assert!(deleted.status.success(), "{}", text(&deleted));
     assert_eq!(driver.disks().len(), 2);
 
-    let named = inspect(&driver, &["ebs:used", "ebs:busy", &snapshot], &[]);
+    let named = inspect(&driver, &[&used, &busy, &snapshot], &[]);
     assert_eq!(named.status.code(), Some(0), "{}", text(&named));
     assert!(!text(&named).contains(SECRET));
 

@@ -40,9 +40,10 @@ fn named<'a>(disks: &'a [Element], local: &str) -> &'a Element {
 /// The whole life. `waits` is called where EC2 wants six hours to pass.
 fn live(driver: &Driver, instance: &str, waits: impl Fn()) {
     let volume = driver.create("data").expect("created");
-    assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("ebs:data", 10 * GIB));
     let zone = &volume.accessible_topology[0].segments["topology.kubernetes.io/zone"];
     let disk = driver.disk();
+    let handle = format!("ebs:d-{}.data", disk.get("volumeId"));
+    assert_eq!((&volume.volume_id, volume.capacity_bytes), (&handle, 10 * GIB));
     assert_eq!((disk.get("size"), disk.get("volumeType"), disk.get("availabilityZone")), ("10", "gp3", ZONE));
     assert_eq!((zone.as_str(), tag(&disk, "longshore.dev/volume"), tag(&disk, "team")), (ZONE, "data".into(), "storage".into()));
     driver.create("data").expect("again");
@@ -67,7 +68,7 @@ fn live(driver: &Driver, instance: &str, waits: impl Fn()) {
 
     let snapshot = driver.snapshot("nightly", "ebs:data").expect("a snapshot");
     assert!(snapshot.ready_to_use);
-    assert_eq!((snapshot.source_volume_id.as_str(), snapshot.size_bytes), ("ebs:data", 20 * GIB));
+    assert_eq!((&snapshot.source_volume_id, snapshot.size_bytes), (&handle, 20 * GIB));
     let taken = driver.snapshots();
     assert_eq!((taken.len(), taken[0].get("volumeId")), (1, disk.get("volumeId")));
     driver.create_as(from_snapshot("restored", &snapshot.snapshot_id)).expect("restored");
@@ -143,9 +144,9 @@ fn one_name_is_one_disk_however_often_it_is_asked_for() {
         }
         answers
     });
-    assert!(answers.iter().flatten().all(|answer| answer.get_ref().volume.as_ref().expect("a volume").volume_id == "ebs:data"));
     cloud.manners().latency = Duration::ZERO;
-    driver.create("data").expect("created");
+    let handle = driver.create("data").expect("created").volume_id;
+    assert!(answers.iter().flatten().all(|answer| answer.get_ref().volume.as_ref().expect("a volume").volume_id == handle));
     let first = driver.disk().get("volumeId").to_owned();
     // With another size it is another volume's name.
     let other = csi::CreateVolumeRequest {
@@ -245,7 +246,7 @@ fn several_machines_have_a_disk_that_was_made_for_them() {
     assert!(refused.code() == Code::AlreadyExists && refused.message().contains("one for several nodes"), "{refused}");
     let confirmed = |id: &str| {
         let request = csi::ValidateVolumeCapabilitiesRequest {
-            volume_id: id.to_owned(),
+            volume_id: driver.handle(id),
             volume_capabilities: vec![shared.clone()],
             ..Default::default()
         };
@@ -260,7 +261,7 @@ fn several_machines_have_a_disk_that_was_made_for_them() {
     for instance in &instances {
         let request = csi::ControllerPublishVolumeRequest {
             volume_capability: Some(shared.clone()),
-            ..publication("ebs:shared", instance)
+            ..publication(&driver.handle("ebs:shared"), instance)
         };
         driver
             .call(|mut client| {

@@ -69,6 +69,10 @@ pub struct Manners {
     pub throttles: bool,
     /// Descriptions are as old as this.
     pub behind: Duration,
+    /// What was made is described so much later.
+    pub late: Duration,
+    /// Empty and short pages, spent tokens, another cluster's things: see [`super::actions`].
+    pub unkind: bool,
     /// How long each answer takes.
     pub latency: Duration,
     /// Whose key is right.
@@ -111,7 +115,14 @@ impl Cloud {
             }
         };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let manners = Manners { throttles: true, behind: Duration::ZERO, latency: Duration::ZERO, key: super::KEY.to_owned() };
+        let manners = Manners {
+            throttles: true,
+            behind: Duration::ZERO,
+            late: Duration::from_millis(1500),
+            unkind: true,
+            latency: Duration::ZERO,
+            key: super::KEY.to_owned(),
+        };
         let cloud = Arc::new(Cloud {
             moto,
             clock: Clock::new(speed),
@@ -198,7 +209,8 @@ impl Cloud {
 
     /// The test's own request, which nothing happens to.
     pub fn ask(&self, action: &str, parameters: &[(&str, &str)]) -> Answer {
-        self.perform(action, &moto::parameters_of(action, parameters), Duration::ZERO)
+        let kind = Manners { behind: Duration::ZERO, late: Duration::ZERO, unkind: false, ..self.manners().clone() };
+        self.perform(action, &moto::parameters_of(action, parameters), &kind)
     }
 
     /// As `ask`, of what must succeed.
@@ -220,9 +232,59 @@ impl Cloud {
         answer.items("instancesSet").iter().map(|item| item.get("instanceId").to_owned()).collect()
     }
 
-    fn perform(&self, action: &str, parameters: &Parameters, behind: Duration) -> Answer {
+    /// Restores a volume as AWS Backup does, from a snapshot of its own and with all of the volume's tags: the id of the copy.
+    pub fn restore_backup(&self, volume: &str) -> String {
+        let described = self.must("DescribeVolumes", &[("VolumeId.1", volume)]);
+        let original = described.items("volumeSet").first().expect("it is there");
+        let backup = self.with_tags_of(original, "CreateSnapshot", "snapshot", &[("VolumeId", volume)]);
+        let backup = backup.get("snapshotId").to_owned();
+        self.clock.skip(Duration::from_secs(60));
+        let [zone, kind] = ["availabilityZone", "volumeType"].map(|name| original.get(name));
+        let parameters = [("SnapshotId", backup.as_str()), ("AvailabilityZone", zone), ("VolumeType", kind)];
+        let copy = self.with_tags_of(original, "CreateVolume", "volume", &parameters).get("volumeId").to_owned();
+        self.clock.skip(Duration::from_secs(60));
+        copy
+    }
+
+    /// Copies a snapshot with all of its tags: the id of the copy.
+    pub fn copy_snapshot(&self, snapshot: &str) -> String {
+        let described = self.must("DescribeSnapshots", &[("SnapshotId.1", snapshot)]);
+        let original = described.items("snapshotSet").first().expect("it is there");
+        let parameters = [("SourceSnapshotId", snapshot), ("SourceRegion", moto::REGION)];
+        let copy = self.with_tags_of(original, "CopySnapshot", "snapshot", &parameters).get("snapshotId").to_owned();
+        self.clock.skip(Duration::from_secs(60));
+        copy
+    }
+
+    fn with_tags_of(&self, original: &Element, action: &str, resource: &str, parameters: &[(&str, &str)]) -> Element {
+        let mut all: Vec<(String, String)> = vec![("TagSpecification.1.ResourceType".to_owned(), resource.to_owned())];
+        for (number, tag) in original.items("tagSet").iter().enumerate() {
+            for (name, what) in [("Key", "key"), ("Value", "value")] {
+                all.push((format!("TagSpecification.1.Tag.{}.{name}", number + 1), tag.get(what).to_owned()));
+            }
+        }
+        let tags = all.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        self.must(action, &parameters.iter().copied().chain(tags).collect::<Vec<_>>())
+    }
+
+    /// Changes a tag of a volume by hand; `None` removes it.
+    pub fn retag(&self, volume: &str, key: &str, value: Option<&str>) {
         let mut world = self.world();
-        Act { moto: &self.moto, world: &mut world, parameters, now: self.clock.now(), behind }.perform(action)
+        let mut item = world.volumes[volume].item.clone();
+        let mut tags = item.items("tagSet").to_vec();
+        tags.retain(|tag| tag.get("key") != key);
+        tags.extend(value.map(|value| Element::new("item").with("key", key).with("value", value)));
+        item.put(Element::of("tagSet", tags));
+        for ids in world.by_tag.values_mut() {
+            ids.remove(volume);
+        }
+        world.told(volume, item);
+    }
+
+    fn perform(&self, action: &str, parameters: &Parameters, manners: &Manners) -> Answer {
+        let mut world = self.world();
+        let Manners { behind, late, unkind, .. } = *manners;
+        Act { moto: &self.moto, world: &mut world, parameters, now: self.clock.now(), behind, unkind, late }.perform(action)
     }
 
     /// The trouble that this request is in for.
@@ -314,11 +376,14 @@ impl Cloud {
         if blocks {
             return (Some(self.blocks(&request.path)), trouble);
         }
-        let behind = if is_mutating(action) { Duration::ZERO } else { self.manners().behind };
-        let mut answer = self.perform(action, &parameters, behind);
+        let mut manners = self.manners().clone();
+        if is_mutating(action) {
+            manners.behind = Duration::ZERO;
+        }
+        let mut answer = self.perform(action, &parameters, &manners);
         *self.done.lock().expect("no panic").entry(action.to_owned()).or_default() += 1;
         match &trouble {
-            Trouble::Twice => answer = self.perform(action, &parameters, behind),
+            Trouble::Twice => answer = self.perform(action, &parameters, &manners),
             Trouble::Late(span) => self.clock.sleep(*span),
             Trouble::CutAfter => return (None, trouble),
             Trouble::FailAfter => {

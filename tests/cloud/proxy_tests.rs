@@ -182,6 +182,8 @@ fn sizes_and_speeds_have_bounds_and_changes_must_wait() {
 #[test]
 fn lists_have_pages_and_filters() {
     let Some(cloud) = Cloud::start(1) else { return };
+    cloud.manners().unkind = false;
+    cloud.manners().late = Duration::ZERO;
     for number in 0..7 {
         let value = if number < 4 { "a b" } else { "other" };
         let tag = [
@@ -255,6 +257,7 @@ fn orders_are_followed() {
 fn descriptions_may_be_out_of_date() {
     let Some(cloud) = Cloud::start(1) else { return };
     pass(&cloud, 3600);
+    cloud.manners().unkind = false;
     let volume = create(&cloud, &[("Size", "1")]);
     cloud.manners().behind = Duration::from_secs(30);
     let told = |cloud: &Cloud| send(cloud, "DescribeVolumes", &[]).expect("an answer").1.items("volumeSet").len();
@@ -311,4 +314,83 @@ fn a_disk_may_be_attached_twice_where_it_was_made_so() {
     cloud.must("DetachVolume", &[("VolumeId", &volume), ("InstanceId", &instances[0])]);
     pass(&cloud, 60);
     assert_eq!(state(&cloud, &volume), "available");
+}
+
+#[test]
+fn lists_begin_with_an_empty_page_and_what_is_new_is_shown_late() {
+    let Some(cloud) = Cloud::start(1) else { return };
+    pass(&cloud, 60);
+    let tags = [
+        ("TagSpecification.1.ResourceType", "volume"),
+        ("TagSpecification.1.Tag.1.Key", "longshore.dev/cluster"),
+        ("TagSpecification.1.Tag.1.Value", "ours"),
+    ];
+    let made: Vec<String> = (0..3)
+        .map(|_| {
+            let parameters = [[("Size", "1"), ("AvailabilityZone", ZONE)].as_slice(), &tags].concat();
+            send(&cloud, "CreateVolume", &parameters).expect("an answer").1.get("volumeId").to_owned()
+        })
+        .collect();
+    let (status, refused) = send(&cloud, "DescribeVolumes", &[("VolumeId.1", &made[0])]).expect("an answer");
+    assert_eq!((status, refused.items("Errors")[0].get("Code")), (400, "InvalidVolume.NotFound"));
+    pass(&cloud, 60);
+    assert_eq!(send(&cloud, "DescribeVolumes", &[("VolumeId.1", &made[0])]).expect("an answer").0, 200);
+    let page = |value: &str, token: &str| {
+        let mut parameters =
+            vec![("Filter.1.Name", "tag:longshore.dev/cluster"), ("Filter.1.Value.1", value), ("MaxResults", "500")];
+        parameters.extend((!token.is_empty()).then_some(("NextToken", token)));
+        let (_, answer) = send(&cloud, "DescribeVolumes", &parameters).expect("an answer");
+        (answer.items("volumeSet").len(), answer.get("nextToken").to_owned())
+    };
+    for cluster in ["ours", "another"] {
+        let mut sizes = Vec::new();
+        let mut token = String::new();
+        loop {
+            let (size, next) = page(cluster, &token);
+            sizes.push(size);
+            token = next;
+            if token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(sizes, [0, 2, 1], "{cluster}");
+    }
+    cloud.must("DeleteVolume", &[("VolumeId", &made[0])]);
+    assert_eq!(cloud.moto.volumes().len(), 2, "of the other cluster's moto knows nothing");
+}
+
+#[test]
+fn token_of_a_deleted_disk_is_refused() {
+    let Some(cloud) = Cloud::start(1) else { return };
+    let parameters = [("Size", "1"), ("AvailabilityZone", ZONE), ("ClientToken", "t")];
+    let (_, made) = send(&cloud, "CreateVolume", &parameters).expect("an answer");
+    pass(&cloud, 60);
+    cloud.must("DeleteVolume", &[("VolumeId", made.get("volumeId"))]);
+    let (status, refused) = send(&cloud, "CreateVolume", &parameters).expect("an answer");
+    let error = &refused.items("Errors")[0];
+    assert_eq!((status, error.get("Code")), (400, "IdempotentParameterMismatch"));
+    assert!(error.get("Message").contains("already deleted"), "{error:?}");
+}
+
+#[test]
+fn copies_carry_the_tags_of_their_originals() {
+    let Some(cloud) = Cloud::start(1) else { return };
+    let tag = [
+        ("TagSpecification.1.ResourceType", "volume"),
+        ("TagSpecification.1.Tag.1.Key", "k"),
+        ("TagSpecification.1.Tag.1.Value", "v"),
+    ];
+    let volume = create(&cloud, &[[("Size", "1")].as_slice(), &tag].concat());
+    pass(&cloud, 60);
+    let copy = cloud.restore_backup(&volume);
+    let described = cloud.must("DescribeVolumes", &[("VolumeId.1", &copy)]);
+    let copy = &described.items("volumeSet")[0];
+    assert_eq!((copy.items("tagSet")[0].get("value"), copy.get("snapshotId").is_empty()), ("v", false));
+    let copied = cloud.copy_snapshot(copy.get("snapshotId"));
+    let described = cloud.must("DescribeSnapshots", &[("SnapshotId.1", &copied)]);
+    let copied = &described.items("snapshotSet")[0];
+    assert_eq!((copied.items("tagSet")[0].get("value"), copied.get("volumeId")), ("v", "vol-ffffffff"));
+    cloud.retag(&volume, "k", None);
+    let described = cloud.must("DescribeVolumes", &[("VolumeId.1", &volume)]);
+    assert_eq!(described.items("volumeSet")[0].items("tagSet"), []);
 }

@@ -131,7 +131,10 @@ impl Story {
         });
         let snapshots = self.driver.snapshots().into_iter();
         let snapshots = snapshots
-            .map(|item| format!("snapshot {} of {}", tag(&item, "longshore.dev/snapshot"), tag(&item, "longshore.dev/volume")));
+            // Its source has its disk recorded.
+            .map(|item| {
+                format!("snapshot {} of {}", tag(&item, "longshore.dev/snapshot"), named_by(&tag(&item, "longshore.dev/volume")))
+            });
         let mut lines: Vec<_> = volumes.chain(snapshots).map(plain).collect();
         lines.sort();
         lines
@@ -155,6 +158,11 @@ impl Story {
         self.clear(&format!("after an undisturbed {call:?}"));
         state
     }
+}
+
+/// The part of a volume's id that is derived from its name.
+fn named_by(local: &str) -> String {
+    format!("x:{local}").parse::<longshore::volume::VolumeId>().expect("an id").derived().to_owned()
 }
 
 /// Each mutating request of each call is in for `trouble`.

@@ -6,9 +6,11 @@
 #![allow(dead_code, reason = "each test program uses another part of it")]
 #![allow(clippy::disallowed_methods, reason = "tests start programs and the driver itself")]
 
+pub mod holder;
 pub mod http;
 #[cfg(feature = "otlp")]
 pub mod otlp;
+pub mod sequence;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -36,6 +38,8 @@ pub enum Pool {
     Local,
     /// An xfs with reflinks, over a loop device.
     Xfs,
+    /// A btrfs, which has reflinks, over a loop device.
+    Btrfs,
     /// Two pools: `default` on such an xfs, `plain` on an ext4, which has no reflinks, over another loop device.
     XfsAndExt4,
 }
@@ -74,8 +78,14 @@ pub static STARTING: std::sync::RwLock<()> = std::sync::RwLock::new(());
 /// Runs a program to its end and gives what it printed; a failure ends the test.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> String {
     let _starting = STARTING.write().expect("no panic while a program is started");
-    let output =
-        Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    let finds = program == "losetup" && command.get_args().any(|argument| argument == "--find" || argument == "-f");
+    let mut output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    // `losetup --find` looks for a free number first, and another process may bind it before losetup does.
+    while finds && String::from_utf8_lossy(&output.stderr).contains("failed to set up loop device: Device or resource busy") {
+        output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    }
     assert!(output.status.success(), "{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
@@ -86,8 +96,62 @@ pub struct Harness {
     pool_devices: Vec<String>,
     environment: Vec<(String, String)>,
     node_id: String,
+    /// Further arguments of `serve`.
+    arguments: Vec<String>,
+    machine: Option<Machine>,
     driver: Option<Child>,
     runtime: tokio::runtime::Runtime,
+}
+
+/// Namespaces for mounts and the network that outlive the drivers in them, as a machine outlives its pods. They are copies of the
+/// test's, and see nothing of what it mounts later.
+pub struct Machine(Child);
+
+impl Machine {
+    fn boot(network: bool) -> Machine {
+        let mut command = Command::new("unshare");
+        command.args(network.then_some("--net"));
+        command.args(["--mount", "--propagation", "private", "sh", "-c", "echo up; exec cat >/dev/null"]);
+        // It ends with the pipe, whatever becomes of the test.
+        let starting = STARTING.write().expect("no panic while a program is started");
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a machine");
+        drop(starting);
+        let mut up = [0; 3];
+        std::io::Read::read_exact(process.stdout.as_mut().expect("a pipe"), &mut up).expect("it is up");
+        Machine(process)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Runs a program in it to its end, and says whether it ended well.
+    pub fn runs<S: AsRef<OsStr>>(&self, program: &str, arguments: impl IntoIterator<Item = S>) -> bool {
+        let _starting = STARTING.write().expect("no panic while a program is started");
+        self.command(program).args(arguments).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    }
+
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.pid().to_string(), "--mount", "--net", "--"]).arg(program);
+        command
+    }
+
+    fn mount_points(&self) -> Vec<String> {
+        points_in(&fs::read_to_string(format!("/proc/{}/mountinfo", self.pid())).expect("mountinfo"))
+    }
+
+    /// A path in it, seen from outside.
+    pub fn path(&self, path: &Path) -> PathBuf {
+        Path::new("/proc").join(self.pid().to_string()).join("root").join(path.strip_prefix("/").expect("absolute"))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
 }
 
 impl Harness {
@@ -119,9 +183,20 @@ impl Harness {
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let node_id = "node-1".to_owned();
-        let mut harness = Harness { folder, pool_devices: Vec::new(), environment: Vec::new(), node_id, driver: None, runtime };
-        if pool != Pool::Local {
-            harness.mount_pool("xfs", "pool");
+        let mut harness = Harness {
+            folder,
+            pool_devices: Vec::new(),
+            environment: Vec::new(),
+            node_id,
+            arguments: Vec::new(),
+            machine: None,
+            driver: None,
+            runtime,
+        };
+        match pool {
+            Pool::Local => {}
+            Pool::Btrfs => harness.mount_pool("btrfs", "pool"),
+            Pool::Xfs | Pool::XfsAndExt4 => harness.mount_pool("xfs", "pool"),
         }
         fs::create_dir(harness.path("pool/images")).expect("a folder");
         let mut pools = vec![("default", harness.path("pool/images"))];
@@ -179,6 +254,40 @@ impl Harness {
         id.clone_into(&mut self.node_id);
     }
 
+    /// An argument of the next driver that is started.
+    pub fn argue(&mut self, argument: &str) {
+        self.arguments.push(argument.to_owned());
+    }
+
+    /// Drivers run on a machine of their own from now on, with what is mounted now.
+    /// Their network is one of their own, too, unless their storage is reached through it.
+    pub fn boot(&mut self, network: bool) {
+        self.machine = Some(Machine::boot(network));
+    }
+
+    pub fn machine(&self) -> Option<&Machine> {
+        self.machine.as_ref()
+    }
+
+    /// The driver and its machine end, with all mounts and loop devices of theirs; files stay.
+    pub fn power_off(&mut self) {
+        self.kill();
+        // By their files, which have no path any more once the machine is gone.
+        let loops = self.loops();
+        if let Some(machine) = self.machine.take() {
+            let ours = self.path("").display().to_string();
+            let pool = self.path("pool").display().to_string();
+            // Its mounts go with it, but not at once.
+            for point in machine.mount_points().iter().rev().filter(|point| point.starts_with(&ours) && **point != pool) {
+                machine.runs("umount", ["--lazy", point]);
+            }
+        }
+        let _starting = STARTING.write().expect("no panic while a program is started");
+        for device in loops {
+            Command::new("losetup").args(["--detach", &device]).status().ok();
+        }
+    }
+
     /// Starts the driver and waits until its socket answers.
     pub fn start(&mut self) {
         if !self.try_start() {
@@ -197,8 +306,13 @@ impl Harness {
         // Where there is no cargo, the driver lies elsewhere than where it was built.
         let program = std::env::var_os("LONGSHORE").unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
         let starting = STARTING.write().expect("no panic while a program is started");
-        let driver = Command::new(program)
+        let mut command = match &self.machine {
+            Some(machine) => machine.command(program),
+            None => Command::new(program),
+        };
+        let driver = command
             .arg("serve")
+            .args(&self.arguments)
             .args(["--node-id", &self.node_id, "--endpoint"])
             .arg(format!("unix://{}", socket.display()))
             .arg("--state-dir")
@@ -352,7 +466,8 @@ impl Harness {
     /// Mounts below the kubelet's and the state folder.
     pub fn mounts(&self) -> Vec<String> {
         let (kubelet, state) = (self.path("kubelet").display().to_string(), self.path("state").display().to_string());
-        mount_points().into_iter().filter(|point| point.starts_with(&kubelet) || point.starts_with(&state)).collect()
+        let points = self.machine.as_ref().map_or_else(mount_points, Machine::mount_points);
+        points.into_iter().filter(|point| point.starts_with(&kubelet) || point.starts_with(&state)).collect()
     }
 
     /// Journal entries, as paths relative to the journal.
@@ -384,6 +499,9 @@ impl Drop for Harness {
             eprintln!("the driver's log:\n{}", self.log());
         }
         self.kill();
+        if self.machine.is_some() {
+            self.power_off();
+        }
         let ours = self.folder.path().display().to_string();
         let mut points: Vec<String> = mount_points().into_iter().filter(|point| point.starts_with(&ours)).collect();
         points.sort();
@@ -443,7 +561,10 @@ pub fn loop_files() -> Vec<(String, String)> {
 }
 
 pub fn mount_points() -> Vec<String> {
-    let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+    points_in(&fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo"))
+}
+
+fn points_in(table: &str) -> Vec<String> {
     table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned).collect()
 }
 

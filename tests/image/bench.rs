@@ -1,14 +1,17 @@
 //! What the tests stand on: disks of their own, backends on them, and eyes to look with.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig, Role};
 use longshore::backend::{Backend, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec};
 use longshore::os::loopdev::{self, Loop};
+use longshore::os::udev;
 use longshore::volume::{
     BackendName, Bytes, ContentSource, Error, RawParameters, Result, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
@@ -87,6 +90,7 @@ impl Disk {
     }
 
     pub fn remount(&self, read_only: bool) {
+        let _alone = nobody_starts();
         let flags = if read_only { MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY } else { MsFlags::MS_REMOUNT };
         mount(None::<&str>, &self.mountpoint(), None::<&str>, flags, None::<&str>).expect("remounted");
     }
@@ -94,6 +98,32 @@ impl Disk {
     /// As if the disk were pulled: the mount is gone whoever uses it.
     pub fn unmount(&self) {
         umount2(&self.mountpoint(), MntFlags::MNT_DETACH).expect("unmounted");
+    }
+
+    /// As after a boot: the same file system, by another device number.
+    pub fn renumber(&mut self) {
+        let number = |disk: &Disk| std::fs::metadata(disk.mountpoint()).expect("mounted").dev();
+        let before = number(self);
+        // The kernel lets go of an image's file a moment after its device is seen unbound, where someone else had the device open.
+        umount2(&self.mountpoint(), MntFlags::MNT_DETACH).expect("unmounted");
+        let alone = || Ok(File::options().read(true).custom_flags(libc::O_EXCL).open(&self.device.path).is_ok());
+        let until = Instant::now().checked_add(Duration::from_secs(10));
+        assert!(udev::wait_until(until, alone).expect("looked"), "the file system has left the kernel");
+        // While the old number is still taken.
+        let file = File::options().read(true).write(true).open(self.folder.path().join("disk")).expect("a backing file");
+        let device = loopdev::attach(&file, "longshore test disk", false).expect("a loop device");
+        let old = std::mem::replace(&mut self.device, device);
+        loopdev::detach(&old.path, old.backing).expect("detached");
+        // btrfs takes the first number that is free: others take the one before.
+        let other = self.folder.path().join("other");
+        std::fs::create_dir(&other).expect("a folder");
+        self.mount();
+        while number(self) == before {
+            umount2(&self.mountpoint(), MntFlags::empty()).expect("unmounted");
+            mount(Some("other"), &other, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mounted");
+            self.mount();
+        }
+        while umount2(&other, MntFlags::empty()).is_ok() {}
     }
 
     pub fn mountpoint(&self) -> PathBuf {
@@ -130,8 +160,28 @@ pub fn folder() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("longshore-image-").tempdir_in("/var/tmp").expect("a folder")
 }
 
+/// A child that is being started has our open files until it runs its program: whoever starts one writes this, and whoever unmounts
+/// what a file was open on reads it.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// For as long as it is there, no child is being started: none has the lock of a pool or a file of a disk.
+pub fn nobody_starts() -> RwLockReadGuard<'static, ()> {
+    STARTING.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn start(command: &mut Command) -> Child {
+    let _starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+    command.spawn().unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
+}
+
+/// Runs a program to its end.
+pub fn ended(command: &mut Command) -> Output {
+    let child = start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    child.wait_with_output().expect("its output")
+}
+
 pub fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    let output = ended(Command::new(program).args(arguments));
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
@@ -149,6 +199,7 @@ pub fn name() -> BackendName {
 }
 
 pub fn open(pools: Vec<PoolConfig>) -> ImageBackend {
+    let _alone = nobody_starts();
     ImageBackend::open(config(pools), Role { provision: true }).expect("the pools open")
 }
 

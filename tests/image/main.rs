@@ -3,8 +3,10 @@
 #![allow(clippy::disallowed_methods, reason = "tests start programs")]
 
 mod bench;
+mod boots;
 mod capacity;
 mod content;
 mod groups;
 mod node;
 mod pools;
+mod shared;

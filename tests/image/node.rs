@@ -69,7 +69,7 @@ fn a_volume_is_connected_once_and_found_by_identity() {
     let _w = Connected(node_side, w.clone(), other.clone());
     let found = device(&source);
     let stat = fs::metadata(&image).expect("the image");
-    assert_eq!(found.identity, format!("{}:{}", stat.dev(), stat.ino()));
+    assert!(found.identity.ends_with(&format!(" {}@{}", stat.ino(), stat.dev())), "{}", found.identity);
     assert_eq!(size(&found), 8 * MIB);
     let probed = || {
         let open = Device::open(&found.path, false).expect("a device");
@@ -158,4 +158,25 @@ fn a_read_only_pool_gives_read_only_devices() {
         assert_eq!(run("blockdev", &["--getro", device(&source).path.to_str().expect("a name")]), "1");
         drop(guard);
     });
+}
+
+#[test]
+fn device_that_an_older_version_has_connected_is_the_one_that_it_was() {
+    let folder = folder();
+    let backend = open_at(folder.path());
+    create(&backend, "v", 2 * MIB);
+    let id = volume_id("v");
+    let now = connect(&backend, &id).expect("connected").into_inner();
+    let _guard = Connected(backend.connect(), id.clone(), now.clone());
+    let stat = fs::metadata(folder.path().join("volumes/v/image")).expect("an image");
+    let named = |identity: String| Source::Device(BlockDevice { identity, ..device(&now) });
+    let then = named(format!("{}:{}", stat.dev(), stat.ino()));
+    assert_eq!(backend.connect().connected(&id, Some(&then)).expect("looked"), Some(then.clone()));
+    assert!(backend.connect().is_still(&then).expect("looked"));
+    for other in [format!("{}:{}", stat.dev(), stat.ino() + 1), device(&now).identity.replace('@', "1@")] {
+        let other = named(other);
+        assert!(!backend.connect().is_still(&other).expect("looked"));
+        assert_eq!(backend.connect().connected(&id, Some(&other)).expect("looked"), Some(now.clone()), "never believed");
+    }
+    assert_eq!(backend.connect().disconnect(&id, Some(&then)).expect("disconnected"), Outcome::Changed(()));
 }

@@ -11,6 +11,7 @@ use longshore::volume::{Error, Outcome, Severity, VolumeId};
 use crate::bench::*;
 
 fn try_open(path: &std::path::Path) -> Result<ImageBackend, Error> {
+    let _alone = nobody_starts();
     ImageBackend::open(config(vec![pool("p", path)]), Role { provision: true })
 }
 
@@ -57,7 +58,7 @@ fn only_one_process_provisions() {
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
     // Another process sees the lock, too.
     let lock = path.join("lock");
-    let free = || Command::new("flock").arg("--nonblock").arg(&lock).arg("true").status().expect("flock runs").success();
+    let free = || ended(Command::new("flock").arg("--nonblock").arg(&lock).arg("true")).status.success();
     assert!(!free());
     create(&first, "v", MIB);
     drop(first);

@@ -544,7 +544,12 @@ impl Story {
         }
     }
 
-    fn staging(&self, name: &str) -> PathBuf {
+    /// The loop devices of its volumes.
+    pub fn loops(&self) -> Vec<String> {
+        self.harness.loops()
+    }
+
+    pub fn staging(&self, name: &str) -> PathBuf {
         self.harness.staging(name)
     }
 

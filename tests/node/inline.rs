@@ -3,11 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use longshore::backend::{Backend, Connect};
+use longshore::ops::controller::Controller;
+use longshore::ops::lock::Locks;
 use longshore::ops::node::{Handle, PublishRequest};
-use longshore::volume::{Error, Outcome, Secrets, VolumeId};
+use longshore::os::loopdev;
+use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
 use serde_json::json;
 
-use crate::world::{World, filesystem, is_final, mounts_at, names, world};
+use crate::world::{
+    World, filesystem, is_final, mounts_at, mounts_below, names, publish_request, stage_request, unpublish, unstage, world,
+};
 
 const NAME: &str = "csi-0123456789abcdef";
 
@@ -26,13 +32,19 @@ fn request(world: &World, attributes: &[(&str, &str)]) -> PublishRequest {
     }
 }
 
-fn id() -> VolumeId {
-    VolumeId::derive(&"files".parse().unwrap(), NAME)
+/// The only volume in the storage, or that the storage had last.
+fn id(world: &World) -> VolumeId {
+    let names = world.backend.names.lock().unwrap();
+    let ids: Vec<_> = names.keys().map(|local| VolumeId::from_parts(world.backend.name(), local).unwrap()).collect();
+    assert_eq!(ids.len(), 1, "{names:?}");
+    ids[0].clone()
 }
 
 fn assert_nothing_left(world: &World) {
-    world.assert_gone(&id());
-    assert!(!world.backend.path(&id()).exists(), "the volume is left");
+    world.assert_storage_empty();
+    let base = world.state().parent().unwrap().to_owned();
+    assert!(mounts_below(&base).is_empty(), "{:?}", mounts_below(&base));
+    assert!(names(&world.state().join("journal")).is_empty(), "the journal is left");
     assert!(names(&world.state().join("inline")).is_empty());
     assert!(!world.kubelet("t").exists());
 }
@@ -48,7 +60,7 @@ fn it_lives_from_publish_to_unpublish() {
         let mount = &mounts_at(&publish.target)[0];
         assert!(mount.fstype == "ext4" && mount.super_options.iter().any(|option| option == "discard"), "{mount:?}");
         fs::write(publish.target.join("x"), "x").unwrap();
-        assert_eq!(fs::metadata(world.backend.path(&id())).unwrap().len(), 16 << 20);
+        assert_eq!(fs::metadata(world.backend.path(&id(world))).unwrap().len(), 16 << 20);
         assert!(node.stats(&handle, &publish.target).unwrap().total > 0);
         assert!(node.health(&handle, Some(&publish.target), None).unwrap().is_empty());
         assert_eq!(node.unpublish(&handle, &publish.target).unwrap(), Outcome::Changed(()));
@@ -94,9 +106,183 @@ fn one_that_was_cut_off_is_gone_after_the_start() {
         node.publish(&publish).unwrap();
         rustix::mount::unmount(&publish.target, rustix::mount::UnmountFlags::empty()).unwrap();
         drop(node);
-        world.edit_journal(&id(), &[("phase", json!("staging"))]);
+        world.edit_journal(&id(world), &[("phase", json!("staging"))]);
         let node = world.node();
         assert_nothing_left(world);
         assert_eq!(node.unpublish(&publish.handle, &publish.target).unwrap(), Outcome::Unchanged(()));
+    });
+}
+
+/// A persistent volume of the inline volume's name, as CreateVolume makes it, with a file on it.
+fn persistent(world: &World) -> VolumeId {
+    let id = world.volume(VolumeId::derive(world.backend.name(), NAME).local(), Bytes(16 << 20));
+    let node = world.node_called("n2", "state2");
+    let (staging, capability) = (world.staging("p"), filesystem(None));
+    node.stage(&stage_request(&id, &staging, &capability)).unwrap();
+    fs::write(staging.join("precious"), "data").unwrap();
+    unstage(&node, &id, &staging).unwrap();
+    id
+}
+
+fn assert_precious(world: &World, id: &VolumeId) {
+    let node = world.node_called("n2", "state2");
+    let (staging, capability) = (world.kubelet("p"), filesystem(None));
+    node.stage(&stage_request(id, &staging, &capability)).unwrap();
+    assert_eq!(fs::read_to_string(staging.join("precious")).unwrap(), "data");
+    unstage(&node, id, &staging).unwrap();
+}
+
+#[test]
+fn inline_volume_with_the_name_of_a_persistent_one_leaves_it_alone() {
+    world(|world| {
+        let id = persistent(world);
+        let node = world.node();
+        let publish = request(world, &[("size", "16MiB")]);
+        node.publish(&publish).unwrap();
+        assert_eq!(names(&publish.target), ["lost+found"], "it is a volume of its own");
+        node.unpublish(&publish.handle, &publish.target).unwrap();
+        assert_precious(world, &id);
+        // As well when the persistent one is in use here.
+        let (staging, target, capability) = (world.kubelet("p"), world.kubelet("pt"), filesystem(None));
+        node.stage(&stage_request(&id, &staging, &capability)).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &capability)).unwrap();
+        node.publish(&publish).unwrap();
+        node.unpublish(&publish.handle, &publish.target).unwrap();
+        assert_eq!(fs::read_to_string(target.join("precious")).unwrap(), "data");
+        unpublish(&node, &id, &target).unwrap();
+        unstage(&node, &id, &staging).unwrap();
+    });
+}
+
+#[test]
+fn inline_volume_of_another_node_is_neither_used_nor_deleted() {
+    world(|world| {
+        let (one, two) = (world.node(), world.node_called("n2", "state2"));
+        let publish = request(world, &[("size", "16MiB")]);
+        one.publish(&publish).unwrap();
+        fs::write(publish.target.join("x"), "one").unwrap();
+        let other = PublishRequest { target: world.kubelet("t2"), ..publish.clone() };
+        two.publish(&other).unwrap();
+        assert_eq!(names(&other.target), ["lost+found"]);
+        two.unpublish(&other.handle, &other.target).unwrap();
+        assert_eq!(fs::read_to_string(publish.target.join("x")).unwrap(), "one");
+        one.unpublish(&publish.handle, &publish.target).unwrap();
+        drop((one, two));
+        assert_nothing_left(world);
+    });
+}
+
+#[test]
+fn inline_volume_whose_journal_was_lost_is_known_by_its_storage() {
+    world(|world| {
+        let node = world.node();
+        let publish = request(world, &[("size", "16MiB")]);
+        node.publish(&publish).unwrap();
+        fs::write(publish.target.join("x"), "x").unwrap();
+        let id = id(world);
+        drop(node);
+        for name in names(&world.journal(&id)) {
+            fs::remove_file(world.journal(&id).join(name)).unwrap();
+        }
+        fs::remove_dir(world.journal(&id)).unwrap();
+        let node = world.node();
+        // What is mounted is the same volume: it is adopted, and goes with its pod.
+        node.publish(&publish).unwrap();
+        assert_eq!(fs::read_to_string(publish.target.join("x")).unwrap(), "x");
+        node.unpublish(&publish.handle, &publish.target).unwrap();
+        assert_nothing_left(world);
+    });
+}
+
+#[test]
+fn publish_of_inline_volume_that_storage_calls_otherwise_is_refused_and_leaves_it() {
+    world(|world| {
+        let node = world.node();
+        let publish = request(world, &[("size", "16MiB")]);
+        node.publish(&publish).unwrap();
+        node.unpublish(&publish.handle, &publish.target).unwrap();
+        let id = id(world);
+        world.volume(id.local(), Bytes(16 << 20));
+        world.backend.names.lock().unwrap().insert(id.local().to_owned(), "database".to_owned());
+        let error = node.publish(&publish).unwrap_err();
+        assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("database"), "{error}");
+        assert!(world.backend.path(&id).exists() && !world.journal(&id).exists());
+    });
+}
+
+#[test]
+fn unpublish_of_volume_that_only_the_journal_calls_inline_keeps_it() {
+    world(|world| {
+        // As an earlier version had it: the journal says inline, the id is that of a persistent volume.
+        let id = persistent(world);
+        for published in [true, false] {
+            let node = world.node();
+            let publish = request(world, &[("size", "16MiB")]);
+            node.publish(&publish).unwrap();
+            drop(node);
+            as_earlier_version(world, &id, published);
+            let node = world.node();
+            if published {
+                assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()), "a repeat changes nothing");
+                assert_eq!(fs::read_to_string(publish.target.join("precious")).unwrap(), "data");
+            }
+            node.unpublish(&publish.handle, &publish.target).unwrap();
+            assert!(!world.journal(&id).exists(), "the journal is left");
+            drop(node);
+            assert_precious(world, &id);
+        }
+    });
+}
+
+/// Turns a published inline volume into one that an earlier version published, or was killed while it did.
+fn as_earlier_version(world: &World, id: &VolumeId, published: bool) {
+    let new = self::id(world);
+    let target = world.kubelet("t");
+    let unmount = |path: &std::path::Path| rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()).unwrap();
+    let (old_staging, staging) =
+        (world.state().join("inline").join(new.to_string()), world.state().join("inline").join(id.to_string()));
+    unmount(&target);
+    unmount(&old_staging);
+    world.backend.disconnect(&new, None).unwrap();
+    fs::remove_file(world.backend.path(&new)).unwrap();
+    world.backend.names.lock().unwrap().clear();
+    fs::rename(old_staging, &staging).unwrap();
+    fs::rename(world.journal(&new), world.journal(id)).unwrap();
+    let file = fs::File::options().read(true).write(true).open(world.backend.path(id)).unwrap();
+    let device = loopdev::attach(&file, &id.to_string(), false).unwrap().path;
+    let source = world.backend.connected(id, None).unwrap();
+    if published {
+        for place in [&staging, &target] {
+            rustix::mount::mount(&device, place, "ext4", rustix::mount::MountFlags::empty(), None).unwrap();
+        }
+    }
+    let phase = if published { "staged" } else { "staging" };
+    let changes = [("id", json!(id)), ("staging", json!(staging)), ("source", json!(source)), ("phase", json!(phase))];
+    world.edit_journal(id, &changes);
+    for name in names(&world.journal(id)).iter().filter(|name| name.starts_with("target-")) {
+        let path = world.journal(id).join(name);
+        let text = fs::read_to_string(&path).unwrap().replace(&new.to_string(), &id.to_string());
+        fs::write(path, text).unwrap();
+    }
+}
+
+#[test]
+fn published_inline_volume_is_not_deleted_by_a_controller() {
+    world(|world| {
+        let node = std::sync::Arc::new(world.node());
+        let publish = request(world, &[("size", "16MiB")]);
+        node.publish(&publish).unwrap();
+        let id = id(world);
+        let own = Controller::new(world.registry(), Locks::default(), Some(node.clone()));
+        let elsewhere = Controller::new(world.registry(), Locks::default(), None);
+        for controller in [&own, &elsewhere] {
+            let error = controller.delete(&id).unwrap_err();
+            assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("node n1"), "{error}");
+        }
+        assert_eq!(own.get(&id).unwrap().published, [node.id().clone()]);
+        node.unpublish(&publish.handle, &publish.target).unwrap();
+        assert_eq!(elsewhere.delete(&id).unwrap(), Outcome::Unchanged(()));
+        drop((own, node));
+        assert_nothing_left(world);
     });
 }

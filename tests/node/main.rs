@@ -4,6 +4,8 @@
 
 mod block;
 mod filesystem;
+#[path = "../common/holder.rs"]
+mod holder;
 mod inline;
 mod mounts;
 mod recovery;

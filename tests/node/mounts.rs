@@ -4,9 +4,13 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use longshore::os;
 use longshore::volume::{Bytes, Error, FsType};
 
-use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, unpublish, unstage, world};
+use crate::holder::Holder;
+use crate::world::{
+    block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unpublish, unstage, world,
+};
 
 #[test]
 fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {
@@ -108,6 +112,64 @@ fn a_busy_target_is_not_final_and_goes_on() {
         assert!(!is_final(&error) && error.to_string().contains("fuser"), "{error}");
         drop(busy);
         unpublish(&node, &id, &target).unwrap();
+        unstage(&node, &id, &staging).unwrap();
+        world.assert_gone(&id);
+    });
+}
+
+#[test]
+fn volume_mounted_in_another_namespace_is_written_out_and_stays_connected() {
+    const WRITTEN: &[u8] = b"what no pod has synced";
+    for fstype in FsType::ALL {
+        world(|world| {
+            let id = world.volume("a", Bytes::mib(320));
+            let staging = world.staging("s");
+            let node = world.node();
+            node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
+            fs::write(staging.join("data"), WRITTEN.repeat(4096)).unwrap();
+            let holder = Holder::new(());
+            for _ in 0..2 {
+                let error = unstage(&node, &id, &staging).unwrap_err();
+                assert!(!is_final(&error), "{error}");
+                let named = format!("{} has it mounted at {}", holder.name(), staging.display());
+                assert!(error.to_string().contains(&named), "{error}");
+                assert!(mounts_at(&staging).is_empty() && world.device(&id).is_some() && world.journal(&id).exists());
+            }
+            let image = fs::read(world.backend.path(&id)).unwrap();
+            assert!(image.windows(WRITTEN.len()).any(|bytes| bytes == WRITTEN), "{fstype}: it is still in memory only");
+            // Staged again meanwhile, it is the same file system; nothing checks or grows it behind the other's back.
+            node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
+            assert_eq!(fs::read(staging.join("data")).unwrap(), WRITTEN.repeat(4096));
+            assert!(unstage(&node, &id, &staging).is_err());
+            drop(holder);
+            unstage(&node, &id, &staging).unwrap();
+            world.assert_gone(&id);
+        });
+    }
+}
+
+/// e2fsck and resize2fs on what another mount namespace has mounted would destroy it.
+#[test]
+fn ext4_mounted_in_another_namespace_is_neither_checked_nor_grown_offline() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(64));
+        let staging = world.staging("s");
+        let node = world.node();
+        let stage = stage_request(&id, &staging, &filesystem(None));
+        node.stage(&stage).unwrap();
+        let holder = Holder::new(());
+        unstage(&node, &id, &staging).unwrap_err();
+        fs::File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(128 << 20).unwrap();
+        os::loopdev::refresh(&world.device(&id).unwrap()).unwrap();
+        match node.stage(&stage) {
+            // Grown as what is mounted is.
+            Ok(_) => assert!(total(&staging) > 100 << 20),
+            // Growing a mounted ext4 wants CAP_SYS_RESOURCE, which is not to be had everywhere.
+            Err(error) => assert!(error.to_string().contains("os error 1"), "{error}"),
+        }
+        drop(holder);
+        node.stage(&stage).unwrap();
+        assert!(total(&staging) > 100 << 20);
         unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });

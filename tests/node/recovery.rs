@@ -1,15 +1,21 @@
 //! What a kill, a reboot or a lost journal leaves behind, and how it ends.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
-use longshore::backend::{Connect, Quiesce};
-use longshore::volume::{Bytes, Error, FsType, Outcome};
+use longshore::backend::{Connect, ConnectRequest, Quiesce, Writers};
+use longshore::os::block::Device;
+use longshore::os::fs::Mark;
+use longshore::os::fs::mark::Purpose;
+use longshore::volume::{Bytes, Error, FsType, Outcome, Secrets};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::json;
 
-use crate::world::{block, filesystem, is_final, mounts_at, names, publish_request, stage_request, unpublish, unstage, world};
+use crate::world::{
+    block, filesystem, is_final, mounts_at, names, publish_request, run, stage_request, unpublish, unstage, world,
+};
 
 #[test]
 fn a_stage_that_nobody_was_told_of_is_undone_at_the_start() {
@@ -50,7 +56,15 @@ fn cut_off_mkfs(world: &crate::world::World, id: &longshore::volume::VolumeId, s
     let image = File::options().read(true).write(true).open(world.backend.path(id)).unwrap();
     image.write_all_at(&[0; 1 << 20], 0).unwrap();
     image.write_all_at(&[0x5a; 4096], 200 << 20).unwrap();
-    world.edit_journal(id, &[("phase", json!("staging")), ("formatting", json!(fstype.as_str()))]);
+    let device = Device::open(&world.device(id).expect("connected"), true).unwrap();
+    let mark = Mark::new(&device, Purpose::Filesystem(fstype)).unwrap();
+    mark.write(&device).unwrap();
+    world.edit_journal(id, &[("phase", json!("staging")), ("format", journaled(&mark))]);
+}
+
+/// What the journal has of a format in progress.
+fn journaled(mark: &Mark) -> serde_json::Value {
+    json!({ "purpose": mark.purpose, "offset": mark.offset })
 }
 
 #[test]
@@ -108,19 +122,170 @@ fn a_mkfs_that_was_cut_off_and_cannot_be_ended_now_is_not_forgotten() {
     });
 }
 
+/// Whatever the journal says: only the medium tells whether a format may be repeated.
 #[test]
-fn a_mkfs_of_another_device_is_no_reason_to_format() {
+fn device_without_format_mark_is_not_formatted_on_the_word_of_the_journal() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(320));
         let staging = world.staging("s");
         cut_off_mkfs(world, &id, &staging, FsType::Xfs);
-        // The same id, but another image by now.
-        world.backend.disconnect(&id, None).unwrap();
-        let path = world.backend.path(&id);
-        fs::copy(&path, path.with_extension("new")).unwrap();
-        fs::rename(path.with_extension("new"), &path).unwrap();
+        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+        image.write_all_at(&[0x5a; 1 << 20], 319 << 20).unwrap();
         let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
         assert!(matches!(error, Error::Unproven { .. }) && is_final(&error), "{error}");
+    });
+}
+
+/// Its image was copied, its journal is lost, it has grown: the mark tells.
+#[test]
+fn interrupted_mkfs_is_repeated_without_journal_and_after_growth() {
+    for (journal, grown) in [(false, false), (true, true)] {
+        world(|world| {
+            let id = world.volume("a", Bytes::mib(320));
+            let staging = world.staging("s");
+            cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+            world.backend.disconnect(&id, None).unwrap();
+            let path = world.backend.path(&id);
+            fs::copy(&path, path.with_extension("new")).unwrap();
+            fs::rename(path.with_extension("new"), &path).unwrap();
+            if !journal {
+                fs::remove_file(world.journal(&id).join("stage.json")).unwrap();
+            }
+            if grown {
+                File::options().write(true).open(&path).unwrap().set_len(400 << 20).unwrap();
+            }
+            let node = world.node();
+            node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
+            fs::write(staging.join("data"), "x").unwrap();
+            unstage(&node, &id, &staging).unwrap();
+            node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
+            assert!(staging.join("data").exists(), "journal {journal}, grown {grown}: once only");
+        });
+    }
+}
+
+/// Node A was killed after its mkfs, before or after the mark was cleared; node B has the volume then, and fills it. What A's journal
+/// remembers is no reason to format it again, neither for a stage nor for an unstage.
+#[test]
+fn volume_filled_by_another_node_after_interrupted_mkfs_is_kept() {
+    for (fstype, cleared) in FsType::ALL.into_iter().flat_map(|fstype| [(fstype, true), (fstype, false)]) {
+        for unstage_first in [true, false] {
+            world(|world| {
+                let what = format!("{fstype}, mark cleared: {cleared}, unstage first: {unstage_first}");
+                let id = world.volume("a", Bytes::mib(320));
+                let staging = world.staging("s");
+                let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
+                cut_off_mkfs(world, &id, &staging, fstype);
+                if cleared {
+                    let device = Device::open(&world.device(&id).expect("connected"), true).unwrap();
+                    device.zero(0, 320 << 20).unwrap();
+                    device.flush().unwrap();
+                }
+                world.backend.disconnect(&id, None).unwrap();
+                let other = world.peer("b");
+                let elsewhere = stage_request(&id, &world.peer_staging("b"), &filesystem(Some(fstype)));
+                other.stage(&elsewhere).unwrap();
+                fs::write(elsewhere.staging.join("data"), "kept").unwrap();
+                unstage(&other, &id, &elsewhere.staging).unwrap();
+                let node = world.node();
+                if unstage_first {
+                    unstage(&node, &id, &staging).unwrap();
+                }
+                node.stage(&stage).unwrap();
+                assert_eq!(fs::read_to_string(staging.join("data")).unwrap(), "kept", "{what}");
+                unstage(&node, &id, &staging).unwrap();
+                world.assert_gone(&id);
+            });
+        }
+    }
+}
+
+/// A mark is believed only where nothing speaks against it: a file system that another mkfs made, or that was mounted since, is somebody's
+/// data, whatever lies near its end.
+#[test]
+fn format_mark_beside_a_file_system_of_others_or_in_use_is_no_reason_to_format() {
+    let tools = [("mkfs.ext4", FsType::Ext4), ("mkfs.xfs", FsType::Xfs), ("mkfs.btrfs", FsType::Btrfs)];
+    for (tool, fstype) in tools {
+        world(|world| {
+            let id = world.volume("a", Bytes::mib(320));
+            let staging = world.staging("s");
+            let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
+            let node = world.node();
+            let image = world.backend.path(&id);
+            let mark = |uuid: Option<String>| {
+                world.backend.connect(&connect_request(&id)).unwrap();
+                let device = Device::open(&world.device(&id).expect("connected"), true).unwrap();
+                let mark = Mark::new(&device, Purpose::Filesystem(fstype)).unwrap();
+                Mark { uuid: uuid.unwrap_or(mark.uuid.clone()), ..mark }.write(&device).unwrap();
+                drop(device);
+                world.backend.disconnect(&id, None).unwrap();
+            };
+            let image = image.to_str().unwrap();
+            let uuid_now = || run("blkid", &["-p", "-s", "UUID", "-o", "value", image]);
+            run(tool, &["-q", image]);
+            let uuid = uuid_now();
+            mark(None);
+            node.stage(&stage).unwrap();
+            fs::write(staging.join("data"), "kept").unwrap();
+            unstage(&node, &id, &staging).unwrap();
+            // Now it was mounted, and a mark of its very UUID appears, as a tenant could write it into a file.
+            mark(Some(uuid.clone()));
+            node.stage(&stage).unwrap();
+            assert_eq!(fs::read_to_string(staging.join("data")).unwrap(), "kept", "{fstype}");
+            unstage(&node, &id, &staging).unwrap();
+            assert_eq!(uuid_now(), uuid, "{fstype}");
+        });
+    }
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(320));
+        let staging = world.staging("s");
+        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+        image.write_all_at(b"SWAPSPACE2", 4086).unwrap();
+        let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
+        assert!(matches!(error, Error::Unproven { .. }) && error.to_string().contains("swap"), "{error}");
+    });
+}
+
+fn connect_request(id: &longshore::volume::VolumeId) -> ConnectRequest<'_> {
+    static NOTHING: std::sync::LazyLock<(BTreeMap<String, String>, Secrets)> = std::sync::LazyLock::new(Default::default);
+    ConnectRequest {
+        id,
+        parameters: &serde_json::Value::Null,
+        publish_context: &NOTHING.0,
+        secrets: &NOTHING.1,
+        mount_flags: &[],
+        read_only: false,
+        earlier: None,
+    }
+}
+
+/// What e2fsck would "repair" then is no longer what our own resize2fs left.
+#[test]
+fn interrupted_growth_is_forgotten_once_another_node_has_mounted_it() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(64));
+        let staging = world.staging("s");
+        let stage = stage_request(&id, &staging, &filesystem(None));
+        let node = world.node();
+        node.stage(&stage).unwrap();
+        unmount(&staging, UnmountFlags::empty()).unwrap();
+        let path = world.device(&id).expect("connected");
+        let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
+        world.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        world.backend.disconnect(&id, None).unwrap();
+        let other = world.peer("b");
+        let elsewhere = stage_request(&id, &world.peer_staging("b"), &filesystem(None));
+        other.stage(&elsewhere).unwrap();
+        unstage(&other, &id, &elsewhere.staging).unwrap();
+        // Damage that only a person may judge: the root directory is cleared.
+        let image = world.backend.path(&id).display().to_string();
+        for request in ["clri <2>", "set_super_value state 2"] {
+            run("debugfs", &["-w", "-R", request, &image]);
+        }
+        // As the repair of our own growth, `e2fsck -fy` would make it anew and say that all is well.
+        let error = world.node().stage(&stage).unwrap_err();
+        assert!(error.to_string().contains("exit status 4"), "{error}");
     });
 }
 
@@ -348,12 +513,20 @@ fn raw_and_unused_volumes_are_held_without_a_freeze() {
         node.stage(&stage_request(&raw, &staging, &block())).unwrap();
         let device = File::options().write(true).open(world.device(&raw).unwrap()).unwrap();
         device.write_all_at(&[7; 4096], 0).unwrap();
-        let held = node.hold(&[raw.clone(), unused]).unwrap();
+        let held = node.hold(&[raw.clone(), unused.clone()]).unwrap();
+        assert_eq!([held.writers(&raw), held.writers(&unused)], [Writers::None, Writers::None], "published nowhere");
         // Past the page cache of the loop device, which is not the image's.
         let mut first = [0; 1];
         File::open(world.backend.path(&raw)).unwrap().read_exact_at(&mut first, 0).unwrap();
         assert_eq!(first, [7], "what was written is in the image");
         held.release().unwrap();
+        let target = world.kubelet("target");
+        node.publish(&publish_request(&raw, &staging, &target, &block())).unwrap();
+        let held = node.hold(std::slice::from_ref(&raw)).unwrap();
+        let how = format!("{:?}", held.writers(&raw));
+        assert!(how.starts_with("Possible") && how.contains(target.to_str().unwrap()), "{how}");
+        held.release().unwrap();
+        unpublish(&node, &raw, &target).unwrap();
         assert_eq!(names(&world.state().join("journal")), [raw.to_string()]);
     });
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use longshore::backend::registry::Registry;
 use longshore::backend::{
@@ -28,6 +28,8 @@ pub struct Files {
     pub stuck: AtomicBool,
     /// Connecting fails.
     pub away: AtomicBool,
+    /// What the storage keeps of a volume beside its file, by the local id.
+    pub names: Mutex<BTreeMap<String, String>>,
 }
 
 impl Files {
@@ -97,7 +99,7 @@ impl Provision for Files {
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
         Ok(self.path(id).exists().then(|| Volume {
             id: id.clone(),
-            name: id.local().to_owned(),
+            name: self.names.lock().unwrap().get(id.local()).cloned().unwrap_or_else(|| id.local().to_owned()),
             capacity: Bytes(fs::metadata(self.path(id)).map_or(0, |stat| stat.len())),
             source: None,
             parameters: serde_json::Value::Null,
@@ -108,6 +110,7 @@ impl Provision for Files {
 
     fn create(&self, spec: &VolumeSpec, _quiesce: &dyn Quiesce) -> Result<Volume> {
         File::create_new(self.path(&spec.id)).unwrap().set_len(spec.capacity.0).unwrap();
+        self.names.lock().unwrap().insert(spec.id.local().to_owned(), spec.name.clone());
         Ok(self.find(&spec.id)?.expect("just made"))
     }
 
@@ -176,6 +179,7 @@ pub fn world(test: impl FnOnce(&World) + Send) {
                 folder,
                 stuck: AtomicBool::new(false),
                 away: AtomicBool::new(false),
+                names: Mutex::default(),
             }),
         };
         test(&world);
@@ -216,13 +220,43 @@ impl World {
 
     /// Starts the driver's node: what a restart does.
     pub fn node(&self) -> Node {
+        self.node_called("n1", "state")
+    }
+
+    /// Starts another node, with a state folder of its own, on the same storage.
+    pub fn node_called(&self, name: &str, state: &str) -> Node {
         let settings = NodeSettings {
-            node_id: "n1".parse().expect("a node id"),
+            node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path("kubelet"),
-            state_dir: self.path("state"),
+            state_dir: self.path(state),
+        };
+        fs::create_dir_all(&settings.state_dir).expect("a folder");
+        Node::open(settings, self.registry(), Locks::default()).expect("opens")
+    }
+
+    pub fn registry(&self) -> Registry {
+        Registry::new(vec![self.backend.clone()]).expect("one backend")
+    }
+
+    /// Another node of the cluster, on the same storage: its own node id, state and kubelet directories.
+    pub fn peer(&self, name: &str) -> Node {
+        for part in ["kubelet", "state"] {
+            fs::create_dir_all(self.path(&format!("{part}-{name}"))).expect("a directory");
+        }
+        let settings = NodeSettings {
+            node_id: name.parse().expect("a node id"),
+            kubelet_dir: self.path(&format!("kubelet-{name}")),
+            state_dir: self.path(&format!("state-{name}")),
         };
         let registry = Registry::new(vec![self.backend.clone()]).expect("one backend");
         Node::open(settings, registry, Locks::default()).expect("opens")
+    }
+
+    /// A staging path of [`World::peer`].
+    pub fn peer_staging(&self, name: &str) -> PathBuf {
+        let path = self.path(&format!("kubelet-{name}")).join("s");
+        fs::create_dir_all(&path).expect("a directory");
+        path
     }
 
     /// A new volume: one hole.
@@ -269,13 +303,16 @@ impl World {
         }
     }
 
+    /// No volume is left in the storage.
+    pub fn assert_storage_empty(&self) {
+        assert_eq!(names(&self.backend.folder), [""; 0]);
+    }
+
     /// Nothing of the volume is left on this node.
     pub fn assert_gone(&self, id: &VolumeId) {
         assert_eq!(self.device(id), None, "its loop device is left");
         assert!(!self.journal(id).exists(), "its journal is left: {:?}", names(&self.journal(id)));
-        let base = self.path("");
-        let table = MountTable::read().expect("mountinfo");
-        let left: Vec<_> = table.iter().filter(|mount| mount.mount_point.starts_with(&base)).collect();
+        let left = mounts_below(&self.path(""));
         assert!(left.is_empty(), "mounts are left: {left:?}");
     }
 }
@@ -288,6 +325,10 @@ pub fn names(folder: &Path) -> Vec<String> {
 /// What mountinfo shows at a path.
 pub fn mounts_at(path: &Path) -> Vec<Mount> {
     MountTable::read().expect("mountinfo").at(path).into_iter().cloned().collect()
+}
+
+pub fn mounts_below(path: &Path) -> Vec<Mount> {
+    MountTable::read().expect("mountinfo").iter().filter(|mount| mount.mount_point.starts_with(path)).cloned().collect()
 }
 
 pub fn tmpfs_on(path: &Path) {
@@ -354,6 +395,7 @@ pub fn is_final(error: &Error) -> bool {
             | Error::Busy { .. }
             | Error::BackendDown { .. }
             | Error::Throttled { .. }
+            | Error::StillInUse { .. }
     )
 }
 
@@ -361,4 +403,12 @@ pub fn is_final(error: &Error) -> bool {
 pub fn total(path: &Path) -> u64 {
     let open = File::open(path).expect("opens");
     os::fs::usage(std::os::fd::AsFd::as_fd(&open)).expect("statfs").total
+}
+
+/// Runs a program to its end; what it printed.
+#[allow(clippy::disallowed_methods, reason = "the tools that a test looks with")]
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(arguments).output().expect("it is installed");
+    assert!(output.status.success(), "{program}: {output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8").trim().to_owned()
 }

@@ -285,6 +285,19 @@ impl Op {
         self.inverse().is_some()
     }
 
+    /// Whether it copies a volume that may be in use.
+    pub fn copies_volume(&self) -> bool {
+        use csi::volume_content_source::Type;
+        match self {
+            Op::Create(volume) => {
+                let from = volume.request.volume_content_source.as_ref().and_then(|source| source.r#type.as_ref());
+                matches!(from, Some(Type::Volume(_)))
+            }
+            Op::Snapshot { .. } | Op::Group(_) => true,
+            _ => false,
+        }
+    }
+
     /// Whether it can be left open while the rest of the world goes on: not if it copies what others may change.
     pub fn can_wait(&self) -> bool {
         match self {

@@ -345,12 +345,18 @@ enum Verdict {
 fn judge(op: &Op, status: &Status, may_fail: bool) -> Verdict {
     match status.code() {
         Code::Aborted => Verdict::Open,
+        // Of a raw block volume that is published for writing, or several.
+        Code::FailedPrecondition if op.copies_volume() && is_of_no_instant(status.message()) => Verdict::Over,
         _ if !may_fail => Verdict::Wrong,
         Code::Unavailable => Verdict::Open,
         Code::ResourceExhausted if !matches!(op, Op::Create(_)) => Verdict::Open,
         Code::ResourceExhausted | Code::Internal => Verdict::Over,
         _ => Verdict::Wrong,
     }
+}
+
+fn is_of_no_instant(message: &str) -> bool {
+    ["no single instant", "no common instant", "written to while it was copied"].iter().any(|reason| message.contains(reason))
 }
 
 fn back_off(random: &mut Random) {

@@ -6,6 +6,7 @@ use crate::backend::ChangedBlocks;
 use crate::volume::{Error, Extent, Result, SnapshotId};
 
 use super::frame::Controller;
+use super::pages::Pages;
 use super::{BlocksFrom, CloudSnapshotId};
 
 impl ChangedBlocks for Controller {
@@ -36,10 +37,12 @@ impl Controller {
         let of = self.completed_snapshot(target)?;
         let mut from = BlocksFrom::Offset(offset);
         let mut run: Option<Extent> = None;
+        let mut pages = Pages::new("blocks");
+        let unknown =
+            |refusal| super::errors::unknown(&self.owner.backend, &format!("the blocks of snapshot {target}"), &refusal);
         loop {
-            let page = self.cloud.blocks(base, &of.id, &from).map_err(|refusal| {
-                super::errors::unknown(&self.owner.backend, &format!("the blocks of snapshot {target}"), &refusal)
-            })?;
+            let page = self.cloud.blocks(base, &of.id, &from).map_err(unknown)?;
+            let next = pages.after(page.offsets.is_empty(), page.next).map_err(unknown)?;
             for start in page.offsets {
                 // The last block may reach beyond the end, the first begin before the offset.
                 let end = start.saturating_add(page.size).min(of.capacity.0);
@@ -62,7 +65,7 @@ impl Controller {
                     }
                 }
             }
-            match page.next {
+            match next {
                 Some(token) => from = BlocksFrom::Token(token),
                 None => break,
             }

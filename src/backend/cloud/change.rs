@@ -228,7 +228,7 @@ impl Controller {
 
     fn look_again(&self, id: &VolumeId, disk: &DiskId) -> Result<Disk> {
         let seen = self.looks.disks.look(&Key::from(disk)).map_err(|refusal| self.unknown(id, &refusal))?;
-        self.ours(id, &seen).into_iter().next().ok_or_else(|| super::find::hidden(id, disk))
+        self.checked(id, disk, &seen)?.ok_or_else(|| super::find::hidden(id, disk))
     }
 
     fn last_change(&self, id: &VolumeId, disk: &DiskId) -> Result<Option<Changing>> {

@@ -13,9 +13,9 @@ use super::{CloudSnapshotId, SnapshotState};
 impl Controller {
     /// A complete snapshot of `source` for the new volume `copy`: that of an earlier call, or a new one.
     pub fn copy(&self, copy: &VolumeId, source: &VolumeId, quiesce: &dyn Quiesce) -> Result<CloudSnapshotId> {
-        self.memory.untidy(copy.local());
+        self.memory.untidy(copy.derived());
         let name = format!("copy of {source} for {copy}");
-        let id = SnapshotId::from_parts(copy.backend(), copy.local())?;
+        let id = SnapshotId::from_parts(copy.backend(), copy.derived())?;
         let spec = SnapshotSpec { id, name: name.clone(), source: source.clone(), parameters: RawParameters::default() };
         let draft = self.policy.draft_snapshot(&spec)?;
         let taking = Taking { what: what(copy), object: name, key: key(copy), source };
@@ -49,22 +49,22 @@ impl Controller {
 
     /// Deletes the temporary snapshot of a copy, if there is one.
     pub fn tidy(&self, copy: &VolumeId) -> Result<()> {
-        if self.memory.is_tidy(copy.local()) {
+        if self.memory.is_tidy(copy.derived()) {
             return Ok(());
         }
         let deleted = self.delete_all_taken(&what(copy), &key(copy), &format!("the temporary snapshot of volume {copy}"))?;
         // What a process before this one made a moment ago may not be shown yet.
         if deleted || self.memory.young_until().is_none() {
-            self.memory.tidied(copy.local());
+            self.memory.tidied(copy.derived());
         }
         Ok(())
     }
 }
 
 fn what(copy: &VolumeId) -> String {
-    format!("copy/{}", copy.local())
+    format!("copy/{}", copy.derived())
 }
 
 fn key(copy: &VolumeId) -> Key {
-    Key::Tag(TEMPORARY, copy.local().to_owned())
+    Key::Tag(TEMPORARY, copy.derived().to_owned())
 }

@@ -18,7 +18,9 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
         Because::NoInstance => Error::NotFound { kind: "the node of", id: format!("{object} ({reason})") },
         Because::InUse => Error::InUse { object, by: reason },
         Because::InstanceFull => Error::NodeFull { node: object, reason },
-        Because::OtherParameters => Error::Conflict { object, existing: reason, wanted: "what this call says".to_owned() },
+        Because::OtherParameters | Because::TokenSpent => {
+            Error::Conflict { object, existing: reason, wanted: "what this call says".to_owned() }
+        }
         // Not over: the same request succeeds later. UNAVAILABLE keeps the resizer asking.
         Because::TooSoon | Because::Throttled => Error::Throttled { backend, reason },
         Because::Quota => Error::NoCapacity { place: "the account's quota".to_owned(), reason },
@@ -43,6 +45,7 @@ pub(super) fn unknown(backend: &BackendName, object: &str, refusal: &Refusal) ->
         | Because::NameTaken
         | Because::InstanceFull
         | Because::OtherParameters
+        | Because::TokenSpent
         | Because::Quota
         | Because::NoCapacity
         | Because::Invalid

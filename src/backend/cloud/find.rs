@@ -1,4 +1,7 @@
-//! The disk of a volume: by the cloud's id where that is remembered, else by tag.
+//! The disk of a volume: by the cloud's id where it is recorded in the volume's id or remembered, else by tag.
+//!
+//! A recorded disk is the volume's, or the volume has none: another that carries the same tag is a copy that somebody made, and is left
+//! alone. An id without a recorded disk has only CreateVolume, before its answer, and what was made by a driver that recorded none.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +10,7 @@ use crate::volume::{Error, Result, VolumeId};
 
 use super::frame::Controller;
 use super::looks::Key;
-use super::tags::VOLUME;
+use super::tags::{self, VOLUME};
 use super::{Disk, DiskId, DiskState, Refusal, errors};
 
 /// How long something that must be there is waited for, until it is shown.
@@ -26,33 +29,43 @@ impl Controller {
     /// The disk of a volume, whatever its state, unless it is deleted.
     ///
     /// # Errors
-    /// `Pending` for one that was made not long ago and is not shown yet; `Unproven` where there are two.
+    /// `Pending` for one that was made not long ago and is not shown yet; `Unproven` where there are two, or where the recorded one
+    /// carries other tags.
     pub fn disk(&self, id: &VolumeId) -> Result<Option<Disk>> {
         match self.locate(id)? {
             Located::Seen(disk) => Ok(Some(*disk)),
             Located::None => Ok(None),
             Located::Hidden(disk) => {
                 let until = self.clock.now() + SHOWN;
-                let shown = self.looks.disks.wait(&Key::from(&disk), until, |seen| self.ours(id, seen).into_iter().next());
-                shown.map(Some).map_err(|_| hidden(id, &disk))
+                let shown = self.looks.disks.wait(&Key::from(&disk), until, |seen| self.checked(id, &disk, seen).transpose());
+                shown.unwrap_or_else(|_| Err(hidden(id, &disk))).map(Some)
             }
         }
     }
 
+    /// # Errors
+    /// As `disk`.
     pub fn locate(&self, id: &VolumeId) -> Result<Located> {
-        let Some(known) = self.memory.known(id.local()) else { return self.locate_by_tag(id) };
-        let seen = self.looks.disks.look(&Key::Id(known.id.clone())).map_err(|refusal| self.unknown(id, &refusal))?;
-        match self.ours(id, &seen).into_iter().next() {
-            Some(disk) => Ok(Located::Seen(Box::new(disk))),
-            None => match self.locate_by_tag(id)? {
-                Located::None if seen.is_empty() && self.memory.may_be_hidden(&known) => Ok(Located::Hidden(DiskId(known.id))),
-                located => Ok(located),
-            },
+        let known = self.memory.known(id.derived());
+        let recorded = id.recorded().map(|disk| DiskId(disk.to_owned()));
+        let Some(disk) = recorded.or_else(|| known.as_ref().map(|known| DiskId(known.id.clone()))) else {
+            return self.locate_by_tag(id);
+        };
+        let seen = self.looks.disks.look(&Key::from(&disk)).map_err(|refusal| self.unknown(id, &refusal))?;
+        if let Some(found) = self.checked(id, &disk, &seen)? {
+            return Ok(Located::Seen(Box::new(found)));
+        }
+        let made_here = known.filter(|known| known.id == disk.0);
+        let may_be_hidden = seen.is_empty() && made_here.is_some_and(|known| self.memory.may_be_hidden(&known));
+        let by_tag = if id.recorded().is_some() { Located::None } else { self.locate_by_tag(id)? };
+        match by_tag {
+            Located::None if may_be_hidden => Ok(Located::Hidden(disk)),
+            located => Ok(located),
         }
     }
 
     fn locate_by_tag(&self, id: &VolumeId) -> Result<Located> {
-        let key = Key::Tag(VOLUME, id.local().to_owned());
+        let key = Key::Tag(VOLUME, id.derived().to_owned());
         let seen = self.looks.disks.look(&key).map_err(|refusal| self.unknown(id, &refusal))?;
         match self.one(id, &seen)? {
             Some(disk) => Ok(Located::Seen(Box::new(disk))),
@@ -60,26 +73,46 @@ impl Controller {
         }
     }
 
-    /// The one of these that is the volume's.
+    /// This very disk among what is seen, unless it is deleted.
     ///
     /// # Errors
-    /// `Unproven` where there are several: only somebody's hand makes them, and which of them is right only he knows.
+    /// `Unproven` where its tags are not those of the volume: it is neither used nor deleted, nor taken for gone.
+    pub fn checked(&self, id: &VolumeId, disk: &DiskId, seen: &[Disk]) -> Result<Option<Disk>> {
+        let Some(found) = seen.iter().find(|seen| seen.id == *disk && self.is_there(seen)) else { return Ok(None) };
+        match self.owner.is_disk_of(id, found) {
+            true => Ok(Some(found.clone())),
+            false => Err(self.owner.not_of(&format!("volume {id}"), &format!("disk {disk}"), VOLUME, id.derived(), &found.tags)),
+        }
+    }
+
+    /// The one of these that is the volume's: by its recorded id, else by tag.
+    ///
+    /// # Errors
+    /// `Unproven` where there are several by tag, or the recorded one carries other tags.
     pub fn one(&self, id: &VolumeId, seen: &[Disk]) -> Result<Option<Disk>> {
-        let mut ours = self.ours(id, seen);
+        if let Some(recorded) = id.recorded() {
+            return self.checked(id, &DiskId(recorded.to_owned()), seen);
+        }
+        let (copies, mut ours): (Vec<Disk>, Vec<Disk>) = self.ours(id, seen).into_iter().partition(tags::is_restored_backup);
+        if !copies.is_empty() {
+            tracing::warn!(volume = %id, disks = names(&copies), "restored from a backup with the volume's tags; they are left alone");
+        }
         if ours.len() > 1 {
-            let names: Vec<&str> = ours.iter().map(|disk| disk.id.0.as_str()).collect();
-            let reason =
-                format!("several disks carry its tag ({}); take the tag {VOLUME} from all but the right one", names.join(", "));
+            let reason = format!(
+                "several disks carry its tag ({}), and none of them was used or deleted; remove the tag {VOLUME} from each that is not \
+                 the volume's disk, but a copy",
+                names(&ours)
+            );
             return Err(Error::Unproven { device: format!("volume {id}"), reason });
         }
         let disk = ours.pop();
         if let Some(disk) = &disk {
-            self.memory.found(id.local(), &disk.id.0);
+            self.memory.found(id.derived(), &disk.id.0);
         }
         Ok(disk)
     }
 
-    /// Those of these that are the volume's, and not deleted.
+    /// Those of these that carry the volume's tag, and are not deleted.
     pub fn ours(&self, id: &VolumeId, seen: &[Disk]) -> Vec<Disk> {
         seen.iter().filter(|disk| self.owner.is_disk_of(id, disk) && self.is_there(disk)).cloned().collect()
     }
@@ -89,13 +122,24 @@ impl Controller {
         !matches!(disk.state, DiskState::Deleting | DiskState::Deleted) && !self.memory.is_gone(&disk.id.0)
     }
 
+    /// Says in the log which disks carry the tag of a volume whose own disk is gone. What is logged decides nothing.
+    pub fn report_copies(&self, id: &VolumeId) {
+        let Ok(seen) = self.looks.disks.look(&Key::Tag(VOLUME, id.derived().to_owned())) else { return };
+        let copies = self.ours(&id.unrecorded(), &seen);
+        if !copies.is_empty() {
+            tracing::warn!(volume = %id, disks = names(&copies), "its disk is gone; others that carry its tag are left alone");
+        }
+    }
+
     /// The disks of many volumes; one request for hundreds. Those that are not shown are missing.
     pub fn disks(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, Vec<Disk>>> {
         let mut found = BTreeMap::new();
-        let by_id = ids.iter().filter_map(|id| Some((Key::Id(self.memory.known(id.local())?.id), id)));
+        let known =
+            |id: &VolumeId| id.recorded().map(str::to_owned).or_else(|| self.memory.known(id.derived()).map(|known| known.id));
+        let by_id = ids.iter().filter_map(|id| Some((Key::Id(known(id)?), id)));
         self.look_for(&by_id.collect(), &mut found)?;
-        let rest = ids.iter().filter(|id| !found.contains_key(*id));
-        let by_tag = rest.map(|id| (Key::Tag(VOLUME, id.local().to_owned()), id)).collect();
+        let rest = ids.iter().filter(|id| id.recorded().is_none() && !found.contains_key(*id));
+        let by_tag = rest.map(|id| (Key::Tag(VOLUME, id.derived().to_owned()), id)).collect();
         self.look_for(&by_tag, &mut found)?;
         Ok(found)
     }
@@ -107,9 +151,6 @@ impl Controller {
         for (key, seen) in answers.map_err(|refusal| errors::unknown(&self.owner.backend, &about(), &refusal))? {
             let Some(id) = keys.get(&key) else { continue };
             let ours = self.ours(id, &seen);
-            if let [disk] = ours.as_slice() {
-                self.memory.found(id.local(), &disk.id.0);
-            }
             if !ours.is_empty() {
                 found.insert((*id).clone(), ours);
             }
@@ -131,4 +172,8 @@ impl Controller {
 pub(super) fn hidden(id: &VolumeId, disk: &DiskId) -> Error {
     let reason = format!("its disk {disk} was made not long ago, and the cloud does not show it yet");
     Error::Pending { object: format!("volume {id}"), reason }
+}
+
+fn names(disks: &[Disk]) -> String {
+    disks.iter().map(|disk| disk.id.0.as_str()).collect::<Vec<_>>().join(", ")
 }

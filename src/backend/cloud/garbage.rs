@@ -1,13 +1,13 @@
 //! What of this cluster lies in the cloud that no handle names, and which handles name nothing. It only reports; one volume is deleted by
 //! its name, on demand, after looking again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backend::{Attach, Provision};
-use crate::volume::{BackendName, Error, Outcome, Result, VolumeId};
+use crate::volume::{Error, Outcome, Result, VolumeId};
 
 use super::frame::{CloudBackend, Controller};
-use super::tags::{SNAPSHOT, TEMPORARY, VOLUME};
+use super::tags::{Owner, SNAPSHOT, TEMPORARY, VOLUME};
 use super::{CloudSnapshot, Disk, DiskState};
 
 /// Something that no handle names.
@@ -32,33 +32,45 @@ pub struct Garbage {
 
 /// Compares handles (of volumes and of snapshots, as PersistentVolumes and VolumeSnapshotContents have them) with what lies in the cloud.
 /// Handles of other backends are left out. Without the snapshots' handles, pass no snapshots.
-pub fn compare(backend: &BackendName, handles: &BTreeSet<String>, disks: &[Disk], snapshots: &[CloudSnapshot]) -> Garbage {
-    let handle = |local: Option<&String>| local.map(|local| format!("{backend}:{local}"));
-    let named = |handle: &Option<String>| handle.as_ref().is_some_and(|handle| handles.contains(handle));
+///
+/// A handle without a recorded disk, of a volume that a driver made that recorded none, names the disk with its tag where there is one.
+/// A snapshot that only has a volume's tags is a backup that somebody else took of it, and is left out.
+pub(super) fn compare(owner: &Owner, handles: &BTreeSet<String>, disks: &[Disk], snapshots: &[CloudSnapshot]) -> Garbage {
     let mut garbage = Garbage::default();
     let mut there = BTreeSet::new();
-    for disk in disks.iter().filter(|disk| !matches!(disk.state, DiskState::Deleting | DiskState::Deleted)) {
-        let handle = handle(disk.tags.get(VOLUME));
-        there.extend(handle.clone());
-        if !named(&handle) {
-            let what = format!("disk {}, {} in {}, {:?}", disk.id, disk.capacity, disk.zone, disk.state);
+    let disks: Vec<&Disk> = disks.iter().filter(|disk| !matches!(disk.state, DiskState::Deleting | DiskState::Deleted)).collect();
+    let mut by_tag: BTreeMap<Option<&String>, u32> = BTreeMap::new();
+    disks.iter().for_each(|disk| *by_tag.entry(disk.tags.get(VOLUME)).or_default() += 1);
+    for disk in &disks {
+        let id = owner.volume_id(disk);
+        let unrecorded = id.as_ref().map(|id| id.unrecorded().to_string());
+        let (handle, is_one) = (id.map(|id| id.to_string()), by_tag[&disk.tags.get(VOLUME)] == 1);
+        there.extend(handle.iter().chain(&unrecorded).cloned());
+        let is_named = |handle: &Option<String>| handle.as_ref().is_some_and(|handle| handles.contains(handle));
+        let is_used = is_named(&handle) || is_one && is_named(&unrecorded);
+        if !is_used {
+            let copy =
+                if is_one { "" } else { ", one of several with this volume's tag: others may be copies of it, or it of one" };
+            let what = format!("disk {}, {} in {}, {:?}{copy}", disk.id, disk.capacity, disk.zone, disk.state);
             let attached = super::attach::held_by(disk).map(|place| place.instance.to_string()).collect();
             garbage.disks.push(Unnamed { handle, what, attached });
         }
     }
-    for snapshot in snapshots {
-        let handle = handle(snapshot.tags.get(SNAPSHOT));
-        there.extend(handle.clone());
-        if !named(&handle) {
+    let made = |snapshot: &&CloudSnapshot| [SNAPSHOT, TEMPORARY].iter().any(|key| snapshot.tags.contains_key(*key));
+    for snapshot in snapshots.iter().filter(made) {
+        let id = owner.snapshot_id(snapshot);
+        let names = id.as_ref().map(|id| [id.to_string(), id.unrecorded().to_string()]);
+        there.extend(names.iter().flatten().cloned());
+        if !names.iter().flatten().any(|name| handles.contains(name)) {
             let purpose = match snapshot.tags.get(TEMPORARY) {
-                Some(copy) => format!(", on the way to volume {backend}:{copy}"),
+                Some(copy) => format!(", on the way to volume {}:{copy}", owner.backend),
                 None => String::new(),
             };
             let what = format!("snapshot {} of disk {}, {}{purpose}", snapshot.id, snapshot.disk, snapshot.capacity);
-            garbage.snapshots.push(Unnamed { handle, what, attached: Vec::new() });
+            garbage.snapshots.push(Unnamed { handle: id.map(|id| id.to_string()), what, attached: Vec::new() });
         }
     }
-    let ours = format!("{backend}:");
+    let ours = format!("{}:", owner.backend);
     garbage.missing = handles.iter().filter(|handle| handle.starts_with(&ours) && !there.contains(*handle)).cloned().collect();
     garbage
 }
@@ -73,7 +85,7 @@ impl CloudBackend {
         let controller = self.controller()?;
         let disks = controller.all_disks(false)?;
         let snapshots = controller.all_snapshots(false)?;
-        Ok(compare(&controller.owner.backend, handles, &disks, &snapshots))
+        Ok(compare(&controller.owner, handles, &disks, &snapshots))
     }
 
     /// Deletes one volume that no handle names, after looking again.
@@ -83,7 +95,12 @@ impl CloudBackend {
     pub fn delete_garbage(&self, id: &VolumeId, handles: &BTreeSet<String>) -> Result<Outcome<()>> {
         let controller = self.controller()?;
         let in_use = |by: String| Err(Error::InUse { object: format!("volume {id}"), by });
-        if handles.contains(&id.to_string()) {
+        // Handles of one volume may have its disk recorded or not; only two that name different disks are of different volumes.
+        let names = |handle: &String| {
+            let other = handle.parse::<VolumeId>().ok().filter(|other| other.unrecorded() == id.unrecorded());
+            other.is_some_and(|other| other.recorded().is_none() || id.recorded().is_none() || other == *id)
+        };
+        if handles.iter().any(names) {
             return in_use("a PersistentVolume names it".to_owned());
         }
         let nodes = controller.attachments(std::slice::from_ref(id))?;

@@ -9,7 +9,6 @@ use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 use super::attach::{held_by, stuck};
 use super::frame::Controller;
 use super::memory::STUCK;
-use super::tags::VOLUME;
 use super::{Answer, AttachmentState, Disk, DiskId, DiskState, MOST_IDS};
 
 /// How long an answer of the cloud, be it a bad one, is good for a probe.
@@ -41,7 +40,7 @@ impl ReportHealth for Controller {
             .iter()
             .filter(|disk| self.is_there(disk))
             .filter_map(|disk| {
-                let id = VolumeId::from_parts(&self.owner.backend, disk.tags.get(VOLUME)?).ok()?;
+                let id = self.owner.volume_id(disk)?;
                 let problems = self.problems(disk, &impaired);
                 (!problems.is_empty() && after.is_none_or(|after| id > *after)).then_some((id, problems))
             })

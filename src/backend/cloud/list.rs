@@ -11,12 +11,10 @@ use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
 
 use super::attach::held_by;
 use super::frame::Controller;
-use super::{Answer, Because, CloudSnapshot, Disk, Page, Refusal, SnapshotState, Which};
+use super::{Answer, CloudSnapshot, Disk, Page, SnapshotState, Which, pages};
 
 /// How long what was fetched serves for the pages after the first.
 pub(super) const SERVES: Duration = Duration::from_secs(120);
-/// Further pages than this are no list.
-const MOST_PAGES: usize = 10_000;
 
 /// What was fetched last.
 #[derive(Debug, Default)]
@@ -42,12 +40,7 @@ impl Controller {
         let mut volumes = BTreeMap::new();
         for disk in disks.iter().filter(|disk| super::provision::is_whole(disk) && self.is_there(disk)) {
             match self.owner.volume(disk, self.policy.as_ref()) {
-                Ok(volume) => {
-                    let id = volume.id.clone();
-                    if volumes.insert(id.clone(), volume).is_some() {
-                        tracing::warn!(volume = %id, disk = %disk.id, "several disks carry its tag");
-                    }
-                }
+                Ok(volume) => drop(volumes.insert(volume.id.clone(), volume)),
                 Err(error) => tracing::warn!(disk = %disk.id, %error, "a disk of this cluster is left out of the list"),
             }
         }
@@ -56,7 +49,8 @@ impl Controller {
 
     /// All disks of ours, whatever their state.
     pub fn all_disks(&self, kept_will_do: bool) -> Result<Arc<Vec<Disk>>> {
-        let disks = self.all(&self.lists.disks, kept_will_do, |which| self.cloud.disks(which))?;
+        let ours = |disk: &Disk| self.owner.owns(&disk.tags);
+        let disks = self.all(&self.lists.disks, kept_will_do, ours, |which, page| self.cloud.disks(which, page))?;
         if !kept_will_do {
             self.memory.set_attachments(disks.iter().map(|disk| held_by(disk).count() as u64).sum());
         }
@@ -73,13 +67,7 @@ impl Controller {
         };
         for found in all.iter().filter(there) {
             match self.owner.taken(found) {
-                Ok(taken) => {
-                    let kept = by_id.entry(taken.id.clone()).or_insert_with(|| taken.clone());
-                    // As a look-up chooses among several: the oldest that is complete.
-                    if (!taken.ready, taken.created) < (!kept.ready, kept.created) {
-                        *kept = taken;
-                    }
-                }
+                Ok(taken) => drop(by_id.insert(taken.id.clone(), taken)),
                 Err(error) => tracing::warn!(snapshot = %found.id, %error, "a snapshot of this cluster is left out of the list"),
             }
         }
@@ -92,42 +80,29 @@ impl Controller {
 
     /// All snapshots of ours, whatever their state.
     pub fn all_snapshots(&self, kept_will_do: bool) -> Result<Arc<Vec<CloudSnapshot>>> {
-        self.all(&self.lists.snapshots, kept_will_do, |which| self.cloud.snapshots(which))
+        let ours = |snapshot: &CloudSnapshot| self.owner.owns(&snapshot.tags);
+        self.all(&self.lists.snapshots, kept_will_do, ours, |which, page| self.cloud.snapshots(which, page))
     }
 
     fn all<T, Id>(
         &self,
         kept: &Kept<T>,
         kept_will_do: bool,
-        fetch: impl Fn(&Which<Id>) -> Answer<Page<T>>,
+        ours: impl Fn(&T) -> bool,
+        fetch: impl Fn(&Which<Id>, Option<&str>) -> Answer<Page<T>>,
     ) -> Result<Arc<Vec<T>>> {
         let now = self.clock.now();
         let before = kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, all)) = before.filter(|(when, _)| kept_will_do && now < *when + SERVES) {
             return Ok(all);
         }
-        let unknown = |refusal: Refusal| super::errors::unknown(&self.owner.backend, "the list", &refusal);
-        let mut all = Vec::new();
-        let mut token = None;
-        for _ in 0..MOST_PAGES {
-            let page = fetch(&Which::All { tags: self.owner.tags(), token }).map_err(unknown)?;
-            all.extend(page.items);
-            token = page.next;
-            if token.is_none() {
-                let all = Arc::new(all);
-                *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::clone(&all)));
-                return Ok(all);
-            }
-        }
-        Err(unknown(Refusal {
-            because: Because::Unavailable,
-            action: "list",
-            code: "endless".to_owned(),
-            message: format!("it does not end after {MOST_PAGES} pages"),
-            request_id: None,
-            maybe_done: false,
-            retry_after: None,
-        }))
+        let which = Which::All { tags: self.owner.tags() };
+        let read = pages::all("list", |page| fetch(&which, page));
+        let mut all = read.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the list", &refusal))?;
+        all.retain(ours);
+        let all = Arc::new(all);
+        *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::clone(&all)));
+        Ok(all)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::volume::NodeId;
 use super::clock::Clock;
 use super::poller::{Ended, Poller, Source};
 use super::{
-    Answer, Changing, Cloud, CloudSnapshot, CloudSnapshotId, Disk, DiskId, Instance, MOST_IDS, MOST_VALUES, Tags, Which,
+    Answer, Changing, Cloud, CloudSnapshot, CloudSnapshotId, Disk, DiskId, Instance, MOST_IDS, MOST_VALUES, Tags, Which, pages,
 };
 
 /// By what a disk or snapshot is asked for.
@@ -75,7 +75,8 @@ impl Source for Disks {
     }
 
     fn fetch(&self, keys: &[Key]) -> Answer<Vec<(Key, Disk)>> {
-        let items = self.0.disks(&which(keys, DiskId))?.items.into_iter();
+        let which = which(keys, DiskId);
+        let items = pages::all("disks", |page| self.0.disks(&which, page))?.into_iter();
         Ok(items.filter_map(|disk| Some((answers(keys, &disk.id.0, &disk.tags)?, disk))).collect())
     }
 }
@@ -91,7 +92,8 @@ impl Source for Snapshots {
     }
 
     fn fetch(&self, keys: &[Key]) -> Answer<Vec<(Key, CloudSnapshot)>> {
-        let items = self.0.snapshots(&which(keys, CloudSnapshotId))?.items.into_iter();
+        let which = which(keys, CloudSnapshotId);
+        let items = pages::all("snapshots", |page| self.0.snapshots(&which, page))?.into_iter();
         Ok(items.filter_map(|snapshot| Some((answers(keys, &snapshot.id.0, &snapshot.tags)?, snapshot))).collect())
     }
 }

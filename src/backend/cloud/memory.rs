@@ -112,15 +112,19 @@ impl Memory {
     /// It is gone: it is never taken for there again, and the next of its kind has another token.
     pub fn gone(&self, what: &str, id: &str) {
         let mut state = self.state();
-        state.known.remove(what);
-        state.doubts.remove(what);
-        state.tidy.remove(what);
+        // A copy with the same tags, or an earlier one of the same name, says nothing of the one that is known.
+        let is_another = state.known.get(what).is_some_and(|known| known.id != id);
+        if !is_another {
+            state.known.remove(what);
+            state.doubts.remove(what);
+            state.tidy.remove(what);
+        }
         state.bound.retain(|(disk, _), _| disk.0 != id);
         let now = self.clock.now();
         if state.deleted.len() >= MOST {
             state.deleted.retain(|_, when| now < *when + SETTLED);
         }
-        if state.deleted.insert(id.to_owned(), now).is_none() {
+        if state.deleted.insert(id.to_owned(), now).is_none() && !is_another {
             let generation = state.generations.get(what).copied().unwrap_or_default();
             insert(&mut state.generations, what.to_owned(), generation + 1);
         }

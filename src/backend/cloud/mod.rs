@@ -4,8 +4,10 @@
 //! (`poller`), what a cloud allows at a time is kept (`bucket`), a request whose answer was lost is found out about, and what
 //! the CSI state machine wants is made of them.
 //!
-//! Words: a *disk* is what the cloud calls a volume, by the cloud's id; a *volume* is ours, by an id derived from the CO's name. A disk
-//! carries its volume in its tags, and is ours only if it carries our cluster's tag.
+//! Words: a *disk* is what the cloud calls a volume, by the cloud's id; a *volume* is ours, by an id derived from the CO's name, in which the
+//! cloud's id of its disk is recorded once there is one. The CO keeps that id: each call is about exactly that disk. A disk carries its
+//! volume in its tags, and is ours only if it carries our cluster's tag; but tags are copied (backups, copies of snapshots) and changed by
+//! hand, so that a tag alone never says which disk is meant. Only CreateVolume, which has no id yet, looks by tag.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,6 +31,7 @@ mod list;
 mod looks;
 mod memory;
 mod nodes;
+pub mod pages;
 pub mod policy;
 mod poller;
 mod provision;
@@ -79,9 +82,9 @@ pub type Answer<T> = Result<T, Refusal>;
 /// A list may be out of date by seconds, and so may a description: whoever decides on the strength of an absence must have another
 /// proof ([`Cloud::create_disk`] has the token).
 pub trait Cloud: Send + Sync + 'static {
-    /// The disks that are asked for, in any order. Those that do not exist are missing from the answer, never an error; only a list
-    /// of [`Which::All`] has further pages.
-    fn disks(&self, which: &Which<DiskId>) -> Answer<Page<Disk>>;
+    /// A page of the disks that are asked for, in any order: the first, or that of an earlier page's `next`. Those that do not exist are
+    /// missing from the list, never an error; whether one is missing, only all pages tell ([`pages::all`]).
+    fn disks(&self, which: &Which<DiskId>, page: Option<&str>) -> Answer<Page<Disk>>;
 
     /// Makes a disk. With the token of an earlier request whose answer was lost it answers what that one made.
     fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk>;
@@ -107,7 +110,7 @@ pub trait Cloud: Send + Sync + 'static {
     fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<()>;
 
     /// As `disks`.
-    fn snapshots(&self, which: &Which<CloudSnapshotId>) -> Answer<Page<CloudSnapshot>>;
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, page: Option<&str>) -> Answer<Page<CloudSnapshot>>;
 
     /// Those of these machines that exist, terminated ones left out; at most [`MOST_IDS`].
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>>;
@@ -136,8 +139,8 @@ pub enum Which<Id> {
     Ids(Vec<Id>),
     /// Whose tag of this key has one of these values, at most [`MOST_VALUES`].
     Tagged { key: String, values: Vec<String> },
-    /// All with these tags, page by page; the token is an earlier page's `next`.
-    All { tags: Tags, token: Option<String> },
+    /// All with these tags.
+    All { tags: Tags },
 }
 
 /// A part of a list.
@@ -315,6 +318,8 @@ pub enum Because {
     InstanceFull,
     /// The token belongs to a request with other parameters.
     OtherParameters,
+    /// What the token made is deleted, says the cloud.
+    TokenSpent,
     /// A further change must wait (EC2: until the last is done and six hours have passed).
     TooSoon,
     /// An account's quota is used up.

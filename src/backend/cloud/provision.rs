@@ -39,7 +39,12 @@ impl Provision for Controller {
     }
 
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        let Some(disk) = self.disk(id)?.filter(is_whole) else { return Ok(None) };
+        let Some(disk) = self.disk(id)?.filter(is_whole) else {
+            if id.recorded().is_some() {
+                self.report_copies(id);
+            }
+            return Ok(None);
+        };
         let volume = self.owner.volume(&disk, self.policy.as_ref())?;
         if matches!(volume.source, Some(ContentSource::Volume(_))) {
             // A call that was killed before it did so left it, and this may be its repeat.
@@ -82,13 +87,15 @@ impl Provision for Controller {
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
-        let disks = self.to_delete(id)?;
-        let may_be_copy = disks.is_empty() || disks.iter().any(|disk| tags::is_copy(&disk.tags));
-        let mut changed = false;
-        for disk in &disks {
-            changed |= self.delete_disk(id, disk)?;
-        }
-        if may_be_copy {
+        let disk = self.to_delete(id)?;
+        let changed = match &disk {
+            Some(disk) => self.delete_disk(id, disk)?,
+            None => {
+                self.report_copies(id);
+                false
+            }
+        };
+        if disk.is_none_or(|disk| tags::is_copy(&disk.tags)) {
             self.tidy(id)?;
         }
         Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
@@ -138,7 +145,7 @@ impl Controller {
         }
         zones.sort();
         zones.dedup();
-        let digest = sha256(spec.id.local().as_bytes());
+        let digest = sha256(spec.id.derived().as_bytes());
         let place = usize::from_str_radix(&digest[..8], 16).unwrap_or_default();
         let chosen = zones.get(place % zones.len().max(1)).cloned();
         chosen.ok_or_else(|| Error::BackendDown {
@@ -157,7 +164,7 @@ impl Controller {
 
     /// Makes the disk of a volume, or finds the one that an earlier request made, and waits until it is available.
     fn make(&self, id: &VolumeId, mut spec: DiskSpec) -> Result<Disk> {
-        let what = id.local();
+        let what = id.derived();
         // One that is not whole yet was found by `find`.
         if let Some(known) = self.memory.known(what) {
             match self.locate(id)? {
@@ -206,18 +213,19 @@ impl Controller {
             };
             match refusal.because {
                 _ if refusal.maybe_done => {
-                    self.memory.doubt(id.local());
+                    self.memory.doubt(id.derived());
                     repeats += 1;
                     if repeats > REPEATS {
                         return Err(Error::failed("create disk", object, refusal));
                     }
                 }
                 Because::OtherParameters => return self.made_otherwise(id, refusal),
+                Because::TokenSpent => return Ok(Requested::Used),
                 // What is named first is the snapshot; without one it can only be the token's disk.
                 Because::NotFound if spec.snapshot.is_none() => return Ok(Requested::Used),
                 _ => {
                     let error = self.refused("create disk", &object, refusal);
-                    return Err(match self.memory.doubted_until(id.local()) {
+                    return Err(match self.memory.doubted_until(id.derived()) {
                         Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
                         None => error.nothing_left(),
                     });
@@ -229,14 +237,11 @@ impl Controller {
     /// An earlier request with this token had other parameters. Its disk is the volume's; if it is not shown, it may be hidden, or long
     /// gone.
     fn made_otherwise(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
-        let what = format!("other/{}", id.local());
+        let what = format!("other/{}", id.derived());
         let until = self.clock.now() + SHOWN;
-        let key = Key::Tag(VOLUME, id.local().to_owned());
-        match self.looks.disks.wait(&key, until, |seen| Some(self.ours(id, seen)).filter(|ours| !ours.is_empty())) {
-            Ok(ours) => match self.one(id, &ours)? {
-                Some(disk) => Ok(Requested::Made(Box::new(disk))),
-                None => Ok(Requested::Used),
-            },
+        let key = Key::Tag(VOLUME, id.derived().to_owned());
+        match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
+            Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
             Err(unfinished) if unfinished.refusal.is_none() && self.memory.missing_for(&what) >= SETTLED => Ok(Requested::Used),
             Err(_) => Err(Error::failed("create disk", format!("volume {id}"), refusal)
                 .but_left("an earlier request with other parameters may have made a disk, which the cloud does not show yet")),
@@ -277,7 +282,7 @@ impl Controller {
 
     /// A disk by whose token the cloud answers, and which it does not show, is new, or was deleted by a process before this one.
     fn is_long_gone(&self, id: &VolumeId, disk: &Disk) -> bool {
-        let known = self.memory.known(id.local()).filter(|known| known.id == disk.id.0);
+        let known = self.memory.known(id.derived()).filter(|known| known.id == disk.id.0);
         is_old(disk) || known.is_some_and(|known| !self.memory.may_be_hidden(&known))
     }
 
@@ -304,43 +309,35 @@ impl Controller {
         })
     }
 
-    /// All disks of a volume. Nothing is concluded from an absence while something may be hidden.
-    fn to_delete(&self, id: &VolumeId) -> Result<Vec<Disk>> {
-        let key = Key::Tag(VOLUME, id.local().to_owned());
-        let mut disks = match self.disk(id) {
-            Ok(disk) => Vec::from_iter(disk),
-            // Several are found below.
-            Err(Error::Unproven { .. }) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        let seen = self.looks.disks.look(&key).map_err(|refusal| self.unknown(id, &refusal))?;
-        disks.extend(
-            self.ours(id, &seen).into_iter().filter(|disk| disks.iter().all(|known| known.id != disk.id)).collect::<Vec<_>>(),
-        );
-        if !disks.is_empty() {
-            return Ok(disks);
+    /// The disk to delete. That there is none is concluded only where none can be hidden.
+    fn to_delete(&self, id: &VolumeId) -> Result<Option<Disk>> {
+        if let Some(disk) = self.disk(id)? {
+            return Ok(Some(disk));
         }
-        let doubted = self.memory.doubted_until(id.local());
+        let (key, doubted) = match id.recorded() {
+            // Whose id was answered, was made.
+            Some(disk) => (Key::Id(disk.to_owned()), None),
+            None => (Key::Tag(VOLUME, id.derived().to_owned()), self.memory.doubted_until(id.derived())),
+        };
         let until = match doubted {
             Some(_) => Some(self.clock.now() + SHOWN),
             None => self.memory.young_until(),
         };
-        let Some(until) = until else { return Ok(Vec::new()) };
-        let shown = self.looks.disks.wait(&key, until, |seen| Some(self.ours(id, seen)).filter(|ours| !ours.is_empty()));
-        match shown {
-            Ok(disks) => Ok(disks),
+        let Some(until) = until else { return Ok(None) };
+        match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
+            Ok(disk) => disk.map(Some),
             Err(unfinished) => match (unfinished.refusal, doubted) {
                 (Some(refusal), _) => Err(self.unknown(id, &refusal)),
                 (None, Some(_)) => Err(Error::Pending {
                     object: format!("volume {id}"),
                     reason: "the answer to the request that makes its disk was lost, and a disk may yet be shown".to_owned(),
                 }),
-                (None, None) => Ok(Vec::new()),
+                (None, None) => Ok(None),
             },
         }
     }
 
-    /// Deletes one disk of a volume, which carries its tag; whether it was there.
+    /// Deletes the disk of a volume, which was seen to carry its tag; whether it was there.
     pub(super) fn delete_disk(&self, id: &VolumeId, disk: &Disk) -> Result<bool> {
         let attached = disk.attachments.iter().find(|attachment| attachment.state != AttachmentState::Detached);
         if let Some(attachment) = attached {
@@ -352,7 +349,7 @@ impl Controller {
             match step("delete disk", id, || self.cloud.delete_disk(&disk.id)) {
                 Ok(()) => break,
                 Err(refusal) if refusal.because == Because::NotFound => {
-                    self.memory.gone(id.local(), &disk.id.0);
+                    self.memory.gone(id.derived(), &disk.id.0);
                     return Ok(lost);
                 }
                 // Asked again, the cloud says what became of it.
@@ -360,7 +357,7 @@ impl Controller {
                 Err(refusal) => return Err(self.refused("delete disk", &format!("volume {id}"), refusal)),
             }
         }
-        self.memory.gone(id.local(), &disk.id.0);
+        self.memory.gone(id.derived(), &disk.id.0);
         Ok(true)
     }
 }

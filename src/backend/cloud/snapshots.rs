@@ -2,7 +2,8 @@
 //!
 //! EC2 has no token for them: a repeated request makes another. So one is looked for by its tag before it is made, under the lock that
 //! the caller holds; after a request whose answer was lost it is waited for; and a process that has just begun waits for what the one
-//! before it may have made ([`super::memory`]).
+//! before it may have made ([`super::memory`]). All later calls name the cloud's own id, which is recorded in the snapshot's id: a copy
+//! with the same tags (CopySnapshot, AWS Backup, Data Lifecycle Manager) is never taken for it.
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::os::step::step;
@@ -11,7 +12,7 @@ use crate::volume::{Error, Outcome, RawParameters, Result, Snapshot, SnapshotId,
 use super::find::SHOWN;
 use super::frame::Controller;
 use super::looks::Key;
-use super::tags::SNAPSHOT;
+use super::tags::{self, SNAPSHOT};
 use super::{Because, CloudSnapshot, CloudSnapshotSpec, Refusal, SnapshotState};
 
 /// A snapshot to be, or to be found.
@@ -20,9 +21,18 @@ pub(super) struct Taking<'a> {
     pub what: String,
     /// For people.
     pub object: String,
-    /// The tag that is its alone.
+    /// The tag that only it and its copies carry.
     pub key: Key,
     pub source: &'a VolumeId,
+}
+
+/// A snapshot to be found.
+pub(super) struct Sought<'a> {
+    pub what: &'a str,
+    pub object: &'a str,
+    pub key: &'a Key,
+    /// The cloud's own id, where it is recorded: this one or none.
+    pub recorded: Option<&'a str>,
 }
 
 impl Snapshots for Controller {
@@ -31,7 +41,8 @@ impl Snapshots for Controller {
     }
 
     fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
-        let found = self.taken(&snapshot_what(id), &snapshot_key(id), &format!("snapshot {id}"))?;
+        let (what, key, object) = (snapshot_what(id), snapshot_key(id), format!("snapshot {id}"));
+        let found = self.taken(&Sought { what: &what, object: &object, key: &key, recorded: id.recorded() })?;
         found.filter(|found| found.state != SnapshotState::Failed).map(|found| self.owner.taken(&found)).transpose()
     }
 
@@ -45,9 +56,12 @@ impl Snapshots for Controller {
     }
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
-        let object = format!("snapshot {id}");
-        let what = snapshot_what(id);
-        let changed = self.delete_all_taken(&what, &snapshot_key(id), &object)?;
+        let (what, key, object) = (snapshot_what(id), snapshot_key(id), format!("snapshot {id}"));
+        let sought = Sought { what: &what, object: &object, key: &key, recorded: id.recorded() };
+        let changed = match self.taken_or_hidden(&sought)? {
+            Some(taken) => self.delete_taken(&what, &object, &taken)?,
+            None => false,
+        };
         Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }
 
@@ -59,8 +73,8 @@ impl Snapshots for Controller {
 impl Controller {
     /// The snapshot, which must be there and ready.
     pub fn completed_snapshot(&self, id: &SnapshotId) -> Result<CloudSnapshot> {
-        let object = format!("snapshot {id}");
-        let found = self.taken(&snapshot_what(id), &snapshot_key(id), &object)?;
+        let (what, key, object) = (snapshot_what(id), snapshot_key(id), format!("snapshot {id}"));
+        let found = self.taken(&Sought { what: &what, object: &object, key: &key, recorded: id.recorded() })?;
         let found = found.ok_or_else(|| Error::snapshot_not_found(id))?;
         match found.state {
             SnapshotState::Completed => Ok(found),
@@ -83,7 +97,7 @@ impl Controller {
         quiesce: &dyn Quiesce,
     ) -> Result<CloudSnapshot> {
         let Taking { what, object, key, source } = taking;
-        if let Some(found) = self.taken_or_hidden(what, key, object)? {
+        if let Some(found) = self.taken_or_hidden(&Sought { what, object, key, recorded: None })? {
             if found.state != SnapshotState::Failed {
                 return Ok(found);
             }
@@ -121,55 +135,66 @@ impl Controller {
     fn find_out(&self, taking: &Taking<'_>, refusal: Refusal) -> Result<CloudSnapshot> {
         self.memory.doubt(&taking.what);
         let until = self.clock.now() + SHOWN;
-        let found = self.looks.snapshots.wait(&taking.key, until, |seen| self.choose(&taking.key, seen));
-        found.map_err(|_| Error::failed("create snapshot", taking.object.clone(), refusal))
+        let sought = Sought { what: &taking.what, object: &taking.object, key: &taking.key, recorded: None };
+        let found = self.looks.snapshots.wait(&taking.key, until, |seen| self.choose(&sought, seen).transpose());
+        found.unwrap_or_else(|_| Err(Error::failed("create snapshot", taking.object.clone(), refusal)))
     }
 
-    /// The snapshot with this tag, as it is shown.
-    pub fn taken(&self, what: &str, key: &Key, object: &str) -> Result<Option<CloudSnapshot>> {
-        let unknown = |refusal: Refusal| super::errors::unknown(&self.owner.backend, object, &refusal);
-        let known = self.memory.known(what);
-        if let Some(known) = &known {
-            let seen = self.looks.snapshots.look(&Key::Id(known.id.clone())).map_err(unknown)?;
-            if let Some(found) = self.choose(key, &seen) {
+    /// The snapshot, as it is shown.
+    ///
+    /// # Errors
+    /// `Unproven` where the recorded one carries other tags, or several could be it.
+    pub fn taken(&self, sought: &Sought<'_>) -> Result<Option<CloudSnapshot>> {
+        let unknown = |refusal: Refusal| super::errors::unknown(&self.owner.backend, sought.object, &refusal);
+        let known = self.memory.known(sought.what);
+        let id = sought.recorded.or(known.as_ref().map(|known| known.id.as_str())).map(str::to_owned);
+        if let Some(id) = &id {
+            let seen = self.looks.snapshots.look(&Key::Id(id.clone())).map_err(unknown)?;
+            if let Some(found) = self.checked_snapshot(sought, id, &seen)? {
                 return Ok(Some(found));
             }
         }
-        let seen = self.looks.snapshots.look(key).map_err(unknown)?;
-        let found = self.choose(key, &seen);
-        match (&found, known) {
-            (Some(found), _) => self.memory.found(what, &found.id.0),
-            (None, Some(known)) if self.memory.may_be_hidden(&known) => {
-                let until = self.clock.now() + SHOWN;
-                let shown = self.looks.snapshots.wait(&Key::Id(known.id.clone()), until, |seen| self.choose(key, seen));
-                let reason = || format!("{} was made not long ago, and the cloud does not show it yet", known.id);
-                return shown.map(Some).map_err(|_| Error::Pending { object: object.to_owned(), reason: reason() });
+        if sought.recorded.is_none() {
+            let seen = self.looks.snapshots.look(sought.key).map_err(unknown)?;
+            if let Some(found) = self.choose(sought, &seen)? {
+                self.memory.found(sought.what, &found.id.0);
+                return Ok(Some(found));
             }
-            (None, _) => {}
         }
-        Ok(found)
+        let made_here = known.filter(|known| Some(&known.id) == id.as_ref());
+        let Some(hidden) = made_here.filter(|known| self.memory.may_be_hidden(known)) else { return Ok(None) };
+        let until = self.clock.now() + SHOWN;
+        let key = Key::Id(hidden.id.clone());
+        let shown = self.looks.snapshots.wait(&key, until, |seen| self.checked_snapshot(sought, &hidden.id, seen).transpose());
+        let reason = || format!("{} was made not long ago, and the cloud does not show it yet", hidden.id);
+        shown.unwrap_or_else(|_| Err(Error::Pending { object: sought.object.to_owned(), reason: reason() })).map(Some)
     }
 
     /// The same before something hangs on its absence.
-    fn taken_or_hidden(&self, what: &str, key: &Key, object: &str) -> Result<Option<CloudSnapshot>> {
-        if let Some(found) = self.taken(what, key, object)? {
+    fn taken_or_hidden(&self, sought: &Sought<'_>) -> Result<Option<CloudSnapshot>> {
+        if let Some(found) = self.taken(sought)? {
             return Ok(Some(found));
         }
-        let doubted = self.memory.doubted_until(what);
+        let (key, doubted) = match sought.recorded {
+            // Whose id was answered, was made.
+            Some(id) => (Key::Id(id.to_owned()), None),
+            None => (sought.key.clone(), self.memory.doubted_until(sought.what)),
+        };
         let until = match doubted {
             Some(_) => Some(self.clock.now() + SHOWN),
             None => self.memory.young_until(),
         };
         let Some(until) = until else { return Ok(None) };
-        match self.looks.snapshots.wait(key, until, |seen| self.choose(key, seen)) {
+        match self.looks.snapshots.wait(&key, until, |seen| self.choose(sought, seen).transpose()) {
             Ok(found) => {
-                self.memory.made(what, &found.id.0);
+                let found = found?;
+                self.memory.made(sought.what, &found.id.0);
                 Ok(Some(found))
             }
             Err(unfinished) => match (unfinished.refusal, doubted) {
-                (Some(refusal), _) => Err(super::errors::unknown(&self.owner.backend, object, &refusal)),
+                (Some(refusal), _) => Err(super::errors::unknown(&self.owner.backend, sought.object, &refusal)),
                 (None, Some(_)) => Err(Error::Pending {
-                    object: object.to_owned(),
+                    object: sought.object.to_owned(),
                     reason: "the answer to an earlier request was lost, and what it made may yet be shown".to_owned(),
                 }),
                 (None, None) => Ok(None),
@@ -177,36 +202,73 @@ impl Controller {
         }
     }
 
-    /// Of several with one tag the oldest that is complete; the others are told, and left alone.
-    fn choose(&self, key: &Key, seen: &[CloudSnapshot]) -> Option<CloudSnapshot> {
-        let mut ours = self.with_tag(key, seen);
-        ours.sort_by_key(|found| (rank(found.state), found.created, found.id.clone()));
-        if let [kept, others @ ..] = ours.as_slice()
-            && !others.is_empty()
-        {
-            let others: Vec<&str> = others.iter().map(|other| other.id.0.as_str()).collect();
-            tracing::warn!(kept = %kept.id, ?others, "several snapshots carry one tag; delete the others if nobody needs them");
+    /// This very snapshot among what is seen.
+    fn checked_snapshot(&self, sought: &Sought<'_>, id: &str, seen: &[CloudSnapshot]) -> Result<Option<CloudSnapshot>> {
+        let Some(found) = seen.iter().find(|seen| seen.id.0 == id && !self.memory.is_gone(id)) else { return Ok(None) };
+        match (self.carries(sought.key, found), sought.key) {
+            (true, _) | (_, Key::Id(_)) => Ok(Some(found.clone())),
+            (false, Key::Tag(key, derived)) => {
+                Err(self.owner.not_of(sought.object, &format!("snapshot {id}"), key, derived, &found.tags))
+            }
         }
-        ours.into_iter().next()
     }
 
-    /// Those of ours that carry this tag.
-    fn with_tag(&self, key: &Key, seen: &[CloudSnapshot]) -> Vec<CloudSnapshot> {
-        let carries = |found: &CloudSnapshot| match key {
-            Key::Tag(tag, value) => found.tags.get(*tag) == Some(value),
-            Key::Id(id) => found.id.0 == *id,
+    /// The one of these that is sought: by its recorded id, else by tag.
+    ///
+    /// Of several that were taken of the volume's own disk, which is what a request makes that arrived twice, the oldest that is complete;
+    /// the others are logged, and left alone.
+    ///
+    /// # Errors
+    /// `Unproven` for several of which no disk is known.
+    fn choose(&self, sought: &Sought<'_>, seen: &[CloudSnapshot]) -> Result<Option<CloudSnapshot>> {
+        if let Some(recorded) = sought.recorded {
+            return self.checked_snapshot(sought, recorded, seen);
+        }
+        let mut ours = self.made_for(sought.key, seen);
+        ours.sort_by_key(|found| (rank(found.state), found.created, found.id.clone()));
+        if ours.len() > 1 {
+            let names = ours.iter().map(|found| found.id.0.as_str()).collect::<Vec<_>>().join(", ");
+            if ours.iter().any(|found| tags::is_of_its_source(found).is_none()) {
+                let reason = format!(
+                    "several snapshots carry its tag ({names}), and none of them was used or deleted; remove the driver's tags from each \
+                     that is a copy"
+                );
+                return Err(Error::Unproven { device: sought.object.to_owned(), reason });
+            }
+            tracing::warn!(kept = %ours[0].id, all = names, "several snapshots carry one tag; delete the others if nobody needs them");
+        }
+        Ok(ours.into_iter().next())
+    }
+
+    /// Those that this driver made for what carries this tag, copies left out.
+    fn made_for(&self, key: &Key, seen: &[CloudSnapshot]) -> Vec<CloudSnapshot> {
+        let made = |found: &&CloudSnapshot| {
+            self.carries(key, found) && tags::is_of_its_source(found) != Some(false) && !self.memory.is_gone(&found.id.0)
         };
-        let ours = |found: &&CloudSnapshot| self.owner.owns(&found.tags) && carries(found) && !self.memory.is_gone(&found.id.0);
-        seen.iter().filter(ours).cloned().collect()
+        seen.iter().filter(made).cloned().collect()
     }
 
-    /// Deletes all that carry this tag; whether there were any.
+    /// Whether it is ours, and carries this tag.
+    fn carries(&self, key: &Key, found: &CloudSnapshot) -> bool {
+        self.owner.owns(&found.tags)
+            && match key {
+                Key::Tag(tag, value) => found.tags.get(*tag) == Some(value),
+                Key::Id(id) => found.id.0 == *id,
+            }
+    }
+
+    /// Deletes all that this driver made for what carries this tag, and no copies; whether there were any.
+    ///
+    /// # Errors
+    /// As `choose`.
     pub fn delete_all_taken(&self, what: &str, key: &Key, object: &str) -> Result<bool> {
+        let sought = Sought { what, object, key, recorded: None };
         // Also for what is hidden still.
-        let Some(first) = self.taken_or_hidden(what, key, object)? else { return Ok(false) };
+        let Some(first) = self.taken_or_hidden(&sought)? else { return Ok(false) };
         let seen = self.looks.snapshots.look(key);
         let seen = seen.map_err(|refusal| super::errors::unknown(&self.owner.backend, object, &refusal))?;
-        let mut all = self.with_tag(key, &seen);
+        self.choose(&sought, &seen)?;
+        let mut all = self.made_for(key, &seen);
         if all.iter().all(|found| found.id != first.id) {
             all.push(first);
         }
@@ -242,9 +304,9 @@ fn rank(state: SnapshotState) -> u8 {
 }
 
 fn snapshot_what(id: &SnapshotId) -> String {
-    format!("snapshot/{}", id.local())
+    format!("snapshot/{}", id.derived())
 }
 
 fn snapshot_key(id: &SnapshotId) -> Key {
-    Key::Tag(SNAPSHOT, id.local().to_owned())
+    Key::Tag(SNAPSHOT, id.derived().to_owned())
 }

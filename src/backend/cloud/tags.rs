@@ -16,9 +16,9 @@ use super::{CloudSnapshot, Disk, SnapshotState, Tags};
 pub const CLUSTER: &str = "longshore.dev/cluster";
 /// The backend's name: two of one cluster may share an account.
 pub const BACKEND: &str = "longshore.dev/backend";
-/// The part of the volume's id behind the colon; on a snapshot, that of its source.
+/// The part of the volume's id that is derived from its name. On a snapshot, that of its source with the source's disk recorded in it.
 pub const VOLUME: &str = "longshore.dev/volume";
-/// The part of the snapshot's id behind the colon.
+/// The part of the snapshot's id that is derived from its name.
 pub const SNAPSHOT: &str = "longshore.dev/snapshot";
 /// The CO's name.
 pub const NAME: &str = "longshore.dev/name";
@@ -26,7 +26,7 @@ pub const NAME: &str = "longshore.dev/name";
 pub const PARAMETERS: &str = "longshore.dev/parameters";
 /// `snapshot/<id>` or `volume/<id>`, of what it was made.
 pub const SOURCE: &str = "longshore.dev/source";
-/// On a snapshot that is only the way to a copy: the part of the copy's volume id behind the colon.
+/// On a snapshot that is only the way to a copy: the part of the copy's volume id that is derived from its name.
 pub const TEMPORARY: &str = "longshore.dev/temporary";
 
 /// In characters.
@@ -50,16 +50,41 @@ impl Owner {
         self.tags().iter().all(|(key, value)| tags.get(key) == Some(value))
     }
 
-    /// Whether it is ours, and this volume's.
+    /// Whether it is ours, and carries this volume's tag; and is the disk that is recorded in the id, if one is.
     pub fn is_disk_of(&self, id: &VolumeId, disk: &Disk) -> bool {
-        self.owns(&disk.tags) && disk.tags.get(VOLUME).is_some_and(|local| local == id.local())
+        self.owns(&disk.tags)
+            && disk.tags.get(VOLUME).is_some_and(|derived| derived == id.derived())
+            && id.recorded().is_none_or(|recorded| recorded == disk.id.0)
+    }
+
+    /// The volume's id, with the disk recorded in it; `None` where its tags say none.
+    pub fn volume_id(&self, disk: &Disk) -> Option<VolumeId> {
+        VolumeId::from_parts(&self.backend, disk.tags.get(VOLUME)?).and_then(|id| id.record(&disk.id.0)).ok()
+    }
+
+    /// The snapshot's id, with the cloud's recorded in it; `None` where its tags say none.
+    pub fn snapshot_id(&self, snapshot: &CloudSnapshot) -> Option<SnapshotId> {
+        SnapshotId::from_parts(&self.backend, snapshot.tags.get(SNAPSHOT)?).and_then(|id| id.record(&snapshot.id.0)).ok()
+    }
+
+    /// The id names this disk or snapshot, whose tags say something else: an administrator changed them, or it never was ours.
+    pub fn not_of(&self, object: &str, cloud_id: &str, key: &str, derived: &str, tags: &Tags) -> Error {
+        let mut wanted = self.tags();
+        wanted.insert(key.to_owned(), derived.to_owned());
+        let lacking: Vec<String> = wanted.iter().filter(|(key, value)| tags.get(*key) != Some(*value)).map(pair).collect();
+        let reason = format!(
+            "it is {cloud_id}, whose tags are not {object}'s: {} missing or changed; nothing was done to it. If it is {object}, restore \
+             these tags",
+            lacking.join(", ")
+        );
+        Error::Unproven { device: object.to_owned(), reason }
     }
 
     /// The tags of a new disk. What the operator asks for never takes the place of ours.
     pub fn disk(&self, spec: &VolumeSpec, further: &Tags) -> Tags {
         let mut all = further.clone();
         all.extend(self.tags());
-        all.extend(tags([(VOLUME, spec.id.local().to_owned()), (NAME, spec.name.clone())]));
+        all.extend(tags([(VOLUME, spec.id.derived().to_owned()), (NAME, spec.name.clone())]));
         all.extend(cut(PARAMETERS, &spec.parameters.to_string()));
         all.extend(spec.source.as_ref().map(|source| (SOURCE.to_owned(), source_text(source))));
         all
@@ -69,7 +94,8 @@ impl Owner {
     pub fn snapshot(&self, spec: &SnapshotSpec, further: &Tags) -> Tags {
         let mut all = further.clone();
         all.extend(self.tags());
-        let (id, source) = (spec.id.local().to_owned(), spec.source.local().to_owned());
+        // The source's disk is recorded, too: by it a snapshot is told from a copy that carries the same tags.
+        let (id, source) = (spec.id.derived().to_owned(), spec.source.local().to_owned());
         all.extend(tags([(SNAPSHOT, id), (VOLUME, source), (NAME, spec.name.clone())]));
         all
     }
@@ -78,7 +104,7 @@ impl Owner {
     pub fn temporary(&self, copy: &VolumeId, source: &VolumeId, further: &Tags) -> Tags {
         let mut all = further.clone();
         all.extend(self.tags());
-        all.extend(tags([(TEMPORARY, copy.local().to_owned()), (VOLUME, source.local().to_owned())]));
+        all.extend(tags([(TEMPORARY, copy.derived().to_owned()), (VOLUME, source.local().to_owned())]));
         all
     }
 
@@ -91,7 +117,7 @@ impl Owner {
                 None => None,
             };
             Some(Volume {
-                id: VolumeId::from_parts(&self.backend, disk.tags.get(VOLUME)?).ok()?,
+                id: self.volume_id(disk)?,
                 name: disk.tags.get(NAME)?.clone(),
                 capacity: disk.capacity,
                 source,
@@ -108,7 +134,7 @@ impl Owner {
     pub fn taken(&self, snapshot: &CloudSnapshot) -> Result<Snapshot> {
         let read = || {
             Some(Snapshot {
-                id: SnapshotId::from_parts(&self.backend, snapshot.tags.get(SNAPSHOT)?).ok()?,
+                id: self.snapshot_id(snapshot)?,
                 name: snapshot.tags.get(NAME)?.clone(),
                 source: VolumeId::from_parts(&self.backend, snapshot.tags.get(VOLUME)?).ok()?,
                 size: snapshot.capacity,
@@ -127,9 +153,31 @@ pub(super) fn is_copy(tags: &Tags) -> bool {
     tags.get(SOURCE).is_some_and(|text| text.starts_with("volume/"))
 }
 
+/// Whether a disk that carries a volume's tags was restored from a snapshot of which these tags know nothing: somebody restored a backup
+/// with its tags (AWS Backup, "Copy tags during a restore"), and the volume's own disk is, or was, another one.
+pub(super) fn is_restored_backup(disk: &Disk) -> bool {
+    let Some(snapshot) = &disk.snapshot else { return false };
+    match disk.tags.get(SOURCE).map(|text| source(text)) {
+        None => true,
+        Some(Some(ContentSource::Snapshot(id))) => id.recorded().is_some_and(|recorded| recorded != snapshot.0),
+        // Of a copied volume: through a snapshot that was deleted afterwards.
+        Some(_) => false,
+    }
+}
+
+/// Whether a snapshot was taken of the disk that its tags name: `None` where they name none. A copy of a snapshot has none, or any, for a
+/// source (EBS user guide, "Copy an Amazon EBS snapshot": an arbitrary volume id that is not to be used).
+pub(super) fn is_of_its_source(snapshot: &CloudSnapshot) -> Option<bool> {
+    let source: VolumeId = format!("x:{}", snapshot.tags.get(VOLUME)?).parse().ok()?;
+    source.recorded().map(|disk| disk == snapshot.disk.0)
+}
+
+fn pair((key, value): (&String, &String)) -> String {
+    format!("{key}={value}")
+}
+
 fn changed_by_hand(what: &str, id: &str, tags: &Tags) -> Error {
-    let ours: Vec<String> =
-        tags.iter().filter(|(key, _)| key.starts_with("longshore.dev/")).map(|(key, value)| format!("{key}={value}")).collect();
+    let ours: Vec<String> = tags.iter().filter(|(key, _)| key.starts_with("longshore.dev/")).map(pair).collect();
     let reason = format!("its tags are not as they were made ({}); restore them", ours.join(", "));
     Error::Unproven { device: format!("{what} {id}"), reason }
 }

@@ -68,8 +68,8 @@ impl Ec2Cloud {
 }
 
 impl Cloud for Ec2Cloud {
-    fn disks(&self, which: &Which<DiskId>) -> Answer<Page<Disk>> {
-        let page = self.api.describe_volumes(&select(which, |id| &id.0))?;
+    fn disks(&self, which: &Which<DiskId>, page: Option<&str>) -> Answer<Page<Disk>> {
+        let page = self.api.describe_volumes(&select(which, page, |id| &id.0))?;
         Ok(Page { items: page.items.into_iter().map(disk).collect(), next: page.next })
     }
 
@@ -146,8 +146,8 @@ impl Cloud for Ec2Cloud {
         self.api.delete_snapshot(&snapshot.0)
     }
 
-    fn snapshots(&self, which: &Which<CloudSnapshotId>) -> Answer<Page<CloudSnapshot>> {
-        let page = self.api.describe_snapshots(&select(which, |id| &id.0))?;
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, page: Option<&str>) -> Answer<Page<CloudSnapshot>> {
+        let page = self.api.describe_snapshots(&select(which, page, |id| &id.0))?;
         Ok(Page { items: page.items.into_iter().map(snapshot).collect(), next: page.next })
     }
 
@@ -235,17 +235,13 @@ fn gib(capacity: Bytes) -> u64 {
     capacity.0.div_ceil(GIB)
 }
 
-fn select<Id>(which: &Which<Id>, text: impl Fn(&Id) -> &str) -> Select {
-    match which {
-        Which::Ids(ids) => Select::Ids(ids.iter().map(|id| text(id).to_owned()).collect()),
-        Which::Tagged { key, values } => {
-            Select::Filtered { filters: vec![Filter::new(format!("tag:{key}"), values)], token: None }
-        }
-        Which::All { tags, token } => {
-            let filters = tags.iter().map(|(key, value)| Filter::new(format!("tag:{key}"), std::slice::from_ref(value)));
-            Select::Filtered { filters: filters.collect(), token: token.clone() }
-        }
-    }
+fn select<Id>(which: &Which<Id>, page: Option<&str>, text: impl Fn(&Id) -> &str) -> Select {
+    let filters = match which {
+        Which::Ids(ids) => return Select::Ids(ids.iter().map(|id| text(id).to_owned()).collect()),
+        Which::Tagged { key, values } => vec![Filter::tag(key, values)],
+        Which::All { tags } => tags.iter().map(|(key, value)| Filter::tag(key, [value])).collect(),
+    };
+    Select::Filtered { filters, token: page.map(str::to_owned) }
 }
 
 fn disk(volume: api::Volume) -> Disk {

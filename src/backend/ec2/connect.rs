@@ -230,6 +230,11 @@ impl Wanted {
     fn of(request: &ConnectRequest<'_>) -> Result<Option<Wanted>> {
         let told = |key| request.publish_context.get(key).map(String::as_str);
         let Some(volume) = told(VOLUME) else { return Ok(None) };
+        // What was attached must be what the PersistentVolume names.
+        if let Some(recorded) = request.id.recorded().filter(|recorded| *recorded != volume) {
+            let reason = format!("{VOLUME}: {volume} was attached, but volume {} is {recorded}; detach it", request.id);
+            return Err(Error::invalid("publish_context", reason));
+        }
         let serial = volume.replacen('-', "", 1);
         if !is_serial(&serial) {
             return Err(Error::invalid("publish_context", format!("{VOLUME}: {volume:?} is no id of an EBS volume")));

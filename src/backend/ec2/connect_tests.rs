@@ -88,9 +88,13 @@ impl Lab {
     }
 
     fn connect(&self, context: &[(&str, &str)], earlier: Option<&Source>) -> Result<Source> {
+        self.connect_as(&id(), context, earlier)
+    }
+
+    fn connect_as(&self, id: &VolumeId, context: &[(&str, &str)], earlier: Option<&Source>) -> Result<Source> {
         let context: BTreeMap<_, _> = context.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let request = ConnectRequest {
-            id: &id(),
+            id,
             parameters: &serde_json::Value::Null,
             publish_context: &context,
             secrets: &Secrets::default(),
@@ -134,6 +138,16 @@ fn a_disk_that_comes_late_is_waited_for() {
         assert_eq!(lab.node.refresh(&id(), &source).expect("a size"), Bytes(2 << 20));
         assert!(lab.node.is_still(&source).expect("looks"));
     });
+}
+
+#[test]
+fn attached_disk_that_is_not_the_recorded_one_is_refused() {
+    let lab = Lab::new(SOON);
+    let error = lab.connect_as(&id().record(OTHER).expect("an id"), &[(VOLUME, ONE)], None).expect_err("another disk");
+    assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains(OTHER), "{error}");
+    let Some(disk) = lab.disk(1 << 20) else { return };
+    lab.says(&disk, ONE, ONE);
+    lab.connect_as(&id().record(ONE).expect("an id"), &[(VOLUME, ONE)], None).expect("the recorded one");
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::volume::{AccessMode, BackendName, Error, NodeId, RawParameters, Resul
 
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots, Usage,
+    Writers,
 };
 use store::Store;
 
@@ -133,10 +134,19 @@ impl Backend for Fake {
 #[doc = include_str!("../../../docs/adding-a-backend.md")]
 struct Guide;
 
-/// Runs `copy` while the file systems of `volumes` are held still. What it made is thrown away if they were not, all
+/// Runs `copy` while the file systems of `volumes` are frozen. What it made is thrown away if they were not, all
 /// the time.
+///
+/// # Errors
+/// `InUse` where one may be written meanwhile. Without a node in this process none is in use: its memory is this process's.
 fn while_still<T>(quiesce: &dyn Quiesce, volumes: &[VolumeId], copy: impl FnOnce() -> Result<T>) -> Result<T> {
     let held: Box<dyn Held> = quiesce.hold(volumes)?;
+    for id in volumes {
+        if let Writers::Possible(how) = held.writers(id) {
+            let by = format!("{how}; a copy of it takes time and would be of no single instant: stop the pods that use it");
+            return Err(Error::InUse { object: format!("volume {id}"), by });
+        }
+    }
     let copied = copy()?;
     held.release()?;
     Ok(copied)

@@ -1,7 +1,9 @@
-//! An image becomes a loop device of this node, known by the image's device and inode, never by its name.
+//! An image becomes a loop device of this node, known by the image's device and inode, never by its name. What is remembered of it
+//! from boot to boot is named by its pool and volume.
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Directory, Source};
 use crate::os::block::Device;
@@ -12,8 +14,9 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 use super::export::check_not_exported;
 use super::files::{self, Access};
 use super::inspect;
+use super::lease::Acquired;
 use super::meta::VolumeMeta;
-use super::pool::Kind;
+use super::pool::{Kind, Ready};
 use super::{ImageBackend, Located};
 
 /// Device and inode of an image.
@@ -23,22 +26,32 @@ impl Connect for ImageBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
         let Located { ready, seen, .. } = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
-        let (_, image) = seen.whole()?;
-        if let Some(device) = bound(id, image.inode)? {
-            return Ok(Outcome::Unchanged(source(&device)));
+        let (meta, image) = seen.whole()?;
+        let acquired = if self.shared { Some(self.take_lease(&ready, request)?) } else { None };
+        let named = |inode| match request.earlier {
+            // As an older version named it: what it has begun goes on.
+            Some(Source::Device(told)) if told.identity == numbers(inode) => numbers(inode),
+            _ => identity(&ready, &meta, inode),
+        };
+        // Of several readers, each has a device of its own.
+        let new_reader = request.read_only && acquired == Some(Acquired::Now);
+        let there = if new_reader { confirm(request.earlier, image.inode)? } else { bound(id, image.inode)? };
+        if let Some(device) = there {
+            return Ok(Outcome::Unchanged(source(&device, named(image.inode))));
         }
         // Two caches of one file lose data.
         check_not_exported(&ready, id)?;
-        let read_only = ready.room()?.read_only;
+        // A journal that is replayed is a write, and other nodes may read.
+        let read_only = ready.room()?.read_only || (self.shared && request.read_only);
         let file = ready.open_image(Kind::Volume, id.local(), if read_only { Access::Read } else { Access::Write })?;
         let opened = files::look_at(&file, &ready.place(Kind::Volume, id.local()))?;
         let device = step("attach loop device", id, || loopdev::attach(&file, &id.to_string(), read_only))?;
         if device.backing == opened.inode {
-            return Ok(Outcome::Changed(source(&device)));
+            return Ok(Outcome::Changed(source(&device, named(opened.inode))));
         }
         let failure = Error::Unproven {
             device: device.path.display().to_string(),
-            reason: format!("it shows {}, not the image of {id} ({})", identity(device.backing), identity(opened.inode)),
+            reason: format!("it shows {}, not the image of {id} ({})", numbers(device.backing), numbers(opened.inode)),
         };
         match step("detach loop device", id, || loopdev::detach(&device.path, device.backing)) {
             Ok(()) => Err(failure),
@@ -48,32 +61,48 @@ impl Connect for ImageBackend {
 
     fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
         match self.inode(id) {
-            Ok(Some(inode)) => {
-                if let Some(device) = confirm(hint, inode)? {
-                    return Ok(Some(source(&device)));
-                }
-                Ok(bound(id, inode)?.as_ref().map(source))
+            Ok(Some((ready, inode))) => {
+                let found = match confirm(hint, inode)? {
+                    Some(device) => Some(device),
+                    // On a machine with several drivers it may be another's.
+                    None if self.shared && !self.holds(&ready, id)? => None,
+                    None => bound(id, inode)?,
+                };
+                Ok(found.map(|device| told_or_named(&device, hint, &ready, id)))
             }
-            Ok(None) => Ok(self.orphan(hint)?.as_ref().map(source)),
-            Err(away) => self.orphan(hint)?.as_ref().map(source).map_or(Err(away), |found| Ok(Some(found))),
+            Ok(None) => Ok(self.orphan(hint)?.and(hint.cloned())),
+            Err(away) => self.orphan(hint)?.and(hint.cloned()).map_or(Err(away), |found| Ok(Some(found))),
         }
     }
 
     fn is_still(&self, source: &Source) -> Result<bool> {
         let Source::Device(told) = source else { return Ok(false) };
-        Ok(status(&told.path)?.is_some_and(|device| identity(device.backing) == told.identity))
+        Ok(status(&told.path)?.is_some_and(|device| shows(told, device.backing)))
+    }
+
+    fn may_use(&self, id: &VolumeId) -> Result<()> {
+        if !self.shared {
+            return Ok(());
+        }
+        let Located { ready, .. } = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        self.check_lease(&ready, id)
     }
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let devices = match self.inode(id) {
-            Ok(Some(inode)) => {
-                let mut devices = loopdev::find(inode)?;
-                // The image may have been replaced by another since: then the device shows what is no file of the pool's any more.
-                if confirm(hint, inode)?.is_none() {
-                    devices.extend(self.orphan(hint)?);
+            Ok(Some((ready, inode))) => match confirm(hint, inode)? {
+                Some(device) if self.shared => vec![device],
+                None if self.shared && !self.holds(&ready, id)? => self.orphan(hint)?.into_iter().collect(),
+                confirmed => {
+                    let mut devices = loopdev::find(inode)?;
+                    // The image may have been replaced by another since: then the device shows what is no file of the pool's any
+                    // more.
+                    if confirmed.is_none() {
+                        devices.extend(self.orphan(hint)?);
+                    }
+                    devices
                 }
-                devices
-            }
+            },
             Ok(None) => self.orphan(hint)?.into_iter().collect(),
             // Without its pool the image can't be looked at, but its device can still be let go.
             Err(away) => vec![self.orphan(hint)?.ok_or(away)?],
@@ -81,11 +110,12 @@ impl Connect for ImageBackend {
         for device in &devices {
             step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
         }
-        Ok(if devices.is_empty() { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
+        let released = self.shared && self.release_lease(id)?;
+        Ok(if devices.is_empty() && !released { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
     }
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
-        let inode = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let (_, inode) = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let device = confirm(Some(source), inode)?.ok_or_else(|| not_this(id, path_of(source)))?;
         let size = step("refresh loop device", &device.path.display(), || loopdev::refresh(&device.path))?;
         Ok(Bytes(size))
@@ -111,10 +141,10 @@ impl Connect for ImageBackend {
 }
 
 impl ImageBackend {
-    /// The image's identity; `None` where there is no image.
-    fn inode(&self, id: &VolumeId) -> Result<Option<Inode>> {
+    /// The image's pool, device and inode; `None` where there is no image.
+    fn inode(&self, id: &VolumeId) -> Result<Option<(Arc<Ready>, Inode)>> {
         let found = self.search(|ready| seen_image(ready, id))?;
-        Ok(found.map(|(_, _, image)| image.inode))
+        Ok(found.map(|(_, ready, image)| (ready, image.inode)))
     }
 
     /// The device that was this volume's when it still had an image that we can see: it must show what it showed then,
@@ -122,7 +152,7 @@ impl ImageBackend {
     fn orphan(&self, hint: Option<&Source>) -> Result<Option<Loop>> {
         let Some(Source::Device(told)) = hint else { return Ok(None) };
         let Some(device) = status(&told.path)? else { return Ok(None) };
-        if identity(device.backing) != told.identity || self.owns(device.backing)? {
+        if !shows(told, device.backing) || self.owns(device.backing)? {
             return Ok(None);
         }
         Ok(Some(device))
@@ -141,7 +171,7 @@ impl ImageBackend {
     }
 }
 
-fn seen_image(ready: &super::Ready, id: &VolumeId) -> Result<Option<files::Seen>> {
+fn seen_image(ready: &Ready, id: &VolumeId) -> Result<Option<files::Seen>> {
     if !ready.has(Kind::Volume, id.local())? {
         return Ok(None);
     }
@@ -174,12 +204,46 @@ fn bound(id: &VolumeId, inode: Inode) -> Result<Option<Loop>> {
     Ok(devices.into_iter().next())
 }
 
-pub(super) fn identity(inode: Inode) -> String {
+/// What older versions gave as the identity of an image: of this boot only.
+pub(super) fn numbers(inode: Inode) -> String {
     format!("{}:{}", inode.0, inode.1)
 }
 
-pub(super) fn source(device: &Loop) -> Source {
-    Source::Device(BlockDevice { path: device.path.clone(), number: device.number, identity: identity(device.backing) })
+/// What makes a device this volume's: which image of which pool it shows, and, of this boot, the number of the pool's file system.
+/// The inode number is a part, too: who puts another image in its place puts other data there.
+pub(super) fn identity(ready: &Ready, meta: &VolumeMeta, inode: Inode) -> String {
+    format!("{} {}@{}", meta.unique(&ready.id), inode.1, inode.0)
+}
+
+/// Whether a device that was told of showed this image, whichever version told it.
+pub(super) fn shows(told: &BlockDevice, inode: Inode) -> bool {
+    match told.identity.split_once('@') {
+        Some((lasting, device)) => {
+            device == inode.0.to_string() && lasting.rsplit_once(' ').is_some_and(|(_, number)| number == inode.1.to_string())
+        }
+        None => told.identity == numbers(inode),
+    }
+}
+
+pub(super) fn source(device: &Loop, identity: String) -> Source {
+    Source::Device(BlockDevice { path: device.path.clone(), number: device.number, identity })
+}
+
+/// A device of this volume, with the identity that was told of it, if it is that device: it costs nothing to know, and what an older
+/// version has told stays as it is.
+fn told_or_named(device: &Loop, hint: Option<&Source>, ready: &Ready, id: &VolumeId) -> Source {
+    if let Some(Source::Device(told)) = hint
+        && told.path == device.path
+        && shows(told, device.backing)
+    {
+        return source(device, told.identity.clone());
+    }
+    source(device, named(ready, id.local(), device.backing))
+}
+
+/// The identity of an image that may be damaged: by its numbers alone, where its metadata cannot be read.
+pub(super) fn named(ready: &Ready, local: &str, inode: Inode) -> String {
+    inspect::examine::<VolumeMeta>(ready, local).meta.map_or_else(|| numbers(inode), |meta| identity(ready, &meta, inode))
 }
 
 fn path_of(source: &Source) -> &Path {

@@ -2,15 +2,13 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde::Serialize;
 
-use crate::backend::Quiesce;
 use crate::os::copy::{self, Method};
 use crate::os::durable;
 use crate::os::step::step;
-use crate::volume::{Bytes, Error, Result, VolumeId};
+use crate::volume::{Bytes, Error, Result};
 
 use super::files::{self, IMAGE, META};
 use super::meta;
@@ -53,6 +51,12 @@ impl<'a> Draft<'a> {
     pub fn copy_from(&self, from: &File) -> Result<Method> {
         let path = self.image_path();
         step("copy image", &path.display(), || copy::clone_or_copy(from, &self.image)).map_err(|error| self.pool.failure(error))
+    }
+
+    /// Fills the image with what another holds at one instant, while that may be written: see [`copy::clone_only`].
+    pub fn share_from(&self, from: &File) -> Result<bool> {
+        let path = self.image_path();
+        step("share image", &path.display(), || copy::clone_only(from, &self.image)).map_err(|error| self.pool.failure(error))
     }
 
     /// Makes the image `capacity` long, and allocates all of it if asked to.
@@ -139,39 +143,6 @@ fn remove(folder: &Path, failure: Error) -> Error {
         Ok(()) => failure.nothing_left(),
         Err(error) => failure.but_left(error.to_string()),
     }
-}
-
-/// One volume to copy.
-#[derive(Debug)]
-pub(super) struct Job<'a> {
-    pub source: &'a VolumeId,
-    pub image: &'a File,
-    pub into: &'a Draft<'a>,
-    /// Whether both lie in one pool that shares extents.
-    pub shares: bool,
-}
-
-/// Copies volumes as they are at one instant; answers when that was.
-///
-/// # Errors
-/// Also where the hold broke before all was copied: then the copies are worth nothing.
-pub(super) fn copy_at_one_instant(quiesce: &dyn Quiesce, jobs: &[Job<'_>]) -> Result<SystemTime> {
-    let sources: Vec<VolumeId> = jobs.iter().map(|job| job.source.clone()).collect();
-    for job in jobs.iter().filter(|job| !job.shares) {
-        let length = job.image.metadata().map_or(0, |meta| meta.len());
-        tracing::warn!(
-            volume = %job.source, length = %Bytes(length), pool = job.into.pool().name,
-            "no reflinks here: the volume is held still until all its data is copied; use xfs or btrfs for an instant"
-        );
-    }
-    let held = quiesce.hold(&sources)?;
-    let instant = SystemTime::now();
-    // The guard thaws when it is dropped, also on the way out with an error.
-    for job in jobs {
-        job.into.copy_from(job.image)?;
-    }
-    held.release()?;
-    Ok(instant)
 }
 
 /// Deletes what is in place: one durable rename into the trash, then its files are unlinked.

@@ -52,7 +52,7 @@ impl ImageBackend {
         let path = ready.place(Kind::Volume, id.local()).join(files::IMAGE);
         let file = ready.open_image(Kind::Volume, id.local(), Access::Read)?;
         let inode = files::look_at(&file, &path)?.inode;
-        let unique = format!("{} {id} {}", ready.id, meta.created);
+        let unique = meta.unique(&ready.id);
         Ok(Some(Image { file, path, inode, capacity: meta.capacity, unique, pool: ready.path.clone() }))
     }
 
@@ -70,9 +70,9 @@ impl ImageBackend {
         self.pools.iter().map(lock).collect()
     }
 
-    /// Whether a copy of this volume, in the pool called `into` or in its own, is made in one instant: by sharing its blocks.
-    pub(in crate::backend) fn shares(&self, id: &VolumeId, into: Option<&str>) -> Result<bool> {
+    /// Whether a copy of this volume in its pool is made in one instant: by sharing its blocks.
+    pub(in crate::backend) fn shares(&self, id: &VolumeId) -> Result<bool> {
         let found = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
-        Ok(into.is_none_or(|pool| pool == found.ready.name) && found.ready.shares_extents())
+        Ok(found.ready.shares_extents())
     }
 }

@@ -3,11 +3,11 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatVfsMountFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 
 use crate::os::{self, Error};
@@ -21,7 +21,7 @@ const KNOWN: [&str; 3] = [IMAGE, META, ".meta.json.tmp"];
 
 /// Whether a folder of ours may hold a file of this name.
 pub(super) fn is_known(name: &str) -> bool {
-    KNOWN.contains(&name)
+    KNOWN.contains(&name) || super::lease::is_name(name)
 }
 
 const BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
@@ -152,9 +152,21 @@ pub(super) fn allocate(file: &File, path: &Path, length: u64) -> os::Result<()> 
     }
 }
 
-/// Renames what may not replace anything.
+/// Renames a folder, which may not replace anything.
 pub(super) fn rename_new(from: &Path, to: &Path) -> os::Result<()> {
-    rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|error| Error::io("rename", from, error))
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // NFS, CephFS and OCFS2 know no flags (rename(2)).
+        Err(Errno::INVAL) => rename_folder(from, to),
+        done => done.map_err(|error| Error::io("rename", from, error)),
+    }
+}
+
+/// rename(2) of a folder: of itself it replaces no other that holds anything.
+fn rename_folder(from: &Path, to: &Path) -> os::Result<()> {
+    rustix::fs::rename(from, to).map_err(|error| {
+        let taken = matches!(error, Errno::NOTEMPTY | Errno::NOTDIR);
+        Error::io("rename", from, if taken { Errno::EXIST } else { error })
+    })
 }
 
 /// Removes a folder of ours with the files that we know, one by one. Missing is fine; a file that is not ours makes it
@@ -175,9 +187,71 @@ pub(super) fn remove_folder(path: &Path) -> os::Result<()> {
             Err(error) => return Err(Error::io("remove", path.join(name), error)),
         }
     }
-    match rustix::fs::rmdir(path) {
+    let remove = || match rustix::fs::rmdir(path) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(Error::io("remove folder", path, error)),
+    };
+    match remove() {
+        Err(error) if matches!(error.errno(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
+            // Whose volume is gone has no leases.
+            names(path)?.iter().filter(|name| super::lease::is_name(name)).try_for_each(|name| remove_in(&folder, name))?;
+            remove()
+        }
+        other => other,
+    }
+}
+
+/// Opens a folder below `root`, through no link at any component; `None` where there is none.
+pub(super) fn open_folder(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW) {
+        Ok(folder) => Ok(Some(File::from(folder))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(Error::io("open folder", relative, error)),
+    }
+}
+
+/// The names in an open folder, read anew, but for `.` and `..`; those that are not UTF-8 are none of ours and left out.
+pub(super) fn names_in(folder: impl AsFd, path: &Path) -> os::Result<Vec<String>> {
+    let failed = |error| Error::io("list", path, error);
+    let mut names = Vec::new();
+    for entry in Dir::read_from(folder).map_err(failed)? {
+        if let Ok(name) = entry.map_err(failed)?.file_name().to_str()
+            && ![".", ".."].contains(&name)
+        {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Makes a file in an open folder with this content, synced; one of that name is replaced. All users that reach it may read it:
+/// nodes and the controller are different ones.
+pub(super) fn write_for_all(folder: impl AsFd, name: &str, content: &[u8]) -> os::Result<()> {
+    let failed = |action, error| Error::io(action, name, error);
+    remove_in(&folder, name)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o644);
+    let file = rustix::fs::openat(&folder, name, flags, mode).map_err(|error| failed("create", error))?;
+    rustix::fs::fchmod(&file, mode).map_err(|error| failed("set the mode of", error))?;
+    let mut file = File::from(file);
+    file.write_all(content).and_then(|()| file.sync_all()).map_err(|error| Error::io("write", name, error))
+}
+
+/// Gives the file `from` a second name in its folder, decided where the file system is; `false` where there is such a name.
+pub(super) fn link_new(folder: impl AsFd, from: &str, to: &str) -> os::Result<bool> {
+    match rustix::fs::linkat(&folder, from, &folder, to, AtFlags::empty()) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(error) => Err(Error::io("link", to, error)),
+    }
+}
+
+/// Unlinks a file in an open folder. Missing is fine.
+pub(super) fn remove_in(folder: impl AsFd, name: &str) -> os::Result<()> {
+    match rustix::fs::unlinkat(&folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(Error::io("remove", name, error)),
     }
 }
 
@@ -218,4 +292,43 @@ pub(super) fn room(root: BorrowedFd<'_>, path: &Path) -> os::Result<Room> {
         free: figures.f_bavail.saturating_mul(figures.f_frsize),
         read_only: figures.f_flag.contains(StatVfsMountFlags::RDONLY),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rename_of_a_folder_without_flags_replaces_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+        for path in [&from, &to] {
+            make_folder(path).expect("made");
+            std::fs::write(path.join(META), path.as_os_str().as_encoded_bytes()).expect("written");
+        }
+        assert_eq!(rename_folder(&from, &to).expect_err("taken").errno(), Some(libc::EEXIST));
+        assert_eq!(std::fs::read(to.join(META)).expect("read"), to.as_os_str().as_encoded_bytes());
+        remove_folder(&to).expect("removed");
+        std::fs::write(&to, "a file").expect("written");
+        assert_eq!(rename_folder(&from, &to).expect_err("taken").errno(), Some(libc::EEXIST));
+        remove_file(&to).expect("removed");
+        rename_folder(&from, &to).expect("renamed");
+        assert!(!from.exists() && to.join(META).exists());
+    }
+
+    #[test]
+    fn folder_of_a_deleted_volume_goes_with_its_lease_and_with_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("volume~v");
+        make_folder(&path).expect("made");
+        let ours = ["lease", "lease-0123456789abcdef", ".lease-0123456789abcdef.tmp", "attached.json", ".attached.json.tmp"];
+        for name in ours.into_iter().chain([IMAGE, META, "lease-of-mine"]) {
+            std::fs::write(path.join(name), "x").expect("written");
+        }
+        assert!(remove_folder(&path).is_err());
+        assert_eq!(names(&path).expect("listed"), ["lease-of-mine"]);
+        remove_file(&path.join("lease-of-mine")).expect("removed");
+        remove_folder(&path).expect("removed");
+        assert!(!path.exists());
+    }
 }

@@ -46,7 +46,7 @@ impl Groups for ImageBackend {
         let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
         let home = pools.first().ok_or_else(|| Error::snapshot_not_found(&first.id))?;
         let group = Membership { id: id.clone(), home: home.id.clone() };
-        let taken = take(&group, members, begun, &pools, quiesce);
+        let taken = self.take(&group, members, begun, &pools, quiesce);
         let (created, metas) = taken.inspect_err(|_| remember_drafts(id, members, &pools))?;
         let record = GroupRecord {
             format: FORMAT,
@@ -99,6 +99,40 @@ impl ImageBackend {
         self.search(|ready| inspect::group_record(ready, id.local()))
     }
 
+    /// Makes all members and puts them in place; none is left on failure.
+    fn take(
+        &self,
+        group: &Membership,
+        members: &[SnapshotSpec],
+        begun: Vec<Begun>,
+        pools: &[Arc<Ready>],
+        quiesce: &dyn Quiesce,
+    ) -> Result<(u64, Vec<SnapshotMeta>)> {
+        let mut drafts = Vec::with_capacity(members.len());
+        for (member, pool) in members.iter().zip(pools) {
+            match Draft::begin(pool, Kind::Snapshot, member.id.local()) {
+                Ok(draft) => drafts.push(draft),
+                Err(error) => return Err(discard(drafts, error)),
+            }
+        }
+        let jobs: Vec<_> =
+            begun.iter().zip(members).zip(&drafts).map(|((begun, member), draft)| begun.job(member, draft)).collect();
+        let instant = self.copy_at_one_instant(quiesce, &jobs);
+        drop(jobs);
+        let created = match instant {
+            Ok(instant) => to_nanos(instant),
+            Err(error) => return Err(discard(drafts, error)),
+        };
+        let mut complete: Vec<(SnapshotMeta, Reservation)> = Vec::with_capacity(members.len());
+        for ((begun, member), draft) in begun.into_iter().zip(members).zip(&drafts) {
+            match begun.complete(member, Some(group), created, draft) {
+                Ok(done) => complete.push(done),
+                Err(error) => return Err(discard(drafts, error)),
+            }
+        }
+        place_all(drafts, complete, pools).map(|metas| (created, metas))
+    }
+
     /// Removes the members of a group that has no record, from all pools; those, too, of which an earlier call left a part in
     /// the trash. Whether there were any.
     fn remove_stray_members(&self, id: &GroupId) -> Result<bool> {
@@ -140,38 +174,6 @@ impl ImageBackend {
             }
         }
     }
-}
-
-/// Makes all members and puts them in place; none is left on failure.
-fn take(
-    group: &Membership,
-    members: &[SnapshotSpec],
-    begun: Vec<Begun>,
-    pools: &[Arc<Ready>],
-    quiesce: &dyn Quiesce,
-) -> Result<(u64, Vec<SnapshotMeta>)> {
-    let mut drafts = Vec::with_capacity(members.len());
-    for (member, pool) in members.iter().zip(pools) {
-        match Draft::begin(pool, Kind::Snapshot, member.id.local()) {
-            Ok(draft) => drafts.push(draft),
-            Err(error) => return Err(discard(drafts, error)),
-        }
-    }
-    let jobs: Vec<_> = begun.iter().zip(members).zip(&drafts).map(|((begun, member), draft)| begun.job(member, draft)).collect();
-    let instant = draft::copy_at_one_instant(quiesce, &jobs);
-    drop(jobs);
-    let created = match instant {
-        Ok(instant) => to_nanos(instant),
-        Err(error) => return Err(discard(drafts, error)),
-    };
-    let mut complete: Vec<(SnapshotMeta, Reservation)> = Vec::with_capacity(members.len());
-    for ((begun, member), draft) in begun.into_iter().zip(members).zip(&drafts) {
-        match begun.complete(member, Some(group), created, draft) {
-            Ok(done) => complete.push(done),
-            Err(error) => return Err(discard(drafts, error)),
-        }
-    }
-    place_all(drafts, complete, pools).map(|metas| (created, metas))
 }
 
 /// Enters the drafts that could not be discarded into the ledger, by which the group's deletion finds them: the CO was never told

@@ -90,6 +90,11 @@ pub(super) struct GroupRecord {
 }
 
 impl VolumeMeta {
+    /// No other volume has it, in no pool of any machine, nor will a later one of the same id. `pool` is the pool's random id.
+    pub fn unique(&self, pool: &str) -> String {
+        format!("{pool} {} {}", self.id, self.created)
+    }
+
     pub fn into_volume(self, topology: Option<Topology>) -> Volume {
         Volume {
             id: self.id,

@@ -19,8 +19,11 @@ use std::sync::Arc;
 
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume};
 
-use super::{Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage};
+use super::{
+    Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
+};
 
+mod attach;
 mod capacity;
 mod changed;
 pub mod config;
@@ -32,6 +35,8 @@ mod files;
 mod group;
 mod health;
 mod inspect;
+mod instant;
+mod lease;
 mod ledger;
 mod meta;
 mod modify;
@@ -40,6 +45,8 @@ mod pool;
 mod provision;
 mod snapshot;
 mod survey;
+
+pub use lease::Holder;
 
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
 pub(super) use export::{EXPORTS, Image};
@@ -54,12 +61,25 @@ use pool::{Pool, Ready};
 /// The segment that binds an image to the node whose disk it is on.
 pub const NODE_SEGMENT: &str = "topology.longshore.dev/node";
 
+/// The access modes of a pool that all nodes have: one writes, or several read.
+const SHARED: [AccessMode; 5] = [
+    AccessMode::SingleNodeWriter,
+    AccessMode::SingleNodeReaderOnly,
+    AccessMode::SingleNodeSingleWriter,
+    AccessMode::SingleNodeMultiWriter,
+    AccessMode::MultiNodeReaderOnly,
+];
+
 /// A backend of image files.
 #[derive(Debug)]
 pub struct ImageBackend {
     name: BackendName,
     topology: Option<Topology>,
     role: Role,
+    /// All nodes have the pools: what one has connected, the others must not touch.
+    shared: bool,
+    /// In whose name leases are taken; `None` where nothing is connected or deleted.
+    holder: Option<Holder>,
     pools: Vec<Pool>,
 }
 
@@ -71,17 +91,22 @@ impl ImageBackend {
     /// What waiting will not mend: `Invalid` for a configuration or folder that cannot be; `InUse` for a pool from which
     /// another process provisions; `Unproven` for a damaged `longshore-pool.json`.
     pub fn open(config: ImageConfig, role: Role) -> Result<ImageBackend> {
-        ImageBackend::open_remembering(config, role, None)
+        ImageBackend::open_remembering(config, role, None, None)
     }
 
     /// As `open`; which pool was where is remembered in the folder `memory`, over restarts: a mount point that is bare
-    /// after a reboot is then no new pool.
-    pub fn open_remembering(config: ImageConfig, role: Role, memory: Option<&Path>) -> Result<ImageBackend> {
+    /// after a reboot is then no new pool. Of shared pools volumes are connected and deleted in the name of `holder`.
+    pub fn open_remembering(
+        config: ImageConfig,
+        role: Role,
+        memory: Option<&Path>,
+        holder: Option<Holder>,
+    ) -> Result<ImageBackend> {
         config.validate()?;
-        let ImageConfig { name, pools, node, shared: _ } = config;
+        let ImageConfig { name, pools, node, shared } = config;
         let pools = pools.into_iter().map(|pool| Pool::open(pool, name.clone(), role, memory)).collect::<Result<Vec<_>>>()?;
         let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
-        let backend = ImageBackend { name, topology, role, pools };
+        let backend = ImageBackend { name, topology, role, shared, holder, pools };
         if role.provision {
             backend.remove_stray_groups();
         }
@@ -144,6 +169,11 @@ impl ImageBackend {
         Ok(page)
     }
 
+    fn holder(&self) -> Result<&Holder> {
+        let reason = format!("backend {} was opened only to be looked at", self.name);
+        self.holder.as_ref().ok_or_else(|| Error::invalid("backends", reason))
+    }
+
     fn volume(&self, meta: meta::VolumeMeta) -> Volume {
         meta.into_volume(self.topology.clone())
     }
@@ -184,7 +214,7 @@ impl Backend for ImageBackend {
     }
 
     fn access_modes(&self) -> &[AccessMode] {
-        &AccessMode::SINGLE_NODE
+        if self.shared { &SHARED } else { &AccessMode::SINGLE_NODE }
     }
 
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
@@ -219,6 +249,9 @@ impl Backend for ImageBackend {
     }
     fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
         self.role.provision.then_some(self)
+    }
+    fn attach(&self) -> Option<&dyn Attach> {
+        (self.shared && self.role.provision).then_some(self)
     }
     fn health(&self) -> Option<&dyn ReportHealth> {
         Some(self)

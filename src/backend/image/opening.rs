@@ -184,6 +184,13 @@ impl<'a> Opening<'a> {
             Ok(files) => files,
             Err(error) => return Ok(Err(format!("{error}; make it writable"))),
         };
+        // NFS grants an exclusive lock to writers only (flock(2)).
+        let file = match file.try_lock() {
+            Err(std::fs::TryLockError::Error(error)) if error.raw_os_error() == Some(libc::EBADF) => {
+                writable.try_clone().map_err(|error| self.down(failed(error).to_string()))?
+            }
+            _ => file,
+        };
         let try_lock = || match file.try_lock() {
             Ok(()) => Ok(true),
             Err(std::fs::TryLockError::WouldBlock) => Ok(false),
@@ -218,9 +225,8 @@ impl<'a> Opening<'a> {
     fn make(&self) -> Result<Marker> {
         let path = &self.config.path;
         self.furnish(&FOLDERS)?;
-        let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
-        let random = random.map_err(|error| self.down(format!("no random id: {error}")))?;
-        let marker = Marker { format: meta::FORMAT, id: random.trim().to_owned(), backend: self.backend.clone() };
+        let id = random_id().map_err(|error| self.down(error.to_string()))?;
+        let marker = Marker { format: meta::FORMAT, id, backend: self.backend.clone() };
         let text = meta::encode(&marker, &path.join(MARKER))?;
         step("write pool marker", &path.display(), || durable::write(path, MARKER, &text))
             .map_err(|error| self.down(error.to_string()))?;
@@ -241,6 +247,13 @@ impl<'a> Opening<'a> {
     fn down(&self, reason: impl Into<String>) -> Error {
         down(self.backend, self.config, reason)
     }
+}
+
+/// A random UUID, from the kernel.
+pub(super) fn random_id() -> os::Result<String> {
+    const PATH: &str = "/proc/sys/kernel/random/uuid";
+    let id = std::fs::read_to_string(PATH).map_err(|error| os::Error::io("read", PATH, error))?;
+    Ok(id.trim().to_owned())
 }
 
 impl Ready {

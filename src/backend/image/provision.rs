@@ -1,18 +1,19 @@
 //! Volumes come and go.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
+use crate::backend::{CapacityAnswer, CapacityQuery, Holding, Provision, Quiesce, VolumeSpec};
+use crate::os::copy;
 use crate::os::step::step;
-use crate::os::{copy, loopdev};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
-use super::draft::{self, Draft, Job};
+use super::draft::{self, Draft};
 use super::export::check_not_exported;
 use super::files::{self, Access, IMAGE, META, Seen};
+use super::instant::{Job, devices_of};
 use super::meta::{self, FORMAT, VolumeMeta, to_nanos};
 use super::pool::{ARCHIVE, Kind, RETAINED, Ready};
 use super::{ImageBackend, ImageParameters, Ledger, Located, capacity, inspect};
@@ -52,7 +53,7 @@ impl Provision for ImageBackend {
         }
         let local = spec.id.local();
         let draft = Draft::begin(&pool, Kind::Volume, local)?;
-        let meta = match fill(&draft, spec, &parameters, origin.as_ref(), quiesce) {
+        let meta = match self.fill(&draft, spec, &parameters, origin.as_ref(), quiesce) {
             Ok(meta) => meta,
             Err(error) => return Err(draft.discard(error)),
         };
@@ -70,8 +71,13 @@ impl Provision for ImageBackend {
         };
         let ready = pool.writable()?;
         let (meta, image) = seen.whole()?;
-        check_unused(id, &image)?;
-        check_not_exported(&ready, id)?;
+        let deletion = self.begin_deletion(&ready, id)?;
+        if let Err(error) = check_unused(id, &image).and_then(|()| check_not_exported(&ready, id)) {
+            return Err(match deletion {
+                Some(deletion) => deletion.give_up(error),
+                None => error,
+            });
+        }
         match meta.on_delete {
             OnDelete::Delete => draft::throw_away(&ready, Kind::Volume, local)?,
             OnDelete::Retain => keep(&ready, local, RETAINED)?,
@@ -92,6 +98,10 @@ impl Provision for ImageBackend {
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
         self.answer_capacity(query)
+    }
+
+    fn holders(&self, id: &VolumeId) -> Result<Option<Vec<Holding>>> {
+        self.held(id)
     }
 }
 
@@ -133,6 +143,46 @@ impl ImageBackend {
         Ok(Origin { pool, image, length: Bytes(seen.length), volume })
     }
 
+    /// Gives a draft its content, size and metadata, all synced.
+    fn fill(
+        &self,
+        draft: &Draft<'_>,
+        spec: &VolumeSpec,
+        parameters: &ImageParameters,
+        origin: Option<&Origin>,
+        quiesce: &dyn Quiesce,
+    ) -> Result<VolumeMeta> {
+        match origin {
+            Some(Origin { volume: Some(source), image, pool, .. }) => {
+                self.copy_at_one_instant(quiesce, &[Job { source, pool, image, into: draft }])?;
+                // It may have grown since it was looked at; what it has is not cut off.
+                let copied = draft.length()?;
+                if copied > spec.capacity {
+                    let reason = format!("the source has grown to {copied} meanwhile; ask for as much");
+                    return Err(Error::OutOfRange { field: "capacity_range", reason });
+                }
+            }
+            Some(Origin { volume: None, image, .. }) => {
+                draft.copy_from(image)?;
+            }
+            None => {}
+        }
+        draft.size(spec.capacity, parameters.preallocate)?;
+        let meta = VolumeMeta {
+            format: FORMAT,
+            id: spec.id.clone(),
+            name: spec.name.clone(),
+            capacity: spec.capacity,
+            source: spec.source.clone(),
+            parameters: spec.parameters.clone(),
+            on_delete: parameters.on_delete,
+            preallocate: parameters.preallocate,
+            created: to_nanos(SystemTime::now()),
+        };
+        draft.finish(&meta)?;
+        Ok(meta)
+    }
+
     /// A volume for a list, from its metadata alone. One whose metadata is damaged is listed with what is known of it: its absence
     /// would say that it does not exist.
     fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
@@ -158,57 +208,9 @@ impl ImageBackend {
     }
 }
 
-/// Gives a draft its content, size and metadata, all synced.
-fn fill(
-    draft: &Draft<'_>,
-    spec: &VolumeSpec,
-    parameters: &ImageParameters,
-    origin: Option<&Origin>,
-    quiesce: &dyn Quiesce,
-) -> Result<VolumeMeta> {
-    match origin {
-        Some(Origin { volume: Some(source), image, pool, .. }) => {
-            let shares = pool.path == draft.pool().path && pool.shares_extents();
-            draft::copy_at_one_instant(quiesce, &[Job { source, image, into: draft, shares }])?;
-            // It may have grown since it was looked at; what it has is not cut off.
-            let copied = draft.length()?;
-            if copied > spec.capacity {
-                let reason = format!("the source has grown to {copied} meanwhile; ask for as much");
-                return Err(Error::OutOfRange { field: "capacity_range", reason });
-            }
-        }
-        Some(Origin { volume: None, image, .. }) => {
-            draft.copy_from(image)?;
-        }
-        None => {}
-    }
-    draft.size(spec.capacity, parameters.preallocate)?;
-    let meta = VolumeMeta {
-        format: FORMAT,
-        id: spec.id.clone(),
-        name: spec.name.clone(),
-        capacity: spec.capacity,
-        source: spec.source.clone(),
-        parameters: spec.parameters.clone(),
-        on_delete: parameters.on_delete,
-        preallocate: parameters.preallocate,
-        created: to_nanos(SystemTime::now()),
-    };
-    draft.finish(&meta)?;
-    Ok(meta)
-}
-
 /// A loop device on the image means that someone uses it, whatever the CO believes.
 fn check_unused(id: &VolumeId, image: &Seen) -> Result<()> {
-    let devices = match loopdev::find(image.inode) {
-        Ok(devices) => devices.into_iter().map(|device| device.path).collect(),
-        // A controller without rights, or without the nodes of devices, is still told what their files are called. Other
-        // devices on its machine must not keep it from deleting.
-        Err(error) if matches!(error.errno(), Some(libc::EACCES | libc::EPERM | libc::ENOENT)) => {
-            loopdev::find_by_name(&Path::new(Kind::Volume.folder()).join(id.local()).join(IMAGE))?
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let devices = devices_of(id, image.inode)?;
     let Some(path) = devices.first().map(|path| path.display()) else { return Ok(()) };
     Err(Error::InUse {
         object: format!("volume {id}"),
@@ -236,7 +238,8 @@ fn keep(ready: &Ready, local: &str, folder: &'static str) -> Result<()> {
                     attempt += 1;
                     to = parent.join(format!("{local}.{seconds}-{attempt}"));
                 }
-                Ok(()) => return Ok(to),
+                // The volume is found again without the lease of its deletion.
+                Ok(()) => return files::remove_file(&to.join(super::lease::EXCLUSIVE)).map(|()| to),
                 Err(error) => return Err(error),
             }
         }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
-use super::draft::{self, Draft, Job};
+use super::draft::{self, Draft};
 use super::files::Access;
+use super::instant::Job;
 use super::ledger::{Entry, Reservation};
 use super::meta::{FORMAT, Membership, SnapshotMeta, VolumeMeta, to_nanos};
 use super::pool::{Kind, Ready};
@@ -28,7 +29,7 @@ impl Snapshots for ImageBackend {
         let begun = self.begin(spec)?;
         let pool = Arc::clone(&begun.pool);
         let draft = Draft::begin(&pool, Kind::Snapshot, spec.id.local())?;
-        let instant = draft::copy_at_one_instant(quiesce, &[begun.job(spec, &draft)]);
+        let instant = self.copy_at_one_instant(quiesce, &[begun.job(spec, &draft)]);
         match instant.and_then(|instant| begun.complete(spec, None, to_nanos(instant), &draft)) {
             Ok((meta, reservation)) => {
                 place(draft, &pool, reservation, &meta).map(|()| meta.into_snapshot(self.topology.clone()))
@@ -88,7 +89,7 @@ pub(super) struct Begun {
 impl Begun {
     /// The copy to make.
     pub fn job<'a>(&'a self, spec: &'a SnapshotSpec, draft: &'a Draft<'a>) -> Job<'a> {
-        Job { source: &spec.source, image: &self.source, into: draft, shares: self.pool.shares_extents() }
+        Job { source: &spec.source, pool: &self.pool, image: &self.source, into: draft }
     }
 
     /// Writes the metadata of what was copied.

@@ -9,15 +9,18 @@ use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
 use crate::os::{self, locks};
-use crate::volume::{Bytes, Result, VolumeId};
+use crate::volume::{Bytes, Error, Result, VolumeId};
 
-use super::connect::{identity, source, status};
+use super::connect::{named, numbers, shows, source, status};
 use super::files::{self, IMAGE, META, Seen};
 use super::inspect::{About, Examined, examine};
 use super::meta::{self, SnapshotMeta, VolumeMeta, from_nanos};
 use super::opening::{LOCK, Opening};
 use super::pool::{Kind, Pool, RETAINED, Ready, TMP, TRASH};
-use super::{ImageBackend, ImageConfig, Role};
+use super::{Holder, ImageBackend, ImageConfig, Role, attach, lease};
+
+/// By device and inode: the volume, and the image's identity.
+type Images = HashMap<(u64, u64), (VolumeId, String)>;
 
 /// For how long the file system of a pool is given to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -25,20 +28,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LABEL: usize = 63;
 
 impl ImageBackend {
-    /// Opens the pools to look at them: nothing is made, remembered or locked.
+    /// Opens the pools to look at them: nothing is made, remembered or locked. `holder` is whose leases are this node's.
     ///
     /// # Errors
     /// `Pending` where the file system of a pool gives no answer; and as [`ImageBackend::open`].
-    pub fn open_to_look(config: ImageConfig) -> Result<ImageBackend> {
+    pub fn open_to_look(config: ImageConfig, holder: Option<Holder>) -> Result<ImageBackend> {
         config.validate()?;
         for pool in &config.pools {
             // A look of our own would hang for as long as a dead server is away.
             os::fs::usages(std::slice::from_ref(&pool.path), PATIENCE)?;
         }
-        ImageBackend::open(config, Role { provision: false })
+        ImageBackend::open_remembering(config, Role { provision: false }, None, holder)
     }
 
-    fn survey_pool(&self, pool: &Pool, images: &mut HashMap<(u64, u64), VolumeId>, survey: &mut Survey) -> Result<()> {
+    fn survey_pool(&self, pool: &Pool, images: &mut Images, survey: &mut Survey) -> Result<()> {
         let ready = pool.ready()?;
         ready.check_essential().map_err(|reason| ready.down(reason))?;
         let room = ready.room()?;
@@ -55,10 +58,14 @@ impl ImageBackend {
         for (local, found) in each::<VolumeMeta>(&ready)? {
             let id = VolumeId::from_parts(&self.name, &local)?;
             if let Some(image) = found.image {
-                images.insert(image.inode, id.clone());
+                images.insert(image.inode, (id.clone(), named(&ready, &local, image.inode)));
             }
             survey.leftovers.extend(half::<VolumeMeta>(&ready, &local, found.image)?);
-            survey.volumes.push(stored(&ready, id, &found));
+            let mut stored = stored(&ready, id, &found);
+            if self.shared {
+                self.survey_leases(&ready, &mut stored, &mut survey.leftovers)?;
+            }
+            survey.volumes.push(stored);
         }
         for (local, found) in each::<SnapshotMeta>(&ready)? {
             survey.leftovers.extend(half::<SnapshotMeta>(&ready, &local, found.image)?);
@@ -75,16 +82,38 @@ impl ImageBackend {
         Ok(())
     }
 
+    /// The nodes that have a volume of a shared pool; and this node's lease, which is left over where the journal has no stage.
+    fn survey_leases(&self, ready: &Ready, stored: &mut Stored, leftovers: &mut Vec<Leftover>) -> Result<()> {
+        let id = stored.id.clone();
+        let left = |kind, path: PathBuf, what: &str| Leftover {
+            kind,
+            id: id.to_string(),
+            commands: vec![words(&["rm", "--", &path.display().to_string()])],
+            object: path,
+            what: what.to_owned(),
+            removable: false,
+        };
+        match attach::using(ready, &id) {
+            Ok(nodes) => stored.attached = nodes.unwrap_or_default().into_iter().collect(),
+            Err(Error::Unproven { device, reason }) => leftovers.push(left(LeftoverKind::LeaseDamaged, device.into(), &reason)),
+            Err(error) => return Err(error),
+        }
+        let own = self.holder.as_ref().map(|holder| lease::own(ready, &id, holder)).transpose().unwrap_or_default();
+        let what = "this node keeps others from the volume, and has no stage of it";
+        leftovers.extend(own.into_iter().flatten().map(|path| left(LeftoverKind::Lease, path, what)));
+        Ok(())
+    }
+
     /// The volume of which a device shows, or once showed, the image; `None` where it has nothing to do with our pools.
-    fn shown(&self, device: &Loop, file: &Path, images: &HashMap<(u64, u64), VolumeId>, pools: &[PathBuf]) -> Option<Connected> {
+    fn shown(&self, device: &Loop, file: &Path, images: &Images, pools: &[PathBuf]) -> Option<Connected> {
         let labelled = device.label.parse::<VolumeId>().ok().filter(|id| *id.backend() == self.name);
-        let id = match images.get(&device.backing) {
-            Some(id) => id.clone(),
-            None if pools.iter().any(|pool| file.starts_with(pool)) => labelled?,
+        let (id, identity) = match images.get(&device.backing) {
+            Some(known) => known.clone(),
+            None if pools.iter().any(|pool| file.starts_with(pool)) => (labelled?, numbers(device.backing)),
             None => return None,
         };
         let label = id.to_string();
-        let Source::Device(of) = source(device) else { return None };
+        let Source::Device(of) = source(device, identity) else { return None };
         Some(Connected {
             ours: device.label.as_bytes() == label.as_bytes().get(..LABEL).unwrap_or(label.as_bytes()),
             shows: file.display().to_string(),
@@ -99,7 +128,7 @@ impl ImageBackend {
 impl Inspect for ImageBackend {
     fn survey(&self) -> Result<Survey> {
         let mut survey = Survey::default();
-        let mut images = HashMap::new();
+        let mut images = Images::new();
         for pool in &self.pools {
             if let Err(error) = self.survey_pool(pool, &mut images, &mut survey) {
                 let what = format!("pool {} of backend {} ({})", pool.config.name, self.name, pool.config.path.display());
@@ -118,7 +147,7 @@ impl Inspect for ImageBackend {
 
     fn release(&self, told: &BlockDevice) -> Result<()> {
         match status(&told.path)? {
-            Some(device) if identity(device.backing) == told.identity => {
+            Some(device) if shows(told, device.backing) => {
                 step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
                 Ok(())
             }

@@ -117,9 +117,39 @@ pub struct NfsParameters {
     /// Its group, as `uid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<String>,
+    /// What a clone of a volume that is written meanwhile is: refused (`volume`, default) or consistent file by file (`file`).
+    #[serde(default, skip_serializing_if = "Consistency::is_volume")]
+    pub consistency: Consistency,
     /// Not for people: which of the above were not asked for, but chosen when the volume was made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chosen: Vec<Chosen>,
+}
+
+/// Parameters of a VolumeSnapshotClass.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NfsSnapshotParameters {
+    /// `volume` (default): a snapshot of a volume that is written meanwhile is refused. `file`: it is taken, and each file is as it was
+    /// when it was copied.
+    #[serde(default)]
+    pub consistency: Consistency,
+}
+
+/// Of what a copy shows one instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Consistency {
+    /// Of the volume as a whole.
+    #[default]
+    Volume,
+    /// Of each file by itself.
+    File,
+}
+
+impl Consistency {
+    fn is_volume(&self) -> bool {
+        *self == Consistency::Volume
+    }
 }
 
 /// What the controller may choose.

@@ -28,7 +28,7 @@ mod options;
 mod shares;
 mod subdir;
 
-pub use config::{NfsConfig, NfsParameters, ShareConfig};
+pub use config::{NfsConfig, NfsParameters, NfsSnapshotParameters, ShareConfig};
 use connect::Silence;
 use export::Export;
 use shares::Shares;

@@ -65,16 +65,16 @@ pub struct Controller {
     node: Option<Arc<Node>>,
 }
 
-/// For a controller without a node: there is nothing mounted that it could hold still.
-struct NothingMounted;
+/// For a controller without a node: it can freeze nothing, and who can write to a volume is unknown to it ([`Held::writers`]).
+struct NoNode;
 
-impl Quiesce for NothingMounted {
+impl Quiesce for NoNode {
     fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
-        Ok(Box::new(NothingMounted))
+        Ok(Box::new(NoNode))
     }
 }
 
-impl Held for NothingMounted {
+impl Held for NoNode {
     fn release(self: Box<Self>) -> Result<()> {
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Controller {
     fn quiesce(&self) -> Result<&dyn Quiesce> {
         match &self.node {
             Some(node) => node.quiesce(),
-            None => Ok(&NothingMounted),
+            None => Ok(&NoNode),
         }
     }
 

@@ -31,6 +31,8 @@ impl Controller {
         };
         // A call that was cut off between the two is repeated, finds the volume, and sets them then.
         let Some(modify) = backend.modify().filter(|_| !request.mutable_parameters.is_empty()) else { return Ok(outcome) };
+        // As the backend calls it: its storage's own id of this very volume may be recorded there.
+        let id = outcome.as_inner().id.clone();
         match modify.modify(&id, &request.mutable_parameters) {
             Ok(_) => self.existing(backend, &id).map(|volume| outcome.map(|_| volume)),
             Err(error) => Err(take_back(provision, &id, &outcome, error)),
@@ -40,7 +42,7 @@ impl Controller {
     /// Removes a volume; one that is not there is fine (DeleteVolume).
     ///
     /// # Errors
-    /// `InUse` while it is attached, or staged on this node.
+    /// `InUse` while it is attached, or staged on this node, or where it is an ephemeral volume of another.
     pub fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let backend = self.backend(id.backend())?;
         let provision = provision(backend)?;
@@ -55,7 +57,22 @@ impl Controller {
                 return Err(in_use(format!("it is attached to node {node}; detach it first")));
             }
         }
+        if id.is_ephemeral() && !self.may_delete_ephemeral(provision, id)? {
+            return Ok(Outcome::Unchanged(()));
+        }
         provision.delete(id)
+    }
+
+    /// An ephemeral volume is its node's, which deletes it with its pod; no CO asks for it here. `false` where there is none: what is
+    /// half made is left to that node, too.
+    fn may_delete_ephemeral(&self, provision: &dyn Provision, id: &VolumeId) -> Result<bool> {
+        let Some(volume) = provision.find(id)? else { return Ok(false) };
+        if self.node.as_ref().is_some_and(|node| node.owns(&volume)) {
+            return Ok(true);
+        }
+        let by =
+            format!("it is the {}, which deletes it with its pod; if that node is gone for ever, delete it there", volume.name);
+        Err(Error::InUse { object: format!("volume {id}"), by })
     }
 
     /// What can still be made (GetCapacity), with these parameters, in this place.

@@ -2,24 +2,25 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{BlockDevice, ConnectRequest, Directory, Source};
 use crate::os::block::Device;
-use crate::os::fs::{Contents, Evidence};
+use crate::os::fs::mark::Purpose;
+use crate::os::fs::{Contents, Evidence, Mark};
 use crate::os::luks::State;
 use crate::os::mount::{self, Attributes};
 use crate::os::mountinfo::MountTable;
 use crate::os::path::Root;
 use crate::os::step::step;
-use crate::os::{self, fs, luks};
+use crate::os::{self, fs, luks, udev};
 use crate::volume::{Encryption, Error, FsType, Result};
 
-use super::journal::{Access, Phase, StageEntry, VERSION};
+use super::journal::{Access, Format, Phase, StageEntry, VERSION};
 use super::observe::{self, At};
 use super::plan::{self, Found, Locked, Mapping, Prepare, Start, Unlock, WantedAccess};
 use super::stage::Order;
-use super::{Node, group, unexpected};
+use super::{Node, group, unexpected, unstage};
 
 /// More mounts than this on top of each other are not ours.
 const HIGHEST_STACK: usize = 64;
@@ -47,6 +48,8 @@ pub(super) struct Job<'a> {
     entry: StageEntry,
     device: Option<Device>,
     luks: Option<Luks>,
+    /// Of a format in progress, as the medium has it.
+    mark: Option<Mark>,
     done: Vec<Undo>,
 }
 
@@ -77,15 +80,14 @@ impl<'a> Job<'a> {
             mode: wanted.mode,
             staging: wanted.staging.clone(),
             read_only: wanted.read_only,
-            formatting: cut_off.and_then(|entry| entry.formatting),
-            encrypting: cut_off.is_some_and(|entry| entry.encrypting),
-            growing: cut_off.is_some_and(|entry| entry.growing),
+            format: cut_off.and_then(|entry| entry.format),
+            growth: cut_off.and_then(|entry| entry.growth.clone()),
             inline: wanted.inline,
             boot: node.boot.clone(),
             parameters: order.parameters.to_json(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        Job { node, order, earlier, entry, device: None, luks: None, done: Vec::new() }
+        Job { node, order, earlier, entry, device: None, luks: None, mark: None, done: Vec::new() }
     }
 
     /// Runs the first round's steps, and all that follows from what they find.
@@ -96,6 +98,13 @@ impl<'a> Job<'a> {
                 Start::ClearMounts => self.clear_mounts()?,
                 Start::Disconnect => {
                     self.node.close_mapping(&self.entry.id)?;
+                    let sources = self.node.sources(&self.entry.id, self.earlier.as_ref())?;
+                    // Only devices: a share that went stale is mounted anew beside its targets.
+                    for source in &sources.all {
+                        if let Source::Device(device) = source {
+                            unstage::device_unused(&format!("volume {}", self.entry.id), device, &MountTable::read()?)?;
+                        }
+                    }
                     let hint = self.earlier.as_ref().and_then(|entry| entry.source.as_ref());
                     self.order.backend.connect().disconnect(&self.entry.id, hint)?;
                 }
@@ -135,30 +144,33 @@ impl<'a> Job<'a> {
         if let (Some(gid), Access::Filesystem { .. }) = (self.order.group, &self.entry.access) {
             apply_group(self.order.root, &self.entry.staging, &source, gid, self.entry.read_only)?;
         }
+        // What it remembered of something interrupted is done, or was nothing.
+        (self.entry.format, self.entry.growth) = (None, None);
         self.entry.phase = Phase::Staged;
         self.node.journal.write_stage(&self.entry)
     }
 
-    /// Ends what was cut off while it wrote on the device, without mounting and without a secret: afterwards the device holds
-    /// a whole file system, or a LUKS header that tells what there is behind it, or nothing.
+    /// Ends what was interrupted while it wrote on the device, without mounting and without a secret: afterwards the device holds
+    /// a whole file system, or a LUKS header that tells what there is behind it, or nothing. What the medium does not say to be
+    /// interrupted is left as it is, whatever the journal says.
     pub fn finish_cut_off(&mut self) -> Result<()> {
         self.connect()?;
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
-        if self.entry.encrypting {
-            let below = self.open_alone(&device)?;
-            if plan::unlock(false, &self.look_below(&device, &below)?)?.contains(&Unlock::Wipe) {
-                step("wipe", &device.path.display(), || luks::wipe(&below))?;
+        let opened = self.open_alone(&device)?;
+        if self.order.parameters.node.encryption != Encryption::None {
+            let locked = self.look_below(&device, &opened)?;
+            if locked.interrupted && plan::unlock(false, &locked)?.contains(&Unlock::Wipe) {
+                self.wipe_header(&opened)?;
             }
             return Ok(());
         }
-        // Another device by now: what is on it, or is not, is none of ours.
-        if !self.entry.is_cut_off() || self.order.parameters.node.encryption != Encryption::None {
-            return Ok(());
-        }
-        self.device = Some(self.open_alone(&device)?);
-        let steps = plan::prepare(self.entry.formatting, self.entry.read_only, false, &self.look(None, &device)?)?;
-        for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_) | Prepare::GrowUnmounted(_))) {
-            self.prepare(prepare, &device)?;
+        self.device = Some(opened);
+        let found = self.look(None, &device)?;
+        if found.interrupted.is_some() || found.growing {
+            let steps = plan::prepare(None, self.entry.read_only, false, &found)?;
+            for prepare in steps.into_iter().filter(|step| !matches!(step, Prepare::Mount(_) | Prepare::GrowUnmounted(_))) {
+                self.prepare(prepare, &device)?;
+            }
         }
         self.device = None;
         Ok(())
@@ -183,13 +195,13 @@ impl<'a> Job<'a> {
         };
         self.done.push(Undo::Connection);
         let source = self.order.backend.connect().connect(&request)?.into_inner();
-        // Another device than the one whose mkfs or growth was cut off: what is on it is not ours.
+        // Another device than the one whose growth was interrupted: what is on it is not ours.
         let same = match (&self.entry.source, &source) {
-            (Some(Source::Device(then)), Source::Device(now)) => then.identity == now.identity,
+            (Some(Source::Device(then)), Source::Device(now)) => then.lasting_identity() == now.lasting_identity(),
             _ => false,
         };
         if !same {
-            (self.entry.formatting, self.entry.encrypting, self.entry.growing) = (None, false, false);
+            self.entry.growth = None;
         }
         self.entry.source = Some(source);
         Ok(())
@@ -227,14 +239,11 @@ impl<'a> Job<'a> {
         for unlock in steps {
             match unlock {
                 Unlock::Close => self.node.close_mapping(&id)?,
-                Unlock::RecordFormat => {
-                    self.entry.encrypting = true;
-                    self.node.journal.write_stage(&self.entry)?;
-                }
+                Unlock::RecordFormat => self.record_format(&below, Purpose::Luks)?,
                 Unlock::Wipe => step("wipe", &object, || luks::wipe(&below))?,
                 Unlock::Format => {
                     step("encrypt", &object, || luks::format(&below, passphrase))?;
-                    self.entry.encrypting = false;
+                    self.clear_mark(&below)?;
                 }
                 Unlock::Open => {
                     let discard = self.order.parameters.node.discard;
@@ -253,13 +262,14 @@ impl<'a> Job<'a> {
         mapping.ok_or_else(|| unexpected(&device.path, format!("its mapping {name} is not there after it was opened")))
     }
 
-    fn look_below(&self, device: &BlockDevice, below: &Device) -> Result<Locked> {
+    fn look_below(&mut self, device: &BlockDevice, below: &Device) -> Result<Locked> {
         let header = luks::header(below)?;
         let contents = match &header {
-            // Of no interest behind a header that is whole.
-            Some(_) if !self.entry.encrypting => Contents::Other("LUKS".to_owned()),
+            // Of no interest behind a header that was used: what looks like a mark there is ciphertext.
+            Some(header) if header.state != State::New => Contents::Other("LUKS".to_owned()),
             _ => self.probe(below)?,
         };
+        let interrupted = self.mark.as_ref().is_some_and(|mark| mark.purpose == Purpose::Luks);
         let sources = self.node.sources(&self.entry.id, Some(&self.entry))?;
         let mapping = match (&sources.mapping, sources.mapping_on_connected()) {
             (None, _) => Mapping::None,
@@ -271,7 +281,7 @@ impl<'a> Job<'a> {
             device: device.path.display().to_string(),
             contents,
             header,
-            interrupted: self.entry.encrypting,
+            interrupted,
             device_read_only: below.read_only()?,
             mapping,
         })
@@ -334,29 +344,28 @@ impl<'a> Job<'a> {
         steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
     }
 
-    fn look(&self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
+    fn look(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
         let source = Source::Device(device.clone());
-        let open = self.opened(device)?;
-        let growing = self.entry.growing || self.luks.as_ref().is_some_and(|luks| luks.state == State::Growing);
-        let mut interrupted = self.entry.formatting;
-        let contents = match &self.luks {
-            None => self.probe(open)?,
-            Some(luks) => match step("probe", &device.path.display(), || fs::probe(open, Evidence::None))? {
+        let open = self.device.take().ok_or_else(|| unexpected(&device.path, "it is not open"))?;
+        let growing = self.is_growing(&open)?;
+        let (interrupted, contents) = match &self.luks {
+            None => {
+                let contents = self.probe(&open)?;
+                (self.mark.as_ref().map(|mark| mark.purpose), contents)
+            }
+            Some(luks) => match step("probe", &device.path.display(), || fs::probe(&open, Evidence::None))? {
                 // A mkfs that came to its end, on another node or before the journal was lost.
-                Contents::Filesystem(whole) => Contents::Filesystem(whole),
+                Contents::Filesystem(whole) => (None, Contents::Filesystem(whole)),
                 // Noise, or half a file system: whatever it looks like means nothing.
-                _ if luks.state == State::New => {
-                    interrupted = interrupted.or(fstype).or(Some(FsType::DEFAULT));
-                    Contents::Blank
-                }
-                other => other,
+                _ if luks.state == State::New => (Some(Purpose::Filesystem(fstype.unwrap_or(FsType::DEFAULT))), Contents::Blank),
+                other => (None, other),
             },
         };
         let fs_size = match &contents {
-            Contents::Filesystem(fstype) if interrupted.is_none() && !growing => Some(fs::size_on_device(open, *fstype)?),
+            Contents::Filesystem(fstype) if interrupted.is_none() && !growing => Some(fs::size_on_device(&open, *fstype)?),
             _ => None,
         };
-        Ok(Found {
+        let found = Found {
             volume: self.entry.id.clone(),
             device: device.path.display().to_string(),
             contents,
@@ -365,11 +374,28 @@ impl<'a> Job<'a> {
             fs_size,
             device_size: open.size()?,
             device_read_only: open.read_only()?,
-            mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)),
-        })
+            // Also in a mount namespace that we do not see.
+            mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)) || open.is_claimed()?,
+        };
+        self.device = Some(open);
+        Ok(found)
     }
 
-    fn probe(&self, open: &Device) -> Result<Contents> {
+    /// Whether a growth of ours was interrupted, and nobody mounted the file system since, on whatever node.
+    fn is_growing(&mut self, open: &Device) -> Result<bool> {
+        if let Some(luks) = &self.luks {
+            return Ok(luks.state == State::Growing);
+        }
+        let Some(journaled) = &self.entry.growth else { return Ok(false) };
+        if fs::ext4_uses(open)? == *journaled {
+            return Ok(true);
+        }
+        self.entry.growth = None;
+        Ok(false)
+    }
+
+    /// What is on the device, but for the mark of a format, which is remembered.
+    fn probe(&mut self, open: &Device) -> Result<Contents> {
         let connect = self.order.backend.connect();
         let beneath = connect.beneath(&self.entry.id, open)?;
         let evidence = match &beneath {
@@ -377,7 +403,39 @@ impl<'a> Job<'a> {
             None if connect.made_empty(self.order.publish_context) => Evidence::MadeEmpty,
             None => Evidence::None,
         };
-        Ok(step("probe", &open.path().display(), || fs::probe(open, evidence))?)
+        let journaled = self.entry.format.map(|format| format.offset);
+        let probed = step("probe", &open.path().display(), || fs::probe_marked(open, evidence, journaled))?;
+        self.entry.format = probed.mark.as_ref().map(Format::from);
+        self.mark = probed.mark;
+        Ok(probed.contents)
+    }
+
+    /// Says on the medium that a format begins, and in the journal where that stands. The medium first: all nodes see it.
+    fn record_format(&mut self, device: &Device, purpose: Purpose) -> Result<()> {
+        let earlier = self.mark.take();
+        let mark = Mark::new(device, purpose)?;
+        step("mark format", &device.path().display(), || mark.write(device))?;
+        if let Some(earlier) = earlier.filter(|earlier| earlier.offset != mark.offset) {
+            step("clear mark", &device.path().display(), || earlier.clear(device))?;
+        }
+        self.entry.format = Some(Format::from(&mark));
+        self.mark = Some(mark);
+        self.node.journal.write_stage(&self.entry)
+    }
+
+    /// After a format that came to its end, or never wrote anything.
+    fn clear_mark(&mut self, device: &Device) -> Result<()> {
+        if let Some(mark) = &self.mark {
+            step("clear mark", &device.path().display(), || mark.clear(device))?;
+        }
+        (self.mark, self.entry.format) = (None, None);
+        Ok(())
+    }
+
+    /// Takes away an interrupted luksFormat, so that the device is blank as before.
+    fn wipe_header(&mut self, device: &Device) -> Result<()> {
+        step("wipe", &device.path().display(), || luks::wipe(device))?;
+        self.clear_mark(device)
     }
 
     fn opened(&self, device: &BlockDevice) -> Result<&Device> {
@@ -387,12 +445,12 @@ impl<'a> Job<'a> {
     fn prepare(&mut self, prepare: Prepare, device: &BlockDevice) -> Result<()> {
         let name = device.path.display().to_string();
         match prepare {
+            // A LUKS header over it says it.
+            Prepare::RecordMkfs(_) if self.luks.is_some() => self.mark(State::New),
             Prepare::RecordMkfs(fstype) => {
-                self.mark(State::New)?;
-                self.entry.formatting = Some(fstype);
-                self.node.journal.write_stage(&self.entry)
+                self.with_device(device, |job, open| job.record_format(open, Purpose::Filesystem(fstype)))
             }
-            Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?))?),
+            Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?, self.mark.as_ref()))?),
             Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
             Prepare::Check(fstype) => self.check(&name, fstype, || fs::check(self.opened(device)?, fstype).map_err(Error::from)),
             Prepare::CheckFully(fstype) => {
@@ -403,12 +461,12 @@ impl<'a> Job<'a> {
             }
             Prepare::RecordGrowth => {
                 self.mark(State::Growing)?;
-                self.entry.growing = true;
+                self.entry.growth = Some(fs::ext4_uses(self.opened(device)?)?);
                 self.node.journal.write_stage(&self.entry)
             }
             Prepare::GrowUnmounted(_) => {
                 step("grow", &name, || fs::grow_unmounted(self.opened(device)?).map_err(Error::from))?;
-                self.entry.growing = false;
+                self.entry.growth = None;
                 Ok(())
             }
             Prepare::Mount(fstype) => {
@@ -434,14 +492,22 @@ impl<'a> Job<'a> {
 
     fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
         let arguments = self.order.parameters.node.mkfs_arguments(fstype)?;
-        let open = self.opened(device)?;
-        let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments));
-        // It may have refused before it wrote anything: then there is nothing to remember.
-        let whole = made.is_ok() || matches!(self.probe(open), Ok(Contents::Blank));
-        if whole {
-            self.entry.formatting = None;
-        }
-        Ok(made?)
+        self.with_device(device, |job, open| {
+            let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments, job.mark.as_ref()));
+            // It may have refused before it wrote anything: then the device is as blank as before.
+            if job.luks.is_none() && (made.is_ok() || matches!(job.probe(open), Ok(Contents::Blank))) {
+                job.clear_mark(open)?;
+            }
+            Ok(made?)
+        })
+    }
+
+    /// Lends the open device to what also changes the job.
+    fn with_device<T>(&mut self, device: &BlockDevice, act: impl FnOnce(&mut Self, &Device) -> Result<T>) -> Result<T> {
+        let open = self.device.take().ok_or_else(|| unexpected(&device.path, "it is not open"))?;
+        let outcome = act(self, &open);
+        self.device = Some(open);
+        outcome
     }
 
     /// The staging folder, made if need be.
@@ -576,17 +642,18 @@ impl<'a> Job<'a> {
         if matches!(error, Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. }) {
             return error;
         }
+        if matches!(error, Error::Unproven { .. }) {
+            // It was left as it is, and it is for a person to decide: there is nothing that a repeat would complete.
+            self.entry.format = None;
+        }
         let done = std::mem::take(&mut self.done);
         let mut left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
-        let cut_off = match self.entry.formatting {
-            Some(fstype) => Some(format!("mkfs of {fstype}")),
-            None => self.entry.encrypting.then(|| "LUKS format".to_owned()),
-        };
-        if let (Some(what), Some(source)) = (cut_off, &self.entry.source) {
-            left.push(format!("a {what} was cut off on {}; the next stage makes it anew", super::source_name(source)));
+        if let (Some(format), Some(source)) = (self.entry.format, &self.entry.source) {
+            let name = super::source_name(source);
+            left.push(format!("{} was interrupted on {name}; the next stage repeats it", format.purpose));
         }
-        if self.entry.growing {
-            left.push("the growth of its file system was cut off; the next stage goes on with it".to_owned());
+        if self.entry.growth.is_some() {
+            left.push("the growth of its file system was interrupted; the next stage continues it".to_owned());
         }
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
@@ -654,7 +721,7 @@ pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Resul
             return Err(plan::taken(path, &mount));
         }
         let Some(top) = table.at(path).last().map(|mount| mount.id) else { return Ok(count) };
-        step("unmount", &path.display(), || mount::unmount(root, path, top)).map_err(|error| {
+        step("unmount", &path.display(), || unmount_patiently(root, path, top)).map_err(|error| {
             let busy = error.errno() == Some(libc::EBUSY);
             let error = Error::from(error);
             if busy {
@@ -668,11 +735,30 @@ pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Resul
     Err(plan::stacked(path, HIGHEST_STACK))
 }
 
-/// Zeroes at both ends, where signatures lie: a mkfs that is not forced refuses over one.
-fn wipe_ends(device: &Device) -> Result<()> {
+/// A program that we start at this moment for another volume has our own descriptors until its exec, those in this mount too: so EBUSY is
+/// believed only after a while.
+fn unmount_patiently(root: &Root, path: &Path, id: u64) -> os::Result<()> {
+    const STARTING: Duration = Duration::from_secs(1);
+    let mut busy = None;
+    let attempt = || match mount::unmount(root, path, id) {
+        Ok(()) => Ok(true),
+        Err(error) if error.errno() == Some(libc::EBUSY) => {
+            busy = Some(error);
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    };
+    let done = udev::wait_until(Instant::now().checked_add(STARTING), attempt)?;
+    busy.filter(|_| !done).map_or(Ok(()), Err)
+}
+
+/// Zeroes at both ends, where signatures lie: a mkfs that is not forced refuses over one. The mark of the format stays.
+fn wipe_ends(device: &Device, mark: Option<&Mark>) -> Result<()> {
     const END: u64 = 1 << 20;
-    for offset in [0, device.size()?.saturating_sub(END)] {
-        device.zero(offset, END)?;
+    let size = device.size()?;
+    let kept = mark.map_or(size..size, Mark::range);
+    for (from, to) in [(0, END.min(kept.start)), (size.saturating_sub(END).min(kept.start), kept.start), (kept.end, size)] {
+        device.zero(from, to - from)?;
     }
     Ok(device.flush()?)
 }

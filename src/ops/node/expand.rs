@@ -69,7 +69,7 @@ fn grow(node: &Node, entry: &StageEntry, fstype: &str, source: &Source) -> Resul
         return Err(unexpected(&device.path, format!("it is no longer the device of volume {}", entry.id)));
     }
     // Nothing is begun for a repeat.
-    if fs::size_on_device(&open, fstype)? >= open.size()? {
+    if fs::mark::fills(fs::size_on_device(&open, fstype)?, open.size()?) {
         return Ok(());
     }
     let mount = observe::open(node.root_of(entry), &entry.staging, source)?;

@@ -2,6 +2,10 @@
 //!
 //! The journal entry is written before the volume is made and removed after it is deleted, so that a kill in between
 //! leaves nothing that nobody knows of. They are staged in a folder of ours, `<state folder>/inline/<volume id>`.
+//!
+//! The journal alone is no evidence that a volume is ephemeral: it may be lost, or of an earlier version, and another node may have
+//! the same storage. So the volume's name in its storage says that it is, and of which node and state directory ([`mark`]), and its id
+//! is a digest of that, in a space of its own ([`VolumeId::ephemeral`]). What is not so marked is neither used nor deleted.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +16,7 @@ use crate::ops::parameters::{CONTEXT_KEY, Parameters};
 use crate::os;
 use crate::os::step::step;
 use crate::volume::{
-    AccessType, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, VolumeId,
+    AccessType, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, Volume, VolumeId,
 };
 
 use super::journal::{Access, Phase, StageEntry, VERSION};
@@ -30,13 +34,30 @@ pub(super) fn handle_of(request: &PublishRequest) -> Option<String> {
     ephemeral.then(|| request.handle.to_string())
 }
 
+/// The name of an ephemeral volume in its storage: the kubelet's name for it, and the driver that it belongs to.
+fn mark(node: &Node, name: &str) -> String {
+    format!("ephemeral volume {name}{}", owner(node))
+}
+
+fn owner(node: &Node) -> String {
+    format!(" of node {} ({})", node.settings.node_id, node.state.path().display())
+}
+
+/// Whether its storage says that `volume` is an ephemeral one of this very driver: node and state directory.
+pub(super) fn owns(node: &Node, volume: &Volume) -> bool {
+    volume.id == VolumeId::ephemeral(volume.id.backend(), &volume.name) && volume.name.ends_with(&owner(node))
+}
+
 /// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.
 pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
     let name = handle.to_string();
+    let mark = mark(node, &name);
     for backend in node.registry.iter() {
-        let id = VolumeId::derive(backend.name(), &name);
-        if node.journal.stage(&id)?.is_some_and(|entry| entry.inline) {
-            return Ok(Some(id));
+        // Earlier versions gave it the id of a persistent volume: it is unpublished, but nothing proves that it may be deleted.
+        for id in [VolumeId::ephemeral(backend.name(), &mark), VolumeId::derive(backend.name(), &name)] {
+            if node.journal.stage(&id)?.is_some_and(|entry| entry.inline) {
+                return Ok(Some(id));
+            }
         }
     }
     Ok(None)
@@ -53,7 +74,11 @@ struct Recipe<'a> {
 
 pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Result<Outcome<()>> {
     let target = node.place(&request.target)?;
-    let recipe = recipe(node, request, name)?;
+    let mut recipe = recipe(node, request, name)?;
+    // One that an earlier version published stays under its id.
+    if let Some(id) = find(node, &request.handle)?.filter(|id| id.backend() == recipe.backend.name()) {
+        recipe.spec.id = id;
+    }
     let id = recipe.spec.id.clone();
     let _volume = node.locks.exclusive(Key::Volume(id.clone()), "publish")?;
     let _target = node.locks.exclusive(Key::target(&target), "publish")?;
@@ -90,13 +115,15 @@ fn make(
     target: PathBuf,
 ) -> Result<Outcome<()>> {
     let id = &recipe.spec.id;
+    // Before anything of it is in the journal: what is somebody else's is not undone either.
+    let is_there = is_there(node, recipe)?;
     let staging = folder(node, id)?;
     let mut wanted = stage::wanted(id, staging, &recipe.capability)?;
     wanted.inline = true;
     if known.is_none() {
         node.journal.write_stage(&begin(node, recipe, &wanted.access, &wanted.staging, wanted.read_only))?;
     }
-    if recipe.provision.find(id)?.is_none() {
+    if !is_there {
         recipe.provision.create(&recipe.spec, node)?;
     }
     let order = Order {
@@ -115,6 +142,24 @@ fn make(
         (Outcome::Unchanged(()), Outcome::Unchanged(())) => Outcome::Unchanged(()),
         _ => Outcome::Changed(()),
     })
+}
+
+/// Whether the volume is there already: made by an earlier call, or by an earlier version.
+///
+/// # Errors
+/// `Conflict` where another volume has its id; `NotFound` for an earlier version's that is gone.
+fn is_there(node: &Node, recipe: &Recipe<'_>) -> Result<bool> {
+    let id = &recipe.spec.id;
+    match recipe.provision.find(id)? {
+        Some(volume) if id.is_ephemeral() && !owns(node, &volume) => Err(Error::Conflict {
+            object: format!("volume {id}"),
+            existing: format!("in its storage as {:?}", volume.name),
+            wanted: recipe.spec.name.clone(),
+        }),
+        Some(_) => Ok(true),
+        None if id.is_ephemeral() => Ok(false),
+        None => Err(Error::volume_not_found(id)),
+    }
 }
 
 fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Recipe<'a>> {
@@ -142,9 +187,10 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
         let reason = format!("{size} is below the least possible size; ask for at least {least}");
         return Err(Error::OutOfRange { field: "volume_context.size", reason });
     }
+    let mark = mark(node, name);
     let spec = VolumeSpec {
-        id: VolumeId::derive(backend.name(), name),
-        name: name.to_owned(),
+        id: VolumeId::ephemeral(backend.name(), &mark),
+        name: mark,
         capacity: size.round_up(provision.unit()),
         source: None,
         parameters: parameters.to_json(),
@@ -169,9 +215,8 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
         mode: recipe.capability.mode,
         staging: staging.to_owned(),
         read_only,
-        formatting: None,
-        encrypting: false,
-        growing: false,
+        format: None,
+        growth: None,
         inline: true,
         boot: node.boot.clone(),
         parameters: recipe.spec.parameters.clone(),
@@ -216,11 +261,20 @@ pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Out
     Ok(Outcome::Changed(()))
 }
 
-/// Deletes an unstaged inline volume, its folder, and last what the journal has of it.
+/// Deletes an unstaged inline volume if its storage says that it is one of ours, its folder, and last what the journal has of it.
 pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
     let backend = node.backend(id)?;
     if let Some(provision) = backend.provision() {
-        provision.delete(id)?;
+        match provision.find(id)? {
+            Some(volume) if !owns(node, &volume) => tracing::error!(
+                volume = %id, name = volume.name,
+                "not deleted: its storage does not say that it is an ephemeral volume of this node; if no PersistentVolume names it, \
+                 delete it with `longshore call delete-volume`"
+            ),
+            // Of a volume that is not whole, only what has an id of ours can be a part of ours.
+            None if !id.is_ephemeral() => {}
+            _ => drop(provision.delete(id)?),
+        }
     }
     let staging = folder(node, id)?;
     if !os::mountinfo::MountTable::read()?.at(&staging).is_empty() {

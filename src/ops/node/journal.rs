@@ -18,12 +18,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{BlockDevice, Source};
 use crate::ops::parameters::Parameters;
+use crate::os::fs::Mark;
+use crate::os::fs::mark::Purpose;
 use crate::os::{self, durable};
 use crate::volume::digest::sha256;
-use crate::volume::{AccessMode, Encryption, Error, FsType, NodeParameters, Result, VolumeId};
+use crate::volume::{AccessMode, Encryption, Error, NodeParameters, Result, VolumeId};
 
-/// The form of the files. Another number is another version's file and is left alone.
-pub const VERSION: u32 = 1;
+/// The form of the files. Another number is another version's file and is left alone, but for the one before, which is read as well.
+pub const VERSION: u32 = 2;
+/// It said of an interrupted mkfs, luksFormat or growth only that there was one. That is no evidence, and is not read.
+const BEFORE: u32 = 1;
+const NO_EVIDENCE: [&str; 3] = ["formatting", "encrypting", "growing"];
 /// No entry comes near it; what is larger is damaged.
 const LONGEST: u64 = 1 << 20;
 const STAGE: &str = "stage.json";
@@ -70,16 +75,15 @@ pub struct StageEntry {
     pub mode: AccessMode,
     pub staging: PathBuf,
     pub read_only: bool,
-    /// Set after the device in `source` was proven blank and before mkfs, cleared after it: a mkfs that was cut off is
-    /// done again on this very device, instead of being taken for somebody's data.
-    pub formatting: Option<FsType>,
-    /// The same for the LUKS header: set before it is written, cleared after.
+    /// A format that was begun and not seen to end. It only says where to look: what is repeated is decided by the mark on the
+    /// medium ([`crate::os::fs::mark`]), which all nodes see.
     #[serde(default)]
-    pub encrypting: bool,
-    /// Set after a full check and before an ext4 that is not mounted is grown, cleared after it: what a resize2fs that was cut
-    /// off leaves is mended, instead of being left to a person as damage is that nobody can explain.
+    pub format: Option<Format>,
+    /// Set after a full check and before an ext4 that is not mounted is grown, cleared after it: what an interrupted resize2fs
+    /// leaves is repaired, instead of being left to a person as damage is that nobody can explain. It holds what identifies the
+    /// file system and its last mount ([`fs::ext4_uses`]): mounted since, on whatever node, its damage is no longer ours to repair.
     #[serde(default)]
-    pub growing: bool,
+    pub growth: Option<String>,
     /// An ephemeral volume, deleted when it is unpublished.
     pub inline: bool,
     /// The boot in which this was written: mounts and device numbers of another boot mean nothing.
@@ -90,10 +94,25 @@ pub struct StageEntry {
     pub created: u64,
 }
 
+/// A mkfs or luksFormat in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Format {
+    pub purpose: Purpose,
+    /// Where its mark lies on the device, in bytes.
+    pub offset: u64,
+}
+
+impl From<&Mark> for Format {
+    fn from(mark: &Mark) -> Format {
+        Format { purpose: mark.purpose, offset: mark.offset }
+    }
+}
+
 impl StageEntry {
-    /// Whether the device holds a part of something that must be seen to an end.
+    /// Whether the device may hold a part of something that must be seen to an end.
     pub fn is_cut_off(&self) -> bool {
-        self.formatting.is_some() || self.encrypting || self.growing
+        self.format.is_some() || self.growth.is_some()
     }
 
     /// As the CO gave them; none of raw block.
@@ -542,6 +561,12 @@ enum Parsed<T> {
 fn parse<T: DeserializeOwned>(content: &[u8]) -> serde_json::Result<Parsed<T>> {
     match serde_json::from_slice::<Versioned>(content)?.version {
         VERSION => serde_json::from_slice(content).map(Parsed::Entry),
+        BEFORE => {
+            let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(content)?;
+            NO_EVIDENCE.iter().for_each(|name| drop(fields.remove(*name)));
+            fields.insert("version".to_owned(), VERSION.into());
+            serde_json::from_value(fields.into()).map(Parsed::Entry)
+        }
         other => Ok(Parsed::OtherVersion(other)),
     }
 }
@@ -597,9 +622,8 @@ mod tests {
             mode: AccessMode::SingleNodeWriter,
             staging: "/var/lib/kubelet/s".into(),
             read_only: false,
-            formatting: Some(FsType::Xfs),
-            encrypting: false,
-            growing: false,
+            format: Some(Format { purpose: Purpose::Luks, offset: 4096 }),
+            growth: None,
             inline: false,
             boot: "b".to_owned(),
             parameters: serde_json::json!({ "node": BTreeMap::<String, String>::new() }),
@@ -685,12 +709,28 @@ mod tests {
     fn another_versions_file_is_left_alone() {
         let state = tempfile::tempdir().expect("a folder");
         let journal = Journal::open(state.path()).expect("opens");
-        journal.write_stage(&StageEntry { version: 2, ..entry() }).expect("writes");
+        journal.write_stage(&StageEntry { version: VERSION + 1, ..entry() }).expect("writes");
         let error = journal.stage(&id()).expect_err("not ours to read");
         assert!(error.to_string().contains("another version"), "{error}");
         let found = look(state.path()).expect("reads").volumes;
         assert!(found[0].unreadable[0].1.contains("another version") && found[0].damaged.is_empty());
         assert!(state.path().join("journal/image:a/stage.json").exists());
+    }
+
+    #[test]
+    fn entry_of_the_version_before_is_read_without_its_evidence() {
+        let state = tempfile::tempdir().expect("a directory");
+        let journal = Journal::open(state.path()).expect("opens");
+        let current = StageEntry { format: None, ..entry() };
+        journal.write_stage(&current).expect("writes");
+        let path = state.path().join("journal/image:a/stage.json");
+        let mut fields: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("reads")).expect("JSON");
+        let object = fields.as_object_mut().expect("an object");
+        object.retain(|name, _| !["format", "growth"].contains(&name.as_str()));
+        object.extend([("version".to_owned(), 1.into()), ("formatting".to_owned(), "xfs".into())]);
+        object.extend([("encrypting".to_owned(), true.into()), ("growing".to_owned(), true.into())]);
+        fs::write(&path, fields.to_string()).expect("writes");
+        assert_eq!(journal.stage(&id()).expect("reads"), Some(current));
     }
 
     #[test]

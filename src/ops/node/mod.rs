@@ -20,7 +20,7 @@ use crate::ops::lock::Locks;
 use crate::ops::parameters::made_by_hand;
 use crate::os;
 use crate::os::path::Root;
-use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, Secrets, Topology, VolumeId};
+use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, Secrets, Topology, Volume, VolumeId};
 
 use journal::{Journal, Phase, StageEntry};
 
@@ -278,6 +278,11 @@ impl Node {
             }
         }
         Ok(staged)
+    }
+
+    /// Whether its storage says that it is an ephemeral volume of this node and state directory.
+    pub fn owns(&self, volume: &Volume) -> bool {
+        inline::owns(self, volume)
     }
 
     /// Whether the volume is staged or published here, in words; `None` if not. DeleteVolume asks.

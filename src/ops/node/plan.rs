@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::Source;
 use crate::os::fs::Contents;
+use crate::os::fs::mark::Purpose;
 use crate::os::luks::Header;
 use crate::os::mountinfo::Mount;
 use crate::volume::{AccessMode, Error, FsType, Result, VolumeId};
@@ -91,7 +92,8 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
     if seen.same_boot {
         steps.push(Start::ClearMounts);
     }
-    let otherwise = seen.connected.is_some() && (entry.read_only != wanted.read_only || entry.phase == Phase::Unstaging);
+    // What an unstage left connected serves again: something may use it still, in another mount namespace.
+    let otherwise = seen.connected.is_some() && entry.read_only != wanted.read_only;
     // What the journal names is no longer what the volume is (its image was replaced); nothing else will let it go.
     let stale = seen.same_boot && entry.source.is_some() && seen.connected != entry.source;
     if otherwise || stale {
@@ -164,7 +166,7 @@ pub struct Locked {
     pub device: String,
     pub contents: Contents,
     pub header: Option<Header>,
-    /// A LUKS format of ours on this very device that was cut off; nothing was ever kept in it.
+    /// The medium has the mark of a luksFormat of ours that was interrupted, and no header that says it was ever used.
     pub interrupted: bool,
     /// The device itself takes no writes.
     pub device_read_only: bool,
@@ -185,9 +187,9 @@ pub enum Mapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unlock {
     Close,
-    /// Write into the journal that a LUKS format begins.
+    /// Write onto the medium, and into the journal, that a LUKS format begins.
     RecordFormat,
-    /// Take away what a cut-off format left.
+    /// Take away what an interrupted format left.
     Wipe,
     Format,
     Open,
@@ -211,7 +213,7 @@ pub fn unlock(read_only: bool, locked: &Locked) -> Result<Vec<Unlock>> {
     match (&locked.contents, &locked.header) {
         (contents, _) if locked.interrupted && foreign_to_luks(contents).is_some() => {
             return refuse(format!(
-                "its LUKS format was cut off, but now it holds {}: somebody else wrote to it. {}",
+                "its LUKS format was interrupted, but now it holds {}: somebody else wrote to it. {}",
                 foreign_to_luks(contents).unwrap_or_default(),
                 wipe_remedy(&locked.device)
             ));
@@ -261,26 +263,26 @@ pub struct Found {
     /// `/dev/loop3`, for messages.
     pub device: String,
     pub contents: Contents,
-    /// A mkfs of ours on this very device that was cut off, or a LUKS header over it that says that there never was one; it was
-    /// never mounted since.
-    pub interrupted: Option<FsType>,
-    /// A growth of ours of the unmounted ext4 on this very device was cut off.
+    /// A format of ours that was interrupted, as the medium itself says: by its mark, or by the LUKS header over it. The device was blank
+    /// when it began, and was never mounted since.
+    pub interrupted: Option<Purpose>,
+    /// A growth of ours of the unmounted ext4 on this very device was interrupted, and it was not mounted since.
     pub growing: bool,
     /// Of the file system, where there is one.
     pub fs_size: Option<u64>,
     pub device_size: u64,
     /// The device itself takes no writes.
     pub device_read_only: bool,
-    /// It is mounted somewhere: neither check nor offline growth.
+    /// It is mounted, in whatever mount namespace, or claimed otherwise: neither check, offline growth nor mkfs.
     pub mounted: bool,
 }
 
 /// The second round's steps, on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prepare {
-    /// Write into the journal that a mkfs begins.
+    /// Write onto the medium, and into the journal, that a mkfs begins.
     RecordMkfs(FsType),
-    /// Take away what a cut-off mkfs left at both ends.
+    /// Take away what an interrupted mkfs left at both ends.
     Wipe,
     Mkfs(FsType),
     Check(FsType),
@@ -300,8 +302,13 @@ pub enum Prepare {
 /// # Errors
 /// `Unproven` for anything on the device that is neither ours nor proven nothing: it is left as it is.
 pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Found) -> Result<Vec<Prepare>> {
-    if let Some(begun) = found.interrupted {
-        return redo_mkfs(begun, fstype, read_only, found);
+    match found.interrupted {
+        Some(Purpose::Filesystem(begun)) => return redo_mkfs(begun, fstype, read_only, found),
+        Some(Purpose::Luks) if found.contents != Contents::Blank => {
+            let reason = "its luksFormat was interrupted, but it is to be used without encryption; use a new volume";
+            return Err(unproven(found, reason.to_owned()));
+        }
+        Some(Purpose::Luks) | None => {}
     }
     if found.growing {
         return go_on_growing(fstype, read_only, found);
@@ -352,7 +359,7 @@ pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Fou
     Ok(steps)
 }
 
-/// Only our own mkfs wrote on this device, and nobody mounted it: it is blank in all but the bytes. Yet where something
+/// The device has the mark of our own mkfs, which was written when it was blank: it is blank in all but the bytes. Yet where something
 /// that our mkfs does not write is seen, someone else was there.
 fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Found) -> Result<Vec<Prepare>> {
     let foreign = match &found.contents {
@@ -360,12 +367,9 @@ fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Fou
         Contents::Other(what) => (!what.contains(begun.as_str())).then(|| what.clone()),
         Contents::Blank | Contents::Unknown(_) => None,
     };
-    if found.mounted {
-        return Err(unproven(found, "its mkfs was cut off, but it is mounted; unmount it first".to_owned()));
-    }
     if let Some(what) = foreign {
         let reason = format!(
-            "its mkfs ({begun}) was cut off, but now it holds {what}: somebody else wrote to it. {}",
+            "its mkfs ({begun}) was interrupted, but now it holds {what}: somebody else wrote to it. {}",
             wipe_remedy(&found.device)
         );
         return Err(unproven(found, reason));
@@ -401,7 +405,16 @@ fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &Found) -> Resu
     }
 }
 
+fn claimed(found: &Found) -> Error {
+    let reason = "it holds no file system, but something uses it (a mount in another mount namespace, device-mapper, swap); it was not \
+                  formatted. End what uses it (`lsblk`, `findmnt --task PID`), then stage the volume again";
+    unproven(found, reason.to_owned())
+}
+
 fn writable_for_mkfs(read_only: bool, found: &Found) -> Result<()> {
+    if found.mounted {
+        return Err(claimed(found));
+    }
     if read_only || found.device_read_only {
         return Err(unproven(
             found,

@@ -46,9 +46,8 @@ fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
         mode: wanted.mode,
         staging: wanted.staging.clone(),
         read_only: wanted.read_only,
-        formatting: None,
-        encrypting: false,
-        growing: false,
+        format: None,
+        growth: None,
         inline: wanted.inline,
         boot: "b".to_owned(),
         parameters: serde_json::Value::Null,
@@ -145,7 +144,7 @@ fn what_was_cut_off_is_begun_afresh() {
         (at(Phase::Staging), true, None, At::Nothing, &afresh),
         (at(Phase::Staged), true, Some(device(4)), ours(), &afresh),
         (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
-        (at(Phase::Unstaging), true, Some(device(3)), ours(), &afresh),
+        (at(Phase::Unstaging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // Somebody unmounted it.
         (at(Phase::Staged), true, Some(device(3)), At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // A reboot: numbers and mounts of before mean nothing.
@@ -231,7 +230,7 @@ fn nothing_is_formatted_read_only() {
     assert!(matches!(prepare(None, true, true, &found(Contents::Blank)), Err(Error::Unproven { .. })));
     let protected = Found { device_read_only: true, ..found(Contents::Blank) };
     assert!(matches!(prepare(None, false, true, &protected), Err(Error::Unproven { .. })));
-    let protected = Found { interrupted: EXT4, ..protected };
+    let protected = Found { interrupted: EXT4.map(Purpose::Filesystem), ..protected };
     assert!(matches!(prepare(EXT4, false, true, &protected), Err(Error::Unproven { .. })));
 }
 
@@ -280,15 +279,24 @@ fn a_cut_off_mkfs_is_done_again_unless_somebody_else_wrote() {
         Contents::Other("xfs backup superblock at 128 MiB".to_owned()),
     ];
     for contents in half {
-        let there = Found { interrupted: Some(xfs), ..found(contents) };
+        let there = Found { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
         assert_eq!(ready(XFS, &there), again, "{there:?}");
     }
     for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("LUKS".to_owned())] {
-        let there = Found { interrupted: Some(xfs), ..found(contents) };
+        let there = Found { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
         assert!(matches!(prepare(XFS, false, true, &there), Err(Error::Unproven { .. })), "{there:?}");
     }
-    let in_use = Found { interrupted: Some(xfs), mounted: true, ..found(Contents::Blank) };
+    let in_use = Found { interrupted: Some(Purpose::Filesystem(xfs)), mounted: true, ..found(Contents::Blank) };
     assert!(matches!(prepare(XFS, false, true, &in_use), Err(Error::Unproven { .. })));
+}
+
+#[test]
+fn interrupted_luks_format_is_no_reason_for_mkfs() {
+    let marked = |contents| Found { interrupted: Some(Purpose::Luks), ..found(contents) };
+    for contents in [Contents::Unknown("data at 4096".to_owned()), Contents::Other("LUKS".to_owned())] {
+        assert!(matches!(prepare(XFS, false, true, &marked(contents)), Err(Error::Unproven { .. })));
+    }
+    assert_eq!(ready(EXT4, &marked(Contents::Blank)), ready(EXT4, &found(Contents::Blank)));
 }
 
 #[test]

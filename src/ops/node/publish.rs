@@ -111,6 +111,7 @@ fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<
     if entry.phase != Phase::Staged {
         return Err(not_staged(id, "its stage did not come to its end, or is being undone; stage it again".to_owned()));
     }
+    node.backend(id)?.connect().may_use(id)?;
     let sources = node.sources(id, Some(entry))?;
     let gone = || not_staged(id, "it is no longer connected; unstage it and stage it again".to_owned());
     let source = sources.used(entry.encryption()?).ok_or_else(gone)?;

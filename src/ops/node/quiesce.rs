@@ -2,6 +2,7 @@
 //!
 //! Takes no volume's lock: who snapshots holds it already.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::backend::{Held, Source};
+use crate::backend::{Held, Source, Writers};
 use crate::os;
 use crate::os::block::Device;
 use crate::os::freeze::{self, Frozen};
@@ -19,8 +20,9 @@ use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::Node;
-use super::journal::{Access, FrozenEntry, Journal, Phase, VERSION};
+use super::journal::{Access, FrozenEntry, Journal, Phase, StageEntry, VERSION};
 use super::observe::{self, At};
+use super::sources::Sources;
 
 /// A copy without reflink of a large volume takes that long; after it the volume's user comes first.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -31,53 +33,74 @@ struct Hold {
     frozen: Option<Frozen>,
     /// What the journal has of it.
     record: Option<String>,
+    writers: BTreeMap<VolumeId, Writers>,
+}
+
+/// How a volume is held.
+enum Prepared {
+    /// Its file system is to be frozen: where it is mounted, and a descriptor of that.
+    Mounted(PathBuf, OwnedFd),
+    /// There is nothing to freeze.
+    Unmounted(Writers),
 }
 
 pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
-    let mut mounts = Vec::new();
-    let mut paths: Vec<PathBuf> = Vec::new();
+    let mut hold = Hold { journal: node.journal.clone(), frozen: None, record: None, writers: BTreeMap::new() };
+    let mut mounts: BTreeMap<PathBuf, (VolumeId, OwnedFd)> = BTreeMap::new();
     for id in volumes {
-        if let Some((path, mount)) = prepare(node, id)?
-            && !paths.contains(&path)
-        {
-            paths.push(path);
-            mounts.push(mount);
+        match prepare(node, id)? {
+            Prepared::Mounted(path, mount) => drop(mounts.insert(path, (id.clone(), mount))),
+            Prepared::Unmounted(writers) => drop(hold.writers.insert(id.clone(), writers)),
         }
     }
     if mounts.is_empty() {
-        return Ok(Box::new(Hold { journal: node.journal.clone(), frozen: None, record: None }));
+        return Ok(Box::new(hold));
     }
     let number = node.freezes.fetch_add(1, Ordering::Relaxed);
-    let entry = FrozenEntry { version: VERSION, mounts: paths, boot: node.boot.clone() };
+    let entry = FrozenEntry { version: VERSION, mounts: mounts.keys().cloned().collect(), boot: node.boot.clone() };
     let record = node.journal.write_frozen(number, &entry)?;
-    let borrowed: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
+    let borrowed: Vec<_> = mounts.values().map(|(_, mount)| mount.as_fd()).collect();
     let names = entry.mounts.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-    match step("freeze", &names, || freeze::freeze(&borrowed, LONGEST)) {
-        Ok(frozen) => Ok(Box::new(Hold { journal: node.journal.clone(), frozen: Some(frozen), record: Some(record) })),
-        Err(error) => {
-            let error = Error::from(error);
-            Err(match node.journal.remove_frozen(&record) {
-                Ok(()) => error,
-                Err(left) => error.but_left(left.to_string()),
-            })
+    let frozen = step("freeze", &names, || freeze::freeze(&borrowed, LONGEST)).map_err(|error| {
+        let error = Error::from(error);
+        match node.journal.remove_frozen(&record) {
+            Ok(()) => error,
+            Err(left) => error.but_left(left.to_string()),
         }
+    })?;
+    hold.record = Some(record);
+    let frozen = hold.frozen.insert(frozen);
+    for (path, (id, mount)) in mounts {
+        let writers = if frozen.holds(mount.as_fd())? {
+            Writers::Frozen
+        } else {
+            Writers::Possible(format!("its file system, mounted at {}, cannot be frozen", path.display()))
+        };
+        hold.writers.insert(id, writers);
     }
+    Ok(Box::new(hold))
 }
 
-/// What must be frozen of a volume; a raw device is flushed.
-fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
-    let entry = node.journal.stage(id)?.filter(|entry| entry.phase == Phase::Staged && node.same_boot(entry));
+/// Opens what is to be frozen of a volume; a raw device is flushed.
+fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
+    let entry = node.journal.stage(id)?.filter(|entry| node.same_boot(entry));
     let sources = node.sources(id, entry.as_ref())?;
-    if let Some(entry) = entry.filter(|entry| entry.access != Access::Block && !entry.read_only)
+    let table = MountTable::read()?;
+    let staged = entry.filter(|entry| entry.phase == Phase::Staged);
+    if let Some(entry) = staged.as_ref().filter(|entry| entry.access != Access::Block)
         && let Some(source) = sources.used(entry.encryption()?)
-        && let At::Ours(_) = observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(&source))
+        && let At::Ours(_) = observe::at(&table, &entry.staging, std::slice::from_ref(&source))
     {
-        let mount = open_mount(observe::open(node.root_of(&entry), &entry.staging, &source)?, &entry.staging)?;
-        return Ok(Some((entry.staging, mount)));
+        let mount = open_mount(observe::open(node.root_of(entry), &entry.staging, &source)?, &entry.staging)?;
+        return Ok(Prepared::Mounted(entry.staging.clone(), mount));
     }
     // What is written to a mapping goes to the device below it, which comes first in the list.
+    let mut writable = None;
     for source in sources.all.iter().rev() {
-        let Source::Device(device) = source else { continue };
+        let Source::Device(device) = source else {
+            writable = Some(super::source_name(source));
+            continue;
+        };
         let open = match Device::open(&device.path, false) {
             // What it was once.
             Err(error) if error.is_missing() => continue,
@@ -85,9 +108,44 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Option<(PathBuf, OwnedFd)>> {
         };
         if open.number() == device.number {
             step("flush", &device.path.display(), || open.flush())?;
+            if !open.read_only()? {
+                writable = Some(device.path.display().to_string());
+            }
         }
     }
-    Ok(None)
+    let Some(device) = writable else { return Ok(Prepared::Unmounted(Writers::None)) };
+    let writers = match staged {
+        Some(entry) if entry.access == Access::Block => writers_of_device(node, &entry, &sources, &table)?,
+        _ => Writers::Possible(format!(
+            "{device} shows it on node {}, though no mount of it at its staging path can be frozen; unstage it, or stage it again",
+            node.id()
+        )),
+    };
+    Ok(Prepared::Unmounted(writers))
+}
+
+/// Who can write to a staged raw block volume. The kernel does not report who has a block device open, so that one that is published
+/// for writing counts as written. A pod that was unpublished but still runs cannot be seen here; a backend that copies a volume without
+/// writers checks afterwards that its contents did not change.
+fn writers_of_device(node: &Node, entry: &StageEntry, sources: &Sources, table: &MountTable) -> Result<Writers> {
+    // A read-only publish sets the device's own flag, by which the kernel refuses write(2) of whoever has it open, wherever.
+    if let Some(Source::Device(used)) = sources.used(entry.encryption()?) {
+        let open = Device::open(&used.path, false)?;
+        if open.number() == used.number && open.read_only()? {
+            return Ok(Writers::None);
+        }
+    }
+    let journaled = node.journal.targets(&entry.id)?.into_iter().find(|target| target.boot == node.boot);
+    let target = journaled.map(|target| target.target);
+    let mounted = || table.iter().find(|mount| observe::is_of(mount, &sources.all)).map(|mount| mount.mount_point.clone());
+    Ok(match target.or_else(mounted) {
+        None => Writers::None,
+        Some(target) => Writers::Possible(format!(
+            "it is published for writing as a raw block device at {} on node {}, and a raw device cannot be frozen",
+            target.display(),
+            node.id()
+        )),
+    })
 }
 
 /// A descriptor that FIFREEZE takes.
@@ -108,6 +166,10 @@ impl Hold {
 }
 
 impl Held for Hold {
+    fn writers(&self, volume: &VolumeId) -> Writers {
+        self.writers.get(volume).cloned().unwrap_or(Writers::Unknown)
+    }
+
     fn release(mut self: Box<Self>) -> Result<()> {
         let Err(error) = self.end() else { return Ok(()) };
         // The record must not stay: it would thaw at the next start what someone else holds still by then.

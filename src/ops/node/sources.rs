@@ -35,6 +35,12 @@ impl Sources {
         }
     }
 
+    /// What its backend made of it: what it is connected as, or was.
+    pub fn below_mapping(&self) -> Option<&Source> {
+        let mapping = self.mapping.as_ref().map(|mapping| mapping.number);
+        self.all.iter().find(|source| !matches!(source, Source::Device(device) if Some(device.number) == mapping))
+    }
+
     /// The mapping, where it is whole and lies on what is connected now.
     pub fn mapping_on_connected(&self) -> Option<BlockDevice> {
         let (Some(mapping), Some(Source::Device(device))) = (&self.mapping, &self.connected) else { return None };

@@ -99,6 +99,7 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
     let seen = look(node, order, entry)?;
     let steps = plan::start(&order.wanted, &seen)?;
     if steps.is_empty() {
+        order.backend.connect().may_use(&order.wanted.id)?;
         let changed = match (order.group, &order.wanted.access, &seen.used) {
             (Some(gid), WantedAccess::Filesystem { .. }, Some(source)) => {
                 execute::apply_group(order.root, &order.wanted.staging, source, gid, order.wanted.read_only)?

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use crate::backend::Source;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::backend::{BlockDevice, Source};
 use crate::ops::lock::Key;
 use crate::os::block::Device;
-use crate::os::dm;
 use crate::os::mountinfo::MountTable;
 use crate::os::multipath::Map;
 use crate::os::step::step;
+use crate::os::{self, dm, holders, udev};
 use crate::volume::{Error, Outcome, Result, Secrets, VolumeId};
 
 use super::execute::{self, Job};
@@ -72,6 +76,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
         entry.phase = Phase::Unstaging;
         node.journal.write_stage(&entry)?;
     }
+    write_out(node, &entry, &sources.all);
     execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
     node.close_mapping(&id)?;
     if entry.is_cut_off() && !entry.inline {
@@ -79,7 +84,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     }
     match node.registry.get(id.backend()) {
         Some(backend) => {
-            if let Some(source) = &sources.connected {
+            if let Some(source) = sources.below_mapping() {
                 node.unused(&id, source)?;
                 allow_writes(source)?;
             }
@@ -100,8 +105,31 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     Ok(Outcome::Changed(()))
 }
 
-/// A device whose mkfs was cut off would be taken for somebody's data for ever, and one whose growth was for a damaged one, so that
-/// is ended before the journal forgets it. If a mkfs cannot be, the volume stays unformatted: a loss of nothing, and said.
+/// Writes out what the file system at the staging path still has in memory (syncfs(2)): the last unmount would do it, but another mount
+/// namespace may have that, and its node may be lost before. What a disk refuses to take is lost whatever we answer; it is logged, so that
+/// the volume does not stay on this node for ever.
+fn write_out(node: &Node, entry: &StageEntry, sources: &[Source]) {
+    let Ok(table) = MountTable::read() else { return };
+    let observe::At::Ours(mount) = observe::at(&table, &entry.staging, sources) else { return };
+    let device = sources.iter().find(|source| matches!(source, Source::Device(_)) && observe::is_filesystem_of(&mount, source));
+    let Some(source) = device.filter(|_| !mount.is_read_only()) else { return };
+    let failed = |errno: Errno| os::Error::io("sync the file system at", &entry.staging, errno);
+    let synced = observe::open(node.root_of(entry), &entry.staging, source).and_then(|mounted| {
+        let open = rustix::fs::openat(&mounted, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(failed)?;
+        Ok(step("sync", &entry.staging.display(), || rustix::fs::syncfs(&open).map_err(failed))?)
+    });
+    if let Err(error) = synced {
+        tracing::error!(
+            volume = %entry.id, path = %entry.staging.display(), error = %crate::volume::error::chain(&error),
+            "unstage: the file system could not be written out; writes that no pod synced may be lost. Check the disk (`dmesg`)"
+        );
+    }
+}
+
+/// A file system whose growth was interrupted would be taken for a damaged one, so that is ended before the journal forgets it. An
+/// interrupted format is, too, since its mark is hard to find once the device has grown; if it cannot be, the mark on the medium tells
+/// the next stage, on whatever node.
 ///
 /// # Errors
 /// `Pending`, where the time for it is yet to come; any, where there is data that was growing.
@@ -113,7 +141,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
             wanted: Wanted {
                 id: entry.id.clone(),
                 staging: entry.staging.clone(),
-                access: WantedAccess::Filesystem { fstype: entry.formatting, mount_flags: Vec::new() },
+                access: WantedAccess::Filesystem { fstype: None, mount_flags: Vec::new() },
                 mode: entry.mode,
                 read_only: false,
                 inline: entry.inline,
@@ -126,19 +154,24 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
         Job::new(node, &order, Some(entry.clone())).finish_cut_off()
     };
     match attempt() {
+        Ok(()) => {}
+        // Another node has it by now, and sees the mark, or the damage, itself.
+        Err(error @ (Error::InUse { .. } | Error::WrongNode { .. })) => {
+            tracing::warn!(volume = %entry.id, %error, "what was interrupted on its device is left to the node that has it now");
+        }
         // What says that there is nothing to end, or that it is not ours, stays so; anything else may pass.
         Err(error)
-            if entry.growing || !matches!(error, Error::Unproven { .. } | Error::NotFound { .. } | Error::Invalid { .. }) =>
+            if entry.growth.is_some()
+                || !matches!(error, Error::Unproven { .. } | Error::NotFound { .. } | Error::Invalid { .. }) =>
         {
             return Err(error);
         }
         Err(error) => tracing::error!(
             volume = %entry.id,
             error = %crate::volume::error::chain(&error),
-            "a mkfs or LUKS format was cut off and could not be ended; the volume never held data. It will not be formatted again by \
-             itself: delete it and make a new one, or clear its storage (`blkdiscard --zeroout`)"
+            "an interrupted mkfs or luksFormat could not be completed at unstage; the volume holds no data. The next stage repeats it if \
+             the device still has the mark of the format; else delete the volume, or clear its storage (`blkdiscard --zeroout`)"
         ),
-        Ok(()) => {}
     }
     Ok(())
 }
@@ -193,10 +226,11 @@ pub(super) fn allow_writes(source: &Source) -> Result<()> {
 }
 
 impl Node {
-    /// Whether nothing uses a connected volume any more, so that it may be disconnected.
+    /// Whether nothing uses a connected volume any more, so that it may be disconnected: our own mounts first, whose places we can name,
+    /// then whatever else the kernel knows, in any mount namespace.
     ///
     /// # Errors
-    /// `InUse`, naming where it is mounted or published.
+    /// `InUse`, naming where it is mounted or published; `StillInUse`, which is not final, naming who has it elsewhere.
     pub(super) fn unused(&self, id: &VolumeId, source: &Source) -> Result<()> {
         let table = MountTable::read()?;
         let sources = std::slice::from_ref(source);
@@ -207,25 +241,42 @@ impl Node {
         if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, &exclusive)) {
             return Err(published_at(id, &mount.mount_point));
         }
-        let Source::Device(device) = source else { return Ok(()) };
-        let mut holders = dm::holders(device.number)?;
-        holders.retain(|holder| !is_idle_map(holder, &table).unwrap_or(false));
-        if holders.is_empty() {
-            return Ok(());
+        match source {
+            Source::Device(device) => device_unused(&format!("volume {id}"), device, &table),
+            Source::Filesystem { .. } | Source::Directory(_) => Ok(()),
         }
-        let by = format!(
-            "{} lies on its device {}; take that down first (`lsblk` shows it)",
-            holders.join(", "),
-            device.path.display()
-        );
-        Err(Error::InUse { object: format!("volume {id}"), by })
     }
 }
 
-/// multipathd also takes what was connected as a single disk: its map goes with the disk, if nothing uses it.
-fn is_idle_map(holder: &str, table: &MountTable) -> Result<bool> {
-    let Some(map) = Map::of(holder)? else { return Ok(false) };
-    Ok(dm::holders(map.number)?.is_empty() && !table.iter().any(|mount| mount.device == map.number))
+/// Whether nothing on this machine uses the device: no other device lies on it, and the kernel lets us have it exclusively.
+///
+/// # Errors
+/// As [`Node::unused`]; `object` is whose device it is, for messages.
+pub(super) fn device_unused(object: &str, device: &BlockDevice, table: &MountTable) -> Result<()> {
+    let holders = dm::holders(device.number)?;
+    // multipathd also takes what was connected as a single disk: its map goes with the disk, if nothing uses that.
+    let maps: Vec<Map> = holders.iter().filter_map(|holder| Map::of(holder).ok().flatten()).collect();
+    let idle = |map: &Map| dm::holders(map.number).is_ok_and(|holders| holders.is_empty());
+    if maps.len() < holders.len() || !maps.iter().all(|map| idle(map) && !table.iter().any(|mount| mount.device == map.number)) {
+        let (holders, path) = (holders.join(", "), device.path.display());
+        let by = format!("{holders} lies on its device {path}; take that down first (`lsblk` shows it)");
+        return Err(Error::InUse { object: object.to_owned(), by });
+    }
+    if maps.is_empty() {
+        return unclaimed(object, &device.path, device.number);
+    }
+    maps.iter().try_for_each(|map| unclaimed(object, &map.path, map.number))
+}
+
+/// Whether the kernel lets us have the device exclusively: the proof that no mount namespace has it mounted. A program that was killed may
+/// still have it for a moment.
+fn unclaimed(object: &str, path: &Path, number: (u32, u32)) -> Result<()> {
+    const LINGERING: Duration = Duration::from_secs(1);
+    let Some(device) = Device::open_if_there(path, number)? else { return Ok(()) };
+    if udev::wait_until(Instant::now().checked_add(LINGERING), || Ok(!device.is_claimed()?))? {
+        return Ok(());
+    }
+    Err(Error::StillInUse { object: format!("{object}, device {}", path.display()), by: holders::in_words(number, path) })
 }
 
 /// What an entry's access is, in words.

@@ -49,22 +49,41 @@ pub enum Method {
 /// # Errors
 /// `Unexpected` if `to` holds data, which is then left alone; `Io` otherwise, and `to` then holds a part: remove it.
 pub fn clone_or_copy(from: &File, to: &File) -> Result<Method> {
+    let method = if share(from, to)? {
+        Method::Reflink
+    } else {
+        copy_data(from, to, size_of(from)?)?;
+        Method::Copy
+    };
+    to.sync_all().map_err(|error| failed("sync", to, error))?;
+    Ok(method)
+}
+
+/// As [`clone_or_copy`], but by FICLONE only; `false` where the file system cannot share the extents of these two files.
+///
+/// The kernel locks `from` against writes meanwhile, direct ones as well: `to` then holds what `from` held at one instant, whoever
+/// writes to it.
+///
+/// # Errors
+/// As of `clone_or_copy`.
+pub fn clone_only(from: &File, to: &File) -> Result<bool> {
+    let shared = share(from, to)?;
+    to.sync_all().map_err(|error| failed("sync", to, error))?;
+    Ok(shared)
+}
+
+/// Gives the empty file `to` the size of `from`, and its extents where the file system can share them.
+fn share(from: &File, to: &File) -> Result<bool> {
     if Data::of(to, 0)?.next()?.is_some() {
         let object = name_of(to).display().to_string();
         return Err(Error::Unexpected { object, reason: "to be copied to, but it holds data".to_owned() });
     }
-    let size = size_of(from)?;
-    to.set_len(size).map_err(|error| failed("set size of", to, error))?;
-    let method = match rustix::fs::ioctl_ficlone(to, from) {
-        Ok(()) => Method::Reflink,
-        Err(errno) if cannot_share(errno) => {
-            copy_data(from, to, size)?;
-            Method::Copy
-        }
-        Err(errno) => return Err(failed("reflink to", to, errno)),
-    };
-    to.sync_all().map_err(|error| failed("sync", to, error))?;
-    Ok(method)
+    to.set_len(size_of(from)?).map_err(|error| failed("set size of", to, error))?;
+    match rustix::fs::ioctl_ficlone(to, from) {
+        Ok(()) => Ok(true),
+        Err(errno) if cannot_share(errno) => Ok(false),
+        Err(errno) => Err(failed("reflink to", to, errno)),
+    }
 }
 
 /// Whether files in this folder can share extents: seen by trying with two temporary unnamed files. Where there are no

@@ -119,7 +119,7 @@ mod tests {
     fn clean_mended_and_beyond_mending() {
         let Some(under) = Loop::new(64 << 20) else { return };
         let device = Device::open(&under.device, true).unwrap();
-        mkfs(&device, FsType::Ext4, &[]).unwrap();
+        mkfs(&device, FsType::Ext4, &[], None).unwrap();
         assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Clean);
 
         // A count that is wrong is safe to mend.
@@ -140,7 +140,7 @@ mod tests {
         in_namespace(|| {
             let Some(under) = Loop::new(64 << 20) else { return };
             let device = Device::open(&under.device, true).unwrap();
-            mkfs(&device, FsType::Ext4, &[]).unwrap();
+            mkfs(&device, FsType::Ext4, &[], None).unwrap();
             let folder = tempfile::tempdir().unwrap();
             let mounted = Mounted::new(&under.device, folder.path(), "ext4");
             let refused = check(&device, FsType::Ext4).unwrap_err();
@@ -202,7 +202,7 @@ mod tests {
     fn a_superblock_that_is_damaged_otherwise_is_not_written() {
         let Some(under) = Loop::new(24 << 20) else { return };
         let device = Device::open(&under.device, true).unwrap();
-        mkfs(&device, FsType::Ext4, &[]).unwrap();
+        mkfs(&device, FsType::Ext4, &[], None).unwrap();
         let file = device.file();
         let mut whole = vec![0; 24 << 20];
         file.read_exact_at(&mut whole, 0).unwrap();

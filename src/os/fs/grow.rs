@@ -63,6 +63,16 @@ pub fn size_on_device(device: &Device, fstype: FsType) -> Result<u64> {
     Err(Error::Unexpected { object: device_name(device), reason })
 }
 
+/// What identifies an ext4 and its last mount: the same text as long as nobody has mounted it, on whatever node.
+///
+/// # Errors
+/// `Io`.
+pub fn ext4_uses(device: &Device) -> Result<String> {
+    let bytes = read_superblock(device, superblock::place(FsType::Ext4))?;
+    let read = |offset: u64, length| bytes.get(usize::try_from(offset).ok()?..)?.get(..length).map(<[u8]>::to_vec);
+    Ok(superblock::ext4_uses(&read).unwrap_or_default())
+}
+
 fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
     const LENGTH: usize = superblock::LENGTH;
     let failed = |action, error| Error::io(action, device.path(), error);
@@ -169,7 +179,7 @@ mod tests {
     fn outgrown(fstype: FsType) -> Option<(Loop, Device)> {
         let under = Loop::new(400 * MIB)?;
         let device = Device::open(&under.device, true).unwrap();
-        mkfs(&device, fstype, &[]).unwrap();
+        mkfs(&device, fstype, &[], None).unwrap();
         assert_eq!(size_on_device(&device, fstype).unwrap(), 400 * MIB, "{fstype}");
         under.resize(700 * MIB);
         Some((under, device))

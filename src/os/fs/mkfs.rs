@@ -14,18 +14,19 @@ const LOST_A_RACE: &str = "cannot check mount status of";
 /// The caller has proven the device blank on this same descriptor, and has it open for writing. mkfs.xfs and mkfs.btrfs look
 /// again themselves; mkfs.ext4 does so only for a terminal.
 ///
+/// With a `mark`, which the caller has written, the file system has its UUID, and ends before it. `None` only where something else on the
+/// medium says that a format is in progress (a LUKS header).
+///
 /// # Errors
 /// `Tool` with what mkfs said (an option that it does not know, a signature that it found); `ToolMissing`; `Deadline`, after
 /// which the device holds a part.
-pub fn mkfs(device: &Device, fstype: FsType, options: &[String]) -> Result<()> {
+pub fn mkfs(device: &Device, fstype: FsType, options: &[String], mark: Option<&Mark>) -> Result<()> {
     let tool = match fstype {
         FsType::Ext4 => Tool { name: "mkfs.ext4", package: "e2fsprogs" },
         FsType::Xfs => Tool { name: "mkfs.xfs", package: "xfsprogs" },
         FsType::Btrfs => Tool { name: "mkfs.btrfs", package: "btrfs-progs" },
     };
-    let mut arguments = vec!["-q".to_owned()];
-    arguments.extend_from_slice(options);
-    arguments.push(device.argument());
+    let arguments = arguments(&device.argument(), device.size()?, fstype, options, mark);
     let output = attempts(|| {
         let keep = vec![device.file().as_fd()];
         run(Run { tool, arguments: arguments.clone(), keep, stdin: Vec::new(), deadline: LONGEST })
@@ -34,6 +35,55 @@ pub fn mkfs(device: &Device, fstype: FsType, options: &[String]) -> Result<()> {
         None => device.flush(),
         Some(status) => Err(Error::Tool { tool: tool.name, object: device_name(device), status, output: reason(&output.stderr) }),
     }
+}
+
+fn arguments(device: &str, size: u64, fstype: FsType, options: &[String], mark: Option<&Mark>) -> Vec<String> {
+    let mut arguments = vec!["-q".to_owned()];
+    arguments.extend_from_slice(options);
+    let after = mark.and_then(|mark| beside_mark(mark, fstype, size, &mut arguments));
+    arguments.push(device.to_owned());
+    arguments.extend(after);
+    arguments
+}
+
+/// Adds what keeps the mark on the device and its UUID in the file system, where `arguments` do not say otherwise. Returns what comes
+/// after the device.
+fn beside_mark(mark: &Mark, fstype: FsType, device_size: u64, arguments: &mut Vec<String>) -> Option<String> {
+    let given: Vec<String> = arguments.clone();
+    let mut add = |option: &str, part: &str, value: String| {
+        if !says(&given, option, part) {
+            arguments.extend([option.to_owned(), format!("{part}{value}")]);
+        }
+    };
+    let size = mark::filesystem_size(fstype, device_size);
+    match fstype {
+        FsType::Ext4 => {
+            add("-U", "", mark.uuid.clone());
+            return size.map(|size| format!("{}k", size >> 10));
+        }
+        FsType::Xfs => {
+            add("-m", "uuid=", mark.uuid.clone());
+            size.into_iter().for_each(|size| add("-d", "size=", size.to_string()));
+            // It would discard all of the device, the mark too; what is blank need not be discarded.
+            arguments.push("-K".to_owned());
+        }
+        FsType::Btrfs => {
+            if !given.iter().any(|word| word.starts_with("--uuid=")) {
+                add("-U", "", mark.uuid.clone());
+            }
+            size.into_iter().for_each(|size| add("-b", "", size.to_string()));
+        }
+    }
+    None
+}
+
+/// Whether these arguments hold the option, with this part in its value (`-d agcount=4,size=...`, `-dsize=...`).
+fn says(arguments: &[String], option: &str, part: &str) -> bool {
+    let values = arguments.iter().zip(arguments.iter().skip(1).map(Some).chain([None])).filter_map(|(word, next)| {
+        let glued = word.strip_prefix(option)?;
+        if glued.is_empty() { next.map(String::as_str) } else { Some(glued) }
+    });
+    values.flat_map(|value| value.split(',')).any(|value| value.starts_with(part))
 }
 
 /// mkfs.btrfs asks every mounted loop device what it shows, and gives up, before it writes anything, where one of them went
@@ -64,6 +114,7 @@ fn reason(stderr: &str) -> String {
 mod tests {
     use std::fs;
 
+    use super::cut_off::killed_at_write;
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
 
@@ -75,7 +126,7 @@ mod tests {
             for fstype in FsType::ALL {
                 let Some(under) = Loop::new(400 * MIB) else { return };
                 let device = Device::open(&under.device, true).unwrap();
-                mkfs(&device, fstype, &["-L".to_owned(), "ours".to_owned()]).unwrap();
+                mkfs(&device, fstype, &["-L".to_owned(), "ours".to_owned()], None).unwrap();
                 assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(fstype));
                 let folder = tempfile::tempdir().unwrap();
                 let _mounted = Mounted::new(&under.device, folder.path(), fstype.as_str());
@@ -91,8 +142,8 @@ mod tests {
         for fstype in [FsType::Xfs, FsType::Btrfs] {
             let Some(under) = Loop::new(400 * MIB) else { return };
             let device = Device::open(&under.device, true).unwrap();
-            mkfs(&device, FsType::Ext4, &[]).unwrap();
-            let error = mkfs(&device, fstype, &[]).unwrap_err();
+            mkfs(&device, FsType::Ext4, &[], None).unwrap();
+            let error = mkfs(&device, fstype, &[], None).unwrap_err();
             assert!(matches!(&error, Error::Tool { object, .. } if object.starts_with("/dev/loop")), "{error}");
             assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(FsType::Ext4));
         }
@@ -136,11 +187,55 @@ mod tests {
         });
     }
 
+    /// At whichever of its writes mkfs is killed: the medium says that its format was interrupted, and nothing else is taken for it.
+    #[test]
+    fn mkfs_killed_at_any_write_is_told_by_its_mark() {
+        let mut kills = 0;
+        for (fstype, name) in [(FsType::Ext4, "mkfs.ext4"), (FsType::Xfs, "mkfs.xfs"), (FsType::Btrfs, "mkfs.btrfs")] {
+            for number in 1.. {
+                let Some(under) = Loop::new(320 * MIB) else { return };
+                let device = Device::open(&under.device, true).unwrap();
+                let mark = Mark::new(&device, mark::Purpose::Filesystem(fstype)).unwrap();
+                mark.write(&device).unwrap();
+                let arguments = arguments(under.name(), device.size().unwrap(), fstype, &[], Some(&mark));
+                let killed = killed_at_write(name, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), number);
+                let probed = probe_marked(&device, Evidence::None, None).unwrap();
+                assert_eq!(probed.mark.as_ref(), Some(&mark), "{name} killed at write {number}: {:?}", probed.contents);
+                match probed.contents {
+                    Contents::Blank | Contents::Unknown(_) => {}
+                    Contents::Filesystem(found) => assert_eq!(found, fstype, "killed at write {number}"),
+                    Contents::Other(what) => assert!(what.contains(fstype.as_str()), "killed at write {number}: {what}"),
+                }
+                if !killed {
+                    break;
+                }
+                kills += 1;
+            }
+        }
+        println!("FIGURE: killed at each write of mkfs: {kills} kills");
+    }
+
+    #[test]
+    fn options_of_the_user_go_before_ours() {
+        let arguments = |words: &str| words.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for (words, option, part, expected) in [
+            ("-q -d agcount=4,size=300m", "-d", "size=", true),
+            ("-q -dsize=300m", "-d", "size=", true),
+            ("-q -l size=64m", "-d", "size=", false),
+            ("-q -b size=1024", "-d", "size=", false),
+            ("-q -m crc=1,uuid=a", "-m", "uuid=", true),
+            ("-q -U", "-U", "", false),
+            ("-q -U a", "-U", "", true),
+        ] {
+            assert_eq!(says(&arguments(words), option, part), expected, "{words}");
+        }
+    }
+
     #[test]
     fn a_bad_option_is_told_in_the_words_of_the_tool() {
         let Some(under) = Loop::new(400 * MIB) else { return };
         let device = Device::open(&under.device, true).unwrap();
-        let error = mkfs(&device, FsType::Xfs, &["-m".to_owned(), "nonsense=1".to_owned()]).unwrap_err();
+        let error = mkfs(&device, FsType::Xfs, &["-m".to_owned(), "nonsense=1".to_owned()], None).unwrap_err();
         assert!(matches!(&error, Error::Tool { tool: "mkfs.xfs", output, .. } if output.contains("nonsense")), "{error}");
         assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Blank);
     }

@@ -11,6 +11,7 @@ mod check;
 #[cfg(test)]
 pub(crate) mod cut_off;
 mod grow;
+pub mod mark;
 mod mkfs;
 mod probe;
 mod signature;
@@ -21,9 +22,10 @@ mod usage;
 
 pub use btrfs::forget;
 pub use check::{Checked, Mend, check, check_fully};
-pub use grow::{grow_mounted, grow_unmounted, size_on_device};
+pub use grow::{ext4_uses, grow_mounted, grow_unmounted, size_on_device};
+pub use mark::Mark;
 pub use mkfs::mkfs;
-pub use probe::{Contents, Evidence, probe};
+pub use probe::{Contents, Evidence, Probed, probe, probe_marked};
 pub use usage::{Usage, usage, usages};
 
 #[cfg(feature = "fuzzing")]

@@ -66,12 +66,40 @@ pub fn probe(device: &Device, evidence: Evidence<'_>) -> Result<Contents> {
     Ok(contents(device.file(), device.size()?, evidence))
 }
 
+/// What a device holds, and whether a format of it is in progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// As if the mark were not there.
+    pub contents: Contents,
+    /// The format that was interrupted. `None` where a sound file system is there that the format did not make, or that was mounted since:
+    /// then the mark means nothing.
+    pub mark: Option<Mark>,
+}
+
+/// As [`probe`], with the mark of a format in progress: see [`super::mark`]; `marked` is where the journal says that it may lie, too.
+///
+/// # Errors
+/// Only of asking for the size. A mark that cannot be read is none: then nothing is repeated.
+pub fn probe_marked(device: &Device, evidence: Evidence<'_>, marked: Option<u64>) -> Result<Probed> {
+    let size = device.size()?;
+    let Some(mark) = mark::find(device, marked).ok().flatten() else {
+        return Ok(Probed { contents: contents(device.file(), size, evidence), mark: None });
+    };
+    let mut reader = Reader { file: device.file(), size, buffer: Vec::new(), hidden: mark.range() };
+    let contents = look(&mut reader, evidence).unwrap_or_else(Contents::Unknown);
+    let holds = match &contents {
+        Contents::Filesystem(fstype) => mark::made(&mark, device, *fstype),
+        _ => true,
+    };
+    Ok(Probed { contents, mark: holds.then_some(mark) })
+}
+
 /// The same for whatever can be read; `size` in bytes.
 pub fn contents(file: &File, size: u64, evidence: Evidence<'_>) -> Contents {
     if size == 0 {
         return Contents::Unknown("its size is 0".to_owned());
     }
-    look(&mut Reader { file, size, buffer: Vec::new() }, evidence).unwrap_or_else(Contents::Unknown)
+    look(&mut Reader { file, size, buffer: Vec::new(), hidden: 0..0 }, evidence).unwrap_or_else(Contents::Unknown)
 }
 
 /// The error is why it is unknown.
@@ -197,6 +225,8 @@ struct Reader<'a> {
     file: &'a File,
     size: u64,
     buffer: Vec<u8>,
+    /// Read as zeroes.
+    hidden: Range<u64>,
 }
 
 impl Reader<'_> {
@@ -226,6 +256,9 @@ impl Reader<'_> {
                 Err(error) => return Err(format!("it cannot be read at {}: {error}", Offset(at))),
             }
         }
+        let within = |at: u64| usize::try_from(at.saturating_sub(offset)).unwrap_or(usize::MAX).min(self.buffer.len());
+        let hidden = within(self.hidden.start)..within(self.hidden.end);
+        self.buffer.get_mut(hidden).unwrap_or_default().fill(0);
         Ok(&self.buffer)
     }
 }

@@ -142,6 +142,60 @@ fn ext4_stored_checksum(bytes: &[u8; EXT4_LENGTH]) -> u32 {
     u32::from_le_bytes(field(bytes, EXT4_LENGTH - 4))
 }
 
+/// Reads so many bytes from there; `None` where that fails.
+type Read<'a> = &'a dyn Fn(u64, usize) -> Option<Vec<u8>>;
+
+/// The UUID of the file system, in its text form.
+pub(super) fn uuid(fstype: FsType, read: Read<'_>) -> Option<String> {
+    let at = match fstype {
+        FsType::Ext4 => 1024 + 0x68, // s_uuid
+        FsType::Xfs => 32,           // sb_uuid
+        FsType::Btrfs => place(FsType::Btrfs) + 32,
+    };
+    let digits: String = read(at, 16)?.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some([&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-"))
+}
+
+/// Whether a file system with a sound superblock was never mounted for writing since its mkfs; `None` where that cannot be told.
+pub(super) fn never_mounted(fstype: FsType, read: Read<'_>) -> Option<bool> {
+    let zero = |at, length| Some(read(at, length)?.iter().all(|byte| *byte == 0));
+    match fstype {
+        // s_mtime, s_mnt_count
+        FsType::Ext4 => Some(zero(1024 + 0x2c, 4)? && zero(1024 + 0x34, 2)?),
+        FsType::Xfs => xfs_log_is_new(read),
+        // uuid_tree_generation: the first commit of any mount sets it.
+        FsType::Btrfs => zero(place(FsType::Btrfs) + 563, 8),
+    }
+}
+
+/// When an ext4 was mounted last, and how often, with its UUID: as long as these are the same, nobody has mounted it meanwhile.
+pub(super) fn ext4_uses(read: Read<'_>) -> Option<String> {
+    let bytes = read(1024, EXT4_LENGTH)?;
+    // s_mtime with s_mtime_hi, s_mnt_count
+    let (time, count) = (u32::from_le_bytes(field(&bytes, 0x2c)), u16::from_le_bytes(field(&bytes, 0x34)));
+    let [high] = field(&bytes, 0x275);
+    Some(format!("{} {} {count}", uuid(FsType::Ext4, read)?, u64::from(high) << 32 | u64::from(time)))
+}
+
+/// mkfs.xfs writes one record at the start of an internal log, of at most 256 KiB, and zeroes behind. The first mount stamps the 2 MiB that
+/// follow the head of the log (xlog_clear_stale_blocks).
+fn xfs_log_is_new(read: Read<'_>) -> Option<bool> {
+    const BEHIND_FIRST_RECORD: u64 = 512 << 10;
+    let superblock = read(0, LENGTH)?;
+    let be32 = |at| u64::from(u32::from_be_bytes(field(&superblock, at)));
+    let (block_size, group_blocks, log_blocks) = (be32(4), be32(84), be32(96));
+    let [group_log] = field(&superblock, 124);
+    let start = u64::from_be_bytes(field(&superblock, 48));
+    let group = start.checked_shr(group_log.into())?;
+    let block = group.checked_mul(group_blocks)?.checked_add(start - (group << group_log))?;
+    // An external log is not seen from here.
+    if start == 0 || log_blocks.checked_mul(block_size)? <= BEHIND_FIRST_RECORD {
+        return None;
+    }
+    let at = block.checked_mul(block_size)?.checked_add(BEHIND_FIRST_RECORD)?;
+    Some(read(at, LENGTH)?.iter().all(|byte| *byte == 0))
+}
+
 fn xfs(bytes: &[u8]) -> Option<Superblock> {
     if field(bytes, 0) != *b"XFSB" {
         return None;

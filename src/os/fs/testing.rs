@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::mount::{MntFlags, MsFlags};
 use nix::sched::CloneFlags;
 
+use crate::os::block::Device;
 use crate::os::process::{Run, Tool, run, run_ok};
 
 /// Runs `test` in a thread with a mount namespace of its own; skips it, aloud, where that is not allowed.
@@ -53,7 +54,10 @@ impl Loop {
         let image = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         image.set_len(size).unwrap();
         let device = tool("losetup", &["--find", "--show", path.to_str().unwrap()])?;
-        Some(Loop { device: PathBuf::from(device.trim()), image, _folder: folder })
+        let device = PathBuf::from(device.trim());
+        // The kernel keeps write protection with the number: another test may have left it.
+        Device::open(&device, false).unwrap().set_read_only(false).unwrap();
+        Some(Loop { device, image, _folder: folder })
     }
 
     pub(crate) fn name(&self) -> &str {

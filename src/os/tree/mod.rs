@@ -2,7 +2,8 @@
 //!
 //! Whoever owns the files may rename, swap and plant things meanwhile. So all is done by descriptors and single names ([`Folder`]):
 //! no link is followed, no mount entered, `..` is never opened, and nothing outside of the folders given is touched. Depth costs
-//! no stack. What vanishes or changes meanwhile is no error: a tree that is in use is copied file by file, not at one instant.
+//! no stack. What vanishes or changes meanwhile is no error: a tree that is in use is copied file by file, not at one
+//! instant; [`changed_since`] finds out.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,10 +13,12 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 
 mod attributes;
+mod changed;
 mod copy;
 mod remove;
 mod walk;
 
+pub use changed::{ChangeTime, changed_since};
 pub use copy::{Copied, copy};
 pub use remove::{Stuck, empty};
 

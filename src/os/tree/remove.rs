@@ -298,16 +298,16 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_files() {
+    fn twenty_thousand_files() {
         let ground = ground();
-        for folder in 0..100 {
+        for folder in 0..20 {
             let path = ground.at(&format!("trash/volume/{folder}"));
             std::fs::create_dir_all(&path).unwrap();
             (0..1_000).for_each(|file| drop(std::fs::File::create_new(path.join(file.to_string())).unwrap()));
         }
         let control = Control::default();
         assert!(empty(&ground.trash, &control).unwrap().is_empty());
-        assert_eq!(control.entries(), 100_101);
+        assert_eq!(control.entries(), 20_021);
         ground.assert_only_the_outside_is_left();
     }
 }

@@ -109,6 +109,23 @@ grep -q 'holds ext4 in clear' stage.log || fail "it does not say why: $(cat stag
 is "$before" "$(sha256sum <"$(image_of plain)")" "the image"
 delete "$id"
 
+# This node's journal says that its luksFormat was interrupted, but another node has completed it, and filled the volume: a header that
+# was used is never wiped, neither by a stage nor by an unstage.
+id=$(create elsewhere 96MiB ext4 --parameter encryption=luks2)
+stage_with right "$id" ext4 || fail "not staged: $(cat stage.log)"
+echo "$marker" >"$staging/secret"
+entry=$(jq -c '.phase = "staging" | .format = {purpose: "luks", offset: 100466688}' "$DIR/state/journal/$id/stage.json")
+unstage "$id"
+for first in stage unstage; do
+    mkdir -p "$DIR/state/journal/$id"
+    echo "$entry" >"$DIR/state/journal/$id/stage.json"
+    [ "$first" = stage ] || unstage "$id"
+    stage_with right "$id" ext4 || fail "not staged ($first first): $(cat stage.log)"
+    is "$marker" "$(cat "$staging/secret")" "what the other node wrote ($first first)"
+    unstage "$id"
+done
+delete "$id"
+
 # Raw block: ciphertext below, clear above, and read-only where it is asked for.
 id=$(create raw 96MiB block --parameter encryption=luks2)
 stage_with right "$id" block || fail "raw block is not staged: $(cat stage.log)"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The official suite on NFS, against the kernel's server.
-# about 47 s
+# The official suite on NFS, against the kernel's server: with one driver, and with a controller and a node as they are deployed.
+# about 95 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
@@ -10,4 +10,6 @@ set -euo pipefail
 nfs_image xfs data
 nfs_serve data
 
-NFS_SERVER=127.0.0.1 NFS_SHARE=$DIR/data sanity nfs
+export NFS_SERVER=127.0.0.1 NFS_SHARE=$DIR/data
+sanity nfs
+sanity nfs-deployed

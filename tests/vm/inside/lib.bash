@@ -170,3 +170,15 @@ matrix() {
     "$here/matrix" "$1" --test-threads=1 --show-output 2>&1 | grep -v '^fault: '
     [ "${PIPESTATUS[0]}" = 0 ]
 }
+
+# peers BACKEND TEST...: those tests of tests/peers, with volumes of this backend.
+peers() {
+    local here test
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    export LONGSHORE=$here/longshore LONGSHORE_PEERS=$1
+    shift
+    for test; do
+        "$here/peers" --exact "$test" --test-threads=1 --show-output 2>&1 | grep -v '^fault: '
+        [ "${PIPESTATUS[0]}" = 0 ] || return 1
+    done
+}

@@ -23,14 +23,14 @@ fn attached_and_detached() {
     assert!(matches!(&error, Error::InUse { by, .. } if by.contains("i-1")), "{error}");
     assert!(matches!(bench.delete("one"), Err(Error::InUse { .. })));
     let attach = bench.backend.attach().expect("a controller");
-    let otherwise = attach.attach(&id("one"), &node("i-1"), AccessMode::SingleNodeWriter, true);
+    let otherwise = attach.attach(&bench.id("one"), &node("i-1"), AccessMode::SingleNodeWriter, true);
     assert!(matches!(otherwise, Err(Error::Conflict { .. })));
-    let shared = attach.attach(&id("one"), &node("i-2"), AccessMode::MultiNodeMultiWriter, false);
+    let shared = attach.attach(&bench.id("one"), &node("i-2"), AccessMode::MultiNodeMultiWriter, false);
     assert!(matches!(shared, Err(Error::Unsupported { .. })));
     assert_eq!(bench.detach("one", "i-1").expect("detached"), Outcome::Changed(()));
     assert_eq!(bench.detach("one", "i-1").expect("a repeat"), Outcome::Unchanged(()));
     assert_eq!(bench.detach("none", "i-1").expect("no such volume"), Outcome::Unchanged(()));
-    assert_eq!(attach.detach(&id("two"), None).expect("from all"), Outcome::Changed(()));
+    assert_eq!(attach.detach(&bench.id("two"), None).expect("from all"), Outcome::Changed(()));
     assert_eq!(bench.attached("two"), [""; 0]);
     bench.attach("one", "i-2").expect("free");
     assert!(matches!(bench.attach("two", "i-9"), Err(Error::NotFound { kind: "node", .. })));
@@ -75,7 +75,7 @@ fn a_killed_drivers_attachment_is_waited_for_and_undone() {
     bench.attach("one", "i-1").expect("attached");
     bench.restart();
     bench.cloud.state().stale = 3;
-    bench.provision().find(&id("one")).expect("seen");
+    bench.provision().find(&bench.id("one")).expect("seen");
     assert_eq!(bench.detach("one", "i-1").expect("detached"), Outcome::Changed(()));
     let disks = bench.cloud.disks_now();
     assert!(disks[0].attachments.iter().all(|at| at.state == AttachmentState::Detaching));
@@ -142,7 +142,7 @@ fn what_is_stuck_is_told_and_another_name_is_taken() {
         last = error.to_string();
     }
     assert!(last.contains("has been attaching") && last.contains("/dev/xvda"), "{last}");
-    let health = bench.backend.health().expect("a controller").volume_health(&id("one")).expect("asked");
+    let health = bench.backend.health().expect("a controller").volume_health(&bench.id("one")).expect("asked");
     assert_eq!(health[0].reason, "AttachmentStuck");
     bench.cloud.state().delays.attach = Some(Duration::ZERO);
     bench.detach("one", "i-1").expect("detached");

@@ -23,17 +23,17 @@ fn size_and_attributes_become_one_change() {
     let bench = Bench::new();
     bench.create("one").expect("made");
     std::thread::scope(|scope| {
-        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect("grown"));
-        bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect("changed");
+        let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect("grown"));
+        bench.modifying().modify(&bench.id("one"), &raw(&[("speed", "9")])).expect("changed");
         assert_eq!(grown.join().expect("no panic").into_inner(), twice());
     });
     assert_eq!(bench.cloud.count("change_disk"), 1);
     let disk = &bench.cloud.disks_now()[0];
     assert_eq!((disk.capacity, &disk.settings), (twice(), &json!({"speed": "9"})));
-    assert_eq!(bench.expanding().expand(&id("one"), twice()).expect("so already"), Outcome::Unchanged(twice()));
-    assert_eq!(bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect("so already"), Outcome::Unchanged(()));
+    assert_eq!(bench.expanding().expand(&bench.id("one"), twice()).expect("so already"), Outcome::Unchanged(twice()));
+    assert_eq!(bench.modifying().modify(&bench.id("one"), &raw(&[("speed", "9")])).expect("so already"), Outcome::Unchanged(()));
     assert_eq!(bench.cloud.count("change_disk"), 1);
-    let error = bench.expanding().expand(&id("one"), Bytes(3 * GIB.0)).expect_err("too soon");
+    let error = bench.expanding().expand(&bench.id("one"), Bytes(3 * GIB.0)).expect_err("too soon");
     assert!(matches!(&error, Error::Throttled { reason, .. } if reason.contains("may be changed again from 20")), "{error}");
     assert!(matches!(bench.modifying().modify(&id("none"), &raw(&[("speed", "9")])), Err(Error::NotFound { .. })));
     assert!(bench.modifying().check(&raw(&[("spede", "9")])).is_err());
@@ -43,8 +43,8 @@ fn size_and_attributes_become_one_change() {
 fn a_new_volume_has_its_attributes_at_once() {
     let bench = Bench::new();
     let mutable = raw(&[("speed", "3")]);
-    bench.provision().create(&VolumeSpec { mutable: mutable.clone(), ..spec("one") }, &Nothing).expect("made");
-    assert_eq!(bench.modifying().modify(&id("one"), &mutable).expect("so already"), Outcome::Unchanged(()));
+    bench.create_as(&VolumeSpec { mutable: mutable.clone(), ..spec("one") }).expect("made");
+    assert_eq!(bench.modifying().modify(&bench.id("one"), &mutable).expect("so already"), Outcome::Unchanged(()));
     assert_eq!(bench.cloud.count("change_disk"), 0);
 }
 
@@ -54,13 +54,13 @@ fn a_change_that_goes_on_is_waited_for() {
     bench.create("one").expect("made");
     bench.cloud.state().delays.change = None;
     bench.cloud.wrong("change_disk", [Lost]);
-    let error = bench.expanding().expand(&id("one"), twice()).expect_err("no answer");
+    let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("no answer");
     assert!(!is_final(&error), "{error}");
     bench.restart();
-    let error = bench.expanding().expand(&id("one"), twice()).expect_err("it goes on");
+    let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("it goes on");
     assert!(matches!(error, Error::Pending { .. }), "{error}");
     std::thread::scope(|scope| {
-        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect("grown").into_inner());
+        let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect("grown").into_inner());
         bench.cloud.change(&bench.cloud.disks_now()[0].id, twice());
         assert_eq!(grown.join().expect("no panic"), twice());
     });
@@ -75,25 +75,25 @@ fn a_refusal_to_change_has_its_meaning() {
         [(Because::TooSoon, false), (Because::Invalid, true), (Because::Denied, true), (Because::Throttled, false)]
     {
         bench.cloud.wrong("change_disk", [Refused(because)]);
-        let error = bench.expanding().expand(&id("one"), twice()).expect_err("refused");
+        let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("refused");
         assert_eq!(is_final(&error), is_over, "{error}");
     }
-    let error = bench.expanding().expand(&id("one"), Bytes(GIB.0 << 20)).expect_err("too large");
+    let error = bench.expanding().expand(&bench.id("one"), Bytes(GIB.0 << 20)).expect_err("too large");
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     // What is refused together is tried apart, and each is told of its own.
     let before = bench.cloud.count("change_disk");
     bench.cloud.wrong("change_disk", [Because::Invalid; 3].map(Refused));
     std::thread::scope(|scope| {
-        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect_err("refused"));
-        let changed = bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect_err("refused");
+        let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect_err("refused"));
+        let changed = bench.modifying().modify(&bench.id("one"), &raw(&[("speed", "9")])).expect_err("refused");
         assert!(is_final(&changed) && is_final(&grown.join().expect("no panic")));
     });
     assert_eq!(bench.cloud.count("change_disk"), before + 3);
     // Any other refusal is both's.
     bench.cloud.wrong("change_disk", [Refused(Because::Throttled)]);
     std::thread::scope(|scope| {
-        let grown = scope.spawn(|| bench.expanding().expand(&id("one"), twice()).expect_err("refused"));
-        let changed = bench.modifying().modify(&id("one"), &raw(&[("speed", "9")])).expect_err("refused");
+        let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect_err("refused"));
+        let changed = bench.modifying().modify(&bench.id("one"), &raw(&[("speed", "9")])).expect_err("refused");
         assert_eq!(changed.to_string(), grown.join().expect("no panic").to_string());
     });
 }
@@ -102,8 +102,8 @@ fn a_refusal_to_change_has_its_meaning() {
 fn a_change_that_is_not_shown_yet_is_not_asked_for_again() {
     let bench = Bench::new();
     bench.create("one").expect("made");
-    bench.expanding().expand(&id("one"), twice()).expect("grown");
+    bench.expanding().expand(&bench.id("one"), twice()).expect("grown");
     bench.cloud.with_disk(&bench.cloud.disks_now()[0].id.clone(), |disk| disk.capacity = GIB);
-    assert_eq!(bench.expanding().expand(&id("one"), twice()).expect("grown"), Outcome::Changed(twice()));
+    assert_eq!(bench.expanding().expand(&bench.id("one"), twice()).expect("grown"), Outcome::Changed(twice()));
     assert_eq!(bench.cloud.count("change_disk"), 1);
 }

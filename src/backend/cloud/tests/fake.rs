@@ -1,4 +1,14 @@
-//! A cloud in memory, as unfriendly as a real one: it takes its time, shows what was, loses answers, and remembers tokens.
+//! A cloud in memory, at least as unkind as a real one. Each rule with where it is from:
+//! - What it lists by tag begins with an empty page, and goes on with short ones (boto3 issue 1776, aws-cli issue 3928; EC2 API reference,
+//!   DescribeVolumes: only a missing NextToken ends a list).
+//! - Tags are no identity: [`FakeCloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore"),
+//!   [`FakeCloud::copy_snapshot`] (EBS user guide, "Copy an Amazon EBS snapshot": a copy's volume id is arbitrary).
+//! - Another cluster of the account has a disk and a snapshot of the same name for each of ours; whoever changes one of them panics.
+//! - A token is remembered for ever. With other parameters it is refused (EC2 API reference, "Ensuring idempotency"); once what it made
+//!   is deleted, it is spent (aws-ebs-csi-driver issue 3010, crossplane-contrib/provider-aws issue 1858), or answers what it answered.
+//! - A disk may be accepted and vanish, its token spent ([`State::vanish_disks`]: a KMS key that cannot be used, aws-ebs-csi-driver issues
+//!   3010 and 1951).
+//! - Descriptions may be old, also of what was just made ([`State::stale`]; EC2 API reference, "Eventual consistency").
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -60,10 +70,16 @@ pub struct State {
     pub stale: u32,
     /// Whether disks fail instead of becoming available.
     pub fail_disks: bool,
+    /// Whether disks are gone instead of becoming available.
+    pub vanish_disks: bool,
+    /// Whether a token whose disk is deleted answers as it did, instead of being refused.
+    pub answers_spent: bool,
     pub instances: BTreeMap<NodeId, Instance>,
     /// Names that the cloud refuses though nobody has them.
     pub cursed: BTreeSet<String>,
     pub blocks: Vec<u64>,
+    /// Whether lists by tag have empty pages, each with the same token, and no end.
+    pub endless: bool,
     next: u64,
 }
 
@@ -99,15 +115,33 @@ impl FakeCloud {
         self.state().counts.get(action).copied().unwrap_or_default()
     }
 
-    /// The disks that there are, as they are.
+    /// The disks that there are, as they are, but for those of the other cluster.
     pub fn disks_now(&self) -> Vec<Disk> {
         let mut state = self.state();
         self.advance(&mut state);
-        state.world.disks.values().filter(|disk| disk.state != DiskState::Deleted).cloned().collect()
+        let there = |disk: &&Disk| disk.state != DiskState::Deleted && !is_theirs(&disk.id.0);
+        state.world.disks.values().filter(there).cloned().collect()
     }
 
     pub fn snapshots_now(&self) -> Vec<CloudSnapshot> {
-        self.state().world.snapshots.values().cloned().collect()
+        self.state().world.snapshots.values().filter(|snapshot| !is_theirs(&snapshot.id.0)).cloned().collect()
+    }
+
+    /// As AWS Backup restores a disk: from a snapshot of its own, with all tags.
+    pub fn restore_backup(&self, of: &DiskId) -> DiskId {
+        let original = self.state().world.disks[of].clone();
+        let snapshot = Some(CloudSnapshotId("snap-of-the-backup".to_owned()));
+        self.put(|disk| *disk = Disk { id: disk.id.clone(), attachments: Vec::new(), snapshot, ..original })
+    }
+
+    /// As CopySnapshot copies a snapshot, with all tags.
+    pub fn copy_snapshot(&self, of: &CloudSnapshotId) -> CloudSnapshotId {
+        let mut state = self.state();
+        let id = CloudSnapshotId(state.id("snap"));
+        let disk = DiskId("vol-ffffffff".to_owned());
+        let copy = CloudSnapshot { id: id.clone(), disk, ..state.world.snapshots[of].clone() };
+        state.world.snapshots.insert(id.clone(), copy);
+        id
     }
 
     /// Puts one there by hand.
@@ -202,6 +236,10 @@ impl FakeCloud {
         }
         Ok(work(&state.world))
     }
+
+    fn is_endless<Id>(&self, which: &Which<Id>) -> bool {
+        self.state().endless && !matches!(which, Which::Ids(_))
+    }
 }
 
 impl State {
@@ -215,8 +253,10 @@ impl State {
         match event {
             Later::Made(disk) => {
                 let failed = self.fail_disks;
+                let made = if failed { DiskState::Failed } else { DiskState::Available };
+                let made = if self.vanish_disks { DiskState::Deleted } else { made };
                 if let Some(disk) = world.disks.get_mut(&disk).filter(|disk| disk.state == DiskState::Creating) {
-                    disk.state = if failed { DiskState::Failed } else { DiskState::Available };
+                    disk.state = made;
                 }
             }
             Later::Attached(disk, node) => {
@@ -256,6 +296,7 @@ impl State {
     }
 
     fn disk(&mut self, action: &'static str, id: &DiskId) -> Answer<&mut Disk> {
+        assert!(!is_theirs(&id.0), "{action} of {id}, which is another cluster's");
         let there = self.world.disks.get_mut(id).filter(|disk| disk.state != DiskState::Deleted);
         there.ok_or_else(|| refusal(action, Because::NotFound))
     }
@@ -274,15 +315,33 @@ fn matches_tags(tags: &Tags, wanted: &Tags) -> bool {
     wanted.iter().all(|(key, value)| tags.get(key) == Some(value))
 }
 
-/// Pages of three, so that lists have several.
-fn page<T>(all: Vec<T>, token: Option<&String>) -> Page<T> {
-    let start: usize = token.map_or(0, |token| token.parse().expect("one of ours"));
-    let more = all.len() > start + 3;
-    Page { items: all.into_iter().skip(start).take(3).collect(), next: more.then(|| (start + 3).to_string()) }
+/// An empty page, and then two or more short ones.
+fn page<T>(all: Vec<T>, token: Option<&str>) -> Page<T> {
+    let Some(token) = token else { return Page { items: Vec::new(), next: Some("0".to_owned()) } };
+    let start: usize = token.parse().expect("one of ours");
+    let most = all.len().div_ceil(2).max(3);
+    let more = all.len() > start + most;
+    Page { items: all.into_iter().skip(start).take(most).collect(), next: more.then(|| (start + most).to_string()) }
+}
+
+/// The other cluster's.
+const THEIRS: &str = "-theirs";
+
+fn is_theirs(id: &str) -> bool {
+    id.ends_with(THEIRS)
+}
+
+fn their_tags(ours: &Tags) -> Tags {
+    let mut theirs = ours.clone();
+    theirs.insert(tags::CLUSTER.to_owned(), "theirs".to_owned());
+    theirs
 }
 
 impl Cloud for FakeCloud {
-    fn disks(&self, which: &Which<DiskId>) -> Answer<Page<Disk>> {
+    fn disks(&self, which: &Which<DiskId>, token: Option<&str>) -> Answer<Page<Disk>> {
+        if self.is_endless(which) {
+            return Ok(Page { items: Vec::new(), next: Some("again".to_owned()) });
+        }
         self.ask("disks", |world| {
             let all = world.disks.values().filter(|disk| disk.state != DiskState::Deleted);
             match which {
@@ -293,11 +352,9 @@ impl Cloud for FakeCloud {
                 Which::Tagged { key, values } => {
                     assert!(!values.is_empty() && values.len() <= MOST_VALUES);
                     let tagged = |disk: &&Disk| disk.tags.get(key).is_some_and(|value| values.contains(value));
-                    Page { items: all.filter(tagged).cloned().collect(), next: None }
+                    page(all.filter(tagged).cloned().collect(), token)
                 }
-                Which::All { tags, token } => {
-                    page(all.filter(|disk| matches_tags(&disk.tags, tags)).cloned().collect(), token.as_ref())
-                }
+                Which::All { tags } => page(all.filter(|disk| matches_tags(&disk.tags, tags)).cloned().collect(), token),
             }
         })
     }
@@ -305,7 +362,12 @@ impl Cloud for FakeCloud {
     fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk> {
         self.mutate("create_disk", |state| {
             if let Some((before, disk)) = state.tokens.get(&spec.token) {
-                return if before == spec { Ok(disk.clone()) } else { Err(refusal("create_disk", Because::OtherParameters)) };
+                let is_gone = state.world.disks[&disk.id].state == DiskState::Deleted;
+                return match before == spec {
+                    false => Err(refusal("create_disk", Because::OtherParameters)),
+                    true if is_gone && !state.answers_spent => Err(refusal("create_disk", Because::TokenSpent)),
+                    true => Ok(disk.clone()),
+                };
             }
             if let Some(snapshot) = &spec.snapshot
                 && state.world.snapshots.get(snapshot).is_none_or(|there| there.state != SnapshotState::Completed)
@@ -326,6 +388,8 @@ impl Cloud for FakeCloud {
                 created: Some(SystemTime::now()),
             };
             state.world.disks.insert(id.clone(), disk.clone());
+            let theirs = Disk { id: DiskId(format!("{id}{THEIRS}")), tags: their_tags(&disk.tags), ..disk.clone() };
+            state.world.disks.insert(theirs.id.clone(), Disk { state: DiskState::Available, ..theirs });
             state.tokens.insert(spec.token.clone(), (spec.clone(), disk.clone()));
             self.later(state, state.delays.create, Later::Made(id));
             Ok(disk)
@@ -429,19 +493,26 @@ impl Cloud for FakeCloud {
                 tags: spec.tags.clone(),
             };
             state.world.snapshots.insert(id.clone(), snapshot.clone());
+            let theirs = CloudSnapshotId(format!("{id}{THEIRS}"));
+            let snapshot_of_theirs = CloudSnapshot { id: theirs.clone(), tags: their_tags(&snapshot.tags), ..snapshot.clone() };
+            state.world.snapshots.insert(theirs, snapshot_of_theirs);
             self.later(state, state.delays.snapshot, Later::Saved(id));
             Ok(snapshot)
         })
     }
 
     fn delete_snapshot(&self, id: &CloudSnapshotId) -> Answer<()> {
+        assert!(!is_theirs(&id.0), "{id} is another cluster's");
         self.mutate("delete_snapshot", |state| match state.world.snapshots.remove(id) {
             Some(_) => Ok(()),
             None => Err(refusal("delete_snapshot", Because::NotFound)),
         })
     }
 
-    fn snapshots(&self, which: &Which<CloudSnapshotId>) -> Answer<Page<CloudSnapshot>> {
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, token: Option<&str>) -> Answer<Page<CloudSnapshot>> {
+        if self.is_endless(which) {
+            return Ok(Page { items: Vec::new(), next: Some("again".to_owned()) });
+        }
         self.ask("snapshots", |world| {
             let all = world.snapshots.values();
             match which {
@@ -450,11 +521,9 @@ impl Cloud for FakeCloud {
                 }
                 Which::Tagged { key, values } => {
                     let tagged = |snapshot: &&CloudSnapshot| snapshot.tags.get(key).is_some_and(|value| values.contains(value));
-                    Page { items: all.filter(tagged).cloned().collect(), next: None }
+                    page(all.filter(tagged).cloned().collect(), token)
                 }
-                Which::All { tags, token } => {
-                    page(all.filter(|snapshot| matches_tags(&snapshot.tags, tags)).cloned().collect(), token.as_ref())
-                }
+                Which::All { tags } => page(all.filter(|snapshot| matches_tags(&snapshot.tags, tags)).cloned().collect(), token),
             }
         })
     }

@@ -1,6 +1,7 @@
 //! The frame over a cloud in memory.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ use crate::volume::{
 
 mod attachments;
 mod changes;
-mod fake;
+pub(super) mod fake;
 mod poller;
 mod snapshots;
 mod volumes;
@@ -26,11 +27,14 @@ use fake::FakeCloud;
 const SPEED: u32 = 30;
 const GIB: Bytes = Bytes::GIB;
 
-/// A cloud, and one driver after the other.
+/// A cloud, one driver after the other, and what a CO keeps.
 struct Bench {
     clock: Clock,
     cloud: Arc<FakeCloud>,
     backend: CloudBackend,
+    /// By name, what was last answered.
+    handles: Mutex<BTreeMap<String, VolumeId>>,
+    snapshot_handles: Mutex<BTreeMap<String, SnapshotId>>,
 }
 
 impl Bench {
@@ -54,7 +58,7 @@ impl Bench {
             cloud.state().instances.insert(node(name), instance);
         }
         let backend = driver(&cloud, clock);
-        Bench { clock, cloud, backend }
+        Bench { clock, cloud, backend, handles: Mutex::default(), snapshot_handles: Mutex::default() }
     }
 
     /// The driver is killed, and another one begins.
@@ -67,33 +71,51 @@ impl Bench {
     }
 
     fn create(&self, name: &str) -> Result<Volume> {
-        self.provision().create(&spec(name), &Nothing)
+        self.create_as(&spec(name))
+    }
+
+    fn create_as(&self, spec: &VolumeSpec) -> Result<Volume> {
+        self.provision().create(spec, &Nothing).map(|volume| self.answered(volume))
+    }
+
+    fn answered(&self, volume: Volume) -> Volume {
+        self.handles.lock().expect("not poisoned").insert(volume.name.clone(), volume.id.clone());
+        volume
+    }
+
+    /// The handle of a volume as the CO has it; of one that was never answered, what CreateVolume derives.
+    fn id(&self, name: &str) -> VolumeId {
+        self.handles.lock().expect("not poisoned").get(name).cloned().unwrap_or_else(|| id(name))
+    }
+
+    fn snapshot_id(&self, name: &str) -> SnapshotId {
+        self.snapshot_handles.lock().expect("not poisoned").get(name).cloned().unwrap_or_else(|| snapshot_id(name))
     }
 
     /// As `ops` does: find first.
     fn ensure(&self, name: &str) -> Result<Volume> {
         match self.provision().find(&id(name))? {
-            Some(volume) => Ok(volume),
+            Some(volume) => Ok(self.answered(volume)),
             None => self.create(name),
         }
     }
 
     fn delete(&self, name: &str) -> Result<Outcome<()>> {
-        self.provision().delete(&id(name))
+        self.provision().delete(&self.id(name))
     }
 
     fn attach(&self, name: &str, to: &str) -> Result<Outcome<String>> {
         let attach = self.backend.attach().expect("a controller");
-        let context = attach.attach(&id(name), &node(to), AccessMode::SingleNodeWriter, false)?;
+        let context = attach.attach(&self.id(name), &node(to), AccessMode::SingleNodeWriter, false)?;
         Ok(context.map(|context| context["device"].clone()))
     }
 
     fn detach(&self, name: &str, from: &str) -> Result<Outcome<()>> {
-        self.backend.attach().expect("a controller").detach(&id(name), Some(&node(from)))
+        self.backend.attach().expect("a controller").detach(&self.id(name), Some(&node(from)))
     }
 
     fn attached(&self, name: &str) -> Vec<String> {
-        let all = self.backend.attach().expect("a controller").attachments(&[id(name)]).expect("answered");
+        let all = self.backend.attach().expect("a controller").attachments(&[self.id(name)]).expect("answered");
         all.into_values().flatten().map(|node| node.to_string()).collect()
     }
 }
@@ -146,8 +168,8 @@ fn zone(name: &str) -> Topology {
     Topology([("zone".to_owned(), name.to_owned())].into())
 }
 
-fn member(name: &str, source: &str) -> SnapshotSpec {
-    SnapshotSpec { id: snapshot_id(name), name: name.to_owned(), source: id(source), parameters: RawParameters::default() }
+fn member(name: &str, source: VolumeId) -> SnapshotSpec {
+    SnapshotSpec { id: snapshot_id(name), name: name.to_owned(), source, parameters: RawParameters::default() }
 }
 
 /// Whether the CO takes the error as the end of the matter.

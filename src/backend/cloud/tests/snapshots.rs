@@ -16,14 +16,15 @@ impl Bench {
     fn take(&self, name: &str, of: &str) -> Result<Snapshot> {
         match self.snapshots().find_snapshot(&snapshot_id(name))? {
             Some(taken) => Ok(taken),
-            None => self.snapshots().create_snapshot(&member(name, of), &Nothing),
+            None => self.snapshots().create_snapshot(&member(name, self.id(of)), &Nothing),
         }
+        .inspect(|taken| drop(self.snapshot_handles.lock().expect("not poisoned").insert(name.to_owned(), taken.id.clone())))
     }
 
     fn copy(&self, name: &str, of: ContentSource) -> Result<Volume> {
         match self.provision().find(&id(name))? {
-            Some(volume) => Ok(volume),
-            None => self.provision().create(&VolumeSpec { source: Some(of), ..spec(name) }, &Nothing),
+            Some(volume) => Ok(self.answered(volume)),
+            None => self.create_as(&VolumeSpec { source: Some(of), ..spec(name) }),
         }
     }
 }
@@ -43,16 +44,16 @@ fn a_snapshot_is_taken_restored_and_deleted() {
     let bench = Bench::new();
     bench.create("one").expect("made");
     let taken = bench.take("s", "one").expect("begun");
-    assert_eq!((&taken.id, &taken.source, taken.ready, taken.size), (&snapshot_id("s"), &id("one"), false, GIB));
-    let from = || ContentSource::Snapshot(snapshot_id("s"));
+    assert_eq!((&taken.id, &taken.source, taken.ready, taken.size), (&bench.snapshot_id("s"), &bench.id("one"), false, GIB));
+    let from = || ContentSource::Snapshot(bench.snapshot_id("s"));
     let copy = at_last(|| bench.copy("two", from()));
     assert_eq!(copy.source, Some(from()));
     assert!(bench.take("s", "one").expect("a repeat").ready);
     bench.delete("one").expect("a snapshot outlives its volume");
-    assert_eq!(bench.snapshots().list_snapshots(Some(&id("one")), None, 9).expect("listed").len(), 1);
-    assert_eq!(bench.snapshots().delete_snapshot(&snapshot_id("s")).expect("deleted"), Outcome::Changed(()));
-    assert_eq!(bench.snapshots().delete_snapshot(&snapshot_id("s")).expect("a repeat"), Outcome::Unchanged(()));
-    assert_eq!(bench.snapshots().find_snapshot(&snapshot_id("s")).expect("answered"), None);
+    assert_eq!(bench.snapshots().list_snapshots(Some(&bench.id("one")), None, 9).expect("listed").len(), 1);
+    assert_eq!(bench.snapshots().delete_snapshot(&bench.snapshot_id("s")).expect("deleted"), Outcome::Changed(()));
+    assert_eq!(bench.snapshots().delete_snapshot(&bench.snapshot_id("s")).expect("a repeat"), Outcome::Unchanged(()));
+    assert_eq!(bench.snapshots().find_snapshot(&bench.snapshot_id("s")).expect("answered"), None);
     let error = bench.copy("three", from()).expect_err("gone");
     assert!(matches!(error, Error::NotFound { kind: "snapshot", .. }), "{error}");
 }
@@ -73,7 +74,7 @@ fn a_lost_answer_makes_no_second_snapshot() {
             assert_eq!(bench.cloud.snapshots_now().len(), 1, "{wrong:?} {stale}");
             bench.take("s", "one").expect("a repeat");
             bench.cloud.wrong("delete_snapshot", [wrong]);
-            assert_eq!(bench.snapshots().delete_snapshot(&snapshot_id("s")).expect("deleted"), Outcome::Changed(()));
+            assert_eq!(bench.snapshots().delete_snapshot(&bench.snapshot_id("s")).expect("deleted"), Outcome::Changed(()));
             assert_eq!(bench.cloud.snapshots_now(), []);
             bench.take("s", "one").expect("taken again");
         }
@@ -85,7 +86,7 @@ fn a_killed_drivers_snapshot_is_waited_for_until_it_is_shown() {
     let mut bench = Bench::new();
     bench.create("one").expect("made");
     // More questions than one call asks, fewer than two do.
-    bench.cloud.state().stale = 22;
+    bench.cloud.state().stale = 44;
     bench.cloud.wrong("create_snapshot", [Lost]);
     assert!(!is_final(&bench.take("s", "one").expect_err("not shown")));
     bench.cloud.state().stale = 0;
@@ -95,13 +96,34 @@ fn a_killed_drivers_snapshot_is_waited_for_until_it_is_shown() {
 }
 
 #[test]
-fn of_two_with_one_tag_the_oldest_complete_one_counts() {
+fn copied_snapshot_with_the_same_tags_is_left_alone() {
+    let mut bench = Bench::new();
+    bench.create("one").expect("made");
+    let handle = bench.take("s", "one").expect("taken").id;
+    let original = bench.cloud.snapshots_now()[0].id.clone();
+    assert_eq!(handle.recorded(), Some(original.0.as_str()));
+    let copy = bench.cloud.copy_snapshot(&original);
+    bench.restart();
+    // CreateSnapshot's repeat, which has only the name, and a restore.
+    assert_eq!(bench.take("s", "one").expect("found").id, handle);
+    at_last(|| bench.copy("two", ContentSource::Snapshot(handle.clone())));
+    assert_eq!(bench.cloud.disks_now()[1].snapshot.as_ref(), Some(&original));
+    assert_eq!(bench.snapshots().list_snapshots(None, None, 9).expect("listed").len(), 2, "each under its own id");
+    assert_eq!(bench.snapshots().delete_snapshot(&handle).expect("deleted"), Outcome::Changed(()));
+    assert_eq!(bench.snapshots().delete_snapshot(&handle).expect("a repeat"), Outcome::Unchanged(()));
+    assert_eq!(bench.cloud.snapshots_now().into_iter().map(|left| left.id).collect::<Vec<_>>(), [copy]);
+    let error = bench.copy("three", ContentSource::Snapshot(handle)).expect_err("gone, whatever carries its tag");
+    assert!(matches!(error, Error::NotFound { kind: "snapshot", .. }), "{error}");
+}
+
+#[test]
+fn of_two_snapshots_of_one_disk_create_chooses_the_oldest_complete_one() {
     let bench = Bench::new();
     bench.create("one").expect("made");
     bench.take("s", "one").expect("taken");
     let other = driver(&bench.cloud, bench.clock);
     bench.cloud.state().delays.snapshot = None;
-    other.snapshots().expect("a controller").create_snapshot(&member("t", "one"), &Nothing).expect("taken");
+    other.snapshots().expect("a controller").create_snapshot(&member("t", bench.id("one")), &Nothing).expect("taken");
     let mut ids: Vec<_> = bench.cloud.snapshots_now();
     ids.sort_by_key(|snapshot| snapshot.created);
     bench.cloud.retag(&ids[1].id, &ids[0].tags);
@@ -111,18 +133,39 @@ fn of_two_with_one_tag_the_oldest_complete_one_counts() {
     });
     let third = driver(&bench.cloud, bench.clock);
     let third = third.snapshots().expect("a controller");
-    assert!(third.find_snapshot(&snapshot_id("s")).expect("answered").expect("there").ready);
-    assert_eq!(bench.cloud.snapshots_now().len(), 2, "none is deleted by a look");
-    third.delete_snapshot(&snapshot_id("s")).expect("deleted");
-    assert_eq!(bench.cloud.snapshots_now(), []);
+    let found = third.find_snapshot(&snapshot_id("s")).expect("answered").expect("there");
+    assert!(found.ready);
+    third.delete_snapshot(&found.id).expect("deleted");
+    assert_eq!(bench.cloud.snapshots_now().len(), 1, "only the one that is recorded");
+    assert_eq!(
+        bench.backend.garbage(&std::collections::BTreeSet::new()).expect("looked").snapshots.len(),
+        1,
+        "the other is shown"
+    );
+}
+
+#[test]
+fn snapshots_whose_disk_is_not_known_are_nobodys_choice() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.take("s", "one").expect("taken");
+    // As a driver made it that recorded no disk.
+    let mut first = bench.cloud.snapshots_now().remove(0);
+    first.tags.insert(super::super::tags::VOLUME.to_owned(), "one".to_owned());
+    bench.cloud.retag(&first.id, &first.tags);
+    let copy = bench.cloud.copy_snapshot(&first.id);
+    let other = driver(&bench.cloud, bench.clock);
+    let error = other.snapshots().expect("a controller").delete_snapshot(&snapshot_id("s")).expect_err("which?");
+    assert!(matches!(&error, Error::Unproven { .. }) && error.to_string().contains(&copy.0), "{error}");
+    assert_eq!(bench.cloud.snapshots_now().len(), 2);
 }
 
 #[test]
 fn a_copy_leaves_no_snapshot_behind() {
-    let copy_of = || ContentSource::Volume(id("one"));
+    let copy_of = |bench: &Bench| ContentSource::Volume(bench.id("one"));
     let bench = Bench::new();
     bench.create("one").expect("made");
-    bench.copy("two", copy_of()).expect("copied");
+    bench.copy("two", copy_of(&bench)).expect("copied");
     assert_eq!((bench.cloud.snapshots_now(), bench.cloud.count("create_snapshot")), (vec![], 1));
     assert_eq!(bench.snapshots().list_snapshots(None, None, 9).expect("listed"), []);
     // Cut off at each request, then repeated by another driver.
@@ -135,20 +178,20 @@ fn a_copy_leaves_no_snapshot_behind() {
         let mut bench = Bench::new();
         bench.create("one").expect("made");
         bench.cloud.wrong(action, wrong.clone());
-        if let Err(error) = bench.copy("two", copy_of()) {
+        if let Err(error) = bench.copy("two", copy_of(&bench)) {
             assert!(!is_final(&error), "{error}");
         }
         bench.restart();
-        at_last(|| bench.copy("two", copy_of()));
+        at_last(|| bench.copy("two", copy_of(&bench)));
         assert_eq!(bench.cloud.snapshots_now(), [], "{action} {wrong:?}");
         assert_eq!(bench.cloud.disks_now().len(), 2, "{action} {wrong:?}");
     }
     // Refused for good: nothing is left; and never made: deleting it leaves nothing.
     bench.cloud.wrong("create_disk", [Refused(super::super::Because::Quota)]);
-    assert!(is_final(&bench.copy("three", copy_of()).expect_err("no quota")));
+    assert!(is_final(&bench.copy("three", copy_of(&bench)).expect_err("no quota")));
     assert_eq!(bench.cloud.snapshots_now(), []);
     bench.cloud.state().delays.snapshot = None;
-    let error = bench.copy("four", copy_of()).expect_err("it takes for ever");
+    let error = bench.copy("four", copy_of(&bench)).expect_err("it takes for ever");
     assert!(matches!(&error, Error::Pending { reason, .. } if reason.contains('%')), "{error}");
     bench.delete("four").expect("nothing but its snapshot");
     assert_eq!(bench.cloud.snapshots_now(), []);
@@ -169,7 +212,7 @@ fn a_hold_that_broke_makes_no_snapshot() {
     }
     let bench = Bench::new();
     bench.create("one").expect("made");
-    let error = bench.snapshots().create_snapshot(&member("s", "one"), &Breaks).expect_err("not still");
+    let error = bench.snapshots().create_snapshot(&member("s", bench.id("one")), &Breaks).expect_err("not still");
     assert!(is_final(&error), "{error}");
     assert_eq!(bench.cloud.snapshots_now(), []);
 }
@@ -179,7 +222,7 @@ fn neighbouring_blocks_are_one_extent() {
     let bench = Bench::new();
     bench.create("one").expect("made");
     bench.take("s", "one").expect("taken");
-    at_last(|| bench.copy("two", ContentSource::Snapshot(snapshot_id("s"))));
+    at_last(|| bench.copy("two", ContentSource::Snapshot(bench.snapshot_id("s"))));
     bench.cloud.state().blocks = [0, 1, 2, 5, 7, 8].into_iter().map(|block| block * 4096).collect();
     let blocks = bench.backend.changed_blocks().expect("a controller");
     let list = |offset: u64, most: usize| {
@@ -188,7 +231,7 @@ fn neighbouring_blocks_are_one_extent() {
             seen.push(extent);
             if seen.len() >= most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        blocks.allocated(&snapshot_id("s"), offset, &mut emit).expect("listed");
+        blocks.allocated(&bench.snapshot_id("s"), offset, &mut emit).expect("listed");
         seen.into_iter().map(|extent| (extent.offset, extent.length)).collect::<Vec<_>>()
     };
     assert_eq!(list(0, 9), [(0, 3 * 4096), (5 * 4096, 4096), (7 * 4096, 2 * 4096)]);

@@ -128,6 +128,9 @@ pub(super) fn because(action: &str, code: &str, message: &str, status: u16) -> B
         {
             NoInstance
         }
+        // "The client token you have provided is associated with a resource that is already deleted." (aws-ebs-csi-driver issue 3010,
+        // crossplane-contrib/provider-aws issue 1858): also what a volume leaves behind whose key could not be used.
+        (_, "IdempotentParameterMismatch") if message.contains("already deleted") => TokenSpent,
         // An id that cannot be is of nothing.
         (_, "InvalidParameterValue") if message.contains("Expected: 'i-") => NoInstance,
         (_, "InvalidParameterValue") if ["Expected: 'vol-", "Expected: 'snap-"].iter().any(|s| message.contains(s)) => NotFound,
@@ -201,6 +204,13 @@ mod tests {
             ("CreateVolume", "MaxIOPSLimitExceeded", "", Quota),
             ("CreateVolume", "InsufficientVolumeCapacity", "", NoCapacity),
             ("CreateVolume", "IdempotentParameterMismatch", "", OtherParameters),
+            (
+                "CreateVolume",
+                "IdempotentParameterMismatch",
+                "The client token you have provided is associated with a resource that is already deleted. Please use a different \
+                 client token.",
+                TokenSpent,
+            ),
             ("CreateVolume", "InvalidKmsKey.InvalidState", "", Key),
             ("CreateVolume", "KMSKeyNotAccessibleFault", "", Key),
             ("CreateVolume", "KMS.DisabledException", "", Key),

@@ -6,14 +6,14 @@ use serde::de::DeserializeOwned;
 use super::Ec2;
 use super::query::{self, Filter, Query};
 use crate::backend::cloud::retry::Repeat;
-use crate::backend::cloud::{Answer, Because, MOST_IDS, MOST_VALUES, Page};
+use crate::backend::cloud::{Answer, Because, MOST_IDS, MOST_VALUES, Page, pages};
 
 /// Which are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
     /// Any number; those that do not exist are missing from the answer, which has all others and no next page.
     Ids(Vec<String>),
-    /// A page of those that pass all filters; the token is an earlier page's `next`.
+    /// A page of those that pass all filters; the token is an earlier page's `next`. It may be short or empty and have a `next`.
     Filtered { filters: Vec<Filter>, token: Option<String> },
 }
 
@@ -90,13 +90,7 @@ impl Ec2 {
 
     /// All pages.
     pub(super) fn all<T: DeserializeOwned>(&self, query: &Query) -> Answer<Vec<T>> {
-        let mut page = self.page(query)?;
-        let mut items: Vec<T> = page.items;
-        while let Some(token) = page.next {
-            page = self.page(&query.clone().set("NextToken", token))?;
-            items.extend(page.items);
-        }
-        Ok(items)
+        pages::all(query.action, |token| self.page(&query.clone().may_set("NextToken", token)))
     }
 
     fn page<T: DeserializeOwned>(&self, query: &Query) -> Answer<Page<T>> {

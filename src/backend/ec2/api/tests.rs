@@ -225,6 +225,39 @@ fn volumes_are_read_and_paged() {
     assert_eq!((asked.value("MaxResults"), asked.value("NextToken")), (Some("500"), Some("a%2Fb")));
 }
 
+#[test]
+fn filtered_list_with_an_empty_first_page_is_read_to_its_end() {
+    let last = VOLUME.replace("<nextToken>more+/=</nextToken>", "");
+    let server = Server::start(move |_, asked| match (asked.value("VolumeId.1"), asked.value("NextToken")) {
+        (Some(_), _) => refused(400, "InvalidVolume.NotFound", "The volume 'vol-9' does not exist."),
+        (None, None) => ok("<r><volumeSet/><nextToken>second</nextToken></r>"),
+        (None, Some("second")) => ok("<r><volumeSet/><nextToken>third</nextToken></r>"),
+        (None, Some("third")) => ok(&last),
+        other => panic!("{other:?}"),
+    });
+    let found = server.client().describe_volumes(&ids(&["vol-1", "vol-9"])).expect("all pages").items;
+    assert_eq!(found.iter().map(|volume| volume.volume_id.as_str()).collect::<Vec<_>>(), ["vol-1", "vol-2"]);
+}
+
+#[test]
+fn list_that_repeats_its_token_is_an_error() {
+    let server = Server::start(|_, asked| match asked.value("Action") {
+        Some("DescribeAvailabilityZones") => ok("<r><availabilityZoneInfo/><nextToken>again</nextToken></r>"),
+        Some("DescribeInstanceTypes") => ok("<r><instanceTypeSet/><nextToken>again</nextToken></r>"),
+        Some("DescribeFastSnapshotRestores") => ok("<r><fastSnapshotRestoreSet/><nextToken>again</nextToken></r>"),
+        other => panic!("{other:?}"),
+    });
+    let client = server.client();
+    for refusal in [
+        client.describe_availability_zones().map(drop).expect_err("no end"),
+        client.describe_instance_types(&["m5.large".to_owned()]).map(drop).expect_err("no end"),
+        client.describe_fast_snapshot_restores(Vec::new()).map(drop).expect_err("no end"),
+    ] {
+        assert_eq!((refusal.because, refusal.code.as_str()), (Because::Unavailable, "endless list"));
+    }
+    assert_eq!(server.asked().len(), 6);
+}
+
 /// The rest of a request that names one that does not exist is asked for by a filter.
 #[test]
 fn what_does_not_exist_is_missing_from_the_answer() {

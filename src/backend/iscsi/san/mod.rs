@@ -86,7 +86,7 @@ fn remove_from<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: &K, valu
 impl San {
     /// Opens the pools, and makes the kernel show what is recorded.
     pub fn open(config: IscsiConfig, state: &Path) -> Result<San> {
-        let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")))?;
+        let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")), None)?;
         let san = San::new(config, images)?;
         san.settle();
         Ok(san)
@@ -99,7 +99,7 @@ impl San {
 
     /// Opens the pools to look at them: nothing is exported, taken down, made or locked. `None` where none of them is on this machine.
     pub fn open_to_look(config: IscsiConfig) -> Result<Option<San>> {
-        let images = ImageBackend::open_to_look(config.images())?;
+        let images = ImageBackend::open_to_look(config.images(), None)?;
         let here = config.pools.iter().any(|pool| pool.path.exists());
         if here { San::new(config, images).map(Some) } else { Ok(None) }
     }

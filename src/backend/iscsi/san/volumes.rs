@@ -3,13 +3,15 @@
 //! A snapshot by shared blocks is one instant, and holds all that was acknowledged: the target writes through to the file. A copy
 //! that takes its time is refused while some node may write.
 
+use std::collections::BTreeMap;
+
 use crate::backend::{
-    CapacityAnswer, CapacityQuery, Expand, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec,
+    CapacityAnswer, CapacityQuery, Expand, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec, Writers,
 };
 use crate::os::lio::Lio;
 use crate::os::step::step;
 use crate::volume::{
-    Bytes, ContentSource, Error, Group, GroupId, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
+    Bytes, Error, Group, GroupId, NodeId, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
 };
 
 use super::San;
@@ -25,10 +27,7 @@ impl Provision for San {
     }
 
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
-        if let Some(ContentSource::Volume(source)) = &spec.source {
-            self.check_instant(source, spec.parameters["backend"]["pool"].as_str())?;
-        }
-        self.images.create(spec, quiesce)
+        self.images.create(spec, &Pausing { san: self, inner: quiesce })
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
@@ -82,8 +81,7 @@ impl Snapshots for San {
     }
 
     fn create_snapshot(&self, spec: &SnapshotSpec, quiesce: &dyn Quiesce) -> Result<Snapshot> {
-        self.check_instant(&spec.source, None)?;
-        self.images.create_snapshot(spec, quiesce)
+        self.images.create_snapshot(spec, &Pausing { san: self, inner: quiesce })
     }
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
@@ -105,7 +103,6 @@ impl Groups for San {
     }
 
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
-        members.iter().try_for_each(|member| self.check_instant(&member.source, None))?;
         self.images.create_group(id, name, members, &Pausing { san: self, inner: quiesce })
     }
 
@@ -114,25 +111,8 @@ impl Groups for San {
     }
 }
 
-impl San {
-    /// Whether a copy of the volume, as it is now, can be one instant's.
-    fn check_instant(&self, id: &VolumeId, into: Option<&str>) -> Result<()> {
-        let node = self.known().by_volume.get(id).and_then(|nodes| nodes.first().cloned());
-        match node {
-            Some(node) if !self.images.shares(id, into)? => Err(Error::InUse {
-                object: format!("volume {id}"),
-                by: format!(
-                    "it is attached to node {node}, and a copy takes its time here, while what is copied changes; detach it first, or \
-                     use a pool on xfs or btrfs and stay in it"
-                ),
-            }),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Holds still what nodes elsewhere write to several volumes: what one is told is written may be the reason for what it writes to
-/// another.
+/// Pauses what nodes elsewhere write to several volumes: what one is told is written may be the reason for what it writes to
+/// another. One volume alone is not paused, and reported as written while a node has it.
 struct Pausing<'a> {
     san: &'a San,
     inner: &'a dyn Quiesce,
@@ -142,25 +122,43 @@ struct Pausing<'a> {
 struct Paused {
     lio: Option<Lio>,
     disks: Vec<Names>,
+    /// The volumes that some node has, and which; paused or not.
+    attached: BTreeMap<VolumeId, NodeId>,
+    paused: bool,
     /// What is mounted on this machine thaws after that.
     inner: Option<Box<dyn Held>>,
+}
+
+impl San {
+    /// One of the nodes that a volume is attached to.
+    fn user(&self, id: &VolumeId) -> Option<NodeId> {
+        self.known().by_volume.get(id)?.first().cloned()
+    }
 }
 
 impl Quiesce for Pausing<'_> {
     fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
         // First: what a freeze writes must still reach the disk.
         let inner = Some(self.inner.hold(volumes)?);
-        let attached: Vec<&VolumeId> = volumes.iter().filter(|id| self.san.known().by_volume.contains_key(id)).collect();
-        let mut paused = Paused { lio: None, disks: Vec::new(), inner };
-        if attached.is_empty() || volumes.len() == 1 {
+        let attached: BTreeMap<VolumeId, NodeId> =
+            volumes.iter().filter_map(|id| Some((id.clone(), self.san.user(id)?))).collect();
+        let mut paused = Paused { lio: None, disks: Vec::new(), attached, paused: false, inner };
+        if paused.attached.is_empty() || volumes.len() == 1 {
             return Ok(Box::new(paused));
         }
+        // A copy that takes time would stop the nodes for as long: such a group is refused.
+        for id in paused.attached.keys() {
+            if !self.san.images.shares(id)? {
+                return Ok(Box::new(paused));
+            }
+        }
         let lio = paused.lio.insert(Lio::loaded()?);
-        for id in attached {
+        for id in paused.attached.keys() {
             let names = Names::of(id);
             paused.disks.push(names.clone());
             step("pause disk", &names.target, || lio.pause(names.hba, &names.disk))?;
         }
+        paused.paused = true;
         Ok(Box::new(paused))
     }
 }
@@ -182,6 +180,15 @@ impl Paused {
 }
 
 impl Held for Paused {
+    fn writers(&self, volume: &VolumeId) -> Writers {
+        match self.attached.get(volume) {
+            Some(_) if self.paused => Writers::Frozen,
+            Some(node) => Writers::Possible(format!("it is attached to node {node}")),
+            // What some process of this machine does with the image.
+            None => self.inner.as_ref().map_or(Writers::Unknown, |inner| inner.writers(volume)),
+        }
+    }
+
     fn release(mut self: Box<Self>) -> Result<()> {
         let resumed = self.resume();
         if let Some(inner) = self.inner.take() {

@@ -10,7 +10,7 @@ use crate::os::tree;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
 use super::super::NfsParameters;
-use super::super::config::Ownership;
+use super::super::config::{Consistency, Ownership};
 use super::super::subdir;
 use super::Controller;
 use super::index::Refused;
@@ -308,8 +308,15 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
     step("make folder", &ready.drafts.path_of(&links).display(), || ready.drafts.make_folder(&links, 0o700)).map_err(failed)?;
     let (to, links) = (ready.drafts.existing(&local).map_err(failed)?, ready.drafts.existing(&links).map_err(failed)?);
     let (own, id, Origin { folder, source, share }) = (Arc::clone(ready), record.id.clone(), origin);
+    let by_file = record.own_parameters()?.consistency == Consistency::File;
+    // A snapshot does not change.
+    let watched = record.source.clone().filter(|_| !by_file);
     let work = Work::start(source, move |control| {
-        let copied = tree::copy(&folder, &to, &links, control).map_err(|error| own.failure(error))?;
+        let copy = || tree::copy(&folder, &to, &links, control);
+        let copied = match watched {
+            Some(ContentSource::Volume(source)) => share.copy_unchanged(&source, &folder, control, copy)?,
+            _ => copy().map_err(|error| own.failure(error))?,
+        };
         tell(&id, copied);
         drop(share);
         Ok(copied)

@@ -86,6 +86,9 @@ pub(super) struct SnapshotRecord {
     pub ready: bool,
     /// What was copied; counts as promised.
     pub taken: Bytes,
+    /// Whether it may be consistent file by file only, as its class says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_file: bool,
 }
 
 impl VolumeRecord {

@@ -101,6 +101,8 @@ pub(super) struct Ready {
     pub sweeper: Sweeper,
     /// Copies that run, of volumes and snapshots in the making.
     pub works: Mutex<HashMap<String, Arc<Work>>>,
+    /// Held while the copy of a snapshot is started, so that two callers never start it twice.
+    pub snapshot_start: Mutex<()>,
     /// Held while folders on the way to volumes are made and removed.
     pub places: Mutex<()>,
     _lock: File,
@@ -275,6 +277,7 @@ impl Share {
             trash,
             index: Index::default(),
             works: Mutex::default(),
+            snapshot_start: Mutex::default(),
             places: Mutex::default(),
             _lock: lock_file,
             root,

@@ -1,18 +1,21 @@
 //! Snapshots: whole copies of a volume's folder, on the same share, made in the background.
 //!
-//! A share is in use by machines that we know nothing of, so nothing can be held still: a snapshot is consistent file by file, not at
-//! one instant. Where the server shares data between files (NFS 4.2 on xfs or btrfs) it takes no room and little time.
+//! A share is in use by machines that we know nothing of, so nothing can be frozen. A snapshot is of one instant where nothing in the
+//! volume changed while it was copied, which is checked afterwards; else it is refused, unless its class takes what is consistent file
+//! by file. Where the server shares data between files (NFS 4.2 on xfs or btrfs) it takes no room and little time.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
+use crate::os;
 use crate::os::folder::Folder;
 use crate::os::step::step;
-use crate::os::tree;
+use crate::os::tree::{self, ChangeTime, Control, Copied};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
+use super::super::config::{Consistency, NfsSnapshotParameters};
 use super::Controller;
 use super::index::Taken;
 use super::provision::tell;
@@ -26,10 +29,7 @@ const LINKS: &str = "links";
 
 impl Snapshots for Controller {
     fn check(&self, raw: &RawParameters) -> Result<()> {
-        if raw.is_empty() {
-            return Ok(());
-        }
-        Err(Error::invalid("parameters", format!("{raw:?}: a snapshot class of this backend has none")))
+        raw.parse::<NfsSnapshotParameters>().map(drop)
     }
 
     fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
@@ -44,7 +44,11 @@ impl Snapshots for Controller {
                 _ => self.again(id.local()),
             },
             Some(_) => Ok(Some(found.into_snapshot())),
-            None => ready.copy_snapshot(id.local()).map(|_| Some(found.into_snapshot())),
+            None => match ready.copy_snapshot(id.local())? {
+                Some(_) => Ok(Some(found.into_snapshot())),
+                // It was completed after its record was read.
+                None => self.again(id.local()),
+            },
         }
     }
 
@@ -60,13 +64,16 @@ impl Snapshots for Controller {
             created: record::now(),
             ready: false,
             taken: Bytes(0),
+            by_file: spec.parameters.parse::<NfsSnapshotParameters>()?.consistency == Consistency::File,
         };
+        let completed = || self.again(local)?.ok_or_else(|| Error::snapshot_not_found(&spec.id));
         match ready.begin_snapshot(&record) {
-            Ok(work) if work.ends_within(self.patience) => match work.take() {
+            Ok(Some(work)) if work.ends_within(self.patience) => match work.take() {
                 Some(Err(error)) => Err(undo(&ready, local, error)),
-                _ => self.again(local)?.ok_or_else(|| Error::snapshot_not_found(&spec.id)),
+                _ => completed(),
             },
-            Ok(_) => Ok(record.into_snapshot()),
+            Ok(Some(_)) => Ok(record.into_snapshot()),
+            Ok(None) => completed(),
             Err(error) => Err(undo(&ready, local, error)),
         }
     }
@@ -119,7 +126,7 @@ impl Ready {
         Err(Error::Unproven { device, reason: format!("it is that of {}; restore it from a backup", found.id) })
     }
 
-    fn begin_snapshot(self: &Arc<Self>, record: &SnapshotRecord) -> Result<Arc<Work>> {
+    fn begin_snapshot(self: &Arc<Self>, record: &SnapshotRecord) -> Result<Option<Arc<Work>>> {
         let local = record.id.local();
         self.discard_snapshot(local)?;
         let shown = self.snapshots.path_of(local);
@@ -140,16 +147,22 @@ impl Ready {
         Ok(())
     }
 
-    /// Begins the copy of a snapshot that is not ready, from its start; that which runs already, if one does.
-    pub(super) fn copy_snapshot(self: &Arc<Self>, local: &str) -> Result<Arc<Work>> {
+    /// Starts the copy of a snapshot that is not ready, from its beginning. Returns the copy, or the one that runs already; `None`
+    /// for a snapshot that is ready, whose data must stay as they are.
+    pub(super) fn copy_snapshot(self: &Arc<Self>, local: &str) -> Result<Option<Arc<Work>>> {
         let key = work_key(local);
+        // A copy writes the record before it leaves `works`, so the record is read only when no copy runs and none can be started.
+        let _starting = lock(&self.snapshot_start);
         if let Some(work) = self.work(&key) {
-            return Ok(work);
+            return Ok(Some(work));
         }
         let failed = |error| self.failure(error);
         let id = || format!("{}:{local}", self.backend);
         let gone = |kind| Error::NotFound { kind, id: id() };
         let mut record = self.snapshot_record(local)?.ok_or_else(|| gone("snapshot"))?;
+        if record.ready {
+            return Ok(None);
+        }
         let folder = self.snapshots.existing(local).map_err(failed)?;
         // What was copied by a process that ended.
         for name in [DATA, LINKS] {
@@ -166,7 +179,12 @@ impl Ready {
         // Held until it is in there: at its end the copy takes itself out.
         let mut works = lock(&self.works);
         let work = Work::start(Source::Volume(record.source.local().to_owned()), move |control| {
-            let copied = tree::copy(&from, &to, &links, control).map_err(|error| own.failure(error))?;
+            let copy = || tree::copy(&from, &to, &links, control);
+            let copied = if record.by_file {
+                copy().map_err(|error| own.failure(error))?
+            } else {
+                own.copy_unchanged(&record.source, &from, control, copy)?
+            };
             folder.remove_folder(LINKS).map_err(|error| own.failure(error))?;
             record.ready = true;
             record.taken = Bytes(copied.bytes);
@@ -176,7 +194,7 @@ impl Ready {
             Ok(copied)
         })?;
         works.insert(key, Arc::clone(&work));
-        Ok(work)
+        Ok(Some(work))
     }
 
     /// Takes a snapshot away, whatever there is of it.
@@ -187,6 +205,34 @@ impl Ready {
         }
         self.index.remove_snapshot(local);
         Ok(())
+    }
+}
+
+impl Ready {
+    /// Runs the copy of a volume's directory in this share.
+    ///
+    /// # Errors
+    /// `InUse` where something in it changed meanwhile: the copy is then of no single instant.
+    pub(super) fn copy_unchanged(
+        &self,
+        volume: &VolumeId,
+        directory: &Folder,
+        control: &Control,
+        copy: impl FnOnce() -> os::Result<Copied>,
+    ) -> Result<Copied> {
+        let failed = |error| self.failure(error);
+        let since = ChangeTime::now(&self.drafts).map_err(failed)?;
+        let copied = copy().map_err(failed)?;
+        let Some(path) = tree::changed_since(directory, since, control).map_err(failed)? else { return Ok(copied) };
+        Err(Error::InUse {
+            object: format!("volume {volume}"),
+            by: format!(
+                "{} changed while it was copied, and the file system of many clients cannot be frozen: stop the pods that write to the \
+                 volume, or set \"consistency: file\" in the VolumeSnapshotClass (for a clone in the StorageClass) for copies that are \
+                 consistent file by file only",
+                path.display()
+            ),
+        })
     }
 }
 

@@ -437,13 +437,67 @@ fn snapshots_are_whole_and_outlive_their_volume() {
     ground.assert_nothing_left();
 }
 
+/// Nobody can freeze what clients write: what changed while it was copied is of no single instant.
+#[test]
+fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    for number in 0..200 {
+        std::fs::write(ground.at("a/one").join(number.to_string()), number.to_string()).expect("written");
+    }
+    let taken = |consistency: Option<&str>| {
+        let parameters = consistency.map(|value| ("consistency".to_owned(), value.to_owned()));
+        let parameters = RawParameters::new(parameters);
+        Snapshots::check(&controller, &parameters)?;
+        let spec = SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters };
+        let mut taken = controller.create_snapshot(&spec, &NothingMounted)?;
+        let end = Instant::now() + Duration::from_secs(60);
+        while !taken.ready {
+            assert!(Instant::now() < end);
+            taken = controller.find_snapshot(&spec.id)?.expect("begun");
+        }
+        Ok::<_, Error>(taken)
+    };
+    let clone = |name: &str, parameters: &[(&str, &str)]| {
+        let spec = VolumeSpec { source: Some(ContentSource::Volume(id("one"))), ..spec(name, parameters) };
+        at_last(|| create(&controller, &spec))
+    };
+    assert!(matches!(taken(Some("block")), Err(Error::Invalid { .. })));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                std::fs::write(ground.at("a/one/199"), "new").expect("written");
+            }
+        });
+        let refused = [taken(None).map(drop), clone("refused", &[]).map(drop)];
+        let by_file = [taken(Some("file")).map(drop), clone("cloned", &[("consistency", "file")]).map(drop)];
+        stop.store(true, Ordering::Relaxed);
+        for refused in refused {
+            let error = refused.expect_err("it changed meanwhile");
+            assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("consistency: file"), "{error}");
+        }
+        by_file.into_iter().for_each(|taken| taken.expect("taken"));
+    });
+    assert_eq!(ids(&controller), ["cloned", "one"]);
+    controller.delete_snapshot(&snapshot_id("s")).expect("deleted");
+    taken(None).expect("nobody writes any more");
+    clone("again", &[]).expect("nobody writes any more");
+    controller.delete_snapshot(&snapshot_id("s")).expect("deleted");
+    for local in ["one", "cloned", "again"] {
+        controller.delete(&id(local)).expect("deleted");
+    }
+    ground.assert_nothing_left();
+}
+
 /// What takes long goes on behind the call, is asked for again, is stopped by a deletion, and survives the end of the process.
 #[test]
 fn what_takes_long_goes_on_in_the_background() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
-    for number in 0..20_000 {
+    for number in 0..4_000 {
         std::fs::write(ground.at("a/one").join(number.to_string()), number.to_string()).expect("written");
     }
     let cloned = VolumeSpec { source: Some(ContentSource::Volume(id("one"))), ..spec("cloned", &[]) };
@@ -452,7 +506,7 @@ fn what_takes_long_goes_on_in_the_background() {
     assert!(!ground.at("a/cloned").exists() && ids(&controller) == ["one"]);
     assert!(matches!(controller.delete(&id("one")), Err(Error::Pending { .. })), "it is being copied");
     at_last(|| create(&controller, &cloned)).expect("cloned");
-    assert_eq!(std::fs::read_dir(ground.at("a/cloned")).expect("there").count(), 20_000);
+    assert_eq!(std::fs::read_dir(ground.at("a/cloned")).expect("there").count(), 4_000);
 
     // Cut off, and asked for again with another size.
     create(&controller, &VolumeSpec { id: id("other"), ..cloned.clone() }).expect_err("it takes long");
@@ -476,7 +530,7 @@ fn what_takes_long_goes_on_in_the_background() {
     while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
         assert!(Instant::now() < end);
     }
-    assert_eq!(std::fs::read_dir(ground.at("a/.longshore/snapshots/s/data")).expect("there").count(), 20_000);
+    assert_eq!(std::fs::read_dir(ground.at("a/.longshore/snapshots/s/data")).expect("there").count(), 4_000);
 }
 
 #[test]
@@ -505,6 +559,26 @@ fn a_snapshot_that_was_cut_off_is_made_anew() {
     }
     assert_eq!(std::fs::read(folder.join("data/file")).expect("there"), b"data");
     assert!(!folder.join("data/stray").exists());
+}
+
+/// A caller that read the record before the copy ended asks for the copy after it.
+#[test]
+fn ready_snapshot_is_not_copied_again() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    std::fs::write(ground.at("a/one/file"), "old").expect("written");
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
+    controller.create_snapshot(&taken, &NothingMounted).expect("taken");
+    let end = Instant::now() + Duration::from_secs(30);
+    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
+        assert!(Instant::now() < end);
+    }
+    std::fs::write(ground.at("a/one/file"), "new").expect("written");
+    let ready = controller.shares[0].ready().expect("open");
+    assert!(ready.copy_snapshot("s").expect("looked").is_none());
+    assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
 }
 
 #[test]
@@ -632,7 +706,8 @@ fn a_tenant_reaches_nothing_outside() {
                 id: snapshot_id(&local),
                 name: local.clone(),
                 source: id(&local),
-                parameters: RawParameters::default(),
+                // It changes all the time.
+                parameters: RawParameters::new([("consistency".to_owned(), "file".to_owned())]),
             };
             controller.create_snapshot(&taken, &NothingMounted).expect("taken");
             at_last(|| controller.delete(&id(&local))).expect("deleted");

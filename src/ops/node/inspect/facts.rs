@@ -9,13 +9,14 @@ use crate::backend::{Backend, Directory, Link, Source, Survey};
 use crate::os::deadline::within;
 use crate::os::dm::{self, Mapped};
 use crate::os::fs::Usage;
+use crate::os::holders::{self, Holder};
 use crate::os::mountinfo::MountTable;
 use crate::os::socket::{self, Listener};
 use crate::os::{self, locks, programs};
 use crate::volume::error::chain;
 use crate::volume::{Error, Result, VolumeId};
 
-use super::super::journal::{self, Access, Found, FrozenEntry};
+use super::super::journal::{self, Access, Found, FrozenEntry, Phase};
 use super::super::sources::{mapping_name, mapping_prefix};
 use super::super::{health, lone, observe};
 use super::report::{NotSeen, Process};
@@ -54,6 +55,8 @@ pub(super) struct Facts {
     pub usage: HashMap<PathBuf, Usage>,
     /// What ext4 has recorded.
     pub errors: HashMap<VolumeId, u64>,
+    /// Mount namespaces that still have what is unstaged, or being unstaged.
+    pub held: Vec<Held>,
     pub not_seen: Vec<NotSeen>,
 }
 
@@ -65,6 +68,14 @@ pub(super) struct Entry {
     pub still: Option<bool>,
     /// It changed while we looked, or a driver is at it.
     pub moving: bool,
+}
+
+/// A device that another mount namespace has mounted.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub id: VolumeId,
+    pub device: PathBuf,
+    pub holder: Holder,
 }
 
 /// What is known of a backend.
@@ -128,6 +139,7 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
     let errors = journal.iter().filter_map(|entry| Some((entry.found.id.clone(), errors(&entry.found)?))).collect();
     let usage = usage(&journal, &mounts, &boot, &mut not_seen);
     let programs = programs::on_devices(&WORKERS)?;
+    let held = held(&journal, &backends);
     Ok(Facts {
         now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         boot,
@@ -144,8 +156,28 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
         mappings: mappings.ok(),
         usage,
         errors,
+        held,
         not_seen,
     })
+}
+
+/// Each published volume is also in the mount namespaces of its containers: only of what is to go does it matter who has it.
+fn held(journal: &[Entry], backends: &BTreeMap<String, Looked>) -> Vec<Held> {
+    let stages = journal.iter().filter_map(|entry| entry.found.stage.as_ref());
+    let leaving = stages.clone().filter(|stage| stage.phase == Phase::Unstaging);
+    let leaving = leaving.flat_map(|stage| stage.shown().into_iter().map(|source| (stage.id.clone(), source)));
+    let surveys = backends.values().filter_map(Looked::survey).flat_map(|survey| &survey.devices);
+    let unowned = surveys.filter(|connected| stages.clone().all(|stage| stage.id != connected.id));
+    let unowned = unowned.map(|connected| (connected.id.clone(), Source::Device(connected.device.clone())));
+    let devices = leaving.chain(unowned).filter_map(|(id, source)| match source {
+        Source::Device(device) => Some((id, device)),
+        Source::Filesystem { .. } | Source::Directory(_) => None,
+    });
+    let holders = devices.flat_map(|(id, device)| {
+        let holders = holders::of(device.number, &device.path).into_iter().filter(|holder| holder.mount_point.is_some());
+        holders.map(move |holder| Held { id: id.clone(), device: device.path.clone(), holder }).collect::<Vec<_>>()
+    });
+    holders.collect()
 }
 
 /// A folder of the configuration, as mountinfo shows it.

@@ -5,11 +5,12 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::backend::{BlockDevice, Connected, Directory, Leftover, LeftoverKind, Link, Source, Survey};
+use crate::os::fs::mark::Purpose;
 use crate::os::mountinfo::{Index, Mount};
 use crate::volume::{Health, HealthProblem, Severity, VolumeId};
 
 use super::super::health;
-use super::super::journal::{Access, Phase, StageEntry, TargetEntry};
+use super::super::journal::{Access, Format, Phase, StageEntry, TargetEntry};
 use super::super::observe::{self, At};
 use super::super::sources::shown;
 use super::facts::{Entry, Facts, Looked, Ours, seconds};
@@ -44,7 +45,8 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         findings.extend(story.findings());
     }
     for (name, survey) in surveys(facts) {
-        findings.extend(survey.leftovers.iter().map(|leftover| of_storage(name, leftover)));
+        let of_nobody = |leftover: &&Leftover| leftover.kind != LeftoverKind::Lease || !is_staged(facts, &leftover.id);
+        findings.extend(survey.leftovers.iter().filter(of_nobody).map(|leftover| of_storage(name, leftover)));
     }
     findings.extend(facts.links.iter().filter_map(|(backend, link)| view.unowned(backend, link)));
     findings.extend(view.frozen());
@@ -269,6 +271,14 @@ fn shown_link(backend: &str, link: &Link) -> Linked {
     }
 }
 
+/// Whether the journal has a stage of the volume, or something that cannot be read.
+fn is_staged(facts: &Facts, id: &str) -> bool {
+    let of = |entry: &&Entry| entry.found.id.to_string() == id;
+    facts.journal.iter().filter(of).any(|entry| {
+        entry.moving || entry.found.stage.is_some() || !entry.found.damaged.is_empty() || !entry.found.unreadable.is_empty()
+    })
+}
+
 fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
     let kind = match leftover.kind {
         LeftoverKind::Draft => Kind::Draft,
@@ -277,10 +287,13 @@ fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
         LeftoverKind::WithoutData => Kind::DataMissing,
         LeftoverKind::Export => Kind::ExportUnowned,
         LeftoverKind::NotExported => Kind::ExportMissing,
+        LeftoverKind::Lease => Kind::LeaseOrphaned,
+        LeftoverKind::LeaseDamaged => Kind::LeaseDamaged,
     };
     let why_not = match leftover.kind {
         LeftoverKind::NotExported => "starting the driver does it",
         LeftoverKind::Export => "it is not the driver's",
+        LeftoverKind::Lease | LeftoverKind::LeaseDamaged => "it keeps other nodes from the volume, which may be in use",
         _ => "no data is ever moved or deleted by --fix",
     };
     let why_not = (!leftover.removable).then(|| why_not.to_owned());
@@ -391,7 +404,8 @@ impl<'a> Story<'a> {
 
     fn is_journaled(&self, device: &BlockDevice) -> bool {
         let source = self.stage.and_then(|stage| stage.source.as_ref());
-        matches!(source, Some(Source::Device(told)) if told.number == device.number && told.identity == device.identity)
+        let still = self.entry.is_some_and(|entry| entry.still == Some(true));
+        matches!(source, Some(Source::Device(told)) if told.number == device.number && (still || told.identity == device.identity))
     }
 
     fn state(&self) -> State {
@@ -455,11 +469,11 @@ impl<'a> Story<'a> {
 
     fn journaled(&self, entry: &Entry) -> Journaled {
         let stage = entry.found.stage.as_ref();
-        let cut_off = stage.and_then(|stage| match (stage.formatting, stage.encrypting, stage.growing) {
-            (Some(_), _, _) => Some("formatting"),
-            (_, true, _) => Some("encrypting"),
-            (_, _, true) => Some("growing"),
-            _ => None,
+        let cut_off = stage.and_then(|stage| match (&stage.format, &stage.growth) {
+            (Some(Format { purpose: Purpose::Filesystem(_), .. }), _) => Some("formatting"),
+            (Some(Format { purpose: Purpose::Luks, .. }), _) => Some("encrypting"),
+            (None, Some(_)) => Some("growing"),
+            (None, None) => None,
         });
         Journaled {
             phase: stage.map(|stage| match stage.phase {
@@ -567,7 +581,7 @@ impl<'a> Story<'a> {
 
     /// What is to be mended, in this order: what lies on top first.
     fn findings(&self) -> Vec<Finding> {
-        let mut findings = Vec::new();
+        let mut findings = self.held();
         if self.moving() || self.blind() {
             return findings;
         }
@@ -596,6 +610,19 @@ impl<'a> Story<'a> {
         let here = self.stage.is_some() || findings.iter().any(|finding| !finding.fix);
         findings.extend(self.damaged(here));
         findings
+    }
+
+    /// Also while the driver is at it: it is this that it waits for.
+    fn held(&self) -> Vec<Finding> {
+        let held = self.view.facts.held.iter().filter(|held| held.id == *self.id);
+        let findings = held.map(|held| {
+            let finding = self.finding(Kind::DeviceHeld, text(&held.device), held.holder.to_string());
+            let place = held.holder.mount_point.as_deref().map(text).unwrap_or_default();
+            let unmount = ["nsenter", "--target", &held.holder.pid.to_string(), "--mount", "umount", &place].map(str::to_owned);
+            let why = "it is another program's mount namespace: end the program, or delete its pod, and the unstage completes";
+            self.with(finding, vec![command(&unmount)], Err(why.to_owned()))
+        });
+        findings.collect()
     }
 
     fn finding(&self, kind: Kind, object: String, what: String) -> Finding {

@@ -49,9 +49,8 @@ fn stage(name: &str, minor: u32, staging: &str) -> StageEntry {
         mode: AccessMode::SingleNodeWriter,
         staging: staging.into(),
         read_only: false,
-        formatting: None,
-        encrypting: false,
-        growing: false,
+        format: None,
+        growth: None,
         inline: false,
         boot: "boot".to_owned(),
         parameters: serde_json::Value::Null,
@@ -249,7 +248,7 @@ fn what_is_ephemeral_or_half_written_is_left_to_the_driver() {
     };
     change(&mut facts, &|stage| stage.inline = true);
     assert_eq!(found(&facts), [(Kind::TargetMissing, false), (Kind::MountMissing, false)]);
-    change(&mut facts, &|stage| (stage.inline, stage.growing) = (false, true));
+    change(&mut facts, &|stage| (stage.inline, stage.growth) = (false, Some(String::new())));
     assert_eq!(found(&facts), [(Kind::TargetMissing, true), (Kind::MountMissing, false)]);
     // Nothing of it is on the node: remembered, and no orphan.
     change(&mut facts, &|stage| (stage.phase, stage.source) = (Phase::Staging, None));

@@ -149,9 +149,12 @@ impl Mender {
                 self.node.unused(id, &source)?;
             }
         }
-        if let Some(mount) = observe::mounted_from(&MountTable::read()?, link) {
+        let table = MountTable::read()?;
+        if let Some(mount) = observe::mounted_from(&table, link) {
             return Err(unexpected(&mount.mount_point, "it is mounted from this link"));
         }
+        // Nor in another mount namespace.
+        link.devices.iter().try_for_each(|device| unstage::device_unused(&link.object, device, &table))?;
         connect.unlink(link)
     }
 

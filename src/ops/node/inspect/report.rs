@@ -274,6 +274,8 @@ pub enum Kind {
     MappingUnowned,
     /// A device that shows a volume, or what was one, without a stage.
     DeviceUnowned,
+    /// A device that no stage has any more, still mounted in another mount namespace.
+    DeviceHeld,
     /// The mount of a share, or sessions with a target, of no volume that the journal knows.
     LinkUnowned,
     /// The journal has a device that is no longer there, or is another's.
@@ -296,6 +298,10 @@ pub enum Kind {
     ExportUnowned,
     /// A record of the storage machine's that the kernel does not show.
     ExportMissing,
+    /// This node keeps others from a volume of which it has no stage.
+    LeaseOrphaned,
+    /// A lease of which it is not known whose it is.
+    LeaseDamaged,
 }
 
 #[derive(Clone, Debug, Serialize)]

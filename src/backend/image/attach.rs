@@ -1,0 +1,249 @@
+//! To which nodes the controller has attached a volume of a shared pool: a record beside the image, which the nodes obey.
+//!
+//! The controller alone writes `volumes/<id>/attached.json`. Once a volume was attached, the record stays, be it without any node:
+//! a node that was detached finds there that it must not connect the volume any more. Where no controller attaches
+//! (`attachRequired: false`), there is no record, and the nodes' leases ([`super::lease`]) protect the volume by themselves.
+//!
+//! To detach is the CO's word that the node no longer uses the volume: its lease is released, too. The node first takes its lease
+//! and then reads the record; the controller first writes the record and then releases leases: so that a node which connects
+//! at the same time either sees the record or loses its lease before anyone else can have one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Attach, Holding};
+use crate::os::durable;
+use crate::os::step::step;
+use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
+
+use super::expand::sync_folder;
+use super::files;
+use super::lease::{self, Access, Folder};
+use super::meta::{self, FORMAT, VolumeMeta};
+use super::pool::{Kind, Ready};
+use super::{ImageBackend, Located};
+
+pub(super) const RECORD: &str = "attached.json";
+/// In publish_context: the node to which the controller has attached the volume.
+const ATTACHED_TO: &str = "attachedTo";
+
+/// `attached.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    format: u32,
+    volume: VolumeId,
+    nodes: BTreeMap<NodeId, Grant>,
+}
+
+/// How a node may use the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Grant {
+    mode: AccessMode,
+    read_only: bool,
+}
+
+impl Grant {
+    fn writes(self) -> bool {
+        !self.read_only && !self.mode.is_read_only()
+    }
+}
+
+impl Record {
+    /// `None` where the volume was never attached.
+    ///
+    /// # Errors
+    /// `Unproven` where it cannot be read: then it is not known who may use the volume.
+    fn read(ready: &Ready, id: &VolumeId) -> Result<Option<Record>> {
+        let relative = Path::new(Kind::Volume.folder()).join(id.local()).join(RECORD);
+        let text = files::read(ready.root(), &relative, meta::LONGEST).map_err(|error| ready.failure(error))?;
+        let Some(text) = text else { return Ok(None) };
+        let path = ready.path.join(&relative);
+        let record: Record = meta::decode(&path, &text)?;
+        if record.volume != *id {
+            return Err(meta::Damage::metadata(&path, format!("it belongs to {}; restore the right one", record.volume)).into());
+        }
+        Ok(Some(record))
+    }
+
+    fn write(&self, ready: &Ready) -> Result<()> {
+        let folder = ready.place(Kind::Volume, self.volume.local());
+        let text = meta::encode(self, &folder.join(RECORD))?;
+        step("write attachment", &folder.display(), || durable::write(&folder, RECORD, &text))
+            .map_err(|error| ready.failure(error))
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<&str> = self.nodes.keys().map(NodeId::as_str).collect();
+        if names.is_empty() { "no node".to_owned() } else { names.join(", ") }
+    }
+}
+
+/// Whether `node` may connect a volume, as far as its controller decides.
+///
+/// # Errors
+/// `WrongNode`, naming the nodes to which it is attached.
+pub(super) fn check_attached(
+    ready: &Ready,
+    id: &VolumeId,
+    node: &NodeId,
+    publish_context: &BTreeMap<String, String>,
+    read_only: bool,
+) -> Result<()> {
+    let wrong = |reason: String| Err(Error::WrongNode { object: format!("volume {id}"), reason });
+    let Some(record) = Record::read(ready, id)? else {
+        if publish_context.contains_key(ATTACHED_TO) {
+            return wrong(format!("{RECORD} beside its image is gone; attach it again (ControllerPublishVolume)"));
+        }
+        return Ok(());
+    };
+    match record.nodes.get(node) {
+        Some(grant) if read_only || grant.writes() => Ok(()),
+        Some(_) => wrong(format!("it is attached to node {node} for reading only; detach it, and attach it for writing")),
+        None => wrong(format!(
+            "it is attached to {}, not to node {node}; attach it first (ControllerPublishVolume). Where no controller attaches \
+             volumes any more, remove {}",
+            record.names(),
+            ready.place(Kind::Volume, id.local()).join(RECORD).display()
+        )),
+    }
+}
+
+/// Whether the volume is attached to no node.
+///
+/// # Errors
+/// `InUse`, naming the nodes.
+pub(super) fn check_detached(ready: &Ready, id: &VolumeId) -> Result<()> {
+    match Record::read(ready, id)?.filter(|record| !record.nodes.is_empty()) {
+        None => Ok(()),
+        Some(record) => {
+            let by = format!("it is attached to {}; detach it first", record.names());
+            Err(Error::InUse { object: format!("volume {id}"), by })
+        }
+    }
+}
+
+impl Attach for ImageBackend {
+    fn attach(
+        &self,
+        id: &VolumeId,
+        node: &NodeId,
+        mode: AccessMode,
+        read_only: bool,
+    ) -> Result<Outcome<BTreeMap<String, String>>> {
+        let Located { pool, seen, .. } = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        let ready = pool.writable()?;
+        seen.whole()?;
+        let wanted = Grant { mode, read_only };
+        let context = BTreeMap::from([(ATTACHED_TO.to_owned(), node.to_string())]);
+        let mut record =
+            Record::read(&ready, id)?.unwrap_or_else(|| Record { format: FORMAT, volume: id.clone(), nodes: BTreeMap::new() });
+        if let Some(grant) = record.nodes.get(node) {
+            check_same(id, node, *grant, wanted)?;
+            // Another call may have been killed before the record was durable.
+            sync_folder(&ready, id.local())?;
+            return Ok(Outcome::Unchanged(context));
+        }
+        let alone = |(_, grant): &(&NodeId, &Grant)| mode.is_single_node() || grant.mode.is_single_node();
+        if let Some((other, _)) = record.nodes.iter().find(alone) {
+            let by = format!("it is attached to node {other}; detach it there first");
+            return Err(Error::InUse { object: format!("volume {id}"), by });
+        }
+        let access = if wanted.writes() { Access::Write } else { Access::Read };
+        Folder::open(&ready, id)?.ok_or_else(|| Error::volume_not_found(id))?.check_others(node, access)?;
+        record.nodes.insert(node.clone(), wanted);
+        record.write(&ready)?;
+        Ok(Outcome::Changed(context))
+    }
+
+    /// The record first: from then on the node takes no lease.
+    fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
+        let Some(Located { pool, .. }) = self.locate::<VolumeMeta>(id.local())? else { return Ok(Outcome::Unchanged(())) };
+        let ready = pool.writable()?;
+        let concerned = |other: &NodeId| node.is_none_or(|node| node == other);
+        let mut changed = false;
+        if let Some(mut record) = Record::read(&ready, id)? {
+            let before = record.nodes.len();
+            record.nodes.retain(|other, _| !concerned(other));
+            if record.nodes.len() < before {
+                record.write(&ready)?;
+                changed = true;
+            } else {
+                sync_folder(&ready, id.local())?;
+            }
+        }
+        let Some(folder) = Folder::open(&ready, id)? else { return Ok(Outcome::Unchanged(())) };
+        changed |= folder.release(|lease| {
+            let released = lease.access != Access::Delete && concerned(&lease.holder.node);
+            if released {
+                tracing::warn!(
+                    volume = %id, node = %lease.holder.node,
+                    "detached, though the node has not said that it disconnected the volume: if it still runs, it must not write any more"
+                );
+            }
+            released
+        })?;
+        Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
+    }
+
+    fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
+        let mut all = BTreeMap::new();
+        for id in ids {
+            let nodes: BTreeSet<NodeId> = match self.search(|ready| using(ready, id)) {
+                Ok(found) => found.map(|(_, _, nodes)| nodes).unwrap_or_default(),
+                // What cannot be read keeps the volume from being deleted and attached, but not the others from being listed.
+                Err(error @ Error::Unproven { .. }) => {
+                    tracing::error!(volume = %id, %error, "it is not known where it is attached");
+                    BTreeSet::new()
+                }
+                Err(error) => return Err(error),
+            };
+            if !nodes.is_empty() {
+                all.insert(id.clone(), nodes);
+            }
+        }
+        Ok(all)
+    }
+
+    fn limit(&self, _node: &NodeId) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+impl ImageBackend {
+    /// See [`crate::backend::Provision::holders`].
+    pub(super) fn held(&self, id: &VolumeId) -> Result<Option<Vec<Holding>>> {
+        if !self.shared {
+            return Ok(None);
+        }
+        let found = self.search(|ready| Folder::open(ready, id)?.map(|folder| folder.leases()).transpose())?;
+        let (_, _, leases) = found.ok_or_else(|| Error::volume_not_found(id))?;
+        let nodes = leases.into_iter().filter(|lease| lease.access != Access::Delete);
+        Ok(Some(nodes.map(|lease| Holding { writes: lease.access == Access::Write, node: lease.holder.node }).collect()))
+    }
+}
+
+/// The nodes that a volume is attached to, or that have it connected.
+pub(super) fn using(ready: &Ready, id: &VolumeId) -> Result<Option<BTreeSet<NodeId>>> {
+    let Some(folder) = Folder::open(ready, id)? else { return Ok(None) };
+    let leases: Vec<lease::Lease> = folder.leases()?;
+    let connected = leases.into_iter().filter(|lease| lease.access != Access::Delete).map(|lease| lease.holder.node);
+    let attached = Record::read(ready, id)?.map(|record| record.nodes).unwrap_or_default();
+    Ok(Some(connected.chain(attached.into_keys()).collect()))
+}
+
+/// Whether a repeated attach asks for what there is (CSI spec, ControllerPublishVolume: "Volume published but is incompatible").
+fn check_same(id: &VolumeId, node: &NodeId, existing: Grant, wanted: Grant) -> Result<()> {
+    if existing == wanted {
+        return Ok(());
+    }
+    let words = |grant: Grant| format!("{:?}, {}", grant.mode, if grant.read_only { "read-only" } else { "read-write" });
+    Err(Error::Conflict {
+        object: format!("the attachment of volume {id} to node {node}"),
+        existing: words(existing),
+        wanted: words(wanted),
+    })
+}

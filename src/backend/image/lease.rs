@@ -1,0 +1,433 @@
+//! Which node has a volume of a shared pool connected: a small file beside the image, where every node and the controller see it.
+//!
+//! ```text
+//! volumes/<id>/lease            the node that may write, or the controller that deletes the volume: at most one
+//! volumes/<id>/lease-<holder>   a node that only reads: several, and none while another may write
+//! ```
+//! A lease is taken before the loop device is attached, and released after it was seen detached and the image is synced.
+//!
+//! - It does not expire: no clock decides about data. It survives a crash of its holder, who finds it again and goes on. It ends
+//!   when its holder releases it, when the controller detaches the node (`super::attach`), or when an administrator removes it.
+//! - It needs no locks of the file system. `lease` appears by link(2), complete and once, decided where the storage is: so on
+//!   NFS, CephFS, GlusterFS, GFS2 and OCFS2. Between a writer and readers: each makes its own entry, and then lists the folder
+//!   again, so that of two at least one sees the other, and withdraws.
+//! - What cannot be read is a lease of an unknown holder: everybody is refused.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::ConnectRequest;
+use crate::os::durable;
+use crate::os::step::step;
+use crate::volume::digest::sha256_of;
+use crate::volume::{Error, NodeId, Result, VolumeId};
+
+use super::ImageBackend;
+use super::attach::{check_attached, check_detached};
+use super::files;
+use super::meta::{self, FORMAT, from_nanos, to_nanos};
+use super::pool::{Kind, Ready};
+
+/// The name of the only lease that lets its holder write.
+pub(super) const EXCLUSIVE: &str = "lease";
+const READER: &str = "lease-";
+/// Hexadecimal digits of the digest of a holder, in the names of its files.
+const DIGITS: usize = 16;
+/// The file in the state folder that tells its driver from any other, also from one of the same node id.
+const DRIVER_ID: &str = "driver-id";
+
+/// Who takes leases: a node, and the state folder from which its driver runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Holder {
+    pub node: NodeId,
+    /// Random, from the state folder.
+    pub driver: String,
+}
+
+impl Holder {
+    /// The driver of this state folder, which gets an id if it has none.
+    ///
+    /// # Errors
+    /// Where the file cannot be read or written.
+    pub fn of(node: NodeId, state: &Path) -> Result<Holder> {
+        if let Some(holder) = Holder::known(node.clone(), state)? {
+            return Ok(holder);
+        }
+        let driver = super::opening::random_id()?;
+        durable::write(state, DRIVER_ID, format!("{driver}\n").as_bytes())?;
+        Ok(Holder { node, driver })
+    }
+
+    /// As `of`; `None` where the state folder has no id yet.
+    pub fn known(node: NodeId, state: &Path) -> Result<Option<Holder>> {
+        const LONGEST: u64 = 256;
+        let text = durable::read(&state.join(DRIVER_ID), LONGEST)?;
+        let driver = text.map(|text| String::from_utf8_lossy(&text).trim().to_owned());
+        Ok(driver.filter(|driver| !driver.is_empty()).map(|driver| Holder { node, driver }))
+    }
+
+    fn digest(&self) -> String {
+        sha256_of([self.node.as_str(), &self.driver])[..DIGITS].to_owned()
+    }
+}
+
+/// What a lease allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Access {
+    Write,
+    Read,
+    /// No node may connect it any more.
+    Delete,
+}
+
+/// The content of a lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Lease {
+    pub format: u32,
+    /// The random id of the pool.
+    pub pool: String,
+    pub volume: VolumeId,
+    pub holder: Holder,
+    pub access: Access,
+    /// Nanoseconds since 1970, for people only.
+    pub since: u64,
+}
+
+impl Lease {
+    fn file_name(&self) -> String {
+        match self.access {
+            Access::Read => format!("{READER}{}", self.holder.digest()),
+            Access::Write | Access::Delete => EXCLUSIVE.to_owned(),
+        }
+    }
+
+    /// Whether it is this node's, to use the volume.
+    fn is_of(&self, holder: &Holder) -> bool {
+        self.holder == *holder && self.access != Access::Delete
+    }
+
+    /// Whether a holder may have `access` beside this lease.
+    fn allows(&self, holder: &Holder, access: Access) -> bool {
+        match (self.access, access) {
+            // Only the one process that holds the pool's lock deletes: it goes on where a killed one was.
+            (Access::Delete, Access::Delete) | (Access::Read, Access::Read) => true,
+            (Access::Delete, _) | (_, Access::Delete) => false,
+            _ => self.holder == *holder,
+        }
+    }
+}
+
+/// Whether a volume's folder may hold a file of this name because of leases and attachments.
+pub(super) fn is_name(name: &str) -> bool {
+    let digest = |name: &str| name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let temporary = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+    let base = temporary.unwrap_or(name);
+    base == EXCLUSIVE || base == super::attach::RECORD || base.strip_prefix(READER).is_some_and(digest)
+}
+
+/// A volume's folder, open.
+pub(super) struct Folder<'a> {
+    ready: &'a Ready,
+    id: &'a VolumeId,
+    open: File,
+    path: PathBuf,
+}
+
+impl<'a> Folder<'a> {
+    /// `None` where there is no such volume in this pool.
+    pub fn open(ready: &'a Ready, id: &'a VolumeId) -> Result<Option<Folder<'a>>> {
+        let path = ready.place(Kind::Volume, id.local());
+        let relative = Path::new(Kind::Volume.folder()).join(id.local());
+        let open = files::open_folder(ready.root(), &relative).map_err(|error| ready.failure(error))?;
+        Ok(open.map(|open| Folder { ready, id, open, path }))
+    }
+
+    /// All leases, as the folder shows them now.
+    ///
+    /// # Errors
+    /// `Unproven`, naming a file that cannot be read: whoever has it is not known.
+    pub fn leases(&self) -> Result<Vec<Lease>> {
+        let names = files::names_in(&self.open, &self.path).map_err(|error| self.ready.failure(error))?;
+        let held = names.iter().filter(|name| is_name(name) && (*name == EXCLUSIVE || name.starts_with(READER)));
+        held.filter_map(|name| self.read(name).transpose()).collect()
+    }
+
+    /// `None` where it was released meanwhile.
+    fn read(&self, name: &str) -> Result<Option<Lease>> {
+        let path = self.path.join(name);
+        let text = files::read(self.open.as_fd(), Path::new(name), meta::LONGEST).map_err(|error| self.ready.failure(error))?;
+        let Some(text) = text else { return Ok(None) };
+        let refused = |what: String| Error::Unproven {
+            device: path.display().to_string(),
+            reason: format!(
+                "it is a lease of volume {}, of which it is not known who holds it: {what}. If no node has the volume connected, \
+                 remove the file",
+                self.id
+            ),
+        };
+        let lease: Lease = meta::decode(&path, &text).map_err(|damage| refused(damage.what))?;
+        if lease.pool != self.ready.id || lease.volume != *self.id || lease.file_name() != name {
+            return Err(refused(format!("it was made for volume {} of pool {}", lease.volume, lease.pool)));
+        }
+        Ok(Some(lease))
+    }
+
+    /// Takes a lease; repeated, it finds its own. On return it is durable, and no other stands against it.
+    ///
+    /// # Errors
+    /// `InUse`, naming who has the volume; `NotFound` where the volume went meanwhile; `Unproven`.
+    pub fn acquire(&self, holder: &Holder, access: Access) -> Result<Acquired> {
+        let leases = self.leases()?;
+        self.check_free(&leases, holder, access)?;
+        let wanted = Lease {
+            format: FORMAT,
+            pool: self.ready.id.clone(),
+            volume: self.id.clone(),
+            holder: holder.clone(),
+            access,
+            since: to_nanos(SystemTime::now()),
+        };
+        let earlier = leases.iter().any(|lease| lease.access == access && (lease.holder == *holder || access == Access::Delete));
+        let acquired = if earlier { Acquired::Earlier } else { Acquired::Now };
+        if !earlier {
+            self.put(&wanted)?;
+        }
+        let seen = self.sync().and_then(|()| {
+            self.check_free(&self.leases()?, holder, access)?;
+            // Who deletes the volume moves its folder away, and then looks for leases.
+            if self.is_in_place()? { Ok(()) } else { Err(Error::volume_not_found(self.id)) }
+        });
+        if let Err(failure) = seen {
+            return Err(if earlier { failure } else { self.withdraw(&wanted, failure) });
+        }
+        // What it held before is no longer needed, or too much.
+        let other = leases.iter().filter(|lease| lease.holder == *holder && lease.access != access);
+        other.map(Lease::file_name).try_for_each(|name| self.remove(&name))?;
+        Ok(acquired)
+    }
+
+    fn check_free(&self, leases: &[Lease], holder: &Holder, access: Access) -> Result<()> {
+        match leases.iter().find(|lease| !lease.allows(holder, access)) {
+            None => Ok(()),
+            Some(lease) => Err(self.held_by(lease)),
+        }
+    }
+
+    /// Whether `node` could take such a lease as far as the other nodes are concerned.
+    ///
+    /// # Errors
+    /// `InUse`, naming the one that has the volume.
+    pub fn check_others(&self, node: &NodeId, access: Access) -> Result<()> {
+        let leases = self.leases()?;
+        let hinders = |lease: &&Lease| {
+            (access == Access::Write || lease.access != Access::Read)
+                && (lease.access == Access::Delete || lease.holder.node != *node)
+        };
+        leases.iter().find(hinders).map_or(Ok(()), |lease| Err(self.held_by(lease)))
+    }
+
+    fn held_by(&self, lease: &Lease) -> Error {
+        let path = self.path.join(lease.file_name());
+        let (node, since) = (&lease.holder.node, humantime::format_rfc3339_seconds(from_nanos(lease.since)));
+        let by = match lease.access {
+            Access::Delete => format!("it has been in deletion since {since}; repeat DeleteVolume"),
+            access => format!(
+                "node {node} has it connected {} since {since}; unstage it there. If that node is off for good, detach the volume \
+                 from it (ControllerUnpublishVolume), or remove {}",
+                if access == Access::Read { "for reading" } else { "for writing" },
+                path.display()
+            ),
+        };
+        Error::InUse { object: format!("volume {}", self.id), by }
+    }
+
+    /// Makes the file appear whole, if nothing is there by its name.
+    fn put(&self, lease: &Lease) -> Result<()> {
+        let name = lease.file_name();
+        let temporary = format!(".{READER}{}.tmp", lease.holder.digest());
+        let text = meta::encode(lease, &self.path.join(&name))?;
+        let linked = step("take lease", &self.path.join(&name).display(), || {
+            files::write_for_all(&self.open, &temporary, &text)?;
+            let linked = files::link_new(&self.open, &temporary, &name);
+            files::remove_in(&self.open, &temporary)?;
+            linked
+        });
+        match linked {
+            Ok(true) => Ok(()),
+            // By another, or by ourselves: the server may have done it, and its answer have been lost.
+            Ok(false) => match self.read(&name)? {
+                Some(there) if there == *lease => Ok(()),
+                Some(other) => Err(self.held_by(&other)),
+                None => Err(Error::Pending {
+                    object: format!("volume {}", self.id),
+                    reason: "its lease was taken and released by another at this moment".to_owned(),
+                }),
+            },
+            Err(error) => Err(self.withdraw(lease, self.ready.failure(error))),
+        }
+    }
+
+    /// Takes back a lease that this call has taken.
+    fn withdraw(&self, lease: &Lease, failure: Error) -> Error {
+        let name = lease.file_name();
+        let undone = match self.read(&name) {
+            Ok(Some(there)) if there == *lease => self.remove(&name),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match undone {
+            Ok(()) => failure.nothing_left(),
+            Err(error) => failure.but_left(error.to_string()),
+        }
+    }
+
+    /// Releases all leases that `whose` says. Answers whether there was any.
+    pub fn release(&self, whose: impl Fn(&Lease) -> bool) -> Result<bool> {
+        let mut released = false;
+        for lease in self.leases()?.iter().filter(|lease| whose(lease)) {
+            self.remove(&lease.file_name())?;
+            released = true;
+        }
+        Ok(released)
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let removed = step("release lease", &self.path.join(name).display(), || files::remove_in(&self.open, name));
+        removed.map_err(|error| self.ready.failure(error))?;
+        self.sync()
+    }
+
+    fn sync(&self) -> Result<()> {
+        let synced = step("sync folder", &self.path.display(), || files::sync(&self.open, &self.path));
+        synced.map_err(|error| self.ready.failure(error))
+    }
+
+    /// Whether the volume's path still leads to this folder.
+    fn is_in_place(&self) -> Result<bool> {
+        let relative = Path::new(Kind::Volume.folder()).join(self.id.local());
+        let now = files::look(self.ready.root(), &relative).map_err(|error| self.ready.failure(error))?;
+        let open = files::look_at(&self.open, &self.path).map_err(|error| self.ready.failure(error))?;
+        Ok(now.is_some_and(|now| now.inode == open.inode))
+    }
+}
+
+/// The files by which a node has a volume.
+///
+/// # Errors
+/// `Unproven` where a lease of the volume cannot be read.
+pub(super) fn own(ready: &Ready, id: &VolumeId, holder: &Holder) -> Result<Vec<PathBuf>> {
+    let Some(folder) = Folder::open(ready, id)? else { return Ok(Vec::new()) };
+    let leases = folder.leases()?;
+    Ok(leases.iter().filter(|lease| lease.is_of(holder)).map(|lease| folder.path.join(lease.file_name())).collect())
+}
+
+/// Since when a lease is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Acquired {
+    Now,
+    /// By an earlier call, also of a process before this one.
+    Earlier,
+}
+
+impl ImageBackend {
+    /// Makes sure, before a volume of a shared pool is connected, that no other node has it, nor will have it meanwhile.
+    pub(super) fn take_lease(&self, ready: &Ready, request: &ConnectRequest<'_>) -> Result<Acquired> {
+        let (id, holder) = (request.id, self.holder()?);
+        let attached = || check_attached(ready, id, &holder.node, request.publish_context, request.read_only);
+        attached()?;
+        let folder = Folder::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let access = if request.read_only { Access::Read } else { Access::Write };
+        let acquired = folder.acquire(holder, access)?;
+        // It may have been detached just before it had the lease.
+        match attached() {
+            Err(refused) if acquired == Acquired::Now => {
+                match folder.release(|lease| lease.is_of(holder) && lease.access == access) {
+                    Ok(_) => Err(refused.nothing_left()),
+                    Err(error) => Err(refused.but_left(error.to_string())),
+                }
+            }
+            other => other.map(|()| acquired),
+        }
+    }
+
+    /// Whether this node still has its lease. One that connected the volume before there were leases gets it now.
+    pub(super) fn check_lease(&self, ready: &Ready, id: &VolumeId) -> Result<()> {
+        let holder = self.holder()?;
+        let folder = Folder::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let own = folder.leases()?.into_iter().find(|lease| lease.is_of(holder)).map(|lease| lease.access);
+        check_attached(ready, id, &holder.node, &BTreeMap::new(), own == Some(Access::Read))?;
+        if own.is_none() {
+            folder.acquire(holder, Access::Write)?;
+        }
+        Ok(())
+    }
+
+    /// Whether this node has a lease of the volume.
+    pub(super) fn holds(&self, ready: &Ready, id: &VolumeId) -> Result<bool> {
+        let holder = self.holder()?;
+        let Some(folder) = Folder::open(ready, id)? else { return Ok(false) };
+        Ok(folder.leases()?.iter().any(|lease| lease.is_of(holder)))
+    }
+
+    /// Releases this node's leases of a volume that it has disconnected. First all that it wrote is where other nodes see it.
+    /// Answers whether there was any.
+    ///
+    /// # Errors
+    /// Not final while the pool is away: the lease is still there.
+    pub(super) fn release_lease(&self, id: &VolumeId) -> Result<bool> {
+        let holder = self.holder()?;
+        let Some((_, ready, ())) = self.search(|ready| Ok(ready.has(Kind::Volume, id.local())?.then_some(())))? else {
+            return Ok(false);
+        };
+        let Some(folder) = Folder::open(&ready, id)? else { return Ok(false) };
+        let leases = folder.leases()?;
+        let own = leases.iter().find(|lease| lease.is_of(holder));
+        if own.is_some_and(|lease| lease.access == Access::Write) && ready.look_at_image(Kind::Volume, id.local())?.is_some() {
+            let image = ready.open_image(Kind::Volume, id.local(), files::Access::Read)?;
+            let path = ready.place(Kind::Volume, id.local()).join(files::IMAGE);
+            step("sync image", &path.display(), || files::sync(&image, &path)).map_err(|error| ready.failure(error))?;
+        }
+        folder.release(|lease| lease.is_of(holder))
+    }
+
+    /// Keeps every node from connecting a volume that is to be deleted. `None` where the pool is not shared.
+    ///
+    /// # Errors
+    /// `InUse`, naming the node that has it, or to which it is attached.
+    pub(super) fn begin_deletion<'a>(&self, ready: &'a Ready, id: &'a VolumeId) -> Result<Option<Deletion<'a>>> {
+        if !self.shared {
+            return Ok(None);
+        }
+        check_detached(ready, id)?;
+        let folder = Folder::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        folder.acquire(self.holder()?, Access::Delete)?;
+        let deletion = Deletion { folder };
+        match check_detached(ready, id) {
+            Ok(()) => Ok(Some(deletion)),
+            Err(error) => Err(deletion.give_up(error)),
+        }
+    }
+}
+
+/// A volume that no node can connect any more.
+pub(super) struct Deletion<'a> {
+    folder: Folder<'a>,
+}
+
+impl Deletion<'_> {
+    /// The volume stays as it is.
+    pub fn give_up(self, failure: Error) -> Error {
+        match self.folder.release(|lease| lease.access == Access::Delete) {
+            Ok(_) => failure.nothing_left(),
+            Err(error) => failure.but_left(error.to_string()),
+        }
+    }
+}

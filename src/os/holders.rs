@@ -1,0 +1,203 @@
+//! Who still uses a block device: processes of other mount namespaces among them.
+//!
+//! A file system is in the kernel for as long as any mount namespace has it mounted, whatever our own mountinfo shows: a container with a
+//! private copy of the host's mounts (`hostPath: /` without propagation) keeps it there. An exclusive open of the device tells
+//! ([`super::block::Device::is_claimed`]); this module finds out who it is, for messages. Only what is in this PID namespace can be seen, so the
+//! driver's container has the node's (`hostPID`).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::mountinfo::{Mount, MountTable};
+
+/// Processes that share a mount namespace in which a device is mounted, or one that has the device itself open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Of the process that has been there longest.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`).
+    pub command: String,
+    /// UID of its pod, where its control group tells.
+    pub pod: Option<String>,
+    /// How many more processes are in its mount namespace.
+    pub more: usize,
+    /// Where it is mounted in that namespace; `None`: the device is open.
+    pub mount_point: Option<PathBuf>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.command)?;
+        if let Some(pod) = &self.pod {
+            write!(f, " of pod {pod}")?;
+        }
+        match &self.mount_point {
+            Some(place) => write!(f, " has it mounted at {} in a mount namespace of its own", place.display())?,
+            None => f.write_str(" has the device open")?,
+        }
+        if self.more > 0 {
+            write!(f, ", with {} more processes", self.more)?;
+        }
+        Ok(())
+    }
+}
+
+/// Who has the file system on this device mounted in another mount namespace than this thread's, and who has the device open. What
+/// cannot be read, or ends meanwhile, is left out: this is for messages, and decides nothing. Costs as much as the machine has processes.
+pub fn of(number: (u32, u32), path: &Path) -> Vec<Holder> {
+    let own = namespace("thread-self");
+    let mut namespaces: HashMap<u64, Vec<u32>> = HashMap::new();
+    let mut holders = Vec::new();
+    for pid in processes() {
+        if let Some(namespace) = namespace(&pid.to_string()).filter(|namespace| Some(*namespace) != own) {
+            namespaces.entry(namespace).or_default().push(pid);
+        }
+        if pid != std::process::id() && opens(pid, number) {
+            holders.push(holder(pid, 0, None));
+        }
+    }
+    let shows = |mount: &Mount| mount.device == number || (mount.fstype == "btrfs" && mount.source == path);
+    for mut pids in namespaces.into_values() {
+        pids.sort_unstable();
+        let Some(first) = pids.first() else { continue };
+        let table = fs::read(format!("/proc/{first}/mountinfo")).ok().and_then(|text| MountTable::parse(&text).ok());
+        if let Some(mount) = table.as_ref().and_then(|table| table.iter().find(|mount| shows(mount))) {
+            holders.push(holder(*first, pids.len() - 1, Some(mount.mount_point.clone())));
+        }
+    }
+    holders.sort_by_key(|holder| (holder.mount_point.is_none(), holder.pid));
+    holders
+}
+
+/// The same in words, for an error: what holds a device that is claimed ([`super::block::Device::is_claimed`]).
+pub fn in_words(number: (u32, u32), path: &Path) -> String {
+    const MOST: usize = 4;
+    let holders = of(number, path);
+    if holders.is_empty() {
+        return format!(
+            "{} is still in use, by a mount namespace or device that this driver cannot see; it needs the node's process namespace \
+             (hostPID: true) to name it, else `grep {}:{} /proc/*/mountinfo` on the node does",
+            path.display(),
+            number.0,
+            number.1
+        );
+    }
+    let mut words: Vec<String> = holders.iter().take(MOST).map(ToString::to_string).collect();
+    if holders.len() > MOST {
+        words.push(format!("and {} more", holders.len() - MOST));
+    }
+    words.join("; ")
+}
+
+fn holder(pid: u32, more: usize, mount_point: Option<PathBuf>) -> Holder {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    Holder { pid, command: read("comm").trim().to_owned(), pod: pod_of(&read("cgroup")), more, mount_point }
+}
+
+fn processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The inode of its mount namespace.
+fn namespace(pid: &str) -> Option<u64> {
+    let link = fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()?;
+    link.to_str()?.strip_prefix("mnt:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn opens(pid: u32, number: (u32, u32)) -> bool {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| {
+        // To look at anything else might wait for a dead server.
+        fs::read_link(&path).is_ok_and(|link| link.starts_with("/dev"))
+            && fs::metadata(&path).is_ok_and(|stat| {
+                let block = rustix::fs::FileType::from_raw_mode(stat.mode()) == rustix::fs::FileType::BlockDevice;
+                block && (rustix::fs::major(stat.rdev()), rustix::fs::minor(stat.rdev())) == number
+            })
+    })
+}
+
+/// The UID in the name of a pod's control group, by either of the kubelet's cgroup drivers: `/kubepods/burstable/pod<uid>/...`,
+/// `/kubepods.slice/kubepods-pod<uid with _ for ->.slice/...`.
+fn pod_of(cgroup: &str) -> Option<String> {
+    const UID: usize = 36;
+    let mut parts = cgroup.split(['/', '\n']).filter_map(|part| {
+        let part = part.strip_suffix(".slice").unwrap_or(part);
+        let (_, uid) = part.rsplit_once("pod")?;
+        (uid.len() == UID && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte))).then_some(uid)
+    });
+    parts.next_back().map(|uid| uid.replace('_', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::os::block::Device;
+    use crate::os::fs::testing::{Loop, Mounted, in_namespace, tool};
+    use crate::os::udev;
+
+    #[test]
+    fn pod_is_told_by_either_cgroup_driver() {
+        let uid = "0b9c3b8e-6d2f-4a55-9a53-2f9d1c6f7e11";
+        let underscored = uid.replace('-', "_");
+        for cgroup in [
+            format!("0::/kubepods/burstable/pod{uid}/abcdef\n"),
+            format!(
+                "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{underscored}.slice/cri-containerd-abc.scope\n"
+            ),
+            format!("12:cpu:/kubepods.slice/kubepods-pod{underscored}.slice\n0::/\n"),
+        ] {
+            assert_eq!(pod_of(&cgroup).as_deref(), Some(uid), "{cgroup}");
+        }
+        for cgroup in ["0::/system.slice/podman.service\n", "0::/\n", ""] {
+            assert_eq!(pod_of(cgroup), None, "{cgroup}");
+        }
+    }
+
+    /// A thread's mount namespace is not its process's: what it shows is told of a program in it.
+    #[test]
+    fn device_mounted_in_a_private_namespace_is_claimed_and_its_holder_named() {
+        in_namespace(|| {
+            for fstype in ["ext4", "btrfs"] {
+                let Some(under) = Loop::new(300 << 20) else { return };
+                if tool(if fstype == "ext4" { "mkfs.ext4" } else { "mkfs.btrfs" }, &["-q", under.name()]).is_none() {
+                    return;
+                }
+                let device = Device::open(&under.device, false).unwrap();
+                assert!(!device.is_claimed().unwrap());
+                let directory = tempfile::tempdir().unwrap();
+                let mounted = Mounted::new(&under.device, directory.path(), fstype);
+                assert!(device.is_claimed().unwrap());
+                let (copied, seen) = (Barrier::new(2), Barrier::new(2));
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+                        #[allow(clippy::disallowed_methods, reason = "a process of its own, which is ended below")]
+                        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+                        copied.wait();
+                        seen.wait();
+                        process.kill().unwrap();
+                        process.wait().unwrap();
+                    });
+                    copied.wait();
+                    drop(mounted);
+                    let claimed = device.is_claimed().unwrap();
+                    let holders = of(device.number(), &under.device);
+                    seen.wait();
+                    assert!(claimed, "{fstype}: our own mountinfo shows nothing any more");
+                    let holder = holders.iter().find(|holder| holder.command == "sleep").expect("the holder");
+                    assert_eq!(holder.mount_point.as_deref(), Some(directory.path()));
+                });
+                // The kernel ends a namespace some time after its last process.
+                let until = Instant::now().checked_add(Duration::from_secs(10));
+                assert!(udev::wait_until(until, || Ok(!device.is_claimed()?)).unwrap(), "{fstype}");
+            }
+        });
+    }
+}

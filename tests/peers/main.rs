@@ -1,0 +1,824 @@
+//! Two nodes, one storage: whoever has a volume, whatever happens to him, whoever takes it over.
+//!
+//! Three drivers on one pool that all share (`image`, `shared: true`): a controller, and two nodes on machines of their own, each
+//! with its mounts, its network, its state and its view of the pool. Each cell is one volume's life: node A has it, something
+//! happens to A, somebody takes the volume over, and in the end both have had it and it is deleted. In each cell:
+//! - never two writers: no two nodes have the image attached read-write at once;
+//! - never a reformatted volume: what one wrote and synced, the next reads;
+//! - nothing forgotten: no device, mount, journal entry, or file in the pool is left;
+//! - a refusal with a final code left nothing on the node that was refused.
+//!
+//! Files cannot shut out a node that goes on writing. So the controller is asked to detach a volume from a node that did not release it
+//! (`Forced`) only where that node's power is off, as Kubernetes' `out-of-service` taint demands.
+#![cfg(feature = "faults")]
+#![allow(clippy::disallowed_methods, reason = "what a failed cell left in folders of the test, on machines that are off")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod share;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Harness, Pool, STARTING, create, isolated, loop_files, skipped, text};
+use longshore::csi;
+use longshore::csi::controller_service_capability::{Type, rpc};
+use longshore::csi::volume_capability::access_mode::Mode;
+use longshore::os::iscsi;
+use share::Share;
+use tonic::{Code, Status};
+
+/// What holds in every cell, or does not, in words.
+type Held = Result<(), String>;
+
+/// How long a client waits.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whose volumes: by LONGSHORE_PEERS, `image` if it is not set. The others need a kernel that has their servers (tests/vm/).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    Image,
+    Nfs,
+    Iscsi,
+}
+
+impl Backend {
+    fn chosen() -> Backend {
+        match std::env::var("LONGSHORE_PEERS").as_deref() {
+            Err(_) | Ok("image") => Backend::Image,
+            Ok("nfs") => Backend::Nfs,
+            Ok("iscsi") => Backend::Iscsi,
+            Ok(other) => panic!("LONGSHORE_PEERS={other}"),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Backend::Image => "image",
+            Backend::Nfs => "nfs",
+            Backend::Iscsi => "iscsi",
+        }
+    }
+
+    fn fstype(self) -> &'static str {
+        if self == Backend::Nfs { "nfs" } else { "ext4" }
+    }
+
+    /// The storage, as `harness` has it.
+    fn configure(self, harness: &Harness, is_node: bool) {
+        let pools = format!("pools: [{{name: default, path: {}}}]", harness.path("pool/images").display());
+        let fields = match self {
+            Backend::Image => format!("shared: true, {pools}"),
+            Backend::Iscsi if is_node => String::new(),
+            Backend::Iscsi => format!("portals: ['127.0.0.1:3260'], {pools}"),
+            Backend::Nfs => {
+                let share = std::env::var("LONGSHORE_NFS_SHARE").expect("a share");
+                let (server, path) = share.split_once(':').expect("server:/path");
+                format!("shares: [{{server: {server}, share: {path}}}]")
+            }
+        };
+        let backend = format!("{{name: {name}, type: {name}, {fields}}}", name = self.name());
+        fs::write(harness.path("config.yaml"), format!("backends: [{backend}]\n")).expect("a configuration");
+    }
+
+    /// Whether the storage shuts out a node from which a volume is detached, though that node goes on.
+    fn fences(self) -> bool {
+        self == Backend::Iscsi
+    }
+
+    fn capability(self, hold: Hold) -> csi::VolumeCapability {
+        let mut capability = common::capability(Some(self.fstype()));
+        let mode = match hold {
+            Hold::Writing => Mode::SingleNodeMultiWriter,
+            Hold::Reading => Mode::SingleNodeReaderOnly,
+        };
+        capability.access_mode = Some(csi::volume_capability::AccessMode { mode: mode.into() });
+        capability
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    Writing,
+    Reading,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Stage,
+    Unstage,
+}
+
+/// What happens to A.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Event {
+    Nothing,
+    /// The driver is killed by this order of its fault injection, in this call.
+    Killed(Call, String),
+    /// As `Killed`; then the machine goes down, too.
+    PowerLost(Call, String),
+    /// The driver is killed after it staged.
+    KilledStaged,
+    /// The machine goes down after the driver staged.
+    PowerLostStaged,
+    /// A's storage answers no request, until somebody is to release the volume on A.
+    CutOffFromStorage,
+    /// Nobody hears of A's driver; its kernel goes on.
+    CutOffFromController,
+    /// Unstaged and detached.
+    Moved,
+}
+
+/// Who takes the volume over, after which calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakeOver {
+    /// B, after A unstaged and the controller detached.
+    InOrder,
+    /// B, with nobody asking A or detaching.
+    Without,
+    /// B, after the controller detached from A.
+    Forced,
+    /// B, detached from A where that is off; and A comes back and stages while B has it.
+    Rivals,
+    /// A stages again.
+    Again,
+}
+
+use TakeOver::{Again, Forced, InOrder, Rivals, Without};
+
+impl Event {
+    /// Who may take over after it. Where the storage does not shut a node out, that must be known to be off before the volume is taken
+    /// from it.
+    fn take_overs(&self, fences: bool) -> &'static [TakeOver] {
+        match self {
+            Event::Nothing | Event::KilledStaged | Event::CutOffFromController if fences => &[InOrder, Without, Forced, Again],
+            Event::Nothing | Event::KilledStaged | Event::CutOffFromStorage => &[InOrder, Without, Again],
+            Event::Killed(..) => &[InOrder, Without, Rivals, Again],
+            Event::PowerLost(..) | Event::PowerLostStaged => &[InOrder, Without, Forced, Rivals, Again],
+            Event::CutOffFromController => &[Without, Again],
+            Event::Moved => &[Without, Rivals, Again],
+        }
+    }
+}
+
+/// A node on a machine of its own.
+struct Peer {
+    name: &'static str,
+    backend: Backend,
+    harness: Harness,
+    /// Its view of what all share, where that is a file system of the machine's.
+    share: Option<Share>,
+    orders: u64,
+    stopped: bool,
+}
+
+impl Peer {
+    fn new(name: &'static str, backend: Backend, storage: &Harness) -> Peer {
+        let mut harness = Harness::in_memory(Pool::Local);
+        let share = (backend == Backend::Image).then(|| Share::mount(&storage.path("pool"), &harness.path("pool")));
+        backend.configure(&harness, true);
+        harness.set("LONGSHORE_FAULT_FILE", &text(&harness.path("fault")));
+        harness.set_node_id(name);
+        harness.argue("--mode=node");
+        let mut peer = Peer { name, backend, harness, share, orders: 0, stopped: false };
+        peer.arm("");
+        peer.boot();
+        peer
+    }
+
+    /// The machine comes up as after a reboot, and the driver starts.
+    fn boot(&mut self) {
+        self.harness.boot(self.backend == Backend::Image);
+        self.orders += 1;
+        let id = self.harness.path("boot");
+        fs::write(&id, format!("{:08x}-2222-3333-4444-555555555555\n", self.orders)).expect("a boot id");
+        let machine = self.harness.machine().expect("it is up");
+        assert!(machine.runs("mount", ["--bind", &text(&id), "/proc/sys/kernel/random/boot_id"]), "no other boot id");
+        self.harness.start();
+    }
+
+    /// What goes wrong from now on: `crash@3`, or nothing.
+    fn arm(&mut self, order: &str) {
+        self.orders += 1;
+        self.harness.forget_log();
+        fs::write(self.harness.path("fault"), format!("{} {order}", self.orders)).expect("the order");
+    }
+
+    fn signal(&mut self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.harness.pid()).expect("a pid"));
+        nix::sys::signal::kill(pid, signal).expect("the driver lives");
+        self.stopped = signal == nix::sys::signal::Signal::SIGSTOP;
+    }
+
+    fn cut_off(&self, cut: bool) {
+        if let Some(share) = &self.share {
+            share.cut_off(cut);
+        }
+    }
+
+    /// The machine goes down, and what it had of the storage's with it.
+    fn power_off(&mut self) {
+        self.harness.power_off();
+        for session in self.sessions() {
+            iscsi::admin::logout(&session).expect("the session goes with its machine");
+        }
+    }
+
+    fn sessions(&self) -> Vec<iscsi::Session> {
+        let all = if self.backend == Backend::Iscsi { iscsi::sessions().expect("sysfs") } else { Vec::new() };
+        all.into_iter().filter(|session| session.initiator.ends_with(self.name)).collect()
+    }
+
+    /// It can be asked, and can reach its storage.
+    fn revive(&mut self) {
+        self.cut_off(false);
+        self.arm("");
+        if self.stopped {
+            self.signal(nix::sys::signal::Signal::SIGCONT);
+        }
+        if self.harness.machine().is_none() {
+            self.boot();
+        } else if self.harness.has_ended() {
+            self.harness.start();
+        }
+    }
+
+    fn staging(&self) -> PathBuf {
+        self.harness.staging("volume")
+    }
+
+    fn stage(&self, volume: &Volume, hold: Hold) -> Result<(), Status> {
+        let request = csi::NodeStageVolumeRequest {
+            volume_id: volume.id.clone(),
+            staging_target_path: text(&self.staging()),
+            volume_capability: Some(self.backend.capability(hold)),
+            volume_context: volume.context.clone(),
+            publish_context: volume.publish_context.get(self.name).cloned().unwrap_or_default(),
+            ..Default::default()
+        };
+        self.harness.block_on(self.harness.node().node_stage_volume(patient(request))).map(drop)
+    }
+
+    fn unstage(&self, volume: &Volume) -> Result<(), Status> {
+        let request = csi::NodeUnstageVolumeRequest { volume_id: volume.id.clone(), staging_target_path: text(&self.staging()) };
+        self.harness.block_on(self.harness.node().node_unstage_volume(patient(request))).map(drop)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.harness.machine().expect("it is up").path(&self.staging().join(name))
+    }
+
+    /// Durably.
+    fn write(&self, name: &str) -> Held {
+        let _open = STARTING.read().expect("no panic while a program is started");
+        let write = || {
+            let mut file = fs::File::create(self.file(name))?;
+            std::io::Write::write_all(&mut file, name.as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(|error| format!("{} cannot write {name}: {error}", self.name))
+    }
+
+    fn reads(&self, names: &[String]) -> Held {
+        let _open = STARTING.read().expect("no panic while a program is started");
+        for name in names {
+            let found = fs::read_to_string(self.file(name)).unwrap_or_else(|error| error.to_string());
+            if found != *name {
+                return Err(format!("LOST: {} reads {found:?} where {name} was written", self.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ways by which it can write to a volume: loop devices over the image that take writes; of a storage machine, the rights that it
+    /// has there.
+    fn writers(&self) -> Vec<String> {
+        if self.backend == Backend::Iscsi {
+            return files_named(Path::new("/sys/kernel/config/target/iscsi"), self.name);
+        }
+        let takes_writes = |device: &String| {
+            fs::read_to_string(format!("/sys/block/{}/ro", device.trim_start_matches("/dev/"))).is_ok_and(|ro| ro.trim() == "0")
+        };
+        self.harness.loops().into_iter().filter(takes_writes).collect()
+    }
+
+    fn nothing_left(&self) -> Held {
+        let sessions = self.sessions().into_iter().map(|session| format!("session {}", session.id)).collect();
+        let left = [self.harness.mounts(), self.harness.loops(), sessions, self.harness.journal()].concat();
+        if left.is_empty() { Ok(()) } else { Err(format!("LEFT on {}: {left:?}", self.name)) }
+    }
+}
+
+fn patient<T>(message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    request.set_timeout(PATIENCE);
+    request
+}
+
+/// Makes a call again while its answer says that it is not over, as a CO does: a login that was interrupted may come for some seconds.
+fn repeated(call: impl Fn() -> Result<(), Status>) -> Result<(), Status> {
+    let begun = Instant::now();
+    loop {
+        match call() {
+            Err(status) if !is_final(status.code()) && begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn is_final(code: Code) -> bool {
+    !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
+}
+
+struct Volume {
+    id: String,
+    context: HashMap<String, String>,
+    /// Of each node to which it is attached.
+    publish_context: BTreeMap<String, HashMap<String, String>>,
+    /// What was written to it.
+    files: Vec<String>,
+}
+
+struct Peers {
+    backend: Backend,
+    storage: Harness,
+    a: Peer,
+    b: Peer,
+    /// Whether the controller attaches.
+    attaches: bool,
+    cells: u64,
+    refused: u64,
+    kills: u64,
+    /// The cells in which something did not hold.
+    failed: Vec<String>,
+    /// What A's driver said of its steps in the last call with which nothing went wrong.
+    undisturbed: String,
+}
+
+impl Peers {
+    fn new() -> Peers {
+        let backend = Backend::chosen();
+        let mut storage = Harness::in_memory(Pool::Xfs);
+        backend.configure(&storage, false);
+        storage.argue("--mode=controller");
+        storage.start();
+        let (a, b) = (Peer::new("node-a", backend, &storage), Peer::new("node-b", backend, &storage));
+        let request = csi::ControllerGetCapabilitiesRequest::default();
+        let said = storage.block_on(storage.controller().controller_get_capabilities(request)).expect("an answer").into_inner();
+        let attach = Type::Rpc(csi::controller_service_capability::Rpc { r#type: rpc::Type::PublishUnpublishVolume.into() });
+        let attaches = said.capabilities.iter().any(|one| one.r#type.as_ref() == Some(&attach));
+        Peers { backend, storage, a, b, attaches, cells: 0, refused: 0, kills: 0, failed: Vec::new(), undisturbed: String::new() }
+    }
+
+    fn create(&self) -> Volume {
+        let request = create(&format!("cell-{}", self.cells), 64, Some(self.backend.fstype()), self.backend.name());
+        let made = self.storage.block_on(self.storage.controller().create_volume(request)).expect("created");
+        let made = made.into_inner().volume.expect("a volume");
+        Volume { id: made.volume_id, context: made.volume_context, publish_context: BTreeMap::new(), files: Vec::new() }
+    }
+
+    fn attach(&self, volume: &mut Volume, node: &str, hold: Hold) -> Result<(), Status> {
+        if !self.attaches {
+            return Ok(());
+        }
+        let request = csi::ControllerPublishVolumeRequest {
+            volume_id: volume.id.clone(),
+            node_id: node.to_owned(),
+            volume_capability: Some(self.backend.capability(hold)),
+            volume_context: volume.context.clone(),
+            ..Default::default()
+        };
+        let answer = self.storage.block_on(self.storage.controller().controller_publish_volume(patient(request)))?;
+        volume.publish_context.insert(node.to_owned(), answer.into_inner().publish_context);
+        Ok(())
+    }
+
+    fn detach(&self, volume: &mut Volume, node: &str) -> Held {
+        if !self.attaches {
+            return Ok(());
+        }
+        volume.publish_context.remove(node);
+        let request = csi::ControllerUnpublishVolumeRequest {
+            volume_id: volume.id.clone(),
+            node_id: node.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.storage.block_on(self.storage.controller().controller_unpublish_volume(patient(request)));
+        answer.map(drop).map_err(|status| format!("STUCK: it is not detached from {node}: {status}"))
+    }
+
+    /// What must hold at each moment.
+    fn one_writer(&self) -> Held {
+        let (a, b) = (self.a.writers(), self.b.writers());
+        // A node without a way to its storage writes nothing.
+        if a.is_empty() || b.is_empty() || self.a.share.as_ref().is_some_and(Share::is_cut_off) {
+            return Ok(());
+        }
+        Err(format!("TWO WRITERS: node-a has {a:?}, node-b has {b:?}"))
+    }
+
+    /// Attached and staged, whatever it takes of the calls that a CO repeats; what was written is there.
+    fn take(&self, volume: &mut Volume, of: impl Fn(&Self) -> &Peer, hold: Hold) -> Held {
+        let node = of(self);
+        let taken = self.attach(volume, node.name, hold).and_then(|()| repeated(|| node.stage(volume, hold)));
+        taken.map_err(|status| format!("STUCK: {} cannot have it: {status}", node.name))?;
+        self.one_writer()?;
+        node.reads(&volume.files)
+    }
+
+    /// Unstaged and detached, as a CO does it: what is not over is repeated.
+    fn release(&self, volume: &mut Volume, of: impl Fn(&Self) -> &Peer) -> Held {
+        let node = of(self);
+        repeated(|| node.unstage(volume)).map_err(|status| format!("STUCK: {} cannot release it: {status}", node.name))?;
+        self.detach(volume, node.name)?;
+        node.nothing_left()
+    }
+
+    /// A has it, or was to have it.
+    fn hold(&mut self, volume: &mut Volume, hold: Hold) -> Held {
+        if hold == Hold::Reading {
+            self.take(volume, |peers| &peers.b, Hold::Writing)?;
+            self.b.write("before")?;
+            volume.files.push("before".to_owned());
+            self.release(volume, |peers| &peers.b)?;
+        }
+        self.take(volume, |peers| &peers.a, hold)?;
+        if hold == Hold::Writing {
+            self.a.write("by-a")?;
+            volume.files.push("by-a".to_owned());
+        }
+        Ok(())
+    }
+
+    /// A makes the call, and is killed in it. `false` where it was not.
+    fn killed(&mut self, volume: &mut Volume, hold: Hold, call: Call, order: &str) -> Result<bool, String> {
+        match call {
+            Call::Stage if hold == Hold::Reading => {
+                self.hold(volume, hold)?;
+                self.release(volume, |peers| &peers.a)?;
+            }
+            Call::Stage => {}
+            Call::Unstage => self.hold(volume, hold)?,
+        }
+        if call == Call::Stage {
+            self.attach(volume, self.a.name, hold).map_err(|status| format!("it is not attached: {status}"))?;
+        }
+        self.a.arm(order);
+        // It may have answered before it was killed.
+        let _answer = match call {
+            Call::Stage => self.a.stage(volume, hold),
+            Call::Unstage => self.a.unstage(volume),
+        };
+        let reached = self.a.harness.log().contains(&format!("fault: {} at step", order.split('@').next().unwrap_or_default()));
+        if reached {
+            assert!(self.a.harness.wait_end(), "the driver was not killed by {order}");
+            self.kills += 1;
+        }
+        Ok(reached)
+    }
+
+    /// `false` where the order was for a step that there is not.
+    fn happen(&mut self, volume: &mut Volume, hold: Hold, event: &Event) -> Result<bool, String> {
+        use nix::sys::signal::Signal;
+        if let Event::Killed(call, order) | Event::PowerLost(call, order) = event {
+            if !self.killed(volume, hold, *call, order)? {
+                return Ok(false);
+            }
+            if matches!(event, Event::PowerLost(..)) {
+                self.a.power_off();
+            }
+            return Ok(true);
+        }
+        self.hold(volume, hold)?;
+        match event {
+            Event::KilledStaged => self.a.harness.kill(),
+            Event::PowerLostStaged => self.a.power_off(),
+            Event::CutOffFromStorage => self.a.cut_off(true),
+            Event::CutOffFromController => self.a.signal(Signal::SIGSTOP),
+            Event::Moved => self.release(volume, |peers| &peers.a)?,
+            Event::Nothing | Event::Killed(..) | Event::PowerLost(..) => {}
+        }
+        Ok(true)
+    }
+
+    /// B stages, with A as it is. Whether it was let.
+    fn try_b(&mut self, volume: &mut Volume) -> Result<bool, String> {
+        // A hostile CO would go on without what ControllerPublishVolume answers.
+        self.attach(volume, self.b.name, Hold::Writing).ok();
+        let answer = self.b.stage(volume, Hold::Writing);
+        self.one_writer()?;
+        let Err(status) = answer else { return Ok(true) };
+        self.refused += 1;
+        if is_final(status.code()) {
+            self.b.nothing_left().map_err(|left| format!("NOT FINAL: {status}, but {left}"))?;
+        }
+        Ok(false)
+    }
+
+    /// What B does with the volume that it has; whether A comes back meanwhile.
+    fn use_b(&mut self, volume: &mut Volume, hold: Hold, rivals: bool) -> Held {
+        self.b.reads(&volume.files)?;
+        self.b.write("by-b")?;
+        volume.files.push("by-b".to_owned());
+        if rivals {
+            self.a.revive();
+            self.one_writer()?;
+            // It may be refused, or be let read.
+            let _answer = self.a.stage(volume, hold);
+            self.one_writer()?;
+            self.b.reads(&volume.files)?;
+        }
+        self.release(volume, |peers| &peers.b)
+    }
+
+    /// `false` where the event was of a step that there is not.
+    fn play(&mut self, hold: Hold, event: &Event, take_over: TakeOver) -> Result<bool, String> {
+        let volume = &mut self.create();
+        if !self.happen(volume, hold, event)? {
+            self.a.revive();
+            self.release(volume, |peers| &peers.a)?;
+            self.delete(volume)?;
+            return Ok(false);
+        }
+        let has_b = match take_over {
+            Forced | Rivals if take_over == Forced || self.a.harness.machine().is_none() => {
+                self.detach(volume, self.a.name)?;
+                if !self.try_b(volume)? {
+                    return Err("STUCK: node-b is refused though node-a was detached".to_owned());
+                }
+                true
+            }
+            Without | Forced | Rivals => self.try_b(volume)?,
+            InOrder | Again => false,
+        };
+        if has_b {
+            self.use_b(volume, hold, take_over == Rivals)?;
+        } else if matches!(take_over, Without | Rivals) {
+            // A CO that was refused goes in order.
+            self.detach(volume, self.b.name)?;
+        }
+        let was_off = self.a.harness.machine().is_none();
+        self.a.revive();
+        if take_over == Forced && !was_off {
+            // It was shut out, and what it has mounted is of no use any more.
+            self.release(volume, |peers| &peers.a)?;
+        }
+        if take_over == Again || has_b {
+            // Before anybody unstages there.
+            self.take(volume, |peers| &peers.a, hold)?;
+        }
+        self.release(volume, |peers| &peers.a)?;
+        self.take(volume, |peers| &peers.b, Hold::Writing)?;
+        self.b.write("at-last")?;
+        volume.files.push("at-last".to_owned());
+        self.release(volume, |peers| &peers.b)?;
+        self.take(volume, |peers| &peers.a, Hold::Writing)?;
+        self.release(volume, |peers| &peers.a)?;
+        self.delete(volume)?;
+        Ok(true)
+    }
+
+    fn delete(&self, volume: &Volume) -> Held {
+        let request = csi::DeleteVolumeRequest { volume_id: volume.id.clone(), ..Default::default() };
+        let deleted = self.storage.block_on(self.storage.controller().delete_volume(patient(request)));
+        deleted.map_err(|status| format!("STUCK: it is not deleted: {status}"))?;
+        // On a share, what is deleted goes behind the answer.
+        let left = files_named(&self.storage.path("pool/images"), volume.id.split_once(':').expect("an id").1);
+        if left.is_empty() { Ok(()) } else { Err(format!("LEFT in the pool: {left:?}")) }
+    }
+
+    /// Plays one cell, and notes what did not hold. `false` where the event was of a step that there is not.
+    fn cell(&mut self, hold: Hold, event: &Event, take_over: TakeOver) -> bool {
+        let played = self.play(hold, event, take_over);
+        self.cells += 1;
+        match played {
+            Ok(true) => true,
+            Ok(false) => {
+                self.cells -= 1;
+                false
+            }
+            Err(why) => {
+                self.fail(format!("{hold:?} x {event:?} x {take_over:?}: {why}"));
+                true
+            }
+        }
+    }
+
+    /// Notes what did not hold; the next cell finds nothing of this one.
+    fn fail(&mut self, why: String) {
+        eprintln!("peers: {why}");
+        for peer in [&self.a, &self.b] {
+            eprintln!("{} says:\n{}", peer.name, peer.harness.log());
+        }
+        assert_eq!(self.backend, Backend::Image, "{why}");
+        self.failed.push(why);
+        self.reset();
+    }
+
+    /// After a cell that failed: nothing of it is left anywhere.
+    fn reset(&mut self) {
+        for peer in [&mut self.a, &mut self.b] {
+            peer.cut_off(false);
+            peer.stopped = false;
+            peer.power_off();
+            for folder in ["state/journal", "state/inline", "kubelet"] {
+                fs::remove_dir_all(peer.harness.path(folder)).ok();
+            }
+            fs::create_dir(peer.harness.path("kubelet")).expect("a folder");
+        }
+        self.storage.kill();
+        for (device, file) in loop_files() {
+            assert!(!file.starts_with(&text(&self.storage.path("pool/"))), "{device} is left: {file}");
+        }
+        let volumes = self.storage.path("pool/images/volumes");
+        for volume in fs::read_dir(&volumes).expect("the pool").flatten() {
+            fs::remove_dir_all(volume.path()).expect("the volume goes");
+        }
+        self.storage.start();
+        for peer in [&mut self.a, &mut self.b] {
+            peer.arm("");
+            peer.boot();
+        }
+    }
+
+    /// Each step of the call, with A killed before it, and, where it runs a program or lasts, within it.
+    fn at_each_step(&mut self, hold: Hold, call: Call, event: fn(Call, String) -> Event) {
+        let steps = self.steps(hold, call);
+        for (number, micros) in (1..).zip(steps) {
+            let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
+            let orders = std::iter::once(format!("crash@{number}"))
+                .chain(within.into_iter().map(|micros| format!("crash-within:{micros}@{number}")));
+            for event in orders.map(|order| event(call, order)) {
+                for take_over in event.take_overs(self.backend.fences()) {
+                    self.cell(hold, &event, *take_over);
+                }
+            }
+        }
+    }
+
+    /// How long each step of the call takes undisturbed, in microseconds.
+    fn steps(&mut self, hold: Hold, call: Call) -> Vec<u64> {
+        let volume = &mut self.create();
+        let order = "none@0";
+        if call == Call::Stage && hold == Hold::Writing {
+            self.attach(volume, self.a.name, hold).expect("attached");
+            self.a.arm(order);
+            self.a.stage(volume, hold).expect("staged");
+        } else {
+            self.killed(volume, hold, call, order).expect("undisturbed");
+        }
+        self.undisturbed = self.a.harness.log();
+        self.a.arm("");
+        self.release(volume, |peers| &peers.a).expect("released");
+        self.delete(volume).expect("deleted");
+        let took = |line: &str| line.strip_prefix("fault: step ")?.split_once(" took ")?.1.split(' ').next()?.parse().ok();
+        let steps: Vec<u64> = self.undisturbed.lines().filter_map(took).collect();
+        assert!(!steps.is_empty(), "{call:?} has no steps: the driver was built without the feature `faults`");
+        steps
+    }
+
+    /// Prints what was counted.
+    fn end(&self, suite: &str, begun: Instant) {
+        eprintln!("peers {suite}: {} cells in {:?}", self.cells, begun.elapsed());
+        println!(
+            "FIGURE: peers {}, {suite}: {} cells, {} kills, {} takeovers refused",
+            self.backend.name(),
+            self.cells,
+            self.kills,
+            self.refused
+        );
+        assert!(self.failed.is_empty(), "{} of {} cells failed:\n{}", self.failed.len(), self.cells, self.failed.join("\n"));
+    }
+}
+
+fn files_named(folder: &Path, name: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().contains(name) {
+            found.push(text(&path));
+        } else if path.is_dir() {
+            found.extend(files_named(&path, name));
+        }
+    }
+    found
+}
+
+fn matrix(suite: &'static str, cells: fn(&mut Peers)) {
+    if !rustix::process::geteuid().is_root() || (Backend::chosen() == Backend::Image && !Path::new("/dev/fuse").exists()) {
+        return skipped("machines of their own, and a file system that they share, need root and FUSE");
+    }
+    isolated(move || {
+        let begun = Instant::now();
+        let mut peers = Peers::new();
+        cells(&mut peers);
+        peers.end(suite, begun);
+        for peer in [&mut peers.a, &mut peers.b] {
+            assert!(peer.harness.stop(), "{} does not end with success", peer.name);
+        }
+        if peers.backend == Backend::Image {
+            peers.storage.assert_pool_empty();
+        }
+    });
+}
+
+#[test]
+fn volume_of_a_staged_node_is_taken_over() {
+    matrix("staged", |peers| {
+        let mut events =
+            vec![Event::Nothing, Event::KilledStaged, Event::PowerLostStaged, Event::CutOffFromController, Event::Moved];
+        // Connections that are cut are for tests/vm/inside/61-nfs-dead-server.sh and 71-iscsi-multipath.sh.
+        events.extend((peers.backend == Backend::Image).then_some(Event::CutOffFromStorage));
+        for (hold, event) in
+            [Hold::Writing, Hold::Reading].into_iter().flat_map(|hold| events.iter().map(move |event| (hold, event)))
+        {
+            for take_over in event.take_overs(peers.backend.fences()) {
+                peers.cell(hold, event, *take_over);
+            }
+        }
+    });
+}
+
+#[test]
+fn volume_of_a_node_killed_while_it_staged_is_taken_over() {
+    matrix("killed in stage", |peers| peers.at_each_step(Hold::Writing, Call::Stage, Event::Killed));
+}
+
+#[test]
+fn volume_of_a_node_that_lost_power_while_it_staged_is_taken_over() {
+    matrix("power lost in stage", |peers| peers.at_each_step(Hold::Writing, Call::Stage, Event::PowerLost));
+}
+
+#[test]
+fn volume_of_a_node_killed_while_it_unstaged_is_taken_over() {
+    matrix("killed in unstage", |peers| peers.at_each_step(Hold::Writing, Call::Unstage, Event::Killed));
+}
+
+#[test]
+fn volume_of_a_node_that_lost_power_while_it_unstaged_is_taken_over() {
+    matrix("power lost in unstage", |peers| peers.at_each_step(Hold::Writing, Call::Unstage, Event::PowerLost));
+}
+
+#[test]
+fn volume_of_a_reader_killed_while_it_staged_or_unstaged_is_taken_over() {
+    matrix("reader killed", |peers| {
+        for call in [Call::Stage, Call::Unstage] {
+            peers.at_each_step(Hold::Reading, call, Event::Killed);
+            peers.at_each_step(Hold::Reading, call, Event::PowerLost);
+        }
+    });
+}
+
+/// The scenario by which a volume was once formatted again: A's journal says that a mkfs was interrupted, but it had ended, and B has
+/// filled the volume since.
+#[test]
+fn volume_filled_elsewhere_after_an_interrupted_mkfs_is_not_formatted_again() {
+    if Backend::chosen() != Backend::Image {
+        return skipped("how far mkfs came is looked up in the image: here it is one of the cells of lost power");
+    }
+    matrix("interrupted mkfs", |peers| {
+        for first in [Call::Stage, Call::Unstage] {
+            let told = peers.interrupted_mkfs(first);
+            peers.cells += 1;
+            if let Err(why) = told {
+                peers.fail(format!("{first:?} on A afterwards: {why}"));
+            }
+        }
+    });
+}
+
+impl Peers {
+    fn interrupted_mkfs(&mut self, first: Call) -> Held {
+        let behind_mkfs = self.mkfs_step() + 1;
+        let volume = &mut self.create();
+        assert!(self.killed(volume, Hold::Writing, Call::Stage, &format!("crash@{behind_mkfs}"))?, "there is a step behind mkfs");
+        let image = self.storage.path("pool/images/volumes").join(volume.id.trim_start_matches("image:")).join("image");
+        assert_eq!(common::run("blkid", ["-p", "-o", "value", "-s", "TYPE", &text(&image)]), "ext4", "mkfs has ended");
+        for device in self.a.harness.loops() {
+            common::run("losetup", ["--detach", &device]);
+        }
+        self.detach(volume, self.a.name)?;
+        self.take(volume, |peers| &peers.b, Hold::Writing)?;
+        self.b.write("by-b")?;
+        volume.files.push("by-b".to_owned());
+        self.release(volume, |peers| &peers.b)?;
+        self.a.revive();
+        if first == Call::Unstage {
+            self.release(volume, |peers| &peers.a)?;
+        }
+        self.take(volume, |peers| &peers.a, Hold::Writing)?;
+        self.release(volume, |peers| &peers.a)?;
+        self.delete(volume)
+    }
+
+    /// The number of the step of a first stage that formats.
+    fn mkfs_step(&mut self) -> u64 {
+        self.steps(Hold::Writing, Call::Stage);
+        let step = |line: &str| line.strip_prefix("fault: step ")?.split_once(": mkfs ")?.0.parse().ok();
+        self.undisturbed.lines().find_map(step).expect("a first stage formats")
+    }
+}

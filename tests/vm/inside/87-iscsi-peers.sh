@@ -1,0 +1,13 @@
+#!/bin/bash
+# Two nodes and one storage machine (tests/peers): whoever has a volume, whatever happens to that node, whoever takes it over.
+# about 240 s
+set -euo pipefail
+# shellcheck source=lib.bash
+. "$(dirname "$0")/lib.bash"
+# shellcheck source=lio.bash
+. "$(dirname "$0")/lio.bash"
+
+lio_start
+initiator_start iqn.2026-11.dev.longshore.test:machine
+peers iscsi volume_of_a_staged_node_is_taken_over
+initiator_stop
