@@ -111,7 +111,7 @@ impl Machine {
     fn boot(network: bool) -> Machine {
         let mut command = Command::new("unshare");
         command.args(network.then_some("--net"));
-        command.args(["--mount", "--propagation", "private", "sh", "-c", "echo up; exec cat >/dev/null"]);
+        command.args(["--uts", "--mount", "--propagation", "private", "sh", "-c", "echo up; exec cat >/dev/null"]);
         // It ends with the pipe, whatever becomes of the test.
         let starting = STARTING.write().expect("no panic while a program is started");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a machine");
@@ -133,7 +133,7 @@ impl Machine {
 
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command.args(["--target", &self.pid().to_string(), "--mount", "--net", "--"]).arg(program);
+        command.args(["--target", &self.pid().to_string(), "--mount", "--net", "--uts", "--"]).arg(program);
         command
     }
 
@@ -259,8 +259,8 @@ impl Harness {
         self.arguments.push(argument.to_owned());
     }
 
-    /// Drivers run on a machine of their own from now on, with what is mounted now.
-    /// Their network is one of their own, too, unless their storage is reached through it.
+    /// Drivers run on a machine of their own from now on, with what is mounted now. Their network is one of their own, too, unless their
+    /// storage is reached through that of all.
     pub fn boot(&mut self, network: bool) {
         self.machine = Some(Machine::boot(network));
     }

@@ -170,6 +170,8 @@ struct Peer {
     harness: Harness,
     /// Its view of what all share, where that is a file system of the machine's.
     share: Option<Share>,
+    /// The end of its network that is the storage's, where that is reached by a network of the node's own.
+    cable: Option<String>,
     orders: u64,
     stopped: bool,
 }
@@ -182,7 +184,7 @@ impl Peer {
         harness.set("LONGSHORE_FAULT_FILE", &text(&harness.path("fault")));
         harness.set_node_id(name);
         harness.argue("--mode=node");
-        let mut peer = Peer { name, backend, harness, share, orders: 0, stopped: false };
+        let mut peer = Peer { name, backend, harness, share, cable: None, orders: 0, stopped: false };
         peer.arm("");
         peer.boot();
         peer
@@ -190,13 +192,32 @@ impl Peer {
 
     /// The machine comes up as after a reboot, and the driver starts.
     fn boot(&mut self) {
-        self.harness.boot(self.backend == Backend::Image);
+        self.harness.boot(self.backend != Backend::Iscsi);
         self.orders += 1;
+        if self.backend == Backend::Nfs {
+            self.connect();
+        }
         let id = self.harness.path("boot");
         fs::write(&id, format!("{:08x}-2222-3333-4444-555555555555\n", self.orders)).expect("a boot id");
         let machine = self.harness.machine().expect("it is up");
         assert!(machine.runs("mount", ["--bind", &text(&id), "/proc/sys/kernel/random/boot_id"]), "no other boot id");
         self.harness.start();
+    }
+
+    /// A network between the machine and the bridge `storage`, and a name by which the server knows its client from others.
+    fn connect(&mut self) {
+        let machine = self.harness.machine().expect("it is up");
+        let cable = format!("{}-{}", self.name, self.orders);
+        let pid = machine.pid().to_string();
+        common::run("ip", ["link", "add", &cable, "type", "veth", "peer", "name", "eth0", "netns", &pid]);
+        common::run("ip", ["link", "set", &cable, "master", "storage", "up"]);
+        let address = format!("10.98.0.{}/24", if self.name == "node-a" { 2 } else { 3 });
+        for command in ["hostname {name}", "ip link set lo up", "ip address add {address} dev eth0", "ip link set eth0 up"] {
+            let command = command.replace("{name}", self.name).replace("{address}", &address);
+            let (program, arguments) = command.split_once(' ').expect("arguments");
+            assert!(machine.runs(program, arguments.split(' ')), "{command}");
+        }
+        self.cable = Some(cable);
     }
 
     /// What goes wrong from now on: `crash@3`, or nothing.
@@ -215,6 +236,9 @@ impl Peer {
     fn cut_off(&self, cut: bool) {
         if let Some(share) = &self.share {
             share.cut_off(cut);
+        }
+        if let (Some(cable), Some(_)) = (&self.cable, self.harness.machine()) {
+            common::run("ip", ["link", "set", cable, if cut { "down" } else { "up" }]);
         }
     }
 
@@ -652,10 +676,17 @@ impl Peers {
             let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
             let orders = std::iter::once(format!("crash@{number}"))
                 .chain(within.into_iter().map(|micros| format!("crash-within:{micros}@{number}")));
+            let mut cells: Vec<(Event, TakeOver)> = Vec::new();
             for event in orders.map(|order| event(call, order)) {
-                for take_over in event.take_overs(self.backend.fences()) {
-                    self.cell(hold, &event, *take_over);
-                }
+                cells.extend(event.take_overs(self.backend.fences()).iter().map(|take_over| (event.clone(), *take_over)));
+            }
+            // A login takes seconds: one cell for each step, another kind each time.
+            if self.backend == Backend::Iscsi {
+                let chosen = number % cells.len();
+                cells = vec![cells.swap_remove(chosen)];
+            }
+            for (event, take_over) in cells {
+                self.cell(hold, &event, take_over);
             }
         }
     }
@@ -731,8 +762,8 @@ fn volume_of_a_staged_node_is_taken_over() {
     matrix("staged", |peers| {
         let mut events =
             vec![Event::Nothing, Event::KilledStaged, Event::PowerLostStaged, Event::CutOffFromController, Event::Moved];
-        // Connections that are cut are for tests/vm/inside/61-nfs-dead-server.sh and 71-iscsi-multipath.sh.
-        events.extend((peers.backend == Backend::Image).then_some(Event::CutOffFromStorage));
+        // iscsid has one network for all sessions: connections that are cut are for tests/vm/inside/71-iscsi-multipath.sh.
+        events.extend((peers.backend != Backend::Iscsi).then_some(Event::CutOffFromStorage));
         for (hold, event) in
             [Hold::Writing, Hold::Reading].into_iter().flat_map(|hold| events.iter().map(move |event| (hold, event)))
         {

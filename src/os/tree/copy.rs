@@ -24,6 +24,10 @@ const CHUNK: u64 = 64 << 20;
 const BUFFER: usize = 1 << 20;
 /// What is looked at for being all zeroes, and then left a hole.
 const BLOCK: usize = 64 << 10;
+/// How much of a file may be read to find its data: this, and so many times what is allocated for it. A file of 8 EiB without data takes
+/// no space, and would be read for years. Not what is allocated alone: a file system that compresses allocates less than there is.
+const SEARCHED: u64 = 1 << 40;
+const SEARCHED_PER_ALLOCATED: u64 = 1 << 10;
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -242,6 +246,16 @@ impl Copier<'_> {
         data::data_extents(source, 0, &mut |start, length| {
             // A file system that has holes and does not tell where: NFS before 4.2.
             let holes = length == size && allocated < size;
+            if holes && size > searched_at_most(allocated) {
+                end_seen = Err(Error::Unexpected {
+                    object: name_of(source),
+                    reason: format!(
+                        "it has {size} bytes with {allocated} allocated, and its file system does not report holes: copying it would \
+                         not end in useful time. Mount the share with nfsvers=4.2, or make the file smaller"
+                    ),
+                });
+                return std::ops::ControlFlow::Break(());
+            }
             end_seen = self.run(source, target, start..start + length, holes);
             match end_seen {
                 Ok(None) => std::ops::ControlFlow::Continue(()),
@@ -297,7 +311,8 @@ impl Copier<'_> {
     }
 
     fn copied(&mut self, bytes: u64) {
-        self.done.bytes += bytes;
+        // Three sparse files of 8 EiB, shared with the copy, are more than 2^64 bytes.
+        self.done.bytes = self.done.bytes.saturating_add(bytes);
         self.control.did(0, bytes);
     }
 
@@ -317,6 +332,10 @@ fn by_the_kernel(source: &File, target: &File, at: u64, wanted: u64) -> Result<O
         Err(Errno::INTR) => Ok(Some(0)),
         Err(errno) => Err(Error::io("copy to", name_of(target), errno)),
     }
+}
+
+fn searched_at_most(allocated: u64) -> u64 {
+    allocated.saturating_mul(SEARCHED_PER_ALLOCATED).saturating_add(SEARCHED)
 }
 
 fn still_there(folder: &Folder, name: &OsStr, kind: FileType) -> Result<bool> {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two nodes and one storage machine (tests/peers): whoever has a volume, whatever happens to that node, whoever takes it over.
-# about 240 s
+# about 330 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
@@ -9,5 +9,6 @@ set -euo pipefail
 
 lio_start
 initiator_start iqn.2026-11.dev.longshore.test:machine
-peers iscsi volume_of_a_staged_node_is_taken_over
+peers iscsi volume_of_a_staged_node_is_taken_over volume_of_a_node_killed_while_it_staged_is_taken_over \
+    volume_of_a_node_that_lost_power_while_it_staged_is_taken_over
 initiator_stop
