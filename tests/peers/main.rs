@@ -672,6 +672,7 @@ impl Peers {
     /// Each step of the call, with A killed before it, and, where it runs a program or lasts, within it.
     fn at_each_step(&mut self, hold: Hold, call: Call, event: fn(Call, String) -> Event) {
         let steps = self.steps(hold, call);
+        let mut reached = 0;
         for (number, micros) in (1..).zip(steps) {
             let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
             let orders = std::iter::once(format!("crash@{number}"))
@@ -686,9 +687,10 @@ impl Peers {
                 cells = vec![cells.swap_remove(chosen)];
             }
             for (event, take_over) in cells {
-                self.cell(hold, &event, take_over);
+                reached += u64::from(self.cell(hold, &event, take_over));
             }
         }
+        assert!(reached > 0, "{call:?}: none of its steps was reached");
     }
 
     /// How long each step of the call takes undisturbed, in microseconds.
@@ -722,6 +724,7 @@ impl Peers {
             self.kills,
             self.refused
         );
+        assert!(self.cells > 0, "no cell was played");
         assert!(self.failed.is_empty(), "{} of {} cells failed:\n{}", self.failed.len(), self.cells, self.failed.join("\n"));
     }
 }
