@@ -100,11 +100,13 @@ impl Readiness {
         let shared = self.shared.clone();
         // Not one of the counted tasks: a probe that hangs holds nothing, so nobody need wait for it at the end.
         tokio::task::spawn_blocking(move || {
-            let _cleared = Cleared(&shared);
+            let running = Cleared(&shared);
             let result = shared.ask(&tell);
             if result.is_ok() {
                 shared.keep();
             }
+            // First, so that nobody who asks after this answer was given gets it once more.
+            drop(running);
             tell.send_replace(Progress::Done(result.map_err(Arc::new)));
         });
         progress

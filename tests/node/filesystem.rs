@@ -8,7 +8,7 @@ use longshore::ops::parameters::CONTEXT_KEY;
 use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome};
 
 use crate::world::{
-    filesystem, is_final, mounts_at, publish_request, stage_request, total, unpublish, unstage, with_flags, world,
+    filesystem, is_final, mounts_at, publish_request, stage_request, total, unmount, unpublish, unstage, with_flags, world,
 };
 
 /// Large enough for xfs.
@@ -254,10 +254,10 @@ fn health_says_what_is_wrong() {
             health.iter().map(|problem| problem.reason).collect::<Vec<_>>()
         };
         assert!(reasons().is_empty());
-        rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount(&target);
         assert_eq!(reasons(), ["MountMissing"]);
         assert!(matches!(node.stats(&handle, &target), Err(Error::NotFound { .. })), "never the node's own disk");
-        rustix::mount::unmount(&staging, rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount(&staging);
         assert_eq!(reasons(), ["MountMissing"], "one reason is said once");
         assert!(matches!(
             node.publish(&publish_request(&id, &staging, &target, &filesystem(None))),

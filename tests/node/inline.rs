@@ -12,7 +12,8 @@ use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
 use serde_json::json;
 
 use crate::world::{
-    World, filesystem, is_final, mounts_at, mounts_below, names, publish_request, stage_request, unpublish, unstage, world,
+    World, filesystem, is_final, mounts_at, mounts_below, names, publish_request, stage_request, unmount, unpublish, unstage,
+    world,
 };
 
 const NAME: &str = "csi-0123456789abcdef";
@@ -104,7 +105,7 @@ fn one_that_was_cut_off_is_gone_after_the_start() {
         let node = world.node();
         let publish = request(world, &[("size", "16MiB")]);
         node.publish(&publish).unwrap();
-        rustix::mount::unmount(&publish.target, rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount(&publish.target);
         drop(node);
         world.edit_journal(&id(world), &[("phase", json!("staging"))]);
         let node = world.node();
@@ -238,7 +239,6 @@ fn unpublish_of_volume_that_only_the_journal_calls_inline_keeps_it() {
 fn as_earlier_version(world: &World, id: &VolumeId, published: bool) {
     let new = self::id(world);
     let target = world.kubelet("t");
-    let unmount = |path: &std::path::Path| rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()).unwrap();
     let (old_staging, staging) =
         (world.state().join("inline").join(new.to_string()), world.state().join("inline").join(id.to_string()));
     unmount(&target);

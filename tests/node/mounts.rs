@@ -9,7 +9,7 @@ use longshore::volume::{Bytes, Error, FsType};
 
 use crate::holder::Holder;
 use crate::world::{
-    block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unpublish, unstage, world,
+    block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage, world,
 };
 
 #[test]
@@ -41,7 +41,7 @@ fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
         assert!(matches!(node.publish(&publish), Err(Error::Conflict { .. })));
         assert!(matches!(unpublish(&node, &id, &target), Err(Error::InUse { .. })));
         assert_eq!(mounts_at(&target)[0].fstype, "tmpfs");
-        rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount(&target);
 
         node.publish(&publish).unwrap();
         let inside = target.join("inside");
@@ -49,7 +49,7 @@ fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
         tmpfs_on(&inside);
         let error = unpublish(&node, &id, &target).unwrap_err();
         assert!(error.to_string().contains("inside"), "{error}");
-        rustix::mount::unmount(&inside, rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount(&inside);
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);

@@ -9,12 +9,12 @@ use longshore::backend::{Connect, ConnectRequest, Quiesce, Writers};
 use longshore::os::block::Device;
 use longshore::os::fs::Mark;
 use longshore::os::fs::mark::Purpose;
+use longshore::os::udev;
 use longshore::volume::{Bytes, Error, FsType, Outcome, Secrets};
-use rustix::mount::{UnmountFlags, unmount};
 use serde_json::json;
 
 use crate::world::{
-    block, filesystem, is_final, mounts_at, names, publish_request, run, stage_request, unpublish, unstage, world,
+    block, filesystem, is_final, mounts_at, names, publish_request, run, stage_request, unmount, unpublish, unstage, world,
 };
 
 #[test]
@@ -52,11 +52,14 @@ fn a_stage_that_was_acknowledged_survives_a_restart() {
 /// Leaves the device as a kill in the middle of mkfs would.
 fn cut_off_mkfs(world: &crate::world::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
     world.node().stage(&stage_request(id, staging, &filesystem(Some(fstype)))).unwrap();
-    unmount(staging, UnmountFlags::empty()).unwrap();
+    unmount(staging);
+    let device = Device::open(&world.device(id).expect("connected"), true).unwrap();
+    // What another test starts may have a copy of the mount for a moment; until then the kernel writes to the device.
+    let gone = || device.is_claimed().map(|claimed| !claimed);
+    assert!(udev::wait_until(std::time::Instant::now().checked_add(std::time::Duration::from_secs(30)), gone).unwrap());
     let image = File::options().read(true).write(true).open(world.backend.path(id)).unwrap();
     image.write_all_at(&[0; 1 << 20], 0).unwrap();
     image.write_all_at(&[0x5a; 4096], 200 << 20).unwrap();
-    let device = Device::open(&world.device(id).expect("connected"), true).unwrap();
     let mark = Mark::new(&device, Purpose::Filesystem(fstype)).unwrap();
     mark.write(&device).unwrap();
     world.edit_journal(id, &[("phase", json!("staging")), ("format", journaled(&mark))]);
@@ -269,7 +272,7 @@ fn interrupted_growth_is_forgotten_once_another_node_has_mounted_it() {
         let stage = stage_request(&id, &staging, &filesystem(None));
         let node = world.node();
         node.stage(&stage).unwrap();
-        unmount(&staging, UnmountFlags::empty()).unwrap();
+        unmount(&staging);
         let path = world.device(&id).expect("connected");
         let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
         world.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
@@ -300,8 +303,8 @@ fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
         node.publish(&publish).unwrap();
         fs::write(target.join("data"), "kept").unwrap();
         drop(node);
-        unmount(&target, UnmountFlags::empty()).unwrap();
-        unmount(&staging, UnmountFlags::empty()).unwrap();
+        unmount(&target);
+        unmount(&staging);
         world.backend.disconnect(&id, None).unwrap();
         world.edit_journal(&id, &[("boot", json!("another"))]);
 
@@ -438,7 +441,7 @@ fn a_publish_that_was_cut_off_is_undone_at_the_start() {
         let mut publish = publish_request(&id, &staging, &target, &block());
         publish.read_only = true;
         node.publish(&publish).unwrap();
-        unmount(&target, UnmountFlags::empty()).unwrap();
+        unmount(&target);
         drop(node);
         let node = world.node();
         assert!(!target.exists());

@@ -189,6 +189,17 @@ pub fn world(test: impl FnOnce(&World) + Send) {
     }
 }
 
+/// Unmounts it by hand. A program that another test starts has this test's open files until its exec.
+pub fn unmount(path: &Path) {
+    let mut last = None;
+    let unmounted = || {
+        last = rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()).err();
+        Ok(last != Some(rustix::io::Errno::BUSY))
+    };
+    os::udev::wait_until(std::time::Instant::now().checked_add(std::time::Duration::from_secs(30)), unmounted).unwrap();
+    assert_eq!(last, None, "unmount {}", path.display());
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         let base = self.base.path().canonicalize().expect("the folder is there");

@@ -6,6 +6,7 @@ use longshore::ops::node::rewritten;
 
 fuzz_target!(|data: &[u8]| {
     for kind in ["stage", "target", "frozen"] {
-        longshore_fuzz::same_again_and_never_torn(|content| rewritten(kind, content), data);
+        let dropped = ["formatting", "encrypting", "growing"];
+        longshore_fuzz::same_again_and_never_torn(|content| rewritten(kind, content), &dropped, data);
     }
 });
