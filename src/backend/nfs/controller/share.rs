@@ -101,7 +101,7 @@ pub(super) struct Ready {
     pub sweeper: Sweeper,
     /// Copies that run, of volumes and snapshots in the making.
     pub works: Mutex<HashMap<String, Arc<Work>>>,
-    /// Held while the copy of a snapshot is started, so that two callers never start it twice.
+    /// Held while the copy of a snapshot is started or a snapshot discarded: it is never started twice, nor for one that goes.
     pub snapshot_start: Mutex<()>,
     /// Held while folders on the way to volumes are made and removed.
     pub places: Mutex<()>,

@@ -199,6 +199,8 @@ impl Ready {
 
     /// Takes a snapshot away, whatever there is of it.
     fn discard_snapshot(&self, local: &str) -> Result<()> {
+        // A copy that started after the stop would write its record into the next snapshot of this id.
+        let _starting = lock(&self.snapshot_start);
         self.stop_work(&work_key(local))?;
         if self.snapshots.stat(local).map_err(|error| self.failure(error))?.is_some() {
             self.throw_away(&self.snapshots, Path::new(local).as_os_str(), &format!("{local}~{}", record::now()))?;

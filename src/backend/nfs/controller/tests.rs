@@ -533,19 +533,29 @@ fn what_takes_long_goes_on_in_the_background() {
     assert_eq!(std::fs::read_dir(ground.at("a/.longshore/snapshots/s/data")).expect("there").count(), 4_000);
 }
 
+/// A snapshot `s` of the volume `one`, ready.
+fn snapshot_of_one(controller: &Controller) -> SnapshotSpec {
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
+    controller.create_snapshot(&taken, &NothingMounted).expect("taken");
+    await_ready(controller, &taken.id);
+    taken
+}
+
+fn await_ready(controller: &Controller, id: &SnapshotId) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !controller.find_snapshot(id).expect("looked").expect("there").ready {
+        assert!(Instant::now() < end);
+    }
+}
+
 #[test]
 fn a_snapshot_that_was_cut_off_is_made_anew() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
     std::fs::write(ground.at("a/one/file"), "data").expect("written");
-    let taken =
-        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
-    controller.create_snapshot(&taken, &NothingMounted).expect("taken");
-    let end = Instant::now() + Duration::from_secs(30);
-    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
-        assert!(Instant::now() < end);
-    }
+    let taken = snapshot_of_one(&controller);
     drop(controller);
     let folder = ground.at("a/.longshore/snapshots/s");
     let text = std::fs::read_to_string(folder.join("meta.json")).expect("read").replace("\"ready\": true", "\"ready\": false");
@@ -554,9 +564,7 @@ fn a_snapshot_that_was_cut_off_is_made_anew() {
     std::fs::write(folder.join("data/stray"), "half").expect("written");
     let controller = ground.open();
     controller.probe().expect("there");
-    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
-        assert!(Instant::now() < end);
-    }
+    await_ready(&controller, &taken.id);
     assert_eq!(std::fs::read(folder.join("data/file")).expect("there"), b"data");
     assert!(!folder.join("data/stray").exists());
 }
@@ -568,13 +576,7 @@ fn ready_snapshot_is_not_copied_again() {
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
     std::fs::write(ground.at("a/one/file"), "old").expect("written");
-    let taken =
-        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
-    controller.create_snapshot(&taken, &NothingMounted).expect("taken");
-    let end = Instant::now() + Duration::from_secs(30);
-    while !controller.find_snapshot(&taken.id).expect("looked").expect("there").ready {
-        assert!(Instant::now() < end);
-    }
+    snapshot_of_one(&controller);
     std::fs::write(ground.at("a/one/file"), "new").expect("written");
     let ready = controller.shares[0].ready().expect("open");
     assert!(ready.copy_snapshot("s").expect("looked").is_none());
