@@ -381,6 +381,28 @@ pub trait Attach: Send + Sync {
     fn limit(&self, node: &NodeId) -> Result<Option<u64>>;
 }
 
+/// Whether a repeated attach asks for what there is, each a mode and whether it is read-only (CSI spec, ControllerPublishVolume: "Volume
+/// published but is incompatible").
+///
+/// # Errors
+/// `Conflict` where it does not.
+pub fn check_same_attachment(
+    id: &VolumeId,
+    node: &NodeId,
+    existing: (AccessMode, bool),
+    wanted: (AccessMode, bool),
+) -> Result<()> {
+    if existing == wanted {
+        return Ok(());
+    }
+    let words = |(mode, read_only)| format!("{mode:?}, {}", if read_only { "read-only" } else { "read-write" });
+    Err(Error::Conflict {
+        object: format!("the attachment of volume {id} to node {node}"),
+        existing: words(existing),
+        wanted: words(wanted),
+    })
+}
+
 /// CSI: the volume and storage health RPCs of v1.13.
 pub trait ReportHealth: Send + Sync {
     /// What is wrong with one volume; `NotFound` where there is none.

@@ -48,28 +48,52 @@ impl fmt::Display for Holder {
 /// Who has the file system on this device mounted in another mount namespace than this thread's, and who has the device open. What
 /// cannot be read, or ends meanwhile, is left out: this is for messages, and decides nothing. Costs as much as the machine has processes.
 pub fn of(number: (u32, u32), path: &Path) -> Vec<Holder> {
-    let own = namespace("thread-self");
-    let mut namespaces: HashMap<u64, Vec<u32>> = HashMap::new();
-    let mut holders = Vec::new();
-    for pid in processes() {
-        if let Some(namespace) = namespace(&pid.to_string()).filter(|namespace| Some(*namespace) != own) {
-            namespaces.entry(namespace).or_default().push(pid);
-        }
-        if pid != std::process::id() && opens(pid, number) {
-            holders.push(holder(pid, 0, None));
-        }
-    }
-    let shows = |mount: &Mount| mount.device == number || (mount.fstype == "btrfs" && mount.source == path);
-    for mut pids in namespaces.into_values() {
-        pids.sort_unstable();
-        let Some(first) = pids.first() else { continue };
-        let table = fs::read(format!("/proc/{first}/mountinfo")).ok().and_then(|text| MountTable::parse(&text).ok());
-        if let Some(mount) = table.as_ref().and_then(|table| table.iter().find(|mount| shows(mount))) {
-            holders.push(holder(*first, pids.len() - 1, Some(mount.mount_point.clone())));
-        }
-    }
-    holders.sort_by_key(|holder| (holder.mount_point.is_none(), holder.pid));
+    let mut holders = Namespaces::read().mounted(number, path);
+    let mut opened: Vec<u32> = processes().into_iter().filter(|pid| *pid != std::process::id() && opens(*pid, number)).collect();
+    opened.sort_unstable();
+    holders.extend(opened.into_iter().map(|pid| holder(pid, 0, None)));
     holders
+}
+
+/// The mount namespaces of the machine's processes, other than this thread's, read once to ask about many devices.
+pub struct Namespaces(Vec<Namespace>);
+
+struct Namespace {
+    /// Of the process that has been there longest.
+    pid: u32,
+    more: usize,
+    table: MountTable,
+}
+
+impl Namespaces {
+    /// What cannot be read, or ends meanwhile, is left out.
+    pub fn read() -> Namespaces {
+        let own = namespace("thread-self");
+        let mut namespaces: HashMap<u64, Vec<u32>> = HashMap::new();
+        for pid in processes() {
+            if let Some(namespace) = namespace(&pid.to_string()).filter(|namespace| Some(*namespace) != own) {
+                namespaces.entry(namespace).or_default().push(pid);
+            }
+        }
+        let read = |pids: Vec<u32>| {
+            let pid = pids.iter().copied().min()?;
+            let table = MountTable::parse(&fs::read(format!("/proc/{pid}/mountinfo")).ok()?).ok()?;
+            Some(Namespace { pid, more: pids.len() - 1, table })
+        };
+        let mut namespaces: Vec<Namespace> = namespaces.into_values().filter_map(read).collect();
+        namespaces.sort_by_key(|namespace| namespace.pid);
+        Namespaces(namespaces)
+    }
+
+    /// Who has the file system on this device mounted.
+    pub fn mounted(&self, number: (u32, u32), path: &Path) -> Vec<Holder> {
+        let shows = |mount: &&Mount| mount.device == number || (mount.fstype == "btrfs" && mount.source == path);
+        let found = self.0.iter().filter_map(|namespace| {
+            let mount = namespace.table.iter().find(shows)?;
+            Some(holder(namespace.pid, namespace.more, Some(mount.mount_point.clone())))
+        });
+        found.collect()
+    }
 }
 
 /// The same in words, for an error: what holds a device that is claimed ([`super::block::Device::is_claimed`]).

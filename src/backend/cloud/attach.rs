@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::backend::Attach;
+use crate::backend::{Attach, check_same_attachment};
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 
@@ -106,15 +106,7 @@ impl Controller {
             return Ok(None);
         };
         match self.memory.bound(&disk.id, node) {
-            Some(bound) if (bound.mode, bound.read_only) != (mode, read_only) => {
-                let words = |mode, read_only| format!("{mode:?}, {}", if read_only { "read-only" } else { "read-write" });
-                return Err(Error::Conflict {
-                    object: format!("the attachment of volume {id} to node {node}"),
-                    existing: words(bound.mode, bound.read_only),
-                    wanted: words(mode, read_only),
-                });
-            }
-            Some(_) => {}
+            Some(bound) => check_same_attachment(id, node, (bound.mode, bound.read_only), (mode, read_only))?,
             None => self.memory.bind(&disk.id, node, mode, read_only),
         }
         Ok(Some(Outcome::Unchanged(context(disk, &attachment.device))))

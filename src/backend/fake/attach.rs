@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::store::{Attachment, StoredVolume};
 use super::{ACCESS_MODES, Fake, Medium};
-use crate::backend::Attach;
+use crate::backend::{Attach, check_same_attachment};
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 
@@ -26,7 +26,8 @@ impl Attach for Fake {
             let volume = state.volume(id)?;
             self.exists(node)?;
             if let Some(existing) = volume.attached.get(node) {
-                return same(id, node, *existing, wanted).map(|()| Outcome::Unchanged(context));
+                let existing = (existing.mode, existing.read_only);
+                return check_same_attachment(id, node, existing, (mode, read_only)).map(|()| Outcome::Unchanged(context));
             }
             may_join(id, volume, wanted)?;
             if let Some(limit) = self.volumes_per_node.filter(|limit| state.attached_to(node) >= *limit) {
@@ -64,20 +65,6 @@ impl Fake {
         }
         Err(Error::NotFound { kind: "node", id: node.to_string() })
     }
-}
-
-/// Whether a repeated attach asks for what there is (CSI spec, ControllerPublishVolume: "Volume published but is
-/// incompatible").
-fn same(id: &VolumeId, node: &NodeId, existing: Attachment, wanted: Attachment) -> Result<()> {
-    if existing == wanted {
-        return Ok(());
-    }
-    let words = |how: Attachment| format!("{:?}, {}", how.mode, if how.read_only { "read-only" } else { "read-write" });
-    Err(Error::Conflict {
-        object: format!("the attachment of volume {id} to node {node}"),
-        existing: words(existing),
-        wanted: words(wanted),
-    })
 }
 
 /// Whether a further node may have the volume: only readers share one.

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Attach, Holding};
+use crate::backend::{Attach, Holding, check_same_attachment};
 use crate::os::durable;
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
@@ -142,7 +142,7 @@ impl Attach for ImageBackend {
         let mut record =
             Record::read(&ready, id)?.unwrap_or_else(|| Record { format: FORMAT, volume: id.clone(), nodes: BTreeMap::new() });
         if let Some(grant) = record.nodes.get(node) {
-            check_same(id, node, *grant, wanted)?;
+            check_same_attachment(id, node, (grant.mode, grant.read_only), (mode, read_only))?;
             // Another call may have been killed before the record was durable.
             sync_folder(&ready, id.local())?;
             return Ok(Outcome::Unchanged(context));
@@ -233,17 +233,4 @@ pub(super) fn using(ready: &Ready, id: &VolumeId) -> Result<Option<BTreeSet<Node
     let connected = leases.into_iter().filter(|lease| lease.access != Access::Delete).map(|lease| lease.holder.node);
     let attached = Record::read(ready, id)?.map(|record| record.nodes).unwrap_or_default();
     Ok(Some(connected.chain(attached.into_keys()).collect()))
-}
-
-/// Whether a repeated attach asks for what there is (CSI spec, ControllerPublishVolume: "Volume published but is incompatible").
-fn check_same(id: &VolumeId, node: &NodeId, existing: Grant, wanted: Grant) -> Result<()> {
-    if existing == wanted {
-        return Ok(());
-    }
-    let words = |grant: Grant| format!("{:?}, {}", grant.mode, if grant.read_only { "read-only" } else { "read-write" });
-    Err(Error::Conflict {
-        object: format!("the attachment of volume {id} to node {node}"),
-        existing: words(existing),
-        wanted: words(wanted),
-    })
 }

@@ -99,10 +99,11 @@ impl<'a> Job<'a> {
                 Start::Disconnect => {
                     self.node.close_mapping(&self.entry.id)?;
                     let sources = self.node.sources(&self.entry.id, self.earlier.as_ref())?;
+                    let table = MountTable::read()?;
                     // Only devices: a share that went stale is mounted anew beside its targets.
                     for source in &sources.all {
                         if let Source::Device(device) = source {
-                            unstage::device_unused(&format!("volume {}", self.entry.id), device, &MountTable::read()?)?;
+                            unstage::device_unused(&format!("volume {}", self.entry.id), device, &table)?;
                         }
                     }
                     let hint = self.earlier.as_ref().and_then(|entry| entry.source.as_ref());

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::backend::Attach;
 use crate::backend::image::Image;
+use crate::backend::{Attach, check_same_attachment};
 use crate::os::copy::data_extents;
 use crate::os::lio::Lio;
 use crate::os::loopdev;
@@ -31,7 +31,7 @@ impl Attach for San {
         let lio = Lio::loaded()?;
         let mut record = Record::read(id, &image.pool)?.unwrap_or_else(|| Record::new(id, self.config.chap));
         if let Some(grant) = record.nodes.get(node) {
-            grant.check_same(id, node, mode, read_only)?;
+            check_same_attachment(id, node, (grant.mode, grant.read_only), (mode, read_only))?;
             // It may have been cut off before it was exported.
             self.export(&lio, &image, &record)?;
             return Ok(Outcome::Unchanged(self.context(&image, &record, node)?));
@@ -158,19 +158,6 @@ impl Grant {
     /// Whether the node may not write.
     pub fn is_read_only(&self) -> bool {
         self.read_only || self.mode.is_read_only()
-    }
-
-    /// Whether a repeated attach asks for what there is (CSI spec, ControllerPublishVolume: "Volume published but is incompatible").
-    fn check_same(&self, id: &VolumeId, node: &NodeId, mode: AccessMode, read_only: bool) -> Result<()> {
-        if (self.mode, self.read_only) == (mode, read_only) {
-            return Ok(());
-        }
-        let words = |mode, read_only| format!("{mode:?}, {}", if read_only { "read-only" } else { "read-write" });
-        Err(Error::Conflict {
-            object: format!("the attachment of volume {id} to node {node}"),
-            existing: words(self.mode, self.read_only),
-            wanted: words(mode, read_only),
-        })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::backend::{Backend, Directory, Link, Source, Survey};
 use crate::os::deadline::within;
 use crate::os::dm::{self, Mapped};
 use crate::os::fs::Usage;
-use crate::os::holders::{self, Holder};
+use crate::os::holders::{Holder, Namespaces};
 use crate::os::mountinfo::MountTable;
 use crate::os::socket::{self, Listener};
 use crate::os::{self, locks, programs};
@@ -173,11 +173,16 @@ fn held(journal: &[Entry], backends: &BTreeMap<String, Looked>) -> Vec<Held> {
         Source::Device(device) => Some((id, device)),
         Source::Filesystem { .. } | Source::Directory(_) => None,
     });
-    let holders = devices.flat_map(|(id, device)| {
-        let holders = holders::of(device.number, &device.path).into_iter().filter(|holder| holder.mount_point.is_some());
-        holders.map(move |holder| Held { id: id.clone(), device: device.path.clone(), holder }).collect::<Vec<_>>()
+    let mut devices = devices.peekable();
+    if devices.peek().is_none() {
+        return Vec::new();
+    }
+    let namespaces = Namespaces::read();
+    let held = devices.flat_map(|(id, device)| {
+        let holders = namespaces.mounted(device.number, &device.path);
+        holders.into_iter().map(move |holder| Held { id: id.clone(), device: device.path.clone(), holder })
     });
-    holders.collect()
+    held.collect()
 }
 
 /// A folder of the configuration, as mountinfo shows it.
