@@ -462,13 +462,13 @@ fn a_snapshot_is_usable_where_its_volume_is_and_says_so() {
         harness.start();
         let volume = harness.block_on(harness.controller().create_volume(create("here", 16, None, "image"))).expect("created");
         let place = volume.into_inner().volume.expect("a volume").accessible_topology;
-        assert_eq!(place[0].segments["topology.longshore.dev/node"], "node-1");
+        assert_eq!(place[0].segments["topology.longshore.csi.dev/node"], "node-1");
         let request = |node: &str| csi::CreateSnapshotRequest {
             source_volume_id: "image:here".to_owned(),
             name: format!("at-{node}"),
             accessibility_requirements: Some(csi::TopologyRequirement {
                 requisite: vec![csi::Topology {
-                    segments: HashMap::from([("topology.longshore.dev/node".to_owned(), node.to_owned())]),
+                    segments: HashMap::from([("topology.longshore.csi.dev/node".to_owned(), node.to_owned())]),
                 }],
                 preferred: Vec::new(),
             }),
@@ -483,6 +483,25 @@ fn a_snapshot_is_usable_where_its_volume_is_and_says_so() {
         let request = csi::DeleteVolumeRequest { volume_id: "image:here".to_owned(), ..Default::default() };
         harness.block_on(harness.controller().delete_volume(request)).expect("deleted");
         harness.assert_pool_empty();
+    });
+}
+
+#[test]
+fn node_info_of_several_backends_has_one_topology_prefix_and_the_smallest_limit() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        for (name, limit) in [("fast", 20), ("cold", 5)] {
+            harness.configure(&format!(
+                "  - name: {name}\n    type: ec2\n    cluster: test\n    region: eu-west-1\n    zone: eu-west-1a\n    volumeAttachLimit: {limit}"
+            ));
+        }
+        harness.set_node_id("i-0123456789abcdef0");
+        harness.set("AWS_EC2_METADATA_DISABLED", "true");
+        harness.start();
+        let info = harness.block_on(harness.node().node_get_info(csi::NodeGetInfoRequest {})).expect("known").into_inner();
+        assert_eq!(info.max_volumes_per_node, 5, "more of them would be sent here than the smaller limit lets in");
+        let keys: Vec<String> = info.accessible_topology.expect("segments").segments.into_keys().collect();
+        assert!(keys.len() == 2 && keys.iter().all(|key| key.starts_with("topology.longshore.csi.dev/")), "{keys:?}");
     });
 }
 

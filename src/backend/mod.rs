@@ -95,6 +95,11 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Whether volumes are reachable from some nodes only; the same in each process with this configuration, whatever its mode.
+    fn has_topology(&self) -> bool {
+        self.topology().is_some()
+    }
+
     /// Whether its volumes lie where this node is. A cloud chooses a place for each, wherever it is asked from.
     fn is_local(&self) -> bool {
         true

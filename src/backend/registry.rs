@@ -76,6 +76,8 @@ pub struct Offers {
     pub attach: bool,
     pub health: bool,
     pub topology: bool,
+    /// Snapshots that can be restored only where their volume is.
+    pub local_snapshots: bool,
 }
 
 impl Registry {
@@ -91,7 +93,8 @@ impl Registry {
             changed_blocks: any(|backend| backend.changed_blocks().is_some()),
             attach: any(|backend| backend.attach().is_some()),
             health: any(|backend| backend.health().is_some()),
-            topology: any(|backend| backend.topology().is_some()),
+            topology: any(|backend| backend.has_topology()),
+            local_snapshots: any(|backend| backend.has_topology() && backend.is_local() && backend.snapshots().is_some()),
         }
     }
 }

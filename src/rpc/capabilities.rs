@@ -69,8 +69,8 @@ impl Capabilities {
         let offers = &self.offers;
         let mut all = vec![service(Service::ControllerService)];
         all.extend(offers.topology.then(|| service(Service::VolumeAccessibilityConstraints)));
-        // A snapshot lies where its volume lies: what is restored from it can be used there only.
-        all.extend((offers.topology && offers.snapshots).then(|| service(Service::SnapshotAccessibilityConstraints)));
+        // Not for snapshots of a cloud: they are restored in any zone of its region.
+        all.extend(offers.local_snapshots.then(|| service(Service::SnapshotAccessibilityConstraints)));
         all.extend(offers.groups.then(|| service(Service::GroupControllerService)));
         all.extend(offers.changed_blocks.then(|| service(Service::SnapshotMetadataService)));
         all.extend(offers.expand.then_some(online));
@@ -148,6 +148,7 @@ mod tests {
             attach: true,
             health: true,
             topology: true,
+            local_snapshots: true,
         };
         Capabilities { offers, counts_writers: true, node_here: true }
     }

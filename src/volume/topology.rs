@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Segments such as `topology.longshore.dev/node = worker-3`.
+/// The prefix of all keys that are returned (CSI spec, Topology: "the same prefix MUST be used for all topology keys returned by the
+/// SP").
+pub const PREFIX: &str = "topology.longshore.csi.dev";
+
+/// Segments such as `topology.longshore.csi.dev/node = worker-3`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Topology(pub BTreeMap<String, String>);

@@ -356,6 +356,13 @@ impl Act<'_> {
             return refuse("VolumeInUse", format!("{id} is already attached to an instance"));
         }
         let taken: Vec<_> = self.world.attached_to(&on, self.now).map(|(_, attachment, _)| attachment.device.clone()).collect();
+        let two_letters = device.strip_prefix("/dev/xvd").filter(|letters| letters.len() == 2);
+        if two_letters.is_some_and(|letters| letters > "dx") {
+            return refuse(
+                "InvalidParameterValue",
+                format!("Value ({device}) for parameter device is invalid. {device} is not a valid EBS device name."),
+            );
+        }
         if taken.contains(&device) || instance.own.contains(&device) {
             let message = format!("Invalid value '{device}' for unixDevice. Attachment point {device} is already in use");
             return refuse("InvalidParameterValue", message);

@@ -40,7 +40,7 @@ fn named<'a>(disks: &'a [Element], local: &str) -> &'a Element {
 /// The whole life. `waits` is called where EC2 wants six hours to pass.
 fn live(driver: &Driver, instance: &str, waits: impl Fn()) {
     let volume = driver.create("data").expect("created");
-    let zone = &volume.accessible_topology[0].segments["topology.kubernetes.io/zone"];
+    let zone = &volume.accessible_topology[0].segments["topology.longshore.csi.dev/zone"];
     let disk = driver.disk();
     let handle = format!("ebs:d-{}.data", disk.get("volumeId"));
     assert_eq!((&volume.volume_id, volume.capacity_bytes), (&handle, 10 * GIB));

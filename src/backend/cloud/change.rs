@@ -165,8 +165,7 @@ impl Controller {
         if disk.capacity >= capacity {
             return Ok(Outcome::Unchanged(disk.capacity));
         }
-        let volume = self.owner.volume(&disk, self.policy.as_ref())?;
-        let (_, most) = self.policy.bounds(&volume.parameters["backend"]);
+        let most = self.policy.largest(&disk)?;
         if capacity > most {
             let reason = format!("{capacity} is more than the {most} that a disk of its type can have");
             return Err(Error::OutOfRange { field: "capacity_range", reason });

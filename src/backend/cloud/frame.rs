@@ -122,6 +122,10 @@ impl Backend for CloudBackend {
         self.policy.topology()
     }
 
+    fn has_topology(&self) -> bool {
+        true
+    }
+
     fn is_local(&self) -> bool {
         false
     }

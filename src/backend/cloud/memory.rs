@@ -5,12 +5,12 @@
 //! - what this process made, and is not shown within [`SETTLED`], is waited for, never taken for gone; what it deleted is never
 //!   taken for there;
 //! - after a request whose answer was lost, an absence is believed only after [`SETTLED`];
-//! - a process that is younger than [`YOUNG`] looks again until then before it believes an absence that something hangs on (a delete, a
-//!   new snapshot), since the one before it may have been killed a moment ago. One that is older believes the first look: whatever a
-//!   process before it made has been there for as long.
+//! - for [`YOUNG`] after it first acts on an absence (a delete, a detach, a new snapshot), a process looks again until then before it
+//!   believes it: the one before it, killed or no longer the leader, may have made the resource a moment ago. A standby controller may
+//!   have been up for days by then, so the time is not counted from its start. Afterwards the first look is believed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::volume::{AccessMode, NodeId};
@@ -20,7 +20,7 @@ use super::{AttachmentState, DiskId};
 
 /// After this long a description is taken for true.
 pub(super) const SETTLED: Duration = Duration::from_secs(300);
-/// How old the process is when what one before it did is taken to be shown.
+/// How long after a process first acts what one before it did is taken not to be shown yet.
 pub(super) const YOUNG: Duration = Duration::from_secs(15);
 /// After this long in one state, an attachment is stuck: what takes seconds has taken minutes.
 pub(super) const STUCK: Duration = Duration::from_secs(300);
@@ -47,6 +47,8 @@ pub(super) struct Bound {
 #[derive(Debug)]
 pub(super) struct Memory {
     clock: Clock,
+    /// When this process first acted on an absence.
+    first: OnceLock<Duration>,
     state: Mutex<State>,
 }
 
@@ -74,12 +76,21 @@ struct State {
 
 impl Memory {
     pub fn new(clock: Clock) -> Memory {
-        Memory { clock, state: Mutex::default() }
+        Memory { clock, first: OnceLock::new(), state: Mutex::default() }
     }
 
-    /// Whether a process before this one may have done something a moment ago: the moment when not any more.
+    /// Whether a process before this one may have done something a moment ago: the moment when not any more. Asked by a call that is
+    /// about to act on an absence; the first such call begins the time.
     pub fn young_until(&self) -> Option<Duration> {
-        (self.clock.now() < YOUNG).then_some(YOUNG)
+        let now = self.clock.now();
+        let until = *self.first.get_or_init(|| now) + YOUNG;
+        (now < until).then_some(until)
+    }
+
+    /// As of a process that has acted since its clock began.
+    #[cfg(test)]
+    pub fn has_acted(&self) {
+        self.first.set(Duration::ZERO).ok();
     }
 
     pub fn known(&self, what: &str) -> Option<Known> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{AccessMode, Bytes, Capability, RawParameters, Result, Topology};
 
-use super::{Disk, Tags};
+use super::{Disk, DiskId, Tags};
 
 /// How a new disk, or a snapshot, is to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,11 +66,19 @@ pub trait Policy: Send + Sync + 'static {
     /// The smallest and the largest disk with these parameters (`{"node": ..., "backend": ...}` is the volume's; this is `backend`).
     fn bounds(&self, parameters: &Value) -> (Bytes, Bytes);
 
+    /// The largest that this disk can become: its type may be another than the one of its parameters by now.
+    fn largest(&self, disk: &Disk) -> Result<Bytes>;
+
     /// How the disk of a new volume is to be made, `spec.mutable` set at once.
     ///
     /// # Errors
     /// `Invalid`, `OutOfRange` for what cannot be, or not together.
     fn draft(&self, spec: &VolumeSpec) -> Result<Draft>;
+
+    /// Why the cloud may have accepted a new disk and deleted it before it could be used, with the remedy.
+    fn why_vanished(&self, disk: &DiskId) -> String {
+        format!("the cloud accepted disk {disk}, and deleted it before it was available")
+    }
 
     /// Whether these parameters can be set: VolumeAttributesClass, mutable_parameters.
     fn check_mutable(&self, raw: &RawParameters) -> Result<()>;

@@ -15,8 +15,9 @@ use super::find::{Located, SHOWN};
 use super::frame::Controller;
 use super::looks::Key;
 use super::memory::SETTLED;
+use super::poller::Unfinished;
 use super::tags::{self, VOLUME};
-use super::{AttachmentState, Because, CloudSnapshotId, Disk, DiskSpec, DiskState, Refusal};
+use super::{AttachmentState, Because, CloudSnapshotId, Disk, DiskId, DiskSpec, DiskState, Refusal};
 
 /// How long a call waits for a disk to become what it should, before it says that this goes on. Less than the minute that sidecars give a
 /// call as they are usually deployed, so that they hear what it waits for.
@@ -172,7 +173,7 @@ impl Controller {
                     Some(disk) => return self.fitting(id, disk, &spec),
                     None => self.memory.gone(what, &known.id),
                 },
-                Located::Hidden(disk) => return Err(super::find::hidden(id, &disk)),
+                Located::Hidden(disk) => return Err(self.not_shown(id, &disk)),
                 Located::None => {}
             }
         }
@@ -221,16 +222,31 @@ impl Controller {
                 }
                 Because::OtherParameters => return self.made_otherwise(id, refusal),
                 Because::TokenSpent => return Ok(Requested::Used),
+                // A cloud may look at its quotas before it looks at the token of a disk that it has made already.
+                Because::Quota | Because::NoCapacity => return self.made_before(id, refusal),
                 // What is named first is the snapshot; without one it can only be the token's disk.
                 Because::NotFound if spec.snapshot.is_none() => return Ok(Requested::Used),
-                _ => {
-                    let error = self.refused("create disk", &object, refusal);
-                    return Err(match self.memory.doubted_until(id.derived()) {
-                        Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
-                        None => error.nothing_left(),
-                    });
-                }
+                _ => return Err(self.not_made(id, refusal)),
             }
+        }
+    }
+
+    fn not_made(&self, id: &VolumeId, refusal: Refusal) -> Error {
+        let error = self.refused("create disk", &format!("volume {id}"), refusal);
+        match self.memory.doubted_until(id.derived()) {
+            Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
+            None => error.nothing_left(),
+        }
+    }
+
+    /// The disk that an earlier request made, of this process or of one before it, where this request is refused.
+    fn made_before(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
+        let key = Key::Tag(VOLUME, id.derived().to_owned());
+        let doubted = self.memory.doubted_until(id.derived()).map(|_| self.clock.now() + SHOWN);
+        let until = doubted.or(self.memory.young_until()).unwrap_or_else(|| self.clock.now());
+        match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
+            Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
+            Err(_) => Err(self.not_made(id, refusal)),
         }
     }
 
@@ -265,19 +281,34 @@ impl Controller {
         });
         match waited {
             Ok(failed) if failed.state == DiskState::Failed => Err(self.delete_failed(id, &failed)),
-            Ok(gone) if matches!(gone.state, DiskState::Deleting | DiskState::Deleted) => Ok(None),
+            Ok(gone) if matches!(gone.state, DiskState::Deleting | DiskState::Deleted) && is_old(&disk) => Ok(None),
+            Ok(gone) if matches!(gone.state, DiskState::Deleting | DiskState::Deleted) => {
+                self.memory.gone(id.derived(), &disk.id.0);
+                Err(Error::failed("create disk", format!("volume {id}"), self.policy.why_vanished(&disk.id)).nothing_left())
+            }
             Ok(disk) if self.owner.is_disk_of(id, &disk) => Ok(Some(disk)),
             Ok(disk) => self.owner.volume(&disk, self.policy.as_ref()).and_then(|volume| {
                 let reason = format!("its tags say that it is volume {}'s", volume.id);
                 Err(Error::Unproven { device: format!("disk {}", disk.id), reason })
             }),
             Err(unfinished) if !shown && unfinished.refusal.is_none() && self.is_long_gone(id, &disk) => Ok(None),
+            Err(unfinished) if unfinished.refusal.is_none() && !unfinished.shows(&disk.id) => Err(self.not_shown(id, &disk.id)),
             Err(unfinished) => {
                 let why = unfinished.refusal.map(|refusal| format!(", and the last question failed: {refusal}"));
                 let reason = format!("the cloud is still making its disk {}{}", disk.id, why.unwrap_or_default());
                 Err(Error::Pending { object: format!("volume {id}"), reason })
             }
         }
+    }
+
+    /// A disk that the cloud has accepted, and does not show, or no longer.
+    fn not_shown(&self, id: &VolumeId, disk: &DiskId) -> Error {
+        let reason = format!(
+            "the cloud does not show its new disk {disk}; retry. If it is not shown within {} minutes, another is made: {}",
+            SETTLED.as_secs() / 60,
+            self.policy.why_vanished(disk)
+        );
+        Error::Pending { object: format!("volume {id}"), reason }
     }
 
     /// A disk by whose token the cloud answers, and which it does not show, is new, or was deleted by a process before this one.
@@ -359,6 +390,12 @@ impl Controller {
         }
         self.memory.gone(id.derived(), &disk.id.0);
         Ok(true)
+    }
+}
+
+impl Unfinished<Disk> {
+    fn shows(&self, id: &DiskId) -> bool {
+        self.last.iter().flatten().any(|disk| disk.id == *id)
     }
 }
 

@@ -212,10 +212,15 @@ impl Ec2Cloud {
     }
 }
 
-/// The names that AWS recommends for further volumes first, `/dev/xvdba` and so on; single letters are left to what
-/// machines bring with them. EC2 user guide, "Device names for volumes on Amazon EC2 instances": `/dev/xvd[b-d][a-z]`.
+/// Device names in the order in which they are given: as many as the 127 volumes that the largest instances take beside their root.
+/// Those that AWS recommends come first, `/dev/xvdba` and so on (EC2 user guide, "Device names for volumes on Amazon EC2 instances");
+/// single letters, which AMIs use themselves, come last. EC2 refuses names after `/dev/xvddx` (as aws-ebs-csi-driver found out,
+/// pkg/cloud/devicemanager).
 fn names() -> impl Iterator<Item = String> {
-    ('b'..='d').flat_map(|first| ('a'..='z').map(move |second| format!("/dev/xvd{first}{second}")))
+    let two_letters = ['b', 'c', 'd', 'a'].into_iter().flat_map(|first| ('a'..='z').map(move |second| (first, second)));
+    let two_letters = two_letters.filter(|letters| !matches!(letters, ('d', 'y' | 'z')));
+    let one_letter = ('b'..='z').map(|letter| format!("/dev/sd{letter}"));
+    two_letters.map(|(first, second)| format!("/dev/xvd{first}{second}")).chain(one_letter)
 }
 
 fn free_name(instance: &Instance, taken: &[String]) -> Option<String> {
@@ -369,7 +374,8 @@ mod tests {
             attached: attached.into(),
             limit: None,
         };
-        assert_eq!(names().count(), 78);
+        assert_eq!(names().count(), 127);
+        assert!(!names().any(|name| ["/dev/xvddy", "/dev/xvddz", "/dev/xvda", "/dev/sda"].contains(&name.as_str())));
         assert_eq!(free_name(&instance, &["/dev/xvdbc".to_owned()]).as_deref(), Some("/dev/xvdbd"));
         let all: Vec<String> = names().collect();
         assert_eq!(free_name(&instance, &all), None);

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backend::cloud::{CONTEXT_DEVICE as DEVICE, CONTEXT_DISK as VOLUME, CONTEXT_EMPTY as EMPTY};
@@ -19,8 +20,8 @@ use crate::os::{self, nvme, udev};
 use crate::volume::{Bytes, Error, Outcome, Result, Topology, VolumeId};
 
 use super::disks::Disks;
-use super::limits::{Limits, of_type};
-use super::metadata::Machine;
+use super::limits::{Attachments, Limits, Taken, of_type};
+use super::metadata::{Machine, Metadata};
 use super::zone;
 
 /// How long a disk that was attached may take to show up, before the CO is told to ask again.
@@ -33,8 +34,34 @@ const GROWTH: Duration = Duration::from_secs(10);
 pub struct Node {
     disks: Disks,
     zone: Option<String>,
-    limit: Option<u64>,
+    room: Option<Room>,
     patience: Duration,
+}
+
+/// How many volumes of ours this instance takes.
+#[derive(Debug)]
+struct Room {
+    limits: Limits,
+    of: Attachments,
+    /// As it was known last.
+    taken: Mutex<Taken>,
+    /// Where to ask what is attached now; `None` where the operator says the limit.
+    metadata: Option<Metadata>,
+}
+
+impl Room {
+    fn volumes(&self) -> u64 {
+        let asked = self.metadata.as_ref().map(Metadata::taken);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        match asked {
+            Some(Ok(now)) => *taken = now,
+            Some(Err(reason)) => {
+                tracing::warn!(reason, "what is attached to this instance is not known; the last answer is used")
+            }
+            None => {}
+        }
+        self.limits.volumes(self.of, *taken)
+    }
 }
 
 /// Which disk is looked for.
@@ -61,13 +88,26 @@ struct Look {
 impl Node {
     /// `machine` is `None` where no volume will be connected: in a process that only controls.
     pub fn new(machine: Option<&Machine>, limits: &Limits, disks: Disks) -> Node {
-        let limit = |machine: &Machine| limits.volumes(of_type(&machine.kind, None), machine.taken);
-        Node { disks, zone: machine.map(|machine| machine.zone.clone()), limit: machine.map(limit), patience: PATIENCE }
+        let room = |machine: &Machine| Room {
+            limits: limits.clone(),
+            of: of_type(&machine.kind, None),
+            taken: Mutex::new(machine.taken),
+            metadata: None,
+        };
+        Node { disks, zone: machine.map(|machine| machine.zone.clone()), room: machine.map(room), patience: PATIENCE }
+    }
+
+    /// The same, whose limit is worked out anew each time it is asked for.
+    pub fn asking(mut self, metadata: Metadata) -> Node {
+        if let Some(room) = self.room.as_mut().filter(|room| room.limits.volume_attach_limit.is_none()) {
+            room.metadata = Some(metadata);
+        }
+        self
     }
 
     /// The segments of this node.
     pub fn topology(&self) -> Option<Topology> {
-        self.zone.as_deref().map(zone::of_node)
+        self.zone.as_deref().map(zone::segments)
     }
 }
 
@@ -158,7 +198,7 @@ impl Connect for Node {
     }
 
     fn limit(&self) -> Option<u64> {
-        self.limit
+        self.room.as_ref().map(Room::volumes)
     }
 }
 

@@ -319,7 +319,7 @@ fn a_node_says_its_zone_and_what_it_takes() {
     let machine =
         Machine { zone: "eu-west-1a".to_owned(), kind: "m7i.large".to_owned(), taken: Taken { interfaces: 3, disks: 2 } };
     let node = Node::new(Some(&machine), &Limits::default(), Disks::default());
-    assert_eq!((node.topology(), node.limit()), (Some(zone::of_node("eu-west-1a")), Some(30)));
+    assert_eq!((node.topology(), node.limit()), (Some(zone::segments("eu-west-1a")), Some(30)));
     let node = Node::new(None, &Limits::default(), Disks::default());
     assert_eq!((node.topology(), node.limit()), (None, None));
 }

@@ -1,6 +1,7 @@
 //! Which instance this is: by flag and configuration, else by the instance metadata service, version 2.
 //!
-//! The service is asked when the driver starts, within [`DEADLINE`], and only for what nothing else says.
+//! The service is asked when the driver starts, within [`DEADLINE`], and only for what nothing else says; and for what is attached to the
+//! instance, whenever the kubelet asks how many volumes it takes.
 
 use std::env;
 use std::time::Duration;
@@ -106,18 +107,30 @@ impl Metadata {
             return Ok(Machine { zone, kind: String::new(), taken: Taken::default() });
         }
         let kind = if said.kind.is_some() { None } else { Some(KIND) };
-        let asked: Vec<&str> = [INTERFACES, MAPPINGS].into_iter().chain(kind).collect();
-        let mut answers = match self.ask(&asked) {
-            Ok(answers) => answers.into_iter().map(Option::unwrap_or_default),
+        match self.ask_taken(kind) {
+            Ok((taken, kind)) => Ok(Machine { zone, kind: said.kind.map(str::to_owned).or(kind).unwrap_or_default(), taken }),
             Err(reason) => {
                 tracing::warn!(backend = %self.backend, reason, "it is not known what is attached to this instance; say volumeAttachLimit");
-                return Ok(Machine { zone, kind: said.kind.unwrap_or_default().to_owned(), taken: Taken::default() });
+                Ok(Machine { zone, kind: said.kind.unwrap_or_default().to_owned(), taken: Taken::default() })
             }
-        };
+        }
+    }
+
+    /// What is attached to the instance now: network interfaces come and go.
+    ///
+    /// # Errors
+    /// Why it is not known.
+    pub fn taken(&self) -> Result<Taken, String> {
+        self.ask_taken(None).map(|(taken, _)| taken)
+    }
+
+    /// The same, and a further answer.
+    fn ask_taken(&self, further: Option<&str>) -> Result<(Taken, Option<String>), String> {
+        let asked: Vec<&str> = [INTERFACES, MAPPINGS].into_iter().chain(further).collect();
+        let mut answers = self.ask(&asked)?.into_iter().map(Option::unwrap_or_default);
         let interfaces = count(&answers.next().unwrap_or_default(), |_| true).max(1);
         let disks = 1 + count(&answers.next().unwrap_or_default(), |line| line.starts_with("ebs"));
-        let kind = said.kind.map(str::to_owned).or(answers.next()).unwrap_or_default();
-        Ok(Machine { zone, kind, taken: Taken { interfaces, disks } })
+        Ok((Taken { interfaces, disks }, answers.next()))
     }
 
     fn known(&self, what: &str, remedy: &str) -> Result<String> {
@@ -215,10 +228,16 @@ fn words(error: &ImdsError) -> String {
 mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Instant;
 
+    use super::super::connect::Node;
+    use super::super::disks::Disks;
+    use super::super::limits::Limits;
     use super::*;
+    use crate::backend::Connect;
 
     /// What a request was.
     #[derive(Debug)]
@@ -319,6 +338,26 @@ mod tests {
         // A name of Kubernetes' is no instance.
         let other: NodeId = "ip-10-0-0-1.ec2.internal".parse().expect("an id");
         assert_eq!(metadata.node_id(Some(&other)).expect("asked").as_str(), "i-0123456789abcdef0");
+    }
+
+    #[test]
+    fn limit_follows_the_interfaces_attached_now() {
+        let interfaces = Arc::new(AtomicUsize::new(1));
+        let shown = Arc::clone(&interfaces);
+        let (metadata, _) = service(move |asked| match shown.load(Ordering::SeqCst) {
+            0 if asked.method == "GET" => Some((503, "busy")),
+            1 if asked.path.ends_with(INTERFACES) => Some((200, "02:29:96:8f:6a:2d/\n")),
+            _ => instance(asked),
+        });
+        let machine = metadata.machine(Said { zone: Some("z"), ..Said::default() }).expect("a machine");
+        let node = Node::new(Some(&machine), &Limits::default(), Disks::default()).asking(metadata);
+        // An m5.large takes 27 (28 with its first interface); 3 disks are there.
+        assert_eq!(node.limit(), Some(24));
+        interfaces.store(2, Ordering::SeqCst);
+        assert_eq!(node.limit(), Some(23));
+        // Without an answer the last one holds.
+        interfaces.store(0, Ordering::SeqCst);
+        assert_eq!(node.limit(), Some(23));
     }
 
     #[test]

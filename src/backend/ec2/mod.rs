@@ -53,7 +53,7 @@ pub fn open(config: Ec2Config, role: Role, requests: CloudRequests) -> Result<Cl
         volume_attach_limit: config.volume_attach_limit,
         reserved_volume_attachments: config.reserved_volume_attachments,
     };
-    let node = Node::new(machine.as_ref(), &limits, Disks::default());
+    let node = Node::new(machine.as_ref(), &limits, Disks::default()).asking(Metadata::new(&config.name));
     let policy = Ec2Policy { tags: config.tags.clone(), topology: node.topology() };
     let clock = Clock::default();
     let cloud = role.provision.then(|| client(&config, clock, requests)).transpose()?;
@@ -101,4 +101,20 @@ fn client(config: &Ec2Config, clock: Clock, requests: CloudRequests) -> Result<A
     let api = api::Ec2::new(settings, clock, requests)
         .map_err(|error| Error::BackendDown { backend: config.name.to_string(), reason: error.to_string() })?;
     Ok(Arc::new(Ec2Cloud::new(api)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::registry::Registry;
+
+    #[test]
+    fn controller_without_a_node_has_topology_and_its_snapshots_have_none() {
+        let config: Ec2Config = serde_yaml_ng::from_str("{name: ebs, cluster: c, region: eu-west-1}").expect("a configuration");
+        let role = Role { provision: true, connect: false };
+        let backend = open(config, role, CloudRequests::default()).expect("EC2 is not asked");
+        let offers = Registry::new(vec![Arc::new(backend)]).expect("one backend").offers();
+        assert!(offers.topology, "VOLUME_ACCESSIBILITY_CONSTRAINTS: disks are made in the zone that the scheduler chose");
+        assert!(offers.snapshots && !offers.local_snapshots, "a snapshot can be restored in any zone of its region");
+    }
 }

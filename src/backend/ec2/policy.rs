@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::backend::cloud::{Disk, Draft, Policy, Tags};
+use crate::backend::cloud::{Disk, DiskId, Draft, Policy, Tags};
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{AccessMode, AccessType, Bytes, Capability, Error, RawParameters, Result, Topology};
 
@@ -65,13 +65,17 @@ impl Policy for Ec2Policy {
     }
 
     fn place(&self, zone: &str) -> Topology {
-        zone::of_volume(zone)
+        zone::segments(zone)
     }
 
     fn bounds(&self, parameters: &Value) -> (Bytes, Bytes) {
         // What is no type was refused when it was parsed.
         let kind = Ec2Parameters::read(parameters).and_then(|parameters| parameters.rates.kind()).unwrap_or_default();
         (kind.bounds().smallest, kind.bounds().largest)
+    }
+
+    fn largest(&self, disk: &Disk) -> Result<Bytes> {
+        Ok(DiskSettings::read(&disk.settings)?.kind.bounds().largest)
     }
 
     fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
@@ -86,6 +90,16 @@ impl Policy for Ec2Policy {
             tags: self.tags(&spec.name, &parameters.tags),
             multi_attach: spec.several_nodes,
         })
+    }
+
+    /// EBS user guide, "Requirements for Amazon EBS encryption": without the right to use the key, CreateVolume answers, and the volume is
+    /// deleted (aws-ebs-csi-driver issues 1951 and 3010).
+    fn why_vanished(&self, disk: &DiskId) -> String {
+        format!(
+            "EC2 accepted volume {disk} and deleted it before it was available; the usual cause is a KMS key that may not be used. Check the \
+             StorageClass' kmsKeyId, or the account's default key for EBS encryption, and that the driver's role has kms:CreateGrant, \
+             kms:Decrypt, kms:DescribeKey and kms:GenerateDataKeyWithoutPlaintext for it"
+        )
     }
 
     fn check_mutable(&self, raw: &RawParameters) -> Result<()> {

@@ -176,6 +176,7 @@ mod tests {
             attach: true,
             health: true,
             topology: false,
+            local_snapshots: false,
         };
         assert_eq!(offers, everything);
     }

@@ -17,7 +17,7 @@ pub struct ImageConfig {
     /// Where the images lie; at least one.
     pub pools: Vec<PoolConfig>,
     /// The node that has these pools on its local disks; its volumes are only reachable there
-    /// (`topology.longshore.dev/node`). In a configuration file the default is this process's node.
+    /// (`topology.longshore.csi.dev/node`). In a configuration file the default is this process's node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// `true`: all nodes have these pools mounted at the same paths (a cluster's file system), so that the volumes are

@@ -59,7 +59,7 @@ use ledger::Ledger;
 use pool::{Pool, Ready};
 
 /// The segment that binds an image to the node whose disk it is on.
-pub const NODE_SEGMENT: &str = "topology.longshore.dev/node";
+pub const NODE_SEGMENT: &str = "topology.longshore.csi.dev/node";
 
 /// The access modes of a pool that all nodes have: one writes, or several read.
 const SHARED: [AccessMode; 5] = [

@@ -268,7 +268,7 @@ impl MutableArgs {
 /// From where a volume must be reached.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TopologyArgs {
-    /// A segment of the place it must be reached from: topology.longshore.dev/node=a; may be repeated
+    /// A segment of the place it must be reached from: topology.longshore.csi.dev/node=a; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     topology: Vec<Pair>,
 }

@@ -98,13 +98,13 @@ fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn
 
 pub(super) fn info(node: &Node) -> Result<NodeInfo> {
     let mut topology: Option<Topology> = None;
-    let mut limit = Some(0_u64);
+    let mut limit: Option<u64> = None;
     for backend in node.registry.iter() {
         if let Some(segments) = backend.topology() {
             topology.get_or_insert_with(Topology::default).0.extend(segments.0);
         }
-        // Each backend has its own room; where one has no limit, the node as a whole has none.
-        limit = limit.zip(backend.connect().limit()).map(|(sum, more)| sum.saturating_add(more));
+        // The CO has one number for all volumes of the driver, whatever their backend: only the smallest limit holds for each of them.
+        limit = [limit, backend.connect().limit()].into_iter().flatten().min();
     }
     Ok(NodeInfo { node_id: node.settings.node_id.clone(), topology, limit })
 }

@@ -41,7 +41,7 @@ detach $two
 start_node
 is '' "$(ls -d /sys/block/nvme* 2>/dev/null)" "disks before"
 segments=$(call node-info | jq -c .accessible_topology.segments)
-is '{"topology.ebs.csi.aws.com/zone":"eu-west-1a","topology.kubernetes.io/zone":"eu-west-1a"}' "$segments" "where the node is"
+is '{"topology.longshore.csi.dev/zone":"eu-west-1a"}' "$segments" "where the node is"
 is 26 "$(call node-info | jq .max_volumes_per_node)" "what the node takes"
 
 # It is asked for before it is there.

@@ -80,6 +80,11 @@ fn a_refusal_to_change_has_its_meaning() {
     }
     let error = bench.expanding().expand(&bench.id("one"), Bytes(GIB.0 << 20)).expect_err("too large");
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    // Its type was changed after it was made: the bound is that of its type now.
+    let disk = bench.cloud.disks_now()[0].id.clone();
+    bench.cloud.with_disk(&disk, |disk| disk.settings = json!({"speed": "slow"}));
+    let error = bench.expanding().expand(&bench.id("one"), Bytes(65 * GIB.0)).expect_err("too large for a slow one");
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     // What is refused together is tried apart, and each is told of its own.
     let before = bench.cloud.count("change_disk");
     bench.cloud.wrong("change_disk", [Because::Invalid; 3].map(Refused));

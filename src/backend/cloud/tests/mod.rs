@@ -121,6 +121,15 @@ impl Bench {
 }
 
 fn driver(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
+    let backend = standby(cloud, clock);
+    if clock.now() >= super::memory::YOUNG {
+        backend.half(|controller| &controller.memory).expect("a controller").has_acted();
+    }
+    backend
+}
+
+/// One that has not acted yet, however long it has been up.
+fn standby(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
     CloudBackend::new(Parts {
         name: backend_name(),
         cluster: "ours".to_owned(),
@@ -236,6 +245,10 @@ impl Policy for TestPolicy {
     }
     fn bounds(&self, _: &Value) -> (Bytes, Bytes) {
         (GIB, Bytes(GIB.0 << 14))
+    }
+    fn largest(&self, disk: &Disk) -> Result<Bytes> {
+        // A type is a speed here; the slow one has small disks.
+        Ok(Bytes(GIB.0 << if disk.settings["speed"] == "slow" { 6 } else { 14 }))
     }
     fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
         let tags = Tags::from([("team".to_owned(), "red".to_owned()), (super::tags::CLUSTER.to_owned(), "theirs".to_owned())]);
