@@ -5,6 +5,7 @@
 //! .longshore/                  ours alone (0700)
 //!   marker.json                whose share this is
 //!   lock                       held by the one process that provisions
+//!   owner                      which one: a random name, written by each that gets the lock
 //!   volumes/<id>.json          a volume's record: it exists iff this says that it is whole
 //!   drafts/<id>/               a volume's folder in the making; renamed into place when it is whole
 //!   drafts/<id>.links/         what is linked more than once, while it is copied
@@ -13,7 +14,8 @@
 //!   archive/<id>-<time>/       deleted, but kept for the operator; its record beside it
 //! ```
 //! Everything is done relative to the open top folder. The lock is flock(2): on NFS 4 the server keeps it, on NFS 3 lockd does; with
-//! `nolock` it only holds on one machine.
+//! `nolock` it only holds on one machine. A server gives it to another client once our lease has expired (RFC 8881, section 8.4.3), and
+//! does not tell us: so `owner` is read before each operation, and who finds another name there stops.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,7 +31,7 @@ use rustix::io::Errno;
 use crate::os::answers::Answers;
 use crate::os::folder::Folder;
 use crate::os::fs::{Usage, usage};
-use crate::os::{self, durable, nfs, private_mount};
+use crate::os::{self, durable, nfs, private_mount, random};
 use crate::volume::{BackendName, Error, Result};
 
 use super::super::config::ShareConfig;
@@ -42,6 +44,7 @@ use super::work::Work;
 
 const MARKER: &str = "marker.json";
 const LOCK: &str = "lock";
+const OWNER: &str = "owner";
 /// A server that has not let us mount by then is down.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a server has to say that it lives.
@@ -105,6 +108,7 @@ pub(super) struct Ready {
     pub snapshot_start: Mutex<()>,
     /// Held while folders on the way to volumes are made and removed.
     pub places: Mutex<()>,
+    owner: String,
     _lock: File,
 }
 
@@ -131,10 +135,18 @@ impl Share {
     pub fn ready(&self) -> Result<Arc<Ready>> {
         if let Some(ready) = self.current() {
             match self.ask(&ready) {
-                Ok(()) => return Ok(ready),
+                Ok(()) if ready.is_owner()? => return Ok(ready),
+                Ok(()) => {
+                    tracing::error!(
+                        share = ready.called,
+                        "another controller has taken over the share: this one stops provisioning from it"
+                    );
+                    lock(&ready.works).values().for_each(|work| work.control.stop());
+                    self.forget(&ready);
+                }
                 Err(Silence::Stale(reason)) => {
                     tracing::warn!(share = ready.called, reason, "what was mounted is no longer there: it is mounted anew");
-                    *lock(&self.current) = None;
+                    self.forget(&ready);
                 }
                 Err(Silence::Dead(reason)) => return Err(self.down(reason)),
             }
@@ -151,6 +163,11 @@ impl Share {
 
     fn current(&self) -> Option<Arc<Ready>> {
         lock(&self.current).clone()
+    }
+
+    /// Unless it was opened anew meanwhile.
+    fn forget(&self, ready: &Arc<Ready>) {
+        lock(&self.current).take_if(|current| Arc::ptr_eq(current, ready));
     }
 
     fn open(&self) -> Result<Arc<Ready>> {
@@ -263,6 +280,8 @@ impl Share {
             return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
         }
         self.memory.keep(&marker.id);
+        let owner = random::hexadecimal(16)?;
+        own.write(OWNER, owner.as_bytes())?;
         let folder = |name: &str| own.ensure_folder(name, 0o700);
         let trash = folder("trash")?;
         Ok(Ready {
@@ -279,6 +298,7 @@ impl Share {
             works: Mutex::default(),
             snapshot_start: Mutex::default(),
             places: Mutex::default(),
+            owner,
             _lock: lock_file,
             root,
             own,
@@ -358,6 +378,13 @@ impl Memory {
 }
 
 impl Ready {
+    /// Whether no other process has got the lock since this one did. A file that is opened anew is read from the server (nfs(5),
+    /// "Close-to-open cache consistency").
+    fn is_owner(&self) -> Result<bool> {
+        let owner = self.own.read(OWNER, 64).map_err(|error| self.failure(error))?;
+        Ok(owner.is_some_and(|owner| owner == self.owner.as_bytes()))
+    }
+
     /// How full the share is.
     pub fn usage(&self) -> Result<Usage> {
         usage(self.root.as_fd()).map_err(|error| self.failure(error))

@@ -83,7 +83,7 @@ impl Ground {
                 left.insert(path.strip_prefix(self.at("a")).expect("below").to_string_lossy().into_owned());
             }
         }
-        for own in ["", "/marker.json", "/lock", "/volumes", "/drafts", "/snapshots", "/trash", "/archive"] {
+        for own in ["", "/marker.json", "/lock", "/owner", "/volumes", "/drafts", "/snapshots", "/trash", "/archive"] {
             left.remove(&format!(".longshore{own}"));
         }
         left
@@ -547,6 +547,24 @@ fn await_ready(controller: &Controller, id: &SnapshotId) {
     while !controller.find_snapshot(id).expect("looked").expect("there").ready {
         assert!(Instant::now() < end);
     }
+}
+
+#[test]
+fn controller_whose_lock_went_to_another_stops_provisioning() {
+    let ground = ground(&["a"]);
+    let first = ground.open();
+    create(&first, &spec("one", &[])).expect("made");
+    // The server gave the lock away: the first still holds the one of a file that is no longer there.
+    std::fs::remove_file(ground.at("a/.longshore/lock")).expect("removed");
+    let second = ground.open();
+    create(&second, &spec("two", &[])).expect("made");
+    for refused in [create(&first, &spec("three", &[])).map(drop), first.delete(&id("one")).map(drop), first.probe()] {
+        let error = refused.expect_err("it is the second's share").to_string();
+        assert!(error.contains("another process provisions from it"), "{error}");
+    }
+    second.delete(&id("one")).expect("the second deletes it");
+    drop(second);
+    create(&first, &spec("three", &[])).expect("the lock is free again");
 }
 
 #[test]
