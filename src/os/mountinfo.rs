@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use super::{Error, Result};
+
+mod nodes;
 
 /// Of the thread, which is the process's unless it has unshared its namespace.
 const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
@@ -29,12 +32,20 @@ pub struct Mount {
     pub source: PathBuf,
     /// Options of the file system.
     pub super_options: Vec<String>,
+    /// What [`Mount::block_node`] found when it was first asked.
+    pub node: OnceLock<Option<(u32, u32)>>,
 }
 
 impl Mount {
     /// Whether writes are refused by the mount or by the file system.
     pub fn is_read_only(&self) -> bool {
         self.options.iter().chain(&self.super_options).any(|option| option == "ro")
+    }
+
+    /// The number of the block device whose node below /dev is mounted (a bind mount of the node); `None` for any other mount. Looked up
+    /// when it is first asked for.
+    pub fn block_node(&self) -> Option<(u32, u32)> {
+        *self.node.get_or_init(|| nodes::number(self))
     }
 
     /// One line without its newline, or `None`.
@@ -63,7 +74,8 @@ impl Mount {
         // To the end of the line: some file systems do not escape the spaces in their options.
         let rest: Vec<&[u8]> = fields.collect();
         let super_options = self::options(&rest.join(&b' '));
-        Some(Mount { id, parent, device, root, mount_point, options, propagation, fstype, source, super_options })
+        let node = OnceLock::new();
+        Some(Mount { id, parent, device, root, mount_point, options, propagation, fstype, source, super_options, node })
     }
 }
 
@@ -128,6 +140,14 @@ impl MountTable {
 
     pub fn iter(&self) -> impl Iterator<Item = &Mount> {
         self.mounts.iter()
+    }
+
+    /// As if the mount with this id showed the node of the block device `number`.
+    #[cfg(test)]
+    pub fn with_node(self, id: u64, number: (u32, u32)) -> MountTable {
+        let mount = self.mounts.iter().find(|mount| mount.id == id).expect("a mount");
+        mount.node.set(Some(number)).expect("nobody asked before");
+        self
     }
 }
 
@@ -284,6 +304,7 @@ mod tests {
                 fstype,
                 source,
                 super_options,
+                node: OnceLock::new(),
             },
         )
     }

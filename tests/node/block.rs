@@ -2,13 +2,19 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
-use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome};
+use longshore::os::{loopdev, udev};
+use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome, VolumeId};
+use rustix::io::Errno;
 
-use crate::world::{block, filesystem, is_final, mounts_at, publish_request, stage_request, unpublish, unstage, world};
+use crate::world::{
+    World, block, filesystem, is_final, mounts_at, names, publish_request, stage_request, unmount, unpublish, unstage, world,
+};
 
 /// Whether the kernel takes a write through this node.
 fn takes_writes(path: &Path) -> bool {
@@ -180,5 +186,89 @@ fn it_is_published_only_as_what_it_is_staged() {
         let elsewhere = publish_request(&id, &world.staging("s2"), &target, &block());
         assert!(matches!(node.publish(&elsewhere), Err(Error::NotStaged { .. })));
         assert!(!target.exists());
+    });
+}
+
+/// Takes the volume's loop device from the machine, node and all, as a disk that is pulled. The kernel removes the node below /dev.
+fn pull(world: &World, id: &VolumeId) {
+    let path = world.device(id).expect("connected");
+    let number: u32 =
+        path.to_str().and_then(|path| path.strip_prefix("/dev/loop")).expect("a loop device").parse().expect("a number");
+    let stat = fs::metadata(world.backend.path(id)).expect("stat");
+    loopdev::detach(&path, (stat.dev(), stat.ino())).expect("detaches");
+    let control = File::options().read(true).write(true).open("/dev/loop-control").expect("opens");
+    // Other tests may have taken the free device meanwhile.
+    let removed = || match remove_loop_device(&control, number) {
+        Ok(()) => Ok(true),
+        Err(Errno::BUSY) => Ok(false),
+        Err(errno) => panic!("remove loop device {number}: {errno}"),
+    };
+    assert!(
+        udev::wait_until(Instant::now().checked_add(Duration::from_secs(60)), removed).unwrap(),
+        "loop device {number} stays"
+    );
+}
+
+#[allow(unsafe_code, reason = "LOOP_CTL_REMOVE takes the number itself")]
+fn remove_loop_device(control: &File, number: u32) -> Result<(), Errno> {
+    const LOOP_CTL_REMOVE: libc::c_ulong = 0x4c81;
+    // SAFETY: the argument is a number, no pointer.
+    match unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_REMOVE as _, number) } {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn published_device_that_was_removed_is_unpublished_and_unstaged() {
+    // By the target's own record, after a restart, and by the stage's record, as forms 1 and 2 of the journal have it.
+    for (restart, form) in [(false, 3), (true, 3), (true, 2), (true, 1)] {
+        world(|world| {
+            let node = world.node();
+            let id = world.volume("a", Bytes::mib(8));
+            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+            node.stage(&stage_request(&id, &staging, &block())).unwrap();
+            node.publish(&publish_request(&id, &staging, &target, &block())).unwrap();
+            pull(world, &id);
+            let root = mounts_at(&target)[0].root.clone();
+            assert!(root.to_str().unwrap().ends_with("//deleted"), "{}", root.display());
+            if form < 3 {
+                let journal = world.journal(&id);
+                for name in names(&journal) {
+                    let path = journal.join(name);
+                    let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+                    entry["version"] = form.into();
+                    entry.as_object_mut().unwrap().remove("device");
+                    fs::write(path, entry.to_string()).unwrap();
+                }
+            }
+            let node = if restart { world.node() } else { node };
+            let error = unstage(&node, &id, &staging).unwrap_err();
+            assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("unpublish it there"), "{error}");
+            assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Changed(()));
+            assert!(!target.exists());
+            unstage(&node, &id, &staging).unwrap();
+            world.assert_gone(&id);
+        });
+    }
+}
+
+/// Another device's node at the target is not the volume's, whatever its own device was.
+#[test]
+fn device_of_another_volume_at_the_target_is_refused_and_left() {
+    world(|world| {
+        let node = world.node();
+        let (id, other) = (world.volume("a", Bytes::mib(8)), world.volume("b", Bytes::mib(8)));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        node.stage(&stage_request(&id, &staging, &block())).unwrap();
+        node.stage(&stage_request(&other, &world.staging("s2"), &block())).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &block())).unwrap();
+        unmount(&target);
+        rustix::mount::mount_bind(world.device(&other).unwrap(), &target).unwrap();
+        assert!(matches!(unpublish(&node, &id, &target), Err(Error::InUse { .. })));
+        assert!(matches!(node.publish(&publish_request(&id, &staging, &target, &block())), Err(Error::Conflict { .. })));
+        assert_eq!(mounts_at(&target).len(), 1);
+        let error = unstage(&node, &other, &world.kubelet("s2")).unwrap_err();
+        assert!(error.to_string().contains(target.to_str().unwrap()), "the device is found by its number: {error}");
     });
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use longshore::os;
 use longshore::volume::{Bytes, Error, FsType};
@@ -54,6 +55,55 @@ fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
         unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
     });
+}
+
+/// A pod's author chooses the names in his volumes: a subPath of a tmpfs, bound by the kubelet, is no device node of ours.
+#[test]
+fn subpath_of_a_tmpfs_named_as_the_device_does_not_block_unstage() {
+    world(|world| {
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(16));
+        for (staging, capability) in [("s1", filesystem(None)), ("s2", block())] {
+            let staging = world.staging(staging);
+            node.stage(&stage_request(&id, &staging, &capability)).unwrap();
+            let device = world.device(&id).unwrap();
+            let name = device.file_name().unwrap().to_str().unwrap();
+            let (memory, place) = (world.kubelet("pods/uid/volumes/empty"), world.kubelet("pods/uid/volume-subpaths/empty/0"));
+            fs::create_dir_all(&memory).unwrap();
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            tmpfs_on(&memory);
+            fs::write(memory.join(name), "").unwrap();
+            fs::write(&place, "").unwrap();
+            rustix::mount::mount_bind(memory.join(name), &place).unwrap();
+            assert_eq!(mounts_at(&place)[0].root, Path::new("/").join(name));
+            unstage(&node, &id, &staging).unwrap();
+            assert_eq!((world.device(&id), world.journal(&id).exists()), (None, false));
+            unmount(&place);
+            unmount(&memory);
+        }
+    });
+}
+
+/// The kernel keeps the mounts of a disk that was deleted, as an iSCSI disk is whose session ended.
+#[test]
+fn volume_whose_disk_is_gone_is_unpublished_and_unstaged() {
+    for restart in [false, true] {
+        world(|world| {
+            let node = world.node();
+            let id = world.volume("a", Bytes::mib(16));
+            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+            node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+            node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
+            world.backend.gone.store(true, Ordering::SeqCst);
+            let node = if restart { world.node() } else { node };
+            assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })), "it is still published");
+            assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
+            unpublish(&node, &id, &target).unwrap();
+            assert!(!target.exists());
+            unstage(&node, &id, &staging).unwrap();
+            assert!(mounts_at(&staging).is_empty() && !world.journal(&id).exists());
+        });
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::volume::{
     AccessType, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, Volume, VolumeId,
 };
 
-use super::journal::{Access, Phase, StageEntry, VERSION};
+use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
 use super::plan::WantedAccess;
 use super::stage::{self, Order};
 use super::{Handle, Node, PublishRequest, publish, unpublish, unstage};
@@ -104,7 +104,8 @@ pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Resu
 fn is_mounted(node: &Node, id: &VolumeId) -> Result<bool> {
     let sources = node.sources(id, node.journal.stage(id)?.as_ref())?;
     let table = os::mountinfo::MountTable::read()?;
-    Ok(node.journal.targets(id)?.iter().any(|target| unstage::mounted_target(&table, target, &sources.all)))
+    let mounted = |target: &TargetEntry| unstage::mounted_target(&table, target, &sources.at_target(Some(target), &node.boot));
+    Ok(node.journal.targets(id)?.iter().any(mounted))
 }
 
 fn make(

@@ -24,11 +24,15 @@ use crate::os::{self, durable};
 use crate::volume::digest::sha256;
 use crate::volume::{AccessMode, Encryption, Error, NodeParameters, Result, VolumeId};
 
-/// The form of the files. Another number is another version's file and is left alone, but for the one before, which is read as well.
-pub const VERSION: u32 = 2;
-/// It said of an interrupted mkfs, luksFormat or growth only that there was one. That is no evidence, and is not read.
-const BEFORE: u32 = 1;
+/// The form of the files; earlier ones are read as well. A file of a later form is left as it is, and its volume's calls are refused.
+///
+/// Any field that is added needs a new form: to an earlier version a field that it does not know is damage, and it would go on without
+/// the entry.
+pub const VERSION: u32 = 3;
+/// The first form said of an interrupted mkfs, luksFormat or growth only that there was one. That is no evidence, and is not read.
 const NO_EVIDENCE: [&str; 3] = ["formatting", "encrypting", "growing"];
+/// The first form without [`NO_EVIDENCE`].
+const WITH_EVIDENCE: u32 = 2;
 /// No entry comes near it; what is larger is damaged.
 const LONGEST: u64 = 1 << 20;
 const STAGE: &str = "stage.json";
@@ -159,6 +163,10 @@ pub struct TargetEntry {
     pub target: PathBuf,
     pub block: bool,
     pub read_only: bool,
+    /// The device that is mounted or shown there; since form 3, and only of what is a device. If the disk is gone since, its number
+    /// still tells that the mount is the volume's.
+    #[serde(default)]
+    pub device: Option<BlockDevice>,
     pub boot: String,
 }
 
@@ -247,8 +255,7 @@ impl Found {
                 self.unreadable.push((path, format!("it is an entry of volume {}; move it away", named(&entry))));
             }
             Some(Ok(Parsed::OtherVersion(version))) => {
-                let reason = format!("written by another version (form {version}, this one reads {VERSION}); run that one");
-                self.unreadable.push((path, reason));
+                self.unreadable.push((path, other_version(version)));
             }
             Some(Err(_)) => self.damaged.push(path),
             None => {}
@@ -542,14 +549,20 @@ fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
     match parse(&content) {
         Ok(Parsed::Entry(entry)) => Ok(Some(entry)),
         Ok(Parsed::OtherVersion(version)) => {
-            let reason = format!("written by another version (form {version}, this one reads {VERSION}); run that one");
-            Err(os::Error::Unexpected { object: path.display().to_string(), reason }.into())
+            Err(os::Error::Unexpected { object: path.display().to_string(), reason: other_version(version) }.into())
         }
         Err(error) => {
             keep_aside(&path, &error)?;
             Ok(None)
         }
     }
+}
+
+fn other_version(version: u32) -> String {
+    format!(
+        "the journal entry was written by another version of Longshore (form {version}, this version reads 1 to {VERSION}) and was left as \
+         it is; start that version, or a later one"
+    )
 }
 
 /// What a file says that is not damaged.
@@ -561,9 +574,11 @@ enum Parsed<T> {
 fn parse<T: DeserializeOwned>(content: &[u8]) -> serde_json::Result<Parsed<T>> {
     match serde_json::from_slice::<Versioned>(content)?.version {
         VERSION => serde_json::from_slice(content).map(Parsed::Entry),
-        BEFORE => {
+        earlier @ 1..VERSION => {
             let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(content)?;
-            NO_EVIDENCE.iter().for_each(|name| drop(fields.remove(*name)));
+            if earlier < WITH_EVIDENCE {
+                NO_EVIDENCE.iter().for_each(|name| drop(fields.remove(*name)));
+            }
             fields.insert("version".to_owned(), VERSION.into());
             serde_json::from_value(fields.into()).map(Parsed::Entry)
         }
@@ -632,7 +647,15 @@ mod tests {
     }
 
     fn target(path: &str) -> TargetEntry {
-        TargetEntry { version: VERSION, id: id(), target: path.into(), block: true, read_only: true, boot: "b".to_owned() }
+        TargetEntry {
+            version: VERSION,
+            id: id(),
+            target: path.into(),
+            block: true,
+            read_only: true,
+            device: Some(BlockDevice { path: "/dev/loop3".into(), number: (7, 3), identity: "x".to_owned() }),
+            boot: "b".to_owned(),
+        }
     }
 
     #[test]
@@ -705,20 +728,61 @@ mod tests {
         }
     }
 
+    /// As an earlier version finds it after a downgrade.
     #[test]
-    fn another_versions_file_is_left_alone() {
-        let state = tempfile::tempdir().expect("a folder");
+    fn entry_of_a_later_form_is_kept_and_its_volume_refused() {
+        let state = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(state.path()).expect("opens");
-        journal.write_stage(&StageEntry { version: VERSION + 1, ..entry() }).expect("writes");
-        let error = journal.stage(&id()).expect_err("not ours to read");
-        assert!(error.to_string().contains("another version"), "{error}");
+        journal.write_stage(&entry()).expect("writes");
+        journal.write_target(&target("/t/1")).expect("writes");
+        let folder = state.path().join("journal/image:a");
+        let later = |name: &str| {
+            let path = folder.join(name);
+            let mut fields: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("reads")).expect("JSON");
+            let object = fields.as_object_mut().expect("an object");
+            object.extend([("version".to_owned(), (VERSION + 1).into()), ("added".to_owned(), true.into())]);
+            object.retain(|name, _| name != "boot");
+            fs::write(&path, fields.to_string()).expect("writes");
+            fields.to_string()
+        };
+        let (stage, target) = (later(STAGE), later(&target_name(Path::new("/t/1"))));
+        let errors = [
+            journal.stage(&id()).expect_err("of a later form"),
+            journal.target(&id(), Path::new("/t/1")).expect_err("of a later form"),
+            journal.targets(&id()).expect_err("of a later form"),
+        ];
+        for error in errors {
+            let text = crate::volume::error::chain(&error);
+            let form = format!("form {}, this version reads 1 to {VERSION}", VERSION + 1);
+            assert!(text.contains("image:a") && text.contains(&form) && text.contains("start that version"), "{text}");
+        }
+        journal.sweep().expect("sweeps");
+        assert!(journal.knows(&id()).expect("reads"));
         let found = look(state.path()).expect("reads").volumes;
-        assert!(found[0].unreadable[0].1.contains("another version") && found[0].damaged.is_empty());
-        assert!(state.path().join("journal/image:a/stage.json").exists());
+        assert!(found[0].unreadable.len() == 2 && found[0].damaged.is_empty(), "{found:?}");
+        assert_eq!(fs::read_to_string(folder.join(STAGE)).expect("kept"), stage);
+        assert_eq!(fs::read_to_string(folder.join(target_name(Path::new("/t/1")))).expect("kept"), target);
+        assert_eq!(names(&folder).expect("reads").len(), 2, "nothing is kept aside");
     }
 
     #[test]
-    fn entry_of_the_version_before_is_read_without_its_evidence() {
+    fn target_of_an_earlier_form_is_read_without_a_device() {
+        let state = tempfile::tempdir().expect("a directory");
+        let journal = Journal::open(state.path()).expect("opens");
+        journal.write_target(&target("/t/1")).expect("writes");
+        let path = state.path().join("journal/image:a").join(target_name(Path::new("/t/1")));
+        let mut fields: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("reads")).expect("JSON");
+        fields.as_object_mut().expect("an object").remove("device");
+        for version in 1..VERSION {
+            fields["version"] = version.into();
+            fs::write(&path, fields.to_string()).expect("writes");
+            let read = journal.target(&id(), Path::new("/t/1")).expect("reads");
+            assert_eq!(read, Some(TargetEntry { device: None, ..target("/t/1") }), "form {version}");
+        }
+    }
+
+    #[test]
+    fn entry_of_the_first_form_is_read_without_its_evidence() {
         let state = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(state.path()).expect("opens");
         let current = StageEntry { format: None, ..entry() };

@@ -53,9 +53,9 @@ pub fn exclusive(sources: &[Source]) -> Vec<Source> {
     sources.iter().filter(|source| !matches!(source, Source::Directory(_))).cloned().collect()
 }
 
-/// Whether `mount` is a bind of the device's own node.
+/// Whether `mount` is a bind of the device's node.
 pub fn is_node_of(mount: &Mount, device: &BlockDevice) -> bool {
-    matches!(mount.fstype.as_str(), "devtmpfs" | "tmpfs") && mount.root.file_name() == device.path.file_name()
+    mount.block_node() == Some(device.number)
 }
 
 /// Whether `mount` is of this volume, as a file system or as a device node.
@@ -156,8 +156,10 @@ mod tests {
                      15 1 0:5 /loop4 /f rw - devtmpfs dev rw\n\
                      16 1 7:3 / /g rw - ext4 /dev/loop3 rw\n\
                      17 16 7:3 / /g rw - ext4 /dev/loop3 rw\n\
-                     18 17 0:9 / /h rw - tmpfs t rw\n";
-        let table = table(lines);
+                     18 17 0:9 / /h rw - tmpfs t rw\n\
+                     19 1 0:9 /loop3 /i rw - tmpfs t rw\n\
+                     20 1 0:5 /loop3//deleted /j rw - devtmpfs dev rw\n";
+        let table = table(lines).with_node(14, (7, 3)).with_node(15, (7, 4)).with_node(20, (7, 3));
         let at = |path: &str| at(&table, Path::new(path), &[device()]);
         assert!(matches!(at("/a"), At::Ours(mount) if mount.id == 10));
         assert!(matches!(at("/b"), At::Foreign(_)), "a name may lie");
@@ -165,6 +167,8 @@ mod tests {
         assert!(matches!(at("/d"), At::Foreign(_)));
         assert!(matches!(at("/e"), At::Ours(_)));
         assert!(matches!(at("/f"), At::Foreign(_)));
+        assert!(matches!(at("/i"), At::Foreign(_)), "a file of a pod's tmpfs may have any name");
+        assert!(matches!(at("/j"), At::Ours(_)), "a node that was removed keeps its number");
         assert!(matches!(at("/g"), At::Stack(2)));
         assert!(matches!(at("/x"), At::Nothing));
         assert!(matches!(super::at(&table, Path::new("/a"), &[]), At::Foreign(_)), "of an unknown volume nothing is ours");

@@ -67,6 +67,7 @@ fn mounted(fstype: &str, options: &str) -> Mount {
         fstype: fstype.to_owned(),
         source: "/dev/loop3".into(),
         super_options: vec!["rw".to_owned()],
+        node: std::sync::OnceLock::new(),
     }
 }
 
@@ -339,7 +340,15 @@ fn target_wanted(read_only: bool, alone: bool) -> WantedTarget {
 }
 
 fn target(path: &str, block: bool, read_only: bool) -> TargetEntry {
-    TargetEntry { version: super::super::journal::VERSION, id: id(), target: path.into(), block, read_only, boot: "b".to_owned() }
+    TargetEntry {
+        version: super::super::journal::VERSION,
+        id: id(),
+        target: path.into(),
+        block,
+        read_only,
+        device: None,
+        boot: "b".to_owned(),
+    }
 }
 
 #[test]

@@ -195,7 +195,11 @@ impl<'a> Job<'a> {
             attributes.nodev |= staged.nodev;
         }
         let boot = node.boot.clone();
-        let target = TargetEntry { version: VERSION, id: entry.id.clone(), target, block, read_only, boot };
+        let device = match &source {
+            Source::Device(device) => Some(device.clone()),
+            Source::Filesystem { .. } | Source::Directory(_) => None,
+        };
+        let target = TargetEntry { version: VERSION, id: entry.id.clone(), target, block, read_only, device, boot };
         let group = super::stage::group_of(capability);
         Ok(Job { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
     }
@@ -216,7 +220,7 @@ impl<'a> Job<'a> {
 
     fn run(&mut self, decision: Publish) -> Result<Outcome<()>> {
         if self.target.block && decision != Publish::Mount {
-            // mountinfo shows the node's name only.
+            // What the device's number is seen to be must be so still.
             self.seen_device()?;
         }
         match decision {

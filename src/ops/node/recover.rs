@@ -111,11 +111,12 @@ fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targe
     let table = MountTable::read()?;
     let mut protected = false;
     for target in targets {
-        if mounted_target(&table, target, &sources.all) {
+        let mounted = sources.at_target(Some(target), &node.boot);
+        if mounted_target(&table, target, &mounted) {
             protected |= target.block && target.read_only;
             continue;
         }
-        if let At::Foreign(mount) = observe::at(&table, &target.target, &sources.all) {
+        if let At::Foreign(mount) = observe::at(&table, &target.target, &mounted) {
             tracing::error!(
                 volume = %id, path = %target.target.display(), source = %mount.source.display(),
                 "something else is mounted at a published target; unmount it, then unpublish the volume"

@@ -8,8 +8,8 @@ use crate::os::step::step;
 use crate::volume::digest::sha256;
 use crate::volume::{Encryption, Error, Result, VolumeId};
 
-use super::journal::StageEntry;
-use super::{Node, unexpected};
+use super::journal::{StageEntry, TargetEntry};
+use super::{Node, observe, unexpected};
 
 /// A longer name would not fit into a mapping's UUID, which cryptsetup makes of it.
 const LONGEST_NAME: usize = 80;
@@ -22,8 +22,11 @@ pub(super) struct Sources {
     pub connected: Option<Source>,
     /// Its mapping, be it half made, or left over on what was connected before.
     pub mapping: Option<Mapped>,
-    /// All that it is or was in this boot: only mounts of these are its own.
+    /// All that it is, or was in this boot and still is that device: mounts of these are its own, wherever they are.
     pub all: Vec<Source>,
+    /// The devices that its stage recorded in this boot and that are gone since. Their numbers may be given to others, so only what is
+    /// mounted where the journal has the volume is its own by them.
+    pub recorded: Vec<Source>,
 }
 
 impl Sources {
@@ -33,6 +36,19 @@ impl Sources {
             Encryption::None => self.connected.clone(),
             Encryption::Luks2 => self.mapping_on_connected().map(Source::Device),
         }
+    }
+
+    /// What mounts at the journal's staging path can be of.
+    pub fn at_staging(&self) -> Vec<Source> {
+        [self.all.as_slice(), &self.recorded].concat()
+    }
+
+    /// What mounts at a target can be of; `target` is the journal's entry of it, `boot` the present one.
+    pub fn at_target(&self, target: Option<&TargetEntry>, boot: &str) -> Vec<Source> {
+        let Some(target) = target.filter(|target| target.boot == boot) else { return self.all.clone() };
+        let mut sources = self.at_staging();
+        sources.extend(target.device.clone().map(Source::Device));
+        sources
     }
 
     /// What its backend made of it: what it is connected as, or was.
@@ -78,14 +94,16 @@ impl Node {
             None => None,
         };
         let mut all: Vec<Source> = connected.clone().into_iter().collect();
+        let shown = entry.filter(|entry| self.same_boot(entry)).map(StageEntry::shown).unwrap_or_default();
         if let Some(journaled) = journaled.filter(|journaled| connected.as_ref() != Some(journaled))
             && backend.map_or(Ok(true), |backend| backend.connect().is_still(&journaled))?
         {
             all.push(journaled);
         }
         let mapping = self.mapping(id)?;
-        all.extend(mapping.as_ref().map(shown).map(Source::Device));
-        Ok(Sources { connected, mapping, all })
+        all.extend(mapping.as_ref().map(self::shown).map(Source::Device));
+        let recorded = observe::exclusive(&shown).into_iter().filter(|source| !all.contains(source)).collect();
+        Ok(Sources { connected, mapping, all, recorded })
     }
 
     /// Whether what the volume is connected as answers: asked before anything that would wait for a dead server.
@@ -155,7 +173,8 @@ mod tests {
             below: below.to_vec(),
         };
         let used = |mapping| {
-            let sources = Sources { connected: Some(Source::Device(device.clone())), mapping, all: Vec::new() };
+            let connected = Some(Source::Device(device.clone()));
+            let sources = Sources { connected, mapping, ..Sources::default() };
             sources.used(Encryption::Luks2)
         };
         assert_eq!(used(None), None);

@@ -19,6 +19,7 @@ use crate::volume::{Error, Outcome, Result, Secrets, VolumeId};
 use super::execute::{self, Job};
 use super::journal::{Access, Phase, StageEntry, TargetEntry};
 use super::plan::{Wanted, WantedAccess};
+use super::sources::Sources;
 use super::stage::Order;
 use super::{Node, observe, source_name};
 
@@ -43,7 +44,7 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
 fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
     let sources = node.sources(id, None)?;
     if !sources.all.is_empty() {
-        unpublished(node, id, staging, &sources.all)?;
+        unpublished(node, id, staging, &sources)?;
     }
     let count = execute::unmount_all(&node.kubelet, staging, &sources.all)?;
     node.close_mapping(id)?;
@@ -67,9 +68,10 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
 pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> {
     let id = entry.id.clone();
     let sources = node.sources(&id, Some(&entry))?;
-    unpublished(node, &id, &entry.staging, &sources.all)?;
+    unpublished(node, &id, &entry.staging, &sources)?;
+    let mounted = sources.at_staging();
     // Seen before anything is undone, so that a refusal changes nothing.
-    if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &sources.all) {
+    if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &mounted) {
         return Err(super::plan::taken(&entry.staging, &mount));
     }
     if entry.phase != Phase::Unstaging {
@@ -77,7 +79,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
         node.journal.write_stage(&entry)?;
     }
     write_out(node, &entry, &sources.all);
-    execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
+    execute::unmount_all(node.root_of(&entry), &entry.staging, &mounted)?;
     node.close_mapping(&id)?;
     if entry.is_cut_off() && !entry.inline {
         finish_cut_off(node, &entry)?;
@@ -179,10 +181,10 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
 /// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no
 /// longer mounted is forgotten. Mounts outside are looked at after the staging mount is gone: they may be its copies in
 /// another view of the node's files, which go with it.
-fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -> Result<()> {
+fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &Sources) -> Result<()> {
     let table = MountTable::read()?;
     for target in node.journal.targets(id)? {
-        if mounted_target(&table, &target, sources) {
+        if mounted_target(&table, &target, &sources.at_target(Some(&target), &node.boot)) {
             return Err(published_at(id, &target.target));
         }
         tracing::warn!(volume = %id, path = %target.target.display(), "a published target is no longer mounted; forgotten");
@@ -192,7 +194,7 @@ fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &[Source]) -
         let ours = [node.kubelet.path(), node.state.path()].iter().any(|folder| mount.mount_point.starts_with(folder));
         ours && mount.mount_point != staging
     });
-    let sources = observe::exclusive(sources);
+    let sources = observe::exclusive(&sources.all);
     match elsewhere.find(|mount| observe::is_of(mount, &sources)) {
         Some(mount) => Err(published_at(id, &mount.mount_point)),
         None => Ok(()),

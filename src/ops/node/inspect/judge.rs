@@ -72,8 +72,6 @@ struct Owners<'a> {
     by_number: HashMap<(u32, u32), &'a VolumeId>,
     /// btrfs, of which mountinfo has the path of its device only.
     by_path: HashMap<PathBuf, &'a VolumeId>,
-    /// Binds of the device's own node.
-    by_name: HashMap<&'a OsStr, &'a VolumeId>,
     by_share: HashMap<(&'a str, &'a Path), &'a VolumeId>,
     by_place: HashMap<&'a Path, (&'a Directory, &'a VolumeId)>,
 }
@@ -82,17 +80,14 @@ impl<'a> Owners<'a> {
     fn add(&mut self, device: &'a BlockDevice, id: &'a VolumeId) {
         self.by_number.insert(device.number, id);
         self.by_path.insert(device.path.clone(), id);
-        self.by_name.extend(device.path.file_name().map(|name| (name, id)));
     }
 
     fn of(&self, mount: &Mount) -> Option<&'a VolumeId> {
         let share = || self.by_share.get(&(mount.fstype.as_str(), mount.source.as_path()));
-        let node = || mount.root.file_name().and_then(|name| self.by_name.get(name));
-        let owner = match mount.fstype.as_str() {
-            "devtmpfs" => node(),
-            "tmpfs" => share().or_else(node),
-            "btrfs" => self.by_path.get(&mount.source),
-            _ => self.by_number.get(&mount.device).or_else(share),
+        let owner = match mount.block_node() {
+            Some(number) => self.by_number.get(&number),
+            None if mount.fstype == "btrfs" => self.by_path.get(&mount.source),
+            None => self.by_number.get(&mount.device).or_else(share),
         };
         owner.copied().or_else(|| {
             let (directory, id) = self.by_place.get(mount.mount_point.as_path())?;
@@ -136,7 +131,6 @@ impl<'a> View<'a> {
             owners.by_number.insert(ours.mapped.number, &ours.id);
             owners.by_path.insert(ours.mapped.path.clone(), &ours.id);
             owners.by_path.insert(Path::new("/dev/mapper").join(&ours.name), &ours.id);
-            owners.by_name.extend(ours.mapped.path.file_name().map(|name| (name, &ours.id)));
         }
         let mut mounts = BTreeMap::<VolumeId, Vec<&Mount>>::new();
         for mount in facts.mounts.iter() {
@@ -385,7 +379,16 @@ impl<'a> Story<'a> {
     }
 
     fn at(&self, path: &Path) -> At {
-        observe::of_stack(&self.view.index.at(path), &self.sources)
+        let mut sources = self.sources.clone();
+        // What is mounted where the journal has it is known by the recorded device, be that gone.
+        if let Some(stage) =
+            self.stage.filter(|stage| stage.staging == path || self.targets().any(|target| target.target == path))
+        {
+            sources.extend(observe::exclusive(&stage.shown()));
+        }
+        let recorded = self.targets().filter(|target| target.target == path).filter_map(|target| target.device.clone());
+        sources.extend(recorded.map(Source::Device));
+        observe::of_stack(&self.view.index.at(path), &sources)
     }
 
     /// Where its own mounts belong.
@@ -741,7 +744,8 @@ impl<'a> Story<'a> {
                 .collect(),
         };
         let published = self.mounts.iter().find(|mount| self.role(&mount.mount_point) != Role::Unknown);
-        let published = published.map(|mount| text(&mount.mount_point));
+        let target = || self.targets().find(|target| self.at(&target.target) != At::Nothing).map(|target| text(&target.target));
+        let published = published.map(|mount| text(&mount.mount_point)).or_else(target);
         let mend = if stage.is_cut_off() {
             Err("a growth of it was cut off: stage it again".to_owned())
         } else {

@@ -1,0 +1,82 @@
+//! Which block device a mounted device node stands for: its number (st_rdev) says it, never its name. A tmpfs of a pod may hold files of
+//! any name.
+
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+
+use super::Mount;
+use crate::os::mount;
+
+const DEV: &str = "/dev";
+
+/// The number of the block device whose node is mounted; `None` where `mount` shows no block device node of the machine's own /dev.
+pub(super) fn number(mount: &Mount) -> Option<(u32, u32)> {
+    // Only /dev itself counts, which these file systems can be: that spares nearly all mounts the look.
+    if !matches!(mount.fstype.as_str(), "devtmpfs" | "tmpfs") || mount.root == Path::new("/") {
+        return None;
+    }
+    if device(rustix::fs::stat(DEV).ok()?.st_dev) != mount.device {
+        return None;
+    }
+    let below = below_dev(mount).and_then(|path| rustix::fs::lstat(path).ok());
+    below.and_then(|stat| block(&stat, mount)).or_else(|| at_mount_point(mount))
+}
+
+/// The mounted node's path; `None` where that was removed (`//deleted`), as is the node of a disk that is gone.
+fn below_dev(mount: &Mount) -> Option<PathBuf> {
+    let root = mount.root.as_os_str().as_bytes();
+    (!root.ends_with(b"//deleted")).then(|| Path::new(DEV).join(mount.root.strip_prefix("/").unwrap_or(&mount.root)))
+}
+
+/// A removed node lives on in its mounts, and keeps its number.
+fn at_mount_point(mount: &Mount) -> Option<(u32, u32)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let place = rustix::fs::open(&mount.mount_point, flags, Mode::empty()).ok()?;
+    if mount::id(place.as_fd(), &mount.mount_point).ok()? != mount.id {
+        return None;
+    }
+    block(&rustix::fs::fstat(&place).ok()?, mount)
+}
+
+fn block(stat: &Stat, mount: &Mount) -> Option<(u32, u32)> {
+    let node = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice && device(stat.st_dev) == mount.device;
+    node.then(|| device(stat.st_rdev))
+}
+
+fn device(number: u64) -> (u32, u32) {
+    (rustix::fs::major(number), rustix::fs::minor(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MountTable;
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_removed_has_no_path_below_dev() {
+        let below = |root: &str| {
+            let line = format!("1 0 0:6 {root} /t rw - devtmpfs devtmpfs rw\n");
+            below_dev(MountTable::parse(line.as_bytes()).unwrap().iter().next().unwrap())
+        };
+        assert_eq!(below("/nvme1n1"), Some("/dev/nvme1n1".into()));
+        assert_eq!(below("/mapper/a"), Some("/dev/mapper/a".into()));
+        assert_eq!(below("/nvme1n1//deleted"), None);
+        assert_eq!(below("/mapper/a//deleted"), None);
+    }
+
+    #[test]
+    fn file_systems_that_are_not_dev_have_no_nodes() {
+        let stat = rustix::fs::stat(DEV).unwrap();
+        let (major, minor) = device(stat.st_dev);
+        for line in [
+            format!("1 0 {major}:{minor} / /dev rw - devtmpfs devtmpfs rw\n"),
+            format!("1 0 {major}:{} /loop0 /t rw - tmpfs tmpfs rw\n", minor + 1000),
+            format!("1 0 {major}:{minor} /null /t rw - devtmpfs devtmpfs rw\n"),
+        ] {
+            assert_eq!(number(MountTable::parse(line.as_bytes()).unwrap().iter().next().unwrap()), None, "{line}");
+        }
+    }
+}
