@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use longshore::ops::lock::{Key, Locks};
 use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
 use longshore::os::{loopdev, udev};
 use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome, VolumeId};
@@ -270,5 +271,29 @@ fn device_of_another_volume_at_the_target_is_refused_and_left() {
         assert_eq!(mounts_at(&target).len(), 1);
         let error = unstage(&node, &other, &world.kubelet("s2")).unwrap_err();
         assert!(error.to_string().contains(target.to_str().unwrap()), "the device is found by its number: {error}");
+    });
+}
+
+/// The publish names another mode than the stage: the stage's counts as well, so that two publishes cannot overlap.
+#[test]
+fn publish_of_a_single_writer_excludes_others_whatever_mode_it_names() {
+    world(|world| {
+        let locks = Locks::default();
+        let node = world.node_locked(locks.clone());
+        let id = world.volume("a", Bytes::mib(16));
+        let staging = world.staging("s");
+        let alone = Capability { mode: AccessMode::SingleNodeSingleWriter, ..filesystem(None) };
+        node.stage(&stage_request(&id, &staging, &alone)).unwrap();
+        let publish = publish_request(&id, &staging, &world.kubelet("t1"), &filesystem(None));
+        // As another publish that runs.
+        let other = locks.shared(Key::Volume(id.clone()), "publish").unwrap();
+        assert!(matches!(node.publish(&publish), Err(Error::Busy { .. })));
+        drop(other);
+        node.publish(&publish).unwrap();
+        let second = publish_request(&id, &staging, &world.kubelet("t2"), &filesystem(None));
+        assert!(matches!(node.publish(&second), Err(Error::InUse { .. })));
+        unpublish(&node, &id, &world.kubelet("t1")).unwrap();
+        unstage(&node, &id, &staging).unwrap();
+        world.assert_gone(&id);
     });
 }

@@ -6,7 +6,7 @@ use std::fs;
 use longshore::backend::{Backend, Connect};
 use longshore::ops::controller::Controller;
 use longshore::ops::lock::Locks;
-use longshore::ops::node::{Handle, PublishRequest};
+use longshore::ops::node::{Handle, Node, PublishRequest};
 use longshore::os::loopdev;
 use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
 use serde_json::json;
@@ -283,6 +283,26 @@ fn published_inline_volume_is_not_deleted_by_a_controller() {
         node.unpublish(&publish.handle, &publish.target).unwrap();
         assert_eq!(elsewhere.delete(&id).unwrap(), Outcome::Unchanged(()));
         drop((own, node));
+        assert_nothing_left(world);
+    });
+}
+
+fn unpublish_handle(node: &Node, handle: &Handle, world: &World) {
+    node.unpublish(handle, &world.kubelet("t")).unwrap();
+}
+
+#[test]
+fn volume_of_a_backend_that_left_the_configuration_is_deleted_once_that_is_back() {
+    world(|world| {
+        let handle = Handle::Name(NAME.to_owned());
+        world.node().publish(&request(world, &[("size", "16MiB")])).unwrap();
+        let node = world.node_without_backend();
+        for _ in 0..2 {
+            let error = node.unpublish(&handle, &world.kubelet("t")).unwrap_err();
+            assert!(matches!(&error, Error::BackendDown { backend, .. } if backend == "files"), "{error}");
+        }
+        drop(node);
+        unpublish_handle(&world.node(), &handle, world);
         assert_nothing_left(world);
     });
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 use longshore::backend::{Connect, ConnectRequest, Quiesce, Writers};
+use longshore::ops::node::{ExpandRequest, Handle};
 use longshore::os::block::Device;
 use longshore::os::fs::Mark;
 use longshore::os::fs::mark::Purpose;
@@ -531,5 +532,100 @@ fn raw_and_unused_volumes_are_held_without_a_freeze() {
         held.release().unwrap();
         unpublish(&node, &raw, &target).unwrap();
         assert_eq!(names(&world.state().join("journal")), [raw.to_string()]);
+    });
+}
+
+/// Its backend has left the configuration: no call says that the volume does not exist, and those that need no backend go on.
+#[test]
+fn volume_of_a_backend_that_left_the_configuration_is_not_called_missing() {
+    for capability in [filesystem(None), block()] {
+        world(|world| {
+            let id = world.volume("a", Bytes::mib(16));
+            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+            let (stage, publish) =
+                (stage_request(&id, &staging, &capability), publish_request(&id, &staging, &target, &capability));
+            let node = world.node();
+            node.stage(&stage).unwrap();
+            node.publish(&publish).unwrap();
+            drop(node);
+
+            let node = world.node_without_backend();
+            let handle = Handle::Id(id.clone());
+            let down = |call: &str, error: Error| {
+                let text = error.to_string();
+                assert!(matches!(&error, Error::BackendDown { backend, .. } if backend == "files"), "{call}: {text}");
+                assert!(text.contains("not in the configuration") && text.contains(&id.to_string()), "{call}: {text}");
+            };
+            let expand =
+                ExpandRequest { handle: handle.clone(), path: target.clone(), staging: None, required: None, block: None };
+            down("stage", node.stage(&stage).unwrap_err());
+            down("publish", node.publish(&publish).unwrap_err());
+            down("stats", node.stats(&handle, &target).unwrap_err());
+            down("health", node.health(&handle, Some(&target), Some(&staging)).unwrap_err());
+            down("expand", node.expand(&expand).unwrap_err());
+            assert!(node.in_use(&id).unwrap().is_some());
+            unpublish(&node, &id, &target).unwrap();
+            down("unstage", unstage(&node, &id, &staging).unwrap_err());
+            assert!(world.journal(&id).exists(), "it is still connected");
+            drop(node);
+
+            unstage(&world.node(), &id, &staging).unwrap();
+            world.assert_gone(&id);
+        });
+    }
+}
+
+/// What an earlier version finds after a downgrade: it touches nothing, and says why.
+#[test]
+fn entry_of_a_later_version_keeps_its_volume_and_all_calls_say_so() {
+    world(|world| {
+        let id = world.volume("a", Bytes::mib(16));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        let (stage, publish) =
+            (stage_request(&id, &staging, &filesystem(None)), publish_request(&id, &staging, &target, &filesystem(None)));
+        let node = world.node();
+        node.stage(&stage).unwrap();
+        node.publish(&publish).unwrap();
+        drop(node);
+        let mut files: Vec<_> = names(&world.journal(&id)).into_iter().map(|name| world.journal(&id).join(name)).collect();
+        files.sort();
+        let earlier: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
+        for (path, content) in files.iter().zip(&earlier) {
+            let mut entry: serde_json::Value = serde_json::from_slice(content).unwrap();
+            entry["version"] = (entry["version"].as_u64().unwrap() + 1).into();
+            entry["added"] = json!({ "by": "a later version" });
+            fs::write(path, entry.to_string()).unwrap();
+        }
+        let later: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
+
+        let node = world.node();
+        let handle = Handle::Id(id.clone());
+        let errors = [
+            node.stage(&stage).unwrap_err(),
+            node.publish(&publish).unwrap_err(),
+            node.stats(&handle, &target).unwrap_err(),
+            node.health(&handle, None, None).unwrap_err(),
+            unpublish(&node, &id, &target).unwrap_err(),
+            unstage(&node, &id, &staging).unwrap_err(),
+            node.in_use(&id).unwrap_err(),
+        ];
+        for error in errors {
+            let text = longshore::volume::error::chain(&error);
+            assert!(!is_final(&error) && text.contains("written by another version of Longshore (form 4"), "{text}");
+        }
+        assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len(), world.device(&id).is_some()), (1, 1, true));
+        let mut left: Vec<_> = names(&world.journal(&id)).into_iter().map(|name| world.journal(&id).join(name)).collect();
+        left.sort();
+        assert_eq!(left, files);
+        assert_eq!(files.iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>(), later);
+        drop(node);
+
+        for (path, content) in files.iter().zip(&earlier) {
+            fs::write(path, content).unwrap();
+        }
+        let node = world.node();
+        unpublish(&node, &id, &target).unwrap();
+        unstage(&node, &id, &staging).unwrap();
+        world.assert_gone(&id);
     });
 }

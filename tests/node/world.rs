@@ -35,6 +35,17 @@ pub struct Files {
 }
 
 impl Files {
+    fn new(folder: PathBuf) -> Files {
+        Files {
+            name: "files".parse().expect("a name"),
+            folder,
+            stuck: AtomicBool::new(false),
+            away: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            names: Mutex::default(),
+        }
+    }
+
     pub fn path(&self, id: &VolumeId) -> PathBuf {
         self.folder.join(id.local())
     }
@@ -183,17 +194,7 @@ pub fn world(test: impl FnOnce(&World) + Send) {
             fs::create_dir(base.path().join(folder)).expect("a folder");
         }
         let folder = base.path().canonicalize().expect("a folder").join("pool");
-        let world = World {
-            base,
-            backend: Arc::new(Files {
-                name: "files".parse().expect("a name"),
-                folder,
-                stuck: AtomicBool::new(false),
-                away: AtomicBool::new(false),
-                gone: AtomicBool::new(false),
-                names: Mutex::default(),
-            }),
-        };
+        let world = World { base, backend: Arc::new(Files::new(folder)) };
         test(&world);
     };
     if let Err(panic) = std::thread::scope(|scope| scope.spawn(inside).join()) {
@@ -248,13 +249,28 @@ impl World {
 
     /// Starts another node, with a state folder of its own, on the same storage.
     pub fn node_called(&self, name: &str, state: &str) -> Node {
+        self.node_with(name, state, self.registry(), Locks::default())
+    }
+
+    fn node_with(&self, name: &str, state: &str, registry: Registry, locks: Locks) -> Node {
         let settings = NodeSettings {
             node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path("kubelet"),
             state_dir: self.path(state),
         };
         fs::create_dir_all(&settings.state_dir).expect("a folder");
-        Node::open(settings, self.registry(), Locks::default()).expect("opens")
+        Node::open(settings, registry, locks).expect("opens")
+    }
+
+    /// The driver's node with these locks, for a test that holds some of them.
+    pub fn node_locked(&self, locks: Locks) -> Node {
+        self.node_with("n1", "state", self.registry(), locks)
+    }
+
+    /// The driver's node after its backend left the configuration.
+    pub fn node_without_backend(&self) -> Node {
+        let other = Files { name: "other".parse().expect("a name"), folder: self.path("other"), ..Files::new(PathBuf::new()) };
+        self.node_with("n1", "state", Registry::new(vec![Arc::new(other)]).expect("one backend"), Locks::default())
     }
 
     pub fn registry(&self) -> Registry {

@@ -15,7 +15,7 @@ pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, 
     let missing = || Error::NotFound { kind: "volume", id: handle.to_string() };
     let id = stats::id_of(node, handle)?.ok_or_else(missing)?;
     let entry = node.journal.stage(&id)?;
-    let mut health = match node.registry.get(id.backend()).and_then(|backend| backend.health()) {
+    let mut health = match node.backend(&id)?.health() {
         Some(report) => match report.volume_health(&id) {
             // What is staged here and gone there is the very thing to be told.
             Err(Error::NotFound { .. }) if entry.is_some() => vec![HealthProblem {

@@ -16,7 +16,8 @@ use crate::ops::parameters::{CONTEXT_KEY, Parameters};
 use crate::os;
 use crate::os::step::step;
 use crate::volume::{
-    AccessType, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, Volume, VolumeId,
+    AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, Volume,
+    VolumeId,
 };
 
 use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
@@ -51,16 +52,25 @@ pub(super) fn owns(node: &Node, volume: &Volume) -> bool {
 /// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.
 pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
     let name = handle.to_string();
-    let mark = mark(node, &name);
     for backend in node.registry.iter() {
-        // Earlier versions gave it the id of a persistent volume: it is unpublished, but nothing proves that it may be deleted.
-        for id in [VolumeId::ephemeral(backend.name(), &mark), VolumeId::derive(backend.name(), &name)] {
-            if node.journal.stage(&id)?.is_some_and(|entry| entry.inline) {
+        for id in ids(node, backend.name(), &name) {
+            if is_journaled(node, &id)? {
                 return Ok(Some(id));
             }
         }
     }
     Ok(None)
+}
+
+/// The ids that the ephemeral volume of this name can have in a backend. Earlier versions gave it the id of a persistent volume: it is
+/// unpublished, but nothing proves that it may be deleted.
+pub(super) fn ids(node: &Node, backend: &BackendName, name: &str) -> [VolumeId; 2] {
+    [VolumeId::ephemeral(backend, &mark(node, name)), VolumeId::derive(backend, name)]
+}
+
+/// Whether the journal has it as an ephemeral volume.
+pub(super) fn is_journaled(node: &Node, id: &VolumeId) -> Result<bool> {
+    Ok(node.journal.stage(id)?.is_some_and(|entry| entry.inline))
 }
 
 /// What the pod's attributes ask for.

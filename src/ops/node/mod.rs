@@ -227,6 +227,7 @@ impl Node {
             return inline::unpublish(self, &id, target);
         }
         match self.known(handle)? {
+            Some(id) if inline::is_journaled(self, &id)? => inline::unpublish(self, &id, target),
             Some(id) => unpublish::unpublish(self, &id, target),
             None => unpublish::unpublish_unknown(self, handle, target),
         }
@@ -324,11 +325,22 @@ impl Node {
                 return Ok(Some(id));
             }
         }
-        // What a backend that is no longer configured has left here.
         match handle {
             Handle::Id(id) if self.journal.knows(id)? => Ok(Some(id.clone())),
-            _ => Ok(None),
+            Handle::Id(_) | Handle::Name(_) => self.known_of_left(&name),
         }
+    }
+
+    /// A volume that a backend, which has left the configuration since, has left here under a name that is no id. Costs as much as the
+    /// journal has volumes, and is the last resort.
+    fn known_of_left(&self, name: &str) -> Result<Option<VolumeId>> {
+        for id in self.journal.volumes()?.into_iter().filter(|id| self.registry.get(id.backend()).is_none()) {
+            let backend = id.backend();
+            if id == VolumeId::by_hand(backend, name) || inline::ids(self, backend, name).contains(&id) {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
     }
 
     /// Which volume a CO means that also tells its attributes.
@@ -341,8 +353,22 @@ impl Node {
     }
 
     /// The volume's backend.
+    ///
+    /// # Errors
+    /// `BackendDown` where the journal has the volume, but its backend has left the configuration; `NotFound` where neither has it.
     fn backend(&self, id: &VolumeId) -> Result<&Arc<dyn Backend>> {
-        self.registry.get(id.backend()).ok_or_else(|| Error::volume_not_found(id))
+        match self.registry.get(id.backend()) {
+            Some(backend) => Ok(backend),
+            None if self.journal.knows(id)? => Err(Error::BackendDown {
+                backend: id.backend().to_string(),
+                reason: format!(
+                    "it is not in the configuration, but the journal of node {} has its volume {id}; add the backend to the \
+                     configuration again, until the volume is unstaged",
+                    self.settings.node_id
+                ),
+            }),
+            None => Err(Error::volume_not_found(id)),
+        }
     }
 
     /// A path of the CO's, below the kubelet's folder, as mountinfo will show it.

@@ -37,14 +37,15 @@ fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outco
     let staging = node.place(staging)?;
     let target = node.place(&request.target)?;
     node.backend(id)?;
+    let staged = || node.journal.stage(id)?.ok_or_else(|| not_staged(id, "there is no stage of it in the journal".to_owned()));
     let key = Key::Volume(id.clone());
-    let _volume = if decides_about_others(&request.capability) {
-        node.locks.exclusive(key, "publish")?
-    } else {
-        node.locks.shared(key, "publish")?
-    };
+    let exclusive = decides_about_others(&request.capability, &staged()?);
+    let _volume = if exclusive { node.locks.exclusive(key, "publish")? } else { node.locks.shared(key, "publish")? };
     let _target = node.locks.exclusive(Key::target(&target), "publish")?;
-    let entry = node.journal.stage(id)?.ok_or_else(|| not_staged(id, "there is no stage of it in the journal".to_owned()))?;
+    let entry = staged()?;
+    if !exclusive && decides_about_others(&request.capability, &entry) {
+        return Err(not_staged(id, "it was staged otherwise meanwhile; repeat the call".to_owned()));
+    }
     if entry.staging != staging {
         let reason = format!("it is staged at {}, not at {}", entry.staging.display(), staging.display());
         return Err(not_staged(id, reason));
@@ -52,9 +53,9 @@ fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outco
     run(node, &entry, target, &request.capability, request.read_only)
 }
 
-/// Whether one target decides what another may be: then two publishes must not overlap.
-fn decides_about_others(capability: &Capability) -> bool {
-    capability.access == AccessType::Block || capability.mode == AccessMode::SingleNodeSingleWriter
+/// Whether one target decides what another may be: then two publishes must not overlap. Each may have another access mode than the stage.
+fn decides_about_others(capability: &Capability, stage: &StageEntry) -> bool {
+    capability.access == AccessType::Block || [capability.mode, stage.mode].contains(&AccessMode::SingleNodeSingleWriter)
 }
 
 /// Publishes a staged volume. The caller holds the volume and the target.

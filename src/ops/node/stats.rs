@@ -59,6 +59,7 @@ pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<
 
 pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> {
     let place = place(node, handle, path)?;
+    node.backend(&place.entry.id)?;
     let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", place.entry.id, path.display()) };
     let sources = node.sources(&place.entry.id, Some(&place.entry))?;
     let source = sources.used(place.entry.encryption()?).ok_or_else(missing)?;

@@ -21,7 +21,7 @@ use super::journal::{Access, Phase, StageEntry, TargetEntry};
 use super::plan::{Wanted, WantedAccess};
 use super::sources::Sources;
 use super::stage::Order;
-use super::{Node, observe, source_name};
+use super::{Node, observe};
 
 pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
     let staging = node.place(staging)?;
@@ -93,13 +93,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
             backend.connect().disconnect(&id, sources.all.first())?;
         }
         None if sources.all.is_empty() => {}
-        None => {
-            let device = sources.all.first().map(source_name).unwrap_or_default();
-            return Err(Error::BackendDown {
-                backend: id.backend().to_string(),
-                reason: format!("it is no longer configured, but volume {id} is still connected by it as {device}; configure it"),
-            });
-        }
+        None => drop(node.backend(&id)?),
     }
     if !entry.inline {
         node.journal.remove_stage(&id)?;
