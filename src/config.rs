@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::image::{ImageConfig, PoolConfig};
-use crate::volume::{self, NodeId};
+use crate::volume::{self, Bytes, NodeId};
 
 mod backends;
 mod value;
@@ -24,6 +24,7 @@ pub use value::{
 
 const DEFAULT_STATE_DIR: &str = "/var/lib/longshore";
 const DEFAULT_KUBELET_DIR: &str = "/var/lib/kubelet";
+const DEFAULT_INLINE_MAX_SIZE: Bytes = Bytes(16 << 30);
 
 /// A configuration that can't be used. Each names where it was said.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,7 @@ pub struct Layer {
     pub kubelet_dir: Option<Folder>,
     pub log: LogLayer,
     pub grace: Option<Grace>,
+    pub inline_max_size: Option<Bytes>,
     pub http_endpoint: Option<HttpEndpoint>,
     pub otlp_endpoint: Option<OtlpEndpoint>,
     pub kubelet_registration: Option<bool>,
@@ -110,6 +112,7 @@ impl Layer {
             kubelet_dir: self.kubelet_dir.or(below.kubelet_dir),
             log: LogLayer { format: self.log.format.or(below.log.format), level: self.log.level.or(below.log.level) },
             grace: self.grace.or(below.grace),
+            inline_max_size: self.inline_max_size.or(below.inline_max_size),
             http_endpoint: self.http_endpoint.or(below.http_endpoint),
             otlp_endpoint: self.otlp_endpoint.or(below.otlp_endpoint),
             kubelet_registration: self.kubelet_registration.or(below.kubelet_registration),
@@ -141,6 +144,8 @@ pub struct Config {
     pub kubelet_dir: Folder,
     pub log: Log,
     pub grace: Grace,
+    /// How large an ephemeral inline volume may be, in bytes.
+    pub inline_max_size: Bytes,
     /// Where health and metrics are served, if at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_endpoint: Option<HttpEndpoint>,
@@ -196,6 +201,7 @@ impl Config {
             kubelet_dir: said.kubelet_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_KUBELET_DIR)),
             log: Log { format: said.log.format.unwrap_or_default(), level: said.log.level.unwrap_or_default() },
             grace: said.grace.unwrap_or_default(),
+            inline_max_size: said.inline_max_size.unwrap_or(DEFAULT_INLINE_MAX_SIZE),
             http_endpoint: said.http_endpoint,
             otlp_endpoint: said.otlp_endpoint,
             kubelet_registration,
@@ -233,6 +239,7 @@ stateDir: /srv/state
 kubeletDir: /srv/kubelet
 log: {format: json, level: debug}
 grace: 2m
+inlineMaxSize: 2GiB
 httpEndpoint: 127.0.0.1:9809
 kubeletRegistration: true
 kubeletEndpoint: /srv/kubelet/plugins/file/csi.sock
@@ -261,6 +268,7 @@ backends:
         let config = Config::resolve([], "worker-1").expect("the defaults are valid");
         assert_eq!(config.endpoint.to_string(), DEFAULT_ENDPOINT);
         assert_eq!((config.mode, config.node_id.as_str(), config.grace), (Mode::All, "worker-1", Grace(Duration::from_secs(30))));
+        assert_eq!(config.inline_max_size, Bytes(16 << 30));
         let [BackendConfig::Image(image)] = config.backends.as_slice() else { panic!("one image backend") };
         assert_eq!((image.name.as_str(), image.pools[0].name.as_str()), ("image", "default"));
         assert_eq!(image.pools[0].path, Path::new("/var/lib/longshore/pool"));
@@ -277,7 +285,7 @@ backends:
         assert_eq!(config.node_id.as_str(), "from-env");
         assert_eq!(config.log.level.as_str(), "debug", "an empty variable says nothing");
         assert_eq!((config.mode, config.state_dir.path()), (Mode::Node, Path::new("/srv/state")));
-        assert_eq!(config.backends.len(), 2);
+        assert_eq!((config.backends.len(), config.inline_max_size), (2, Bytes(2 << 30)));
     }
 
     #[test]
@@ -308,6 +316,7 @@ backends:
             ("mode: all\nnodeId: a b\n", &["nodeId", "no node id", "line 2"]),
             ("httpEndpoint: localhost:9809\n", &["httpEndpoint", "127.0.0.1:9809", "line 1"]),
             ("otlpEndpoint: https://a:4317\n", &["otlpEndpoint", "http://127.0.0.1:4317", "line 1"]),
+            ("mode: all\ninlineMaxSize: much\n", &["inlineMaxSize", "much", "10GiB", "line 2"]),
             ("grace: 2h\n", &["grace", "at most 1h", "line 1"]),
             ("log:\n  level: loud\n", &["log.level", "loud", "line 2"]),
             ("mode: all\nmode: node\n", &["duplicate field", "mode"]),

@@ -650,6 +650,7 @@ fn setup(world: &World) -> Setup {
             node_id: "node-1".parse().expect("an id"),
             kubelet_dir: world.harness.path("kubelet"),
             state_dir: world.harness.path("state"),
+            inline_max_size: longshore::volume::Bytes::GIB,
         },
         driver: "longshore.csi.dev".to_owned(),
         endpoint: world.harness.path("csi.sock"),

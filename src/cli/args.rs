@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use crate::config::{
     DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, Mode, OtlpEndpoint,
 };
-use crate::volume::NodeId;
+use crate::volume::{Bytes, NodeId};
 
 use super::call::CallArgs;
 
@@ -73,8 +73,8 @@ A configuration file:
           path: /var/lib/longshore/pool
     - name: memory
       type: fake
-It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, httpEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and
-log with format and level.";
+It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, httpEndpoint, otlpEndpoint, kubeletRegistration,
+kubeletEndpoint, and log with format and level.";
 
 /// What `serve` is told by flags.
 #[derive(Debug, Default, Args)]
@@ -94,6 +94,9 @@ pub struct ServeArgs {
     /// How long running calls may go on after SIGTERM; a second signal ends them at once [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub grace: Option<Grace>,
+    /// How large an ephemeral inline volume may be [default: 16GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub inline_max_size: Option<Bytes>,
     /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
     #[arg(long, value_name = "ADDR:PORT")]
     pub http_endpoint: Option<HttpEndpoint>,
@@ -118,6 +121,7 @@ impl ServeArgs {
             mode: self.mode,
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             grace: self.grace,
+            inline_max_size: self.inline_max_size,
             http_endpoint: self.http_endpoint,
             otlp_endpoint: self.otlp_endpoint.clone(),
             kubelet_registration: self.kubelet_registration.then_some(true),
@@ -253,7 +257,7 @@ mod tests {
     #[test]
     fn every_flag_of_serve_becomes_part_of_the_configuration() {
         let words = "longshore serve --mode node --endpoint /run/a --driver-name a.b --node-id n --state-dir /s \
-                     --kubelet-dir /k --log-format json --log-level debug --grace 1m --kubelet-registration \
+                     --kubelet-dir /k --log-format json --log-level debug --grace 1m --inline-max-size 1GiB --kubelet-registration \
                      --kubelet-endpoint /k/a --http-endpoint :80 --otlp-endpoint http://c:1";
         let Command::Serve(args) = Cli::try_parse_from(words.split_whitespace()).expect("valid").command else {
             panic!("it is serve");
@@ -261,6 +265,7 @@ mod tests {
         let layer = args.layer();
         let said = (layer.mode, layer.log.format, layer.grace.map(|grace| grace.0.as_secs()), layer.kubelet_registration);
         assert_eq!(said, (Some(Mode::Node), Some(LogFormat::Json), Some(60), Some(true)));
+        assert_eq!(layer.inline_max_size, Some(Bytes::GIB));
         let texts = [
             layer.endpoint.map(|value| value.to_string()),
             layer.driver_name.map(|value| value.to_string()),

@@ -115,6 +115,7 @@ fn setup(config: &Config) -> Setup {
             node_id: config.node_id.clone(),
             kubelet_dir: config.kubelet_dir.path().to_owned(),
             state_dir: config.state_dir.path().to_owned(),
+            inline_max_size: config.inline_max_size,
         },
         driver: config.driver_name.to_string(),
         endpoint: config.endpoint.path().to_owned(),

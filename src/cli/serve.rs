@@ -226,6 +226,7 @@ fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Res
         node_id: config.node_id.clone(),
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         state_dir: config.state_dir.path().to_owned(),
+        inline_max_size: config.inline_max_size,
     };
     Node::open(settings, registry.clone(), locks.clone())
 }

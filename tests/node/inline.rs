@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::atomic::Ordering;
 
 use longshore::backend::{Backend, Connect};
 use longshore::ops::controller::Controller;
@@ -283,6 +284,38 @@ fn published_inline_volume_is_not_deleted_by_a_controller() {
         node.unpublish(&publish.handle, &publish.target).unwrap();
         assert_eq!(elsewhere.delete(&id).unwrap(), Outcome::Unchanged(()));
         drop((own, node));
+        assert_nothing_left(world);
+    });
+}
+
+#[test]
+fn attributes_that_outlive_the_pod_or_the_limit_are_refused_and_earlier_volumes_stay() {
+    world(|world| {
+        let handle = Handle::Name(NAME.to_owned());
+        let small = request(world, &[("size", "32MiB")]);
+        world.node().publish(&small).unwrap();
+
+        world.inline_max_size.store(16 << 20, Ordering::SeqCst);
+        let node = world.node();
+        assert_eq!(node.publish(&small).unwrap(), Outcome::Unchanged(()), "it was published under an earlier limit");
+        unpublish_handle(&node, &handle, world);
+        assert_nothing_left(world);
+        world.backend.names.lock().unwrap().clear();
+
+        let error = node.publish(&small).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { field: "volume_context.size", .. }) && is_final(&error), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("32 MiB") && text.contains("16 MiB") && text.contains("inlineMaxSize"), "{text}");
+        let by_default = node.publish(&request(world, &[])).unwrap_err();
+        assert!(by_default.to_string().contains("1 GiB"), "the size that is not given counts: {by_default}");
+        for value in ["delete", "retain", "archive", "anything"] {
+            let error = node.publish(&request(world, &[("size", "16MiB"), ("onDelete", value)])).unwrap_err();
+            assert!(matches!(&error, Error::Invalid { field: "volume_context.onDelete", .. }) && is_final(&error), "{error}");
+        }
+        assert!(world.backend.names.lock().unwrap().is_empty());
+        assert_nothing_left(world);
+        node.publish(&request(world, &[("size", "16MiB")])).unwrap();
+        unpublish_handle(&node, &handle, world);
         assert_nothing_left(world);
     });
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use longshore::backend::registry::Registry;
@@ -177,6 +177,8 @@ impl Backend for Files {
 pub struct World {
     base: tempfile::TempDir,
     pub backend: Arc<Files>,
+    /// In bytes, of nodes that are opened from now on.
+    pub inline_max_size: AtomicU64,
 }
 
 /// Runs `test` in a mount namespace of its own.
@@ -194,7 +196,7 @@ pub fn world(test: impl FnOnce(&World) + Send) {
             fs::create_dir(base.path().join(folder)).expect("a folder");
         }
         let folder = base.path().canonicalize().expect("a folder").join("pool");
-        let world = World { base, backend: Arc::new(Files::new(folder)) };
+        let world = World { base, backend: Arc::new(Files::new(folder)), inline_max_size: AtomicU64::new(1 << 40) };
         test(&world);
     };
     if let Err(panic) = std::thread::scope(|scope| scope.spawn(inside).join()) {
@@ -257,6 +259,7 @@ impl World {
             node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path("kubelet"),
             state_dir: self.path(state),
+            inline_max_size: Bytes(self.inline_max_size.load(Ordering::SeqCst)),
         };
         fs::create_dir_all(&settings.state_dir).expect("a folder");
         Node::open(settings, registry, locks).expect("opens")
@@ -286,6 +289,7 @@ impl World {
             node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path(&format!("kubelet-{name}")),
             state_dir: self.path(&format!("state-{name}")),
+            inline_max_size: Bytes::GIB,
         };
         let registry = Registry::new(vec![self.backend.clone()]).expect("one backend");
         Node::open(settings, registry, Locks::default()).expect("opens")

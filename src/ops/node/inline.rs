@@ -7,6 +7,7 @@
 //! the same storage. So the volume's name in its storage says that it is, and of which node and state directory ([`mark`]), and its id
 //! is a digest of that, in a space of its own ([`VolumeId::ephemeral`]). What is not so marked is neither used nor deleted.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -84,9 +85,13 @@ struct Recipe<'a> {
 
 pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Result<Outcome<()>> {
     let target = node.place(&request.target)?;
+    let journaled = find(node, &request.handle)?;
+    if journaled.is_none() {
+        check(node, &request.volume_context)?;
+    }
     let mut recipe = recipe(node, request, name)?;
     // One that an earlier version published stays under its id.
-    if let Some(id) = find(node, &request.handle)?.filter(|id| id.backend() == recipe.backend.name()) {
+    if let Some(id) = journaled.filter(|id| id.backend() == recipe.backend.name()) {
         recipe.spec.id = id;
     }
     let id = recipe.spec.id.clone();
@@ -173,6 +178,33 @@ fn is_there(node: &Node, recipe: &Recipe<'_>) -> Result<bool> {
     }
 }
 
+/// What the attributes of a new volume may not ask for. One that is there already is as it is.
+///
+/// # Errors
+/// `Invalid` for `onDelete`, by which a pod's author could fill the storage with volumes that outlive the pod; `OutOfRange` for a size
+/// above the node's limit.
+fn check(node: &Node, attributes: &BTreeMap<String, String>) -> Result<()> {
+    if attributes.contains_key("onDelete") {
+        let reason = "an ephemeral inline volume is deleted with its pod; leave onDelete out, or use a PersistentVolumeClaim";
+        return Err(Error::invalid("volume_context.onDelete", reason));
+    }
+    let most = node.settings.inline_max_size;
+    match size(attributes)? {
+        size if size > most => Err(Error::OutOfRange {
+            field: "volume_context.size",
+            reason: format!(
+                "{size} is more than the {most} that an ephemeral inline volume may have here; ask for less, use a \
+                 PersistentVolumeClaim, or raise inlineMaxSize in the driver's configuration"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn size(attributes: &BTreeMap<String, String>) -> Result<Bytes> {
+    attributes.get("size").map_or(Ok(DEFAULT_SIZE), |text| text.parse())
+}
+
 fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Recipe<'a>> {
     let attributes = request.volume_context.iter().filter(|(key, _)| *key != CONTEXT_KEY);
     let mut raw = RawParameters::new(attributes.map(|(key, value)| (key.clone(), value.clone())));
@@ -191,7 +223,8 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
         }
     }
     backend.check_capability(&capability)?;
-    let size = raw.take("size").map(|text| text.parse::<Bytes>()).transpose()?.unwrap_or(DEFAULT_SIZE);
+    let size = size(&request.volume_context)?;
+    raw.take("size");
     let parameters = Parameters::for_backend(backend, raw)?;
     let least = parameters.least(std::slice::from_ref(&capability));
     if size < least {

@@ -55,6 +55,8 @@ pub struct NodeSettings {
     pub kubelet_dir: PathBuf,
     /// The journal lies in `<state_dir>/journal`.
     pub state_dir: PathBuf,
+    /// How large an ephemeral inline volume may be.
+    pub inline_max_size: Bytes,
 }
 
 /// A volume as the CO names it to a node.
