@@ -199,3 +199,76 @@ fn a_program_that_outlives_its_driver_is_waited_for() {
         harness.assert_nothing_left();
     });
 }
+
+fn stats_request(harness: &Harness, name: &str) -> csi::NodeGetVolumeStatsRequest {
+    csi::NodeGetVolumeStatsRequest {
+        volume_id: format!("image:{name}"),
+        volume_path: text(&harness.staging(name)),
+        ..Default::default()
+    }
+}
+
+/// Each read of a hung volume takes a thread for ever: repeated ones must not take one each, as long as the first has not ended.
+#[test]
+fn repeated_reads_of_a_hung_volume_take_one_thread_and_another_volume_answers() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        let fault = harness.path("fault");
+        let order = |text: &str| {
+            std::fs::write(fault.with_extension("new"), text).expect("writes");
+            std::fs::rename(fault.with_extension("new"), &fault).expect("renames");
+        };
+        order("");
+        harness.set("LONGSHORE_FAULT_FILE", &text(&fault));
+        harness.start();
+        for name in ["stuck", "free"] {
+            harness.block_on(harness.controller().create_volume(create(name, 64, Some("ext4"), "image"))).expect("created");
+            harness.block_on(harness.node().node_stage_volume(stage_request(&harness, name))).expect("staged");
+        }
+        harness.block_on(harness.node().node_get_volume_stats(stats_request(&harness, "stuck"))).expect("it answers");
+        let threads = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").count();
+        let before = threads(harness.pid());
+
+        // From now on every look at a file system hangs.
+        order("1 hang@1+1");
+        let mut calls = tokio::task::JoinSet::new();
+        let clients: Vec<_> = (0..50).map(|_| (harness.node(), stats_request(&harness, "stuck"))).collect();
+        harness.block_on(async {
+            for (mut node, request) in clients {
+                let mut call = tonic::Request::new(request);
+                call.set_timeout(Duration::from_secs(10));
+                calls.spawn(async move { node.node_get_volume_stats(call).await });
+            }
+            let mut busy = 0;
+            while let Some(call) = calls.join_next().await {
+                let status = call.expect("no panic").expect_err("the file system hangs");
+                if status.code() == Code::Aborted {
+                    busy += 1;
+                    let words = ["volume image:stuck", "NodeGetVolumeStats has been at", "measure file system", " for "];
+                    assert!(words.iter().all(|word| status.message().contains(word)), "{status}");
+                }
+            }
+            assert_eq!(busy, 49, "all but the one that hangs are told so");
+        });
+        let hung = threads(harness.pid());
+        assert!(hung <= before + 4, "{before} threads before, {hung} with 50 reads of a hung volume");
+
+        order("2");
+        harness.block_on(harness.node().node_get_volume_stats(stats_request(&harness, "free"))).expect("another volume answers");
+        let busy =
+            harness.block_on(harness.node().node_get_volume_stats(stats_request(&harness, "stuck"))).expect_err("it still hangs");
+        assert_eq!(busy.code(), Code::Aborted, "{busy}");
+
+        harness.kill();
+        harness.start();
+        for name in ["stuck", "free"] {
+            harness.block_on(harness.node().node_get_volume_stats(stats_request(&harness, name))).expect("it answers");
+            let unstage = csi::NodeUnstageVolumeRequest {
+                volume_id: format!("image:{name}"),
+                staging_target_path: text(&harness.staging(name)),
+            };
+            harness.block_on(harness.node().node_unstage_volume(unstage)).expect("unstaged");
+        }
+        harness.assert_nothing_left();
+    });
+}

@@ -3,9 +3,13 @@
 //! A client that times out makes tonic drop the handler. The work must not be dropped with it, half-way through a mkfs:
 //! it runs on a thread of its own, with its locks, and the handler only waits for it. Work that has not begun by then never
 //! begins: its caller may have called the inverse meanwhile, which found nothing to undo.
+//!
+//! A read of a volume whose disk or server gives no answer has its thread for ever. So that repeated ones do not take all threads, there is
+//! one of a kind for each volume ([`Tasks::read_turn`]); who comes meanwhile waits without a thread.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -17,12 +21,45 @@ use crate::volume::{Error, Result};
 
 /// Often enough that a burst leaves nothing, seldom enough to cost nothing.
 const TIDY_AFTER: Duration = Duration::from_secs(5);
+/// How long a read waits for the one of its kind that runs: far longer than that takes where nothing hangs.
+const READ_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs operations, and knows how many run.
 #[derive(Clone, Debug)]
 pub struct Tasks {
     running: watch::Sender<usize>,
     steps: Steps,
+    reads: Reads,
+}
+
+/// The reads that run, by their kind and what they read.
+type Reads = Arc<Mutex<HashMap<(&'static str, String), Read>>>;
+
+#[derive(Debug)]
+struct Read {
+    since: Instant,
+    progress: Arc<Progress>,
+    /// Dropped when the read ends.
+    ended: watch::Sender<()>,
+}
+
+/// The right to a read, until it is dropped.
+#[derive(Debug)]
+#[must_use = "the turn is over when this is dropped"]
+pub struct ReadTurn {
+    reads: Reads,
+    key: (&'static str, String),
+    progress: Arc<Progress>,
+}
+
+impl Drop for ReadTurn {
+    fn drop(&mut self) {
+        lock(&self.reads).remove(&self.key);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for Tasks {
@@ -42,7 +79,7 @@ impl Drop for Counted {
 impl Tasks {
     /// Whose steps are counted there.
     pub fn counted(steps: Steps) -> Self {
-        Tasks { running: watch::Sender::new(0), steps }
+        Tasks { running: watch::Sender::new(0), steps, reads: Reads::default() }
     }
 
     /// Runs `work` on a thread that may block; once it has begun to its end, whatever becomes of the caller.
@@ -50,9 +87,66 @@ impl Tasks {
     /// # Errors
     /// Those of `work`; a panic becomes a failure that is not final, since nobody knows how far it came.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        self.run_in(Arc::new(Progress::counted(self.steps.clone())), work).await
+    }
+
+    /// As [`Tasks::run`], for a read: its turn ends with the work.
+    ///
+    /// # Errors
+    /// As [`Tasks::run`].
+    pub async fn run_read<T: Send + 'static>(
+        &self,
+        turn: ReadTurn,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let progress = turn.progress.clone();
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
+        self.run_in(progress, work).await
+    }
+
+    /// Waits until no read of this kind (`operation`) of the same `object` runs.
+    ///
+    /// # Errors
+    /// `Busy` where one has not ended in time, with what it does and since when.
+    pub async fn read_turn(&self, operation: &'static str, object: &str) -> Result<ReadTurn> {
+        let key = (operation, object.to_owned());
+        let until = tokio::time::Instant::now() + READ_PATIENCE;
+        loop {
+            let mut ended = {
+                let mut reads = lock(&self.reads);
+                let Some(read) = reads.get(&key) else {
+                    let progress = Arc::new(Progress::counted(self.steps.clone()));
+                    let read = Read { since: Instant::now(), progress: progress.clone(), ended: watch::Sender::new(()) };
+                    reads.insert(key.clone(), read);
+                    return Ok(ReadTurn { reads: self.reads.clone(), key, progress });
+                };
+                read.ended.subscribe()
+            };
+            if tokio::time::timeout_at(until, ended.changed()).await.is_err() {
+                let busy = |read: &Read| Error::Busy {
+                    object: object.to_owned(),
+                    operation,
+                    step: read.progress.now().0,
+                    since: read.since.elapsed(),
+                };
+                // It may have ended this very moment.
+                if let Some(read) = lock(&self.reads).get(&key) {
+                    return Err(busy(read));
+                }
+            }
+        }
+    }
+
+    async fn run_in<T: Send + 'static>(
+        &self,
+        progress: Arc<Progress>,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         self.running.send_modify(|running| *running += 1);
         let counted = Counted(self.running.clone());
-        let progress = Arc::new(Progress::counted(self.steps.clone()));
         let span = tracing::Span::current();
         let caller = Arc::new(());
         let waiting = Arc::downgrade(&caller);
@@ -92,6 +186,7 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
     use super::*;
@@ -138,6 +233,64 @@ mod tests {
             assert!(tasks.drained(Duration::from_secs(10)).await);
             seen.try_recv().expect_err("it began for nobody");
         });
+    }
+
+    #[tokio::test]
+    async fn read_that_hangs_keeps_later_ones_of_its_kind_and_volume_from_a_thread() {
+        let tasks = Tasks::default();
+        let (finish, wait) = mpsc::channel::<()>();
+        let turn = tasks.read_turn("stats", "volume a").await.expect("the first");
+        let hung = tokio::spawn({
+            let tasks = tasks.clone();
+            async move {
+                let work = move || {
+                    step::note("measure", &"/a");
+                    wait.recv().map_err(|gone| Error::failed("wait", "test", gone))
+                };
+                tasks.run_read(turn, work).await
+            }
+        });
+        let mut others = tokio::task::JoinSet::new();
+        for _ in 0..50 {
+            let tasks = tasks.clone();
+            others.spawn(async move { tasks.read_turn("stats", "volume a").await });
+        }
+        while let Some(other) = others.join_next().await {
+            let error = other.expect("no panic").expect_err("the first hangs");
+            let Error::Busy { object, operation, step, since } = error else { panic!("{error}") };
+            assert_eq!((object.as_str(), operation, step.as_str()), ("volume a", "stats", "measure /a"));
+            assert!(since >= READ_PATIENCE, "{since:?}");
+        }
+        assert_eq!(*tasks.running.borrow(), 1, "nobody else has a thread");
+        drop(tasks.read_turn("stats", "volume b").await.expect("another volume"));
+        drop(tasks.read_turn("health", "volume a").await.expect("another kind"));
+        finish.send(()).expect("it still runs");
+        hung.await.expect("no panic").expect("ends");
+        drop(tasks.read_turn("stats", "volume a").await.expect("it has ended"));
+        assert!(lock(&tasks.reads).is_empty());
+    }
+
+    #[tokio::test]
+    async fn reads_that_end_are_all_run_one_after_the_other() {
+        let tasks = Tasks::default();
+        let at_once = Arc::new(AtomicUsize::new(0));
+        let mut reads = tokio::task::JoinSet::new();
+        for _ in 0..50 {
+            let (tasks, at_once) = (tasks.clone(), at_once.clone());
+            reads.spawn(async move {
+                let turn = tasks.read_turn("stats", "volume a").await?;
+                let work = move || {
+                    assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0);
+                    std::thread::yield_now();
+                    at_once.fetch_sub(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                tasks.run_read(turn, work).await
+            });
+        }
+        while let Some(read) = reads.join_next().await {
+            read.expect("no panic").expect("it has its turn");
+        }
     }
 
     #[tokio::test]

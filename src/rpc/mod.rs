@@ -213,10 +213,19 @@ impl Services {
         T: Send + 'static,
     {
         let request = request.into_inner();
-        let span = request.subject().span(rpc, self.this_node());
+        let subject = request.subject();
+        let object = read_object(rpc, subject);
+        let span = subject.span(rpc, self.this_node());
         let call = async {
             let (report, request) = self.admit(rpc, request)?;
             let _waiting = report.caller();
+            let turn = match object {
+                Some(object) => match self.tasks().read_turn(rpc.name(), &object).await {
+                    Ok(turn) => Some(turn),
+                    Err(error) => return Err(report.failed(&error)),
+                },
+                None => None,
+            };
             let run = move || {
                 let result = work(request);
                 match &result {
@@ -227,7 +236,11 @@ impl Services {
                 }
                 result
             };
-            self.tasks().run(run).await.map_err(|error| status::status(rpc, &error))
+            let result = match turn {
+                Some(turn) => self.tasks().run_read(turn, run).await,
+                None => self.tasks().run(run).await,
+            };
+            result.map_err(|error| status::status(rpc, &error))
         };
         call.instrument(span).await
     }
@@ -259,4 +272,16 @@ impl Services {
         Subject::default().span(report.rpc(), self.this_node()).in_scope(|| report.ok(Effect::Read));
         Ok(Response::new(answer))
     }
+}
+
+/// What a read is about, of which there is one of a kind at a time: it may hang with the storage. `None` for all other calls.
+fn read_object(rpc: Rpc, subject: Subject<'_>) -> Option<String> {
+    let kind = match rpc {
+        Rpc::NodeGetStorageHealth => return Some("storage".to_owned()),
+        Rpc::GetSnapshot | Rpc::ListSnapshots => "snapshot",
+        Rpc::GetVolumeGroupSnapshot => "group snapshot",
+        rpc if rpc.mutates() => return None,
+        _ => "volume",
+    };
+    subject.id().map(|id| format!("{kind} {id}"))
 }

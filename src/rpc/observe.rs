@@ -43,7 +43,11 @@ mod kubernetes {
     pub const POD_UID: &str = "csi.storage.k8s.io/pod.uid";
 }
 
-impl Subject<'_> {
+impl<'a> Subject<'a> {
+    pub(super) fn id(self) -> Option<&'a str> {
+        self.id
+    }
+
     /// A span for all that happens during the call, with what an operator looks for. At the error level, so that it is there
     /// for whatever is logged in it.
     pub(super) fn span(self, rpc: Rpc, this_node: Option<&str>) -> Span {

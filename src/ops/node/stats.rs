@@ -9,6 +9,7 @@ use crate::os;
 use crate::os::block::Device;
 use crate::os::mountinfo::MountTable;
 use crate::os::path::Root;
+use crate::os::step::step;
 use crate::volume::{Error, Result, Topology, VolumeId};
 
 use super::journal::StageEntry;
@@ -26,6 +27,8 @@ pub(super) struct Place<'a> {
     pub staging: bool,
 }
 
+/// It may hang with the storage, so it is a step: who asks meanwhile is told of it.
+const MEASURE: &str = "measure file system";
 /// How long a server has to say how full its share is.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -71,12 +74,13 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     if let Source::Directory(_) = &source {
         let At::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };
         node.reach(&place.entry.id, &source)?;
-        let mut found = os::fs::usages(std::slice::from_ref(&place.path), PATIENCE)?;
+        let measure = || os::fs::usages(std::slice::from_ref(&place.path), PATIENCE);
+        let mut found = step(MEASURE, &place.path.display(), measure)?;
         return found.remove(&place.path).map(stats_of).ok_or_else(missing);
     }
     let At::Ours(_) = observe::at(&table, &place.path, std::slice::from_ref(&source)) else { return Err(missing()) };
     let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;
-    let usage = os::fs::usage(open.as_fd())?;
+    let usage = step(MEASURE, &place.path.display(), || os::fs::usage(open.as_fd()))?;
     Ok(stats_of(usage))
 }
 
