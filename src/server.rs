@@ -28,6 +28,7 @@ use tonic::transport::Server;
 
 use crate::rpc::Services;
 
+use authority::AnyAuthority;
 use http::{Asked, Http};
 use registration::Registrar;
 use traffic::{Counted, Traffic};
@@ -194,7 +195,8 @@ async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let traffic = Traffic::default();
     let counting = traffic.clone();
-    let incoming = UnixListenerStream::new(listener).map(move |stream| stream.map(|stream| Counted::new(stream, &counting)));
+    let incoming = UnixListenerStream::new(listener)
+        .map(move |stream| stream.map(|stream| AnyAuthority::new(Counted::new(stream, &counting))));
     let serving = Server::builder()
         .add_service(services.identity())
         .add_optional_service(services.controller())

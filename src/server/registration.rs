@@ -14,7 +14,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::authority::Localhost;
+use super::authority::AnyAuthority;
 use super::{Error, Result, Socket, SocketFile, folder_of};
 use crate::ops::registration_socket;
 use crate::pluginregistration as protocol;
@@ -148,7 +148,7 @@ impl Registrar {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let service = Service { settings: self.settings.clone(), state: self.state.clone() };
         let serving = Server::builder().add_service(RegistrationServer::new(service)).serve_with_incoming_shutdown(
-            UnixListenerStream::new(listener).map(|stream| stream.map(Localhost::new)),
+            UnixListenerStream::new(listener).map(|stream| stream.map(AnyAuthority::new)),
             async {
                 // An error says that the other end was dropped, which is a reason to stop too.
                 stopped.await.unwrap_or_default();
