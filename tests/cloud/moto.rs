@@ -1,7 +1,6 @@
 //! moto, an emulator of AWS that others wrote: installed from PyPI into target/ once, and started once by each test program. Each
 //! test has an account of its own in it.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -12,8 +11,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::common;
 use super::wire::{self, Parameters, Request};
 use super::xml::Element;
-
-const REQUIREMENTS: &str = include_str!("requirements.txt");
 
 /// Serves until its standard input ends, which it does when the test is no more, however that came about. The kernel chooses the
 /// port; it is told on standard output. For the tags of each thing moto looks through those of all things, which takes it a minute
@@ -144,27 +141,7 @@ pub fn tags_of(item: &Element) -> Parameters {
     item.items("tagSet").iter().map(|tag| (tag.get("key").to_owned(), tag.get("value").to_owned())).collect()
 }
 
-/// The Python that has moto. Made at the first need, by one process: the others wait. What was half made is made anew.
+/// The Python that has moto.
 pub fn installed() -> Result<PathBuf, String> {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
-    let folder = target.join("moto");
-    let done = folder.join("requirements.txt");
-    let python = folder.join("bin/python");
-    let lock = fs::File::create(target.join("moto.lock")).map_err(|error| format!("target/moto.lock: {error}"))?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|error| format!("target/moto.lock: {error}"))?;
-    if fs::read_to_string(&done).is_ok_and(|installed| installed == REQUIREMENTS) {
-        return Ok(python);
-    }
-    fs::remove_file(&done).ok();
-    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cloud/requirements.txt");
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
-    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]).arg(requirements))?;
-    fs::write(&done, REQUIREMENTS).map_err(|error| format!("{}: {error}", done.display()))?;
-    Ok(python)
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    output.status.success().then_some(()).ok_or_else(|| format!("moto cannot be had: {command:?}: {said}"))
+    common::tools::python("moto", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cloud/requirements.txt")))
 }

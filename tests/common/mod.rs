@@ -11,6 +11,7 @@ pub mod http;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod sequence;
+pub mod tools;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
