@@ -72,9 +72,9 @@ struct Stand {
 }
 
 impl Stand {
-    fn new() -> Arc<Self> {
+    fn new(name: &str) -> Arc<Self> {
         Arc::new(Stand {
-            name: "stand".parse().expect("a name"),
+            name: name.parse().expect("a name"),
             down: AtomicBool::new(false),
             probes: AtomicUsize::new(0),
             probing: Gate::default(),
@@ -101,7 +101,7 @@ impl Backend for Stand {
         self.probing.pass();
         match self.down.load(Ordering::SeqCst) {
             false => Ok(()),
-            true => Err(Error::BackendDown { backend: "stand".to_owned(), reason: "unplugged; plug it in".to_owned() }),
+            true => Err(Error::BackendDown { backend: self.name.to_string(), reason: "unplugged; plug it in".to_owned() }),
         }
     }
 
@@ -267,9 +267,19 @@ struct Driver {
 
 impl Driver {
     async fn start(grace: Duration) -> Driver {
+        Driver::start_with(grace, None).await
+    }
+
+    async fn start_with_two() -> (Driver, Arc<Stand>) {
+        let second = Stand::new("second");
+        (Driver::start_with(LONG, Some(second.clone())).await, second)
+    }
+
+    async fn start_with(grace: Duration, second: Option<Arc<Stand>>) -> Driver {
         logged();
-        let stand = Stand::new();
-        let registry = Registry::new(vec![stand.clone()]).expect("one backend");
+        let stand = Stand::new("stand");
+        let backends = std::iter::once(&stand).chain(&second).map(|stand| stand.clone() as Arc<dyn Backend>).collect();
+        let registry = Registry::new(backends).expect("backends of different names");
         let locks = Locks::default();
         let controller = Arc::new(Controller::new(registry.clone(), locks.clone(), None));
         let services = Services::new(Parts {
@@ -391,23 +401,58 @@ async fn identity_says_who_what_and_ready() {
     assert_eq!(probe.ready, Some(true));
 }
 
+/// What Probe answers: never an error.
+async fn is_ready(driver: &Driver) -> bool {
+    let answer = driver.identity().await.probe(csi::ProbeRequest {}).await;
+    answer.expect("no error, whatever a backend does").into_inner().ready.expect("an answer")
+}
+
+/// What `/readyz` says of the backends.
+async fn problems(driver: &Driver) -> Vec<String> {
+    driver.services.readiness().problems(Duration::from_millis(300)).await.iter().map(ToString::to_string).collect()
+}
+
 #[tokio::test]
-async fn a_good_probe_is_kept_and_a_bad_one_names_the_backend() {
+async fn probe_of_a_good_backend_is_kept_and_of_one_that_is_down_is_not_ready() {
     let driver = Driver::start(LONG).await;
-    let mut identity = driver.identity().await;
     driver.stand.down.store(true, Ordering::SeqCst);
-    let status = identity.probe(csi::ProbeRequest {}).await.expect_err("down");
-    assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(status.message().contains("stand") && status.message().contains("plug it in"), "{}", status.message());
+    assert!(!is_ready(&driver).await, "nothing can be used");
+    let told = problems(&driver).await;
+    assert!(matches!(&told[..], [one] if one.contains("stand") && one.contains("plug it in")), "{told:?}");
 
     driver.stand.down.store(false, Ordering::SeqCst);
     let before = driver.stand.probes.load(Ordering::SeqCst);
     let started = Instant::now();
     for _ in 0..50 {
-        identity.probe(csi::ProbeRequest {}).await.expect("up again");
+        assert!(is_ready(&driver).await, "up again");
     }
     let most = 1 + usize::try_from(started.elapsed().as_secs()).expect("a few seconds");
     assert!(driver.stand.probes.load(Ordering::SeqCst) - before <= most, "a good answer holds for a second");
+    assert_eq!(problems(&driver).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn probe_with_one_of_two_backends_down_is_ready() {
+    let (driver, second) = Driver::start_with_two().await;
+    driver.stand.down.store(true, Ordering::SeqCst);
+    assert!(is_ready(&driver).await, "the second can be used");
+    let told = problems(&driver).await;
+    assert!(matches!(&told[..], [one] if one.contains("backend stand") && one.contains("plug it in")), "{told:?}");
+    // One that hangs keeps nobody from the answer that another gives.
+    driver.stand.probing.shut();
+    let started = Instant::now();
+    assert!(is_ready(&driver).await, "the second can be used");
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    let told = problems(&driver).await;
+    assert!(matches!(&told[..], [one] if one.contains("backend stand") && one.contains("300ms")), "{told:?}");
+    second.down.store(true, Ordering::SeqCst);
+    driver.stand.probing.open();
+    // What was good a moment ago holds for a second.
+    let until = Instant::now() + LONG;
+    while is_ready(&driver).await {
+        assert!(Instant::now() < until, "nothing can be used");
+    }
+    assert_eq!(problems(&driver).await.len(), 2);
 }
 
 #[tokio::test]
@@ -420,9 +465,8 @@ async fn a_backend_that_hangs_is_asked_once_and_holds_nobody_up() {
         asking.push(tokio::spawn(async move { identity.probe(csi::ProbeRequest {}).await }));
     }
     for asked in asking {
-        let status = asked.await.expect("no panic").expect_err("it hangs");
-        assert_eq!(status.code(), Code::FailedPrecondition);
-        assert!(status.message().contains("backend stand") && status.message().contains("3s"), "{}", status.message());
+        let answer = asked.await.expect("no panic").expect("no error").into_inner();
+        assert_eq!(answer.ready, Some(false), "whether it can be used is not known");
     }
     assert_eq!(driver.stand.probes.load(Ordering::SeqCst), 1);
     driver.stand.probing.open();

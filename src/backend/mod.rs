@@ -46,11 +46,16 @@ pub trait Backend: Send + Sync {
     /// The type in the configuration file: `image`, `fake`.
     fn kind(&self) -> &'static str;
 
-    /// Whether it can be used right now.
+    /// Whether all of it can be used right now.
     ///
     /// # Errors
     /// `BackendDown` with what to do.
     fn probe(&self) -> Result<()>;
+
+    /// Whether some of its storage can be used right now, where `probe` failed: one pool of several.
+    fn is_usable_in_part(&self) -> bool {
+        false
+    }
 
     /// The access modes that it can truly offer.
     fn access_modes(&self) -> &[AccessMode];
@@ -222,7 +227,16 @@ pub trait Provision: Send + Sync {
     /// names its objects itself has its own id of the volume recorded in it ([`VolumeId::record`]); what CreateVolume asks with has not.
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>>;
 
-    /// Makes the volume; `find` said that it is not there. On return it is durable. `quiesce` must be held while a
+    /// As `find`, for a volume that is made if there is none, with the parameters of its [`VolumeSpec`]: a part of the storage that is
+    /// away does not count where it is certain that it does not hold the volume.
+    ///
+    /// # Errors
+    /// `BackendDown` where that is not certain, with what to do: two volumes of one id must never be made.
+    fn find_for_create(&self, id: &VolumeId, _parameters: &serde_json::Value) -> Result<Option<Volume>> {
+        self.find(id)
+    }
+
+    /// Makes the volume; `find_for_create` said that it is not there. On return it is durable. `quiesce` must be held while a
     /// source *volume* is copied at one instant.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ Exit codes:
   2  wrong usage or configuration; nothing was tried
   3  the endpoint cannot be reached
   4  it failed, but may still be running: repeat the same call
-     (CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED)
+     (CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED; of `call probe`: not ready)
 
 Examples:
   longshore serve

@@ -42,6 +42,9 @@ enum Failure {
     /// The driver's answer.
     #[error("{}: {message}", call::code_name(*code))]
     Call { code: Code, message: String },
+    /// What Probe found.
+    #[error("not ready: it starts or stops, or none of its backends can be used; its log and /readyz name the cause")]
+    NotReady,
     #[error("cannot {step}: {source}")]
     Serve { step: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("cannot make the folder {}: {source}", path.display())]
@@ -57,6 +60,7 @@ impl Failure {
     /// As `longshore --help` documents them.
     fn exit_code(&self) -> u8 {
         match self {
+            Failure::NotReady => 4,
             Failure::Call { code, .. } if call::may_still_run(*code) => 4,
             Failure::Call { .. } | Failure::Serve { .. } | Failure::Folder { .. } | Failure::Output(_) => 1,
             Failure::Usage(_) | Failure::Config(_) | Failure::Unreadable { .. } => 2,

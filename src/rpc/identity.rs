@@ -40,17 +40,12 @@ impl csi::identity_server::Identity for Identity {
         self.services.answer(Rpc::GetPluginCapabilities, csi::GetPluginCapabilitiesResponse { capabilities })
     }
 
-    /// Starting or stopping is `ready: false`; a backend that cannot be reached is an error, since that may need someone
-    /// (CSI spec, ProbeResponse.ready).
+    /// Never an error: a sidecar that gets one at its start ends, and then serves no backend at all. `ready: false` while the driver
+    /// starts or stops and where no backend can be used; `/readyz`, the log, the metrics and the health RPCs name each that cannot.
     async fn probe(&self, _request: Request<csi::ProbeRequest>) -> Result<Response<csi::ProbeResponse>, Status> {
         let readiness = self.services.readiness();
         let report = Report::new(Rpc::Probe, Subject::default(), self.services.metrics());
-        if !readiness.is_ready() {
-            return self.services.done(report, csi::ProbeResponse { ready: Some(false) });
-        }
-        match readiness.backends(PATIENCE).await {
-            Ok(()) => self.services.done(report, csi::ProbeResponse { ready: Some(true) }),
-            Err(error) => Err(Subject::default().span(Rpc::Probe, self.services.this_node()).in_scope(|| report.failed(&error))),
-        }
+        let ready = readiness.is_ready() && readiness.is_usable(PATIENCE).await;
+        self.services.done(report, csi::ProbeResponse { ready: Some(ready) })
     }
 }

@@ -100,7 +100,7 @@ impl Services {
     /// Probe answers "not ready" until [`Readiness::set_ready`].
     pub fn new(parts: Parts) -> Self {
         let capabilities = Capabilities::of(&parts.registry, parts.node.is_some());
-        let readiness = Readiness::new(parts.registry.clone());
+        let readiness = Readiness::new(&parts.registry);
         let gauges = Gauges::new(&parts.registry, parts.node.clone());
         Services { inner: Arc::new(Inner { parts, capabilities, readiness, gauges }) }
     }

@@ -1,16 +1,19 @@
-//! What Probe answers: whether the driver takes calls, and whether its backends can be reached.
+//! Whether the driver takes calls and which of its backends can be used: what Probe and `/readyz` answer.
 //!
-//! Probe may come at any rate, and a backend's own probe may hang. So a good result is kept for a moment, at most one probe
-//! runs at a time, and who asks waits for it only so long.
+//! Both may be asked at any rate, and a backend's own probe may hang. So the backends are asked on threads of their own, a good
+//! result is kept for a moment, at most one probe of each backend runs at a time, and who asks waits for it only so long.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant as Deadline;
 
+use crate::backend::Backend;
 use crate::backend::registry::Registry;
-use crate::volume::{Error, Result};
+use crate::volume::Error;
 
 /// For how long a good result holds.
 const GOOD_FOR: Duration = Duration::from_secs(1);
@@ -22,33 +25,40 @@ pub struct Readiness {
 }
 
 struct Shared {
-    registry: Registry,
     taking_calls: AtomicBool,
-    started: Instant,
-    /// Until when the last good result holds, in milliseconds after `started`.
-    good_until: AtomicU64,
-    /// The probe that runs now; those who ask meanwhile wait for this one.
-    running: Mutex<Option<watch::Receiver<Progress>>>,
+    backends: Vec<Arc<Probed>>,
 }
 
-#[derive(Clone)]
-enum Progress {
-    /// The backend that is being asked.
-    Asking(String),
-    Done(Result<(), Arc<Error>>),
+/// A backend, and what its probes found.
+struct Probed {
+    backend: Arc<dyn Backend>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// When the last probe found all of it usable.
+    good: Option<Instant>,
+    /// The probe that runs now; those who ask meanwhile wait for this one.
+    running: Option<watch::Receiver<Option<Condition>>>,
+    /// What the log has of it.
+    logged: Option<String>,
+}
+
+/// What a probe found.
+#[derive(Clone, Debug)]
+struct Condition {
+    /// What cannot be used, and why.
+    problem: Option<Arc<Error>>,
+    /// At least a part of it can be used.
+    usable: bool,
 }
 
 impl Readiness {
-    pub(super) fn new(registry: Registry) -> Self {
-        Readiness {
-            shared: Arc::new(Shared {
-                registry,
-                taking_calls: AtomicBool::new(false),
-                started: Instant::now(),
-                good_until: AtomicU64::new(0),
-                running: Mutex::new(None),
-            }),
-        }
+    pub(super) fn new(registry: &Registry) -> Self {
+        let probed = |backend: &Arc<dyn Backend>| Arc::new(Probed { backend: backend.clone(), state: Mutex::default() });
+        let backends = registry.iter().map(probed).collect();
+        Readiness { shared: Arc::new(Shared { taking_calls: AtomicBool::new(false), backends }) }
     }
 
     /// From now on, calls are taken, or no longer are. Probe then says `ready` or not.
@@ -60,90 +70,115 @@ impl Readiness {
         self.shared.taking_calls.load(Ordering::Acquire)
     }
 
-    /// Whether every backend can be used.
-    ///
-    /// # Errors
-    /// That of the first which cannot, with what to do; `BackendDown` for one that gives no answer within `patience`.
-    pub async fn backends(&self, patience: Duration) -> Result<(), Arc<Error>> {
-        if self.shared.still_good() {
-            return Ok(());
+    /// Whether at least one backend can be used, at least in part. Returns when the first is found usable, and at the latest after
+    /// `patience`. All are probed, also those that come later.
+    pub async fn is_usable(&self, patience: Duration) -> bool {
+        let deadline = Deadline::now() + patience;
+        let mut asked = JoinSet::new();
+        for probed in &self.shared.backends {
+            let answer = probed.ask();
+            asked.spawn(async move { answer.by(deadline).await.is_some_and(|condition| condition.usable) });
         }
-        let mut progress = self.join();
-        let done = async {
-            let done = progress.wait_for(|progress| matches!(progress, Progress::Done(_))).await;
-            match done.as_deref() {
-                Ok(Progress::Done(result)) => result.clone(),
-                Ok(Progress::Asking(backend)) => Err(unanswered(backend, "it is still asked")),
-                Err(_) => Err(unanswered("of this driver", "its probe ended without an answer")),
+        while let Some(usable) = asked.join_next().await {
+            if usable.unwrap_or(false) {
+                return true;
             }
-        };
-        if let Ok(result) = tokio::time::timeout(patience, done).await {
-            return result;
         }
-        match &*progress.borrow() {
-            Progress::Done(result) => result.clone(),
-            Progress::Asking(backend) => {
-                let patience = humantime::format_duration(patience);
-                Err(unanswered(backend, &format!("no answer within {patience}; see what its storage is doing")))
+        self.shared.backends.is_empty()
+    }
+
+    /// What keeps backends from being used, in whole or in part, in the order of the configuration: the backend's own words, or that
+    /// it gave no answer within `patience`.
+    pub async fn problems(&self, patience: Duration) -> Vec<Arc<Error>> {
+        let deadline = Deadline::now() + patience;
+        // All are asked before the first is waited for.
+        let asked: Vec<(&Probed, Answer)> = self.shared.backends.iter().map(|probed| (&**probed, probed.ask())).collect();
+        let mut problems = Vec::new();
+        for (probed, answer) in asked {
+            match answer.by(deadline).await {
+                Some(condition) => problems.extend(condition.problem),
+                None => problems.push(Arc::new(Error::BackendDown {
+                    backend: probed.backend.name().to_string(),
+                    reason: format!("no answer within {}; check its storage", humantime::format_duration(patience)),
+                })),
+            }
+        }
+        problems
+    }
+}
+
+/// A result that is known, or the probe that will have it.
+enum Answer {
+    Known(Condition),
+    Running(watch::Receiver<Option<Condition>>),
+}
+
+impl Answer {
+    /// The result; `None` where there is none by `deadline`.
+    async fn by(self, deadline: Deadline) -> Option<Condition> {
+        match self {
+            Answer::Known(condition) => Some(condition),
+            Answer::Running(mut running) => {
+                let done = tokio::time::timeout_at(deadline, running.wait_for(Option::is_some)).await;
+                // Too late, or the probe panicked.
+                done.ok()?.ok()?.clone()
             }
         }
     }
+}
 
-    /// The probe that runs, or a new one.
-    fn join(&self) -> watch::Receiver<Progress> {
-        let mut running = self.shared.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(progress) = &*running {
-            return progress.clone();
+impl Probed {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A good result of a moment ago, the probe that runs, or a new one.
+    fn ask(self: &Arc<Self>) -> Answer {
+        let mut state = self.state();
+        if state.good.is_some_and(|since| since.elapsed() < GOOD_FOR) {
+            return Answer::Known(Condition { problem: None, usable: true });
         }
-        let (tell, progress) = watch::channel(Progress::Asking("of this driver".to_owned()));
-        *running = Some(progress.clone());
-        let shared = self.shared.clone();
+        if let Some(running) = &state.running {
+            return Answer::Running(running.clone());
+        }
+        let (tell, running) = watch::channel(None);
+        state.running = Some(running.clone());
+        let probed = self.clone();
         // Not one of the counted tasks: a probe that hangs holds nothing, so nobody need wait for it at the end.
         tokio::task::spawn_blocking(move || {
-            let running = Cleared(&shared);
-            let result = shared.ask(&tell);
-            if result.is_ok() {
-                shared.keep();
-            }
+            let cleared = Cleared(&probed);
+            let condition = probed.probe();
             // First, so that nobody who asks after this answer was given gets it once more.
-            drop(running);
-            tell.send_replace(Progress::Done(result.map_err(Arc::new)));
+            drop(cleared);
+            tell.send_replace(Some(condition));
         });
-        progress
+        Answer::Running(running)
+    }
+
+    fn probe(&self) -> Condition {
+        let problem = self.backend.probe().err().map(Arc::new);
+        let usable = problem.is_none() || self.backend.is_usable_in_part();
+        let mut state = self.state();
+        state.good = problem.is_none().then(Instant::now);
+        let text = problem.as_ref().map(ToString::to_string);
+        // Once for each change, however often it is asked.
+        if state.logged != text {
+            let backend = self.backend.name();
+            match &problem {
+                Some(error) => tracing::warn!(%backend, usable_in_part = usable, %error, "the backend cannot be used in full"),
+                None => tracing::info!(%backend, "the backend can be used again"),
+            }
+            state.logged = text;
+        }
+        Condition { problem, usable }
     }
 }
 
 /// Lets the next probe start, also after a panic.
-struct Cleared<'a>(&'a Shared);
+struct Cleared<'a>(&'a Probed);
 
 impl Drop for Cleared<'_> {
     fn drop(&mut self) {
-        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.state().running = None;
     }
-}
-
-impl Shared {
-    fn ask(&self, tell: &watch::Sender<Progress>) -> Result<()> {
-        self.registry.iter().try_for_each(|backend| {
-            tell.send_replace(Progress::Asking(backend.name().to_string()));
-            backend.probe()
-        })
-    }
-
-    fn millis(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn keep(&self) {
-        let good_for = u64::try_from(GOOD_FOR.as_millis()).unwrap_or(0);
-        self.good_until.store(self.millis().saturating_add(good_for), Ordering::Release);
-    }
-
-    fn still_good(&self) -> bool {
-        self.millis() < self.good_until.load(Ordering::Acquire)
-    }
-}
-
-fn unanswered(backend: &str, reason: &str) -> Arc<Error> {
-    Arc::new(Error::BackendDown { backend: backend.to_owned(), reason: reason.to_owned() })
 }

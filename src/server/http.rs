@@ -131,7 +131,8 @@ impl Asked {
     async fn ready(&self) -> Response<String> {
         let readiness = self.services.readiness();
         let calls = (!readiness.is_ready()).then(|| "it is starting or stopping; wait".to_owned());
-        let backends = readiness.backends(PATIENCE).await.err().map(|error| error.to_string());
+        let problems: Vec<String> = readiness.problems(PATIENCE).await.iter().map(ToString::to_string).collect();
+        let backends = (!problems.is_empty()).then(|| problems.join("; "));
         let mut parts = vec![("calls", calls), ("backends", backends)];
         parts.extend(self.registration.as_ref().map(|watched| ("registration", watched.problem())));
         let status = match parts.iter().all(|(_, problem)| problem.is_none()) {

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, Role};
-use longshore::volume::{Error, Outcome, Severity, VolumeId};
+use longshore::backend::{Backend, VolumeSpec};
+use longshore::volume::{Bytes, Error, Outcome, Severity, VolumeId};
 
 use crate::bench::*;
 
@@ -113,6 +113,88 @@ fn a_pool_that_is_away_is_told_and_comes_back() {
 }
 
 #[test]
+fn one_of_two_pools_away_leaves_the_backend_usable_in_part() {
+    let folder = folder();
+    let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+    let backend = open(vec![pool("a", &first), pool("b", &second)]);
+    backend.probe().expect("both are there");
+    fs::rename(&first, folder.path().join("a.away")).expect("moved");
+    backend.probe().expect_err("one is away");
+    assert!(backend.is_usable_in_part());
+    fs::rename(&second, folder.path().join("b.away")).expect("moved");
+    assert!(!backend.is_usable_in_part());
+}
+
+fn look_for_create(backend: &ImageBackend, spec: &VolumeSpec) -> Result<Option<VolumeId>, Error> {
+    Ok(provision(backend).find_for_create(&spec.id, &spec.parameters)?.map(|volume| volume.id))
+}
+
+/// CreateVolume as `ops` does it.
+fn provide(backend: &ImageBackend, spec: &VolumeSpec) -> Result<(), Error> {
+    match look_for_create(backend, spec)? {
+        Some(_) => Ok(()),
+        None => create_with(backend, spec).map(drop),
+    }
+}
+
+#[test]
+fn create_skips_a_pool_that_is_away_only_where_it_surely_lacks_the_volume() {
+    let folder = folder();
+    let (first, second, away) = (folder.path().join("a"), folder.path().join("b"), folder.path().join("away"));
+    let memory = folder.path().join("memory");
+    let both = || {
+        let _alone = nobody_starts();
+        let config = config(vec![pool("a", &first), pool("b", &second)]);
+        ImageBackend::open_remembering(config, Role { provision: true }, Some(&memory), None).expect("opened")
+    };
+    let backend = both();
+    create_with(&backend, &spec("old", MIB, &[("pool", "a")])).expect("created");
+    fs::rename(&first, &away).expect("moved");
+    // Its ledger says what it holds.
+    provide(&backend, &spec("new", MIB, &[])).expect("the pool that is away does not hold it");
+    assert_eq!(names(&second.join("volumes")), ["new"]);
+    let error = provide(&backend, &spec("old", MIB, &[])).expect_err("the pool that is away holds it");
+    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    drop(backend);
+
+    // Away at the start: nobody knows what it holds.
+    let backend = both();
+    for name in ["old", "newer"] {
+        let error = provide(&backend, &spec(name, MIB, &[])).expect_err("not known");
+        assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("pool a (") && text.contains("StorageClass") && text.contains("parameter pool"), "{text}");
+    }
+    provide(&backend, &spec("newer", MIB, &[("pool", "b")])).expect("the class names a pool that is there");
+    let error = provide(&backend, &spec("newest", MIB, &[("pool", "a")])).expect_err("the class names the one that is away");
+    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert_eq!(names(&second.join("volumes")), ["new", "newer"]);
+}
+
+#[test]
+fn a_volume_id_in_two_pools_is_refused_and_both_are_named() {
+    let folder = folder();
+    let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+    for path in [&first, &second] {
+        create(&open_at(path), "v", MIB);
+    }
+    let backend = open(vec![pool("a", &first), pool("b", &second)]);
+    let id = volume_id("v");
+    let refused = [
+        provide(&backend, &spec("v", MIB, &[])),
+        provide(&backend, &spec("v", MIB, &[("pool", "b")])),
+        provision(&backend).find(&id).map(drop),
+        provision(&backend).delete(&id).map(drop),
+        backend.expand().expect("it expands").expand(&id, Bytes(2 * MIB)).map(drop),
+    ];
+    for answer in refused {
+        let text = answer.expect_err("which of the two?").to_string();
+        assert!(text.contains("a/volumes/v") && text.contains("b/volumes/v"), "{text}");
+    }
+    assert_eq!((names(&first.join("volumes")), names(&second.join("volumes"))), (vec!["v".to_owned()], vec!["v".to_owned()]));
+}
+
+#[test]
 fn a_read_only_pool_is_read_and_never_half_changed() {
     isolated(|| {
         let disk = Disk::new(Kind::Xfs, 400);
@@ -200,7 +282,7 @@ fn damage_is_told_and_left_alone() {
             for error in [
                 provision(backend).find(&id).expect_err(name),
                 provision(backend).delete(&id).expect_err(name),
-                backend.expand().expect("expands").expand(&id, longshore::volume::Bytes(4 * MIB)).expect_err(name),
+                backend.expand().expect("expands").expand(&id, Bytes(4 * MIB)).expect_err(name),
                 snapshots(backend).create_snapshot(&snapshot_spec("s", name), &NoQuiesce::default()).expect_err(name),
             ] {
                 assert!(matches!(error, Error::Unproven { .. }), "{name}: {error}");

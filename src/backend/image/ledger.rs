@@ -160,6 +160,15 @@ impl Ledger {
         self.inner().volumes.get(id).copied()
     }
 
+    /// Whether it is there, or its disk is not given back yet.
+    pub fn has(&self, kind: Kind, id: &str) -> bool {
+        let inner = self.inner();
+        match kind {
+            Kind::Volume => inner.volumes.contains_key(id),
+            Kind::Snapshot => inner.snapshots.contains_key(id),
+        }
+    }
+
     /// Up to `max` snapshots after `after`, in order; of one volume if `source` is given.
     pub fn snapshots(&self, source: Option<&str>, after: Option<&str>, max: usize) -> Vec<Box<str>> {
         let inner = self.inner();

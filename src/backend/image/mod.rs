@@ -56,7 +56,8 @@ pub use meta::rewritten;
 
 use inspect::{About, Examined};
 use ledger::Ledger;
-use pool::{Pool, Ready};
+use meta::VolumeMeta;
+use pool::{Kind, Pool, Ready};
 
 /// The segment that binds an image to the node whose disk it is on.
 pub const NODE_SEGMENT: &str = "topology.longshore.csi.dev/node";
@@ -116,10 +117,55 @@ impl ImageBackend {
     /// Where a volume or snapshot lies, and what is seen of it. Looks into all pools.
     ///
     /// # Errors
-    /// `BackendDown` where it was not found, but a pool could not be looked into.
+    /// `BackendDown` where it was not found, but a pool could not be looked into; `Unproven` where it lies in two pools.
     fn locate<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
-        self.search(|ready| inspect::find(ready, local))
-            .map(|found| found.map(|(pool, ready, seen)| Located { pool, ready, seen }))
+        let (found, away) = self.look_into_all(local)?;
+        match away.into_iter().next_back() {
+            Some((_, error)) if found.is_none() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// As `locate`, for a volume that is made if there is none. A pool that is away does not count where its ledger, which only this
+    /// process changes, does not have the volume, or where the StorageClass names another pool.
+    fn locate_for_create(&self, local: &str, parameters: &ImageParameters) -> Result<Option<Located<'_, VolumeMeta>>> {
+        let (found, away) = self.look_into_all(local)?;
+        let is_other = |pool: &Pool| parameters.pool.as_ref().is_some_and(|named| *named != pool.config.name);
+        match away.into_iter().find(|(pool, _)| !is_other(pool) && !pool.surely_lacks(Kind::Volume, local)) {
+            Some((pool, Error::BackendDown { backend, reason })) if found.is_none() => {
+                let name = &pool.config.name;
+                let reason = format!(
+                    "{reason}; whether pool {name} holds volume {local} is not known, so that none is made in another pool: make \
+                     pool {name} usable, or name another pool in the StorageClass (parameter pool)"
+                );
+                Err(Error::BackendDown { backend, reason })
+            }
+            Some((_, error)) if found.is_none() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// Looks into all pools: what was found, and the pools that could not be looked into.
+    ///
+    /// # Errors
+    /// `Unproven` where two pools have something of this id, naming both.
+    fn look_into_all<M: About>(&self, local: &str) -> Result<(Option<Located<'_, M>>, Vec<(&Pool, Error)>)> {
+        let mut found: Option<Located<'_, M>> = None;
+        let mut away = Vec::new();
+        for pool in &self.pools {
+            let looked = pool.ready().and_then(|ready| match &found {
+                None => Ok(inspect::find(&ready, local)?.map(|seen| Located { pool, ready, seen })),
+                Some(first) if ready.has(M::KIND, local)? => Err(in_two_pools(M::KIND, local, &first.ready, &ready)),
+                Some(_) => Ok(None),
+            });
+            match looked {
+                Ok(Some(located)) => found = Some(located),
+                Ok(None) => {}
+                Err(error @ Error::Unproven { .. }) => return Err(error),
+                Err(error) => away.push((pool, error)),
+            }
+        }
+        Ok((found, away))
     }
 
     /// The first pool in which `look` finds something.
@@ -174,8 +220,20 @@ impl ImageBackend {
         self.holder.as_ref().ok_or_else(|| Error::invalid("backends", reason))
     }
 
-    fn volume(&self, meta: meta::VolumeMeta) -> Volume {
+    fn volume(&self, meta: VolumeMeta) -> Volume {
         meta.into_volume(self.topology.clone())
+    }
+}
+
+/// Which of the two was meant is for a person to say: nothing is connected, copied or deleted of either.
+fn in_two_pools(kind: Kind, local: &str, one: &Ready, other: &Ready) -> Error {
+    let (first, second) = (one.place(kind, local), other.place(kind, local));
+    Error::Unproven {
+        device: first.display().to_string(),
+        reason: format!(
+            "{} has the same id; see which of the two is in use, and move the other one out of its pool",
+            second.display()
+        ),
     }
 }
 
@@ -196,12 +254,7 @@ impl Backend for ImageBackend {
     }
 
     fn probe(&self) -> Result<()> {
-        let check = |pool: &Pool| {
-            let ready = if self.role.provision { pool.writable()? } else { pool.ready()? };
-            let read_only = ready.room()?.read_only && self.role.provision;
-            if read_only { Err(ready.down("its file system is read-only; remount it writable")) } else { Ok(()) }
-        };
-        let failed: Vec<Error> = self.pools.iter().filter_map(|pool| check(pool).err()).collect();
+        let failed: Vec<Error> = self.pools.iter().filter_map(|pool| pool.probe().err()).collect();
         let reasons = failed.into_iter().map(|error| match error {
             Error::BackendDown { reason, .. } => reason,
             other => other.to_string(),
@@ -211,6 +264,10 @@ impl Backend for ImageBackend {
             return Ok(());
         }
         Err(Error::BackendDown { backend: self.name.to_string(), reason: reasons.join("; ") })
+    }
+
+    fn is_usable_in_part(&self) -> bool {
+        self.pools.iter().any(|pool| pool.probe().is_ok())
     }
 
     fn access_modes(&self) -> &[AccessMode] {

@@ -195,6 +195,22 @@ impl Pool {
         }
     }
 
+    /// Whether it can be used right now, for all that this process does with it.
+    ///
+    /// # Errors
+    /// `BackendDown`, naming the folder and what to do.
+    pub fn probe(&self) -> Result<()> {
+        let ready = if self.role.provision { self.writable()? } else { self.ready()? };
+        let read_only = ready.room()?.read_only && self.role.provision;
+        if read_only { Err(ready.down("its file system is read-only; remount it writable")) } else { Ok(()) }
+    }
+
+    /// Whether it is certain that there is no such volume or snapshot in it, also while it is away: by its ledger, as long as this
+    /// process has the lock that lets nobody else make one.
+    pub fn surely_lacks(&self, kind: Kind, local: &str) -> bool {
+        self.current().is_some_and(|ready| ready.is_writable() && !ready.ledger.has(kind, local))
+    }
+
     fn current(&self) -> Option<Arc<Ready>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

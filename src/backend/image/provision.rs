@@ -38,6 +38,13 @@ impl Provision for ImageBackend {
         Ok(Some(self.volume(meta)))
     }
 
+    fn find_for_create(&self, id: &VolumeId, parameters: &serde_json::Value) -> Result<Option<Volume>> {
+        let parameters = ImageParameters::from_json(&parameters["backend"])?;
+        let Some(found) = self.locate_for_create(id.local(), &parameters)? else { return Ok(None) };
+        let (meta, _) = found.seen.whole()?;
+        Ok(Some(self.volume(meta)))
+    }
+
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
         self.remove_passing(Kind::Volume, spec.id.local())?;
         let parameters = ImageParameters::from_json(&spec.parameters["backend"])?;

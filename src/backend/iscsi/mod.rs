@@ -97,6 +97,10 @@ impl Backend for IscsiBackend {
         self.san.as_ref().map_or(Ok(()), San::probe)
     }
 
+    fn is_usable_in_part(&self) -> bool {
+        self.san.as_ref().is_some_and(San::is_usable_in_part)
+    }
+
     fn access_modes(&self) -> &[AccessMode] {
         &ACCESS_MODES
     }

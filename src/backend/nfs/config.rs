@@ -169,6 +169,12 @@ pub(super) struct Ownership {
 }
 
 impl NfsParameters {
+    /// Whether a volume of these parameters may lie on `share`: the one that they name, or any.
+    pub(super) fn allows(&self, share: &ShareConfig) -> bool {
+        (self.server.is_empty() || self.server == share.server)
+            && (self.share.is_empty() || Path::new(&self.share) == share.share)
+    }
+
     /// Of a StorageClass: its template filled in, all values checked.
     ///
     /// # Errors

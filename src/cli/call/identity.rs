@@ -16,7 +16,7 @@ pub enum Rpc {
     GetPluginInfo,
     /// GetPluginCapabilities: which services it offers
     GetPluginCapabilities,
-    /// Probe: whether it can be used right now
+    /// Probe: whether it takes calls and at least one of its backends can be used
     Probe,
 }
 
@@ -67,6 +67,8 @@ fn name(capability: &PluginCapability) -> (&'static str, &'static str) {
 async fn probe(client: &Client) -> Result<Answer, Failure> {
     let response = client.answer("probe", client.identity().probe(ProbeRequest {})).await?;
     // An absent value means ready (CSI spec, Probe).
-    let text = if response.ready.unwrap_or(true) { "ready\n" } else { "not ready\n" };
-    Ok(Answer { json: json!({ "ready": response.ready }), text: text.to_owned() })
+    if response.ready == Some(false) {
+        return Err(Failure::NotReady);
+    }
+    Ok(Answer { json: json!({ "ready": response.ready }), text: "ready\n".to_owned() })
 }

@@ -38,7 +38,7 @@ Examples, a volume's life (K=/var/lib/kubelet/a, with the folder $K/staging):
   longshore call delete-volume image:a
 
 Exit codes: 0 done, 1 failed for good, 2 wrong usage, 3 endpoint not reached,
-4 failed but may still be running.";
+4 failed but may still be running; of probe: not ready.";
 
 /// What `call` is told.
 #[derive(Debug, Args)]

@@ -22,7 +22,7 @@ impl Controller {
         let _volume = self.locks.exclusive(Key::Volume(id.clone()), "create volume")?;
         let _source = self.lock_source(request.source.as_ref())?;
 
-        let outcome = match provision.find(&id)? {
+        let outcome = match provision.find_for_create(&id, &parameters.to_json())? {
             Some(existing) => Outcome::Unchanged(fits(backend, existing, request, &parameters.to_json())?),
             None => {
                 let spec = self.specify(backend, request, id.clone(), &parameters)?;

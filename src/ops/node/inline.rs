@@ -166,7 +166,7 @@ fn make(
 /// `Conflict` where another volume has its id; `NotFound` for an earlier version's that is gone.
 fn is_there(node: &Node, recipe: &Recipe<'_>) -> Result<bool> {
     let id = &recipe.spec.id;
-    match recipe.provision.find(id)? {
+    match recipe.provision.find_for_create(id, &recipe.spec.parameters)? {
         Some(volume) if id.is_ephemeral() && !owns(node, &volume) => Err(Error::Conflict {
             object: format!("volume {id}"),
             existing: format!("in its storage as {:?}", volume.name),

@@ -85,7 +85,8 @@ longshore serve --mode controller --endpoint "$endpoint" --node-id vm --state-di
 driver_pid=$!
 answers() { call get-plugin-info >/dev/null 2>&1; }
 within 20 answers
-if call probe >/dev/null 2>&1; then fail "no pool is away: this would prove nothing"; fi
+call probe >/dev/null || fail "not ready, though one of two pools is there"
+grep -q 'cannot be used in full.*spare' driver.log || fail "no pool is away: this would prove nothing"
 fault hang@1
 call controller-publish-volume "$id" --node a --block >/dev/null 2>&1 &
 hung=$!

@@ -105,11 +105,24 @@ impl San {
     }
 
     pub fn probe(&self) -> Result<()> {
-        self.images.probe()?;
-        Lio::loaded().map_err(|error| Error::BackendDown { backend: self.name().to_string(), reason: error.to_string() })?;
+        let images = self.images.probe();
+        self.target()?;
+        // What lies in the other pools is exported, also while one is away.
         self.settle();
         self.export_failed();
-        Ok(())
+        images
+    }
+
+    pub fn is_usable_in_part(&self) -> bool {
+        self.target().is_ok() && self.images.is_usable_in_part()
+    }
+
+    /// Whether the kernel has its target.
+    fn target(&self) -> Result<()> {
+        match Lio::loaded() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Error::BackendDown { backend: self.name().to_string(), reason: error.to_string() }),
+        }
     }
 
     pub fn usage(&self) -> Usage {

@@ -26,6 +26,10 @@ impl Provision for San {
         self.images.find(id)
     }
 
+    fn find_for_create(&self, id: &VolumeId, parameters: &serde_json::Value) -> Result<Option<Volume>> {
+        self.images.find_for_create(id, parameters)
+    }
+
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
         self.images.create(spec, &Pausing { san: self, inner: quiesce })
     }

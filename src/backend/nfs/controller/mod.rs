@@ -94,11 +94,7 @@ impl Controller {
 
     /// The shares that a class allows.
     fn asked_for<'a>(&'a self, parameters: &'a NfsParameters) -> impl Iterator<Item = &'a Share> {
-        let is = |share: &Share| {
-            (parameters.server.is_empty() || parameters.server == share.config.server)
-                && (parameters.share.is_empty() || Path::new(&parameters.share) == share.config.share)
-        };
-        self.shares.iter().filter(move |share| is(share))
+        self.shares.iter().filter(|share| parameters.allows(&share.config))
     }
 
     /// The first share on which `look` finds something.
@@ -118,9 +114,49 @@ impl Controller {
         away.map_or(Ok(None), Err)
     }
 
+    /// A volume's record, whatever its phase, for a volume that is made if there is none. A share that is away does not count where its
+    /// index, which only this process changes, does not have the volume, or where the StorageClass names another share.
+    ///
+    /// # Errors
+    /// As `search`, with what to do; `Unproven` where two shares have the volume, naming both.
+    fn locate_for_create(&self, local: &str, parameters: &NfsParameters) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+        let mut found: Option<(Arc<Ready>, VolumeRecord)> = None;
+        let mut away = None;
+        for share in &self.shares {
+            let looked = share.ready().and_then(|ready| Ok(ready.record(local)?.map(|record| (ready, record))));
+            match (looked, &found) {
+                (Ok(Some((ready, _))), Some((first, _))) => return Err(in_two_shares(local, first, &ready)),
+                (Ok(Some(first)), None) => found = Some(first),
+                (Err(error @ Error::Unproven { .. }), _) => return Err(error),
+                (Err(error), _) if parameters.allows(&share.config) && !share.surely_lacks(local) => away = Some((share, error)),
+                (Ok(None) | Err(_), _) => {}
+            }
+        }
+        match away {
+            Some((share, Error::BackendDown { backend, reason })) if found.is_none() => {
+                let called = share.config.called();
+                let reason = format!(
+                    "{reason}; whether share {called} holds volume {local} is not known, so that none is made on another share: make \
+                     share {called} usable, or name another share in the StorageClass (parameters server and share)"
+                );
+                Err(Error::BackendDown { backend, reason })
+            }
+            Some((_, error)) if found.is_none() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
     /// A volume's record, whatever its phase.
+    ///
+    /// # Errors
+    /// As `search`; `Unproven` where two shares have the volume, naming both.
     fn locate(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
-        self.search(|ready| ready.record(local))
+        let Some((ready, record)) = self.search(|ready| ready.record(local))? else { return Ok(None) };
+        let mut others = self.shares.iter().filter_map(Share::current).filter(|other| !Arc::ptr_eq(other, &ready));
+        match others.find(|other| other.index.capacity(local).is_some()) {
+            Some(other) => Err(in_two_shares(local, &ready, &other)),
+            None => Ok(Some((ready, record))),
+        }
     }
 
     /// A volume that there is.
@@ -177,6 +213,18 @@ impl Controller {
             (share.config.called(), usage.ok())
         });
         Usage { pools: pools.collect(), attachments: None }
+    }
+}
+
+/// Which of the two was meant is for a person to say.
+fn in_two_shares(local: &str, one: &Ready, other: &Ready) -> Error {
+    Error::Unproven {
+        device: format!("volume {local} on share {}", one.called),
+        reason: format!(
+            "share {} has a volume of the same id; see which of the two is in use, and move the folder and the record of the other \
+             one out of its share",
+            other.called
+        ),
     }
 }
 

@@ -39,6 +39,11 @@ impl Provision for Controller {
         Ok(self.locate_whole(id.local())?.map(|(_, record)| record.into_volume()))
     }
 
+    fn find_for_create(&self, id: &VolumeId, parameters: &serde_json::Value) -> Result<Option<Volume>> {
+        let found = self.locate_for_create(id.local(), &asked(parameters)?)?;
+        Ok(found.filter(|(_, record)| record.phase == Phase::Whole).map(|(_, record)| record.into_volume()))
+    }
+
     fn create(&self, spec: &VolumeSpec, _quiesce: &dyn Quiesce) -> Result<Volume> {
         match self.begun(spec)? {
             Some((ready, record)) => self.finish(&ready, record),
@@ -109,7 +114,7 @@ impl Controller {
     /// What an earlier call began of the same volume, where its copy goes on. All else that one left is removed.
     fn begun(&self, spec: &VolumeSpec) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         let local = spec.id.local();
-        let Some((ready, record)) = self.locate(local)? else { return Ok(None) };
+        let Some((ready, record)) = self.locate_for_create(local, &asked(&spec.parameters)?)? else { return Ok(None) };
         let cleared = match record.phase {
             Phase::Making if is_as_asked(&record, spec) && ready.work(local).is_some() => return Ok(Some((ready, record))),
             Phase::Making => ready.stop_work(local).and_then(|()| ready.discard(&record)),
@@ -125,7 +130,7 @@ impl Controller {
     /// Everything up to a draft that is being filled.
     fn begin(&self, spec: &VolumeSpec) -> Result<(Arc<Ready>, VolumeRecord)> {
         let local = spec.id.local();
-        let asked = NfsParameters::from_json(spec.parameters.get("backend").unwrap_or(&serde_json::Value::Null))?;
+        let asked = asked(&spec.parameters)?;
         self.check(&asked)?;
         let origin = spec.source.as_ref().map(|source| self.origin(source)).transpose()?;
         let folder = asked.folder(local);
@@ -355,6 +360,11 @@ fn undo(ready: &Ready, record: &VolumeRecord, failure: Error) -> Error {
         Ok(()) => failure.nothing_left(),
         Err(error) => failure.but_left(error.to_string()),
     }
+}
+
+/// The backend's own of a volume's parameters.
+fn asked(parameters: &serde_json::Value) -> Result<NfsParameters> {
+    NfsParameters::from_json(parameters.get("backend").unwrap_or(&serde_json::Value::Null))
 }
 
 /// The parameters as the node needs them: with the share that was chosen.

@@ -154,14 +154,24 @@ impl Share {
         self.open()
     }
 
-    fn ask(&self, ready: &Ready) -> Result<(), Silence> {
-        if !matches!(self.access, Access::Mount { .. }) {
-            return Ok(());
-        }
-        self.answers.ask(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
+    /// Whether it is certain that no volume of this id lies on it or is being made there, also while its server is away: by its index, as
+    /// long as this process has the lock that lets nobody else make one.
+    pub fn surely_lacks(&self, local: &str) -> bool {
+        self.current().is_some_and(|ready| ready.index.capacity(local).is_none())
     }
 
-    fn current(&self) -> Option<Arc<Ready>> {
+    fn ask(&self, ready: &Ready) -> Result<(), Silence> {
+        match &self.access {
+            Access::Mount { .. } => {
+                self.answers.ask(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
+            }
+            Access::Folder(path) if !path.is_dir() => Err(Silence::Dead(format!("{} is away", path.display()))),
+            Access::Folder(_) => Ok(()),
+        }
+    }
+
+    /// As it was when its server answered last.
+    pub fn current(&self) -> Option<Arc<Ready>> {
         lock(&self.current).clone()
     }
 

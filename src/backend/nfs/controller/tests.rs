@@ -138,8 +138,9 @@ fn spec(local: &str, pairs: &[(&str, &str)]) -> VolumeSpec {
     }
 }
 
+/// As `ops` does it.
 fn create(controller: &Controller, spec: &VolumeSpec) -> Result<Volume> {
-    match controller.find(&spec.id)? {
+    match controller.find_for_create(&spec.id, &spec.parameters)? {
         Some(volume) => Ok(volume),
         None => controller.create(spec, &NothingMounted),
     }
@@ -634,6 +635,56 @@ fn a_share_that_is_away_makes_nothing_look_gone() {
     std::fs::remove_dir(ground.at("b")).expect("removed");
     std::fs::rename(ground.at("away"), ground.at("b")).expect("back");
     assert!(controller.find(&id("there")).expect("looked").is_some());
+}
+
+#[test]
+fn create_skips_a_share_that_is_away_only_where_it_surely_lacks_the_volume() {
+    let ground = ground(&["a", "b"]);
+    let controller = ground.open();
+    create(&controller, &spec("old", &[("share", "/a")])).expect("made");
+    create(&controller, &spec("other", &[("share", "/b")])).expect("made");
+    std::fs::rename(ground.at("a"), ground.at("away")).expect("moved");
+    // Its index says what it holds.
+    create(&controller, &spec("new", &[])).expect("the share that is away does not hold it");
+    assert!(ground.at("b/new").is_dir());
+    let error = create(&controller, &spec("old", &[])).expect_err("the share that is away holds it");
+    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    drop(controller);
+
+    // Away at the start: nobody knows what it holds.
+    let controller = ground.open();
+    let error = create(&controller, &spec("newer", &[])).expect_err("not known");
+    let text = error.to_string();
+    assert!(matches!(error, Error::BackendDown { .. }), "{text}");
+    assert!(text.contains("nas:/a") && text.contains("StorageClass") && text.contains("parameters server and share"), "{text}");
+    create(&controller, &spec("newer", &[("share", "/b")])).expect("the class names a share that is there");
+    let error = create(&controller, &spec("newest", &[("share", "/a")])).expect_err("the class names the one that is away");
+    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(ground.at("b/newer").is_dir() && !ground.at("b/newest").exists() && !ground.at("b/old").exists());
+    std::fs::rename(ground.at("away"), ground.at("a")).expect("back");
+    assert!(ground.at("a/old").is_dir() && ids(&controller) == ["new", "newer", "old", "other"]);
+}
+
+#[test]
+fn a_volume_id_on_two_shares_is_refused_and_both_are_named() {
+    let ground = ground(&["a", "b"]);
+    // Made anew elsewhere while the first share was away, by a class that names the second.
+    create(&ground.open(), &spec("v", &[("share", "/a")])).expect("made");
+    std::fs::rename(ground.at("a"), ground.at("away")).expect("moved");
+    create(&ground.open(), &spec("v", &[("share", "/b")])).expect("the class names another share");
+    std::fs::rename(ground.at("away"), ground.at("a")).expect("back");
+    let controller = ground.open();
+    controller.list(None, 9).expect("both shares are opened");
+    let refused = [
+        create(&controller, &spec("v", &[])).map(drop),
+        controller.find(&id("v")).map(drop),
+        controller.delete(&id("v")).map(drop),
+    ];
+    for answer in refused {
+        let text = answer.expect_err("which of the two?").to_string();
+        assert!(text.contains("nas:/a") && text.contains("nas:/b"), "{text}");
+    }
+    assert!(ground.at("a/v").is_dir() && ground.at("b/v").is_dir());
 }
 
 #[test]
