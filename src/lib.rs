@@ -42,7 +42,8 @@
 //! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.
-//! - Secrets are of a type that cannot be printed; messages that hold them have no derived `Debug`.
+//! - Secrets are of a type that cannot be printed, mount options of one that prints their names ([`volume::MountFlags`]); messages that
+//!   hold them have no derived `Debug`.
 //! - Only `os/process.rs` (and the freeze guard in `os/freeze.rs`, which must outlive us) starts programs.
 //! - `unsafe` is denied, and allowed with a reason in those files of `os` that call the kernel directly.
 

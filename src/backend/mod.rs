@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::os::block::Device;
 use crate::volume::{
-    AccessMode, BackendName, Bytes, Capability, ContentSource, Error, Extent, Group, GroupId, Health, NodeId, Outcome,
-    RawParameters, Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
+    AccessMode, BackendName, Bytes, Capability, ContentSource, Error, Extent, Group, GroupId, Health, MountFlags, NodeId,
+    Outcome, RawParameters, Result, Secrets, Snapshot, SnapshotId, Topology, TopologyRequirement, Volume, VolumeId,
 };
 
 #[cfg(feature = "ec2")]
@@ -537,7 +537,7 @@ pub struct ConnectRequest<'a> {
     pub publish_context: &'a BTreeMap<String, String>,
     pub secrets: &'a Secrets,
     /// The CO's mount options, for what is mounted on the way ([`Source::Directory`]).
-    pub mount_flags: &'a [String],
+    pub mount_flags: &'a MountFlags,
     /// Nobody on this node may write.
     pub read_only: bool,
     /// What it was connected as before, be it in an earlier boot: for a call that brings no publish_context.

@@ -440,6 +440,7 @@ mod tests {
     use crate::os::mount::{self, Attributes};
     use crate::os::path::Root;
     use crate::os::process::{self, Run, Tool};
+    use crate::volume::MountFlags;
 
     /// A file of a MiB, detached from whatever it is bound to when it goes out of scope.
     struct Backing {
@@ -708,7 +709,7 @@ mod tests {
             let root = Root::open(backing.folder.path()).unwrap();
             let path = root.path().join("mounted");
             let target = root.make_dir(&path, 0o700).unwrap();
-            let fs = mount::new_filesystem("ext4", &device.path, &[], &Attributes::default()).unwrap();
+            let fs = mount::new_filesystem("ext4", &device.path, &MountFlags::default(), &Attributes::default()).unwrap();
             mount::attach(fs, target.as_fd(), &path).unwrap();
             let begun = Instant::now();
             assert_eq!(detach(&device.path, device.backing).unwrap_err().errno(), Some(libc::EBUSY));
@@ -765,7 +766,7 @@ mod tests {
                 let root = Root::open(disk.folder.path()).unwrap();
                 let path = root.path().join(fstype);
                 let target = root.make_dir(&path, 0o700).unwrap();
-                let fs = mount::new_filesystem(fstype, device, &[], &Attributes::default()).unwrap();
+                let fs = mount::new_filesystem(fstype, device, &MountFlags::default(), &Attributes::default()).unwrap();
                 mount::attach(fs, target.as_fd(), &path).unwrap();
                 let file = File::options().read(true).write(true).create_new(true).open(path.join("image")).unwrap();
                 file.set_len(1 << 20).unwrap();

@@ -16,6 +16,8 @@ use rustix::mount::{
 use super::mountinfo::MountTable;
 use super::path::Root;
 use super::{Error, Result};
+use crate::volume::MountFlags;
+use crate::volume::mount_flags::option_name;
 
 /// What fsconfig(2) takes for one value.
 const VALUE_LIMIT: usize = 255;
@@ -83,10 +85,10 @@ impl Attributes {
 ///
 /// # Errors
 /// `Unexpected`, naming an option that makes no sense here (`bind`, `remount`, `move`, `loop`, `shared`, `x-...` and the like).
-pub fn split_options(options: &[String]) -> Result<(Attributes, Vec<String>)> {
+pub fn split_options(options: &MountFlags) -> Result<(Attributes, MountFlags)> {
     let mut attributes = Attributes::default();
     let mut of_filesystem = Vec::new();
-    for options in options {
+    for options in options.expose() {
         for option in split_commas(options)? {
             if option.is_empty() || attributes.take(&option) {
                 continue;
@@ -97,11 +99,15 @@ pub fn split_options(options: &[String]) -> Result<(Attributes, Vec<String>)> {
             of_filesystem.push(option);
         }
     }
-    Ok((attributes, of_filesystem))
+    Ok((attributes, of_filesystem.into()))
 }
 
 fn refuse(option: &str, reason: &str) -> Error {
-    Error::Unexpected { object: format!("mount option {option}"), reason: reason.to_owned() }
+    let object = match option_name(option) {
+        "" => "a mount option".to_owned(),
+        name => format!("mount option {name}"),
+    };
+    Error::Unexpected { object, reason: reason.to_owned() }
 }
 
 /// Splits at the commas that are not within double quotes, and takes the quotes off.
@@ -154,12 +160,13 @@ fn senseless(option: &str) -> Option<&'static str> {
 /// option (it is read from the context) is in the error. With `attributes.read_only` the file system itself is read-only
 /// too, as by `mount -o ro`: else one on a write-protected device would be refused.
 ///
-/// If the same device is mounted already, it is the same file system, and most kinds then ignore `options`.
+/// If the same device is mounted already, it is the same file system, and most kinds then ignore `options`. Their values are in no
+/// error.
 ///
 /// # Errors
 /// `Io`: EINVAL for an option, ENODEV for a kind of file system that the kernel lacks, EBUSY where the device is mounted in
 /// another mode or held by something else.
-pub fn new_filesystem(fstype: &str, source: &Path, options: &[String], attributes: &Attributes) -> Result<OwnedFd> {
+pub fn new_filesystem(fstype: &str, source: &Path, options: &MountFlags, attributes: &Attributes) -> Result<OwnedFd> {
     let object = format!("{} as {fstype}", source.display());
     if fstype == "btrfs"
         && let Err(error) = super::fs::forget(source)
@@ -168,13 +175,16 @@ pub fn new_filesystem(fstype: &str, source: &Path, options: &[String], attribute
         tracing::debug!(%error, "before a mount");
     }
     let context = fsopen(fstype, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| Error::io("mount", &object, errno))?;
-    let refused = |doing: &str, errno| Error::io("mount", format!("{object}{doing}{}", said(&context)), errno);
+    let refused = |doing: &str, errno| {
+        let messages = options.redact(&said(&context));
+        Error::io("mount", format!("{object}{doing}{messages}"), errno)
+    };
 
     fsconfig_set_string(&context, "source", source).map_err(|errno| refused("", errno))?;
     if attributes.read_only {
         fsconfig_set_flag(&context, "ro").map_err(|errno| refused(" with the option ro", errno))?;
     }
-    for option in options {
+    for option in options.expose() {
         let set = match option.split_once('=') {
             Some((_, value)) if value.len() > VALUE_LIMIT => {
                 return Err(refuse(option, &format!("has a value of {} bytes; at most {VALUE_LIMIT} can be", value.len())));
@@ -182,7 +192,7 @@ pub fn new_filesystem(fstype: &str, source: &Path, options: &[String], attribute
             Some((key, value)) => fsconfig_set_string(&context, key, value),
             None => fsconfig_set_flag(&context, option.as_str()),
         };
-        set.map_err(|errno| refused(&format!(" with the option {option}"), errno))?;
+        set.map_err(|errno| refused(&format!(" with the option {}", option_name(option)), errno))?;
     }
     fsconfig_create(&context).map_err(|errno| refused("", errno))?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes.flags()).map_err(|errno| refused("", errno))
@@ -367,8 +377,12 @@ mod tests {
     use super::*;
     use crate::os::mountinfo::{Mount, MountTable};
 
+    fn flags(options: &[&str]) -> MountFlags {
+        options.iter().map(|&option| option.to_owned()).collect()
+    }
+
     fn split(options: &[&str]) -> Result<(Attributes, Vec<String>)> {
-        split_options(&options.iter().map(|&option| option.to_owned()).collect::<Vec<_>>())
+        split_options(&flags(options)).map(|(attributes, options)| (attributes, options.expose().to_vec()))
     }
 
     #[test]
@@ -422,7 +436,8 @@ mod tests {
         ] {
             let error = split(&["noatime", bad]).unwrap_err();
             assert!(matches!(error, Error::Unexpected { .. }), "{bad}: {error}");
-            assert!(error.to_string().starts_with(&format!("mount option {bad}: ")), "{error}");
+            let named = format!("mount option {}: ", option_name(bad));
+            assert!(error.to_string().starts_with(if bad == "=x" { "a mount option: has no name" } else { &named }), "{error}");
         }
     }
 
@@ -434,7 +449,7 @@ mod tests {
     }
 
     fn tmpfs(source: &str, attributes: &Attributes) -> OwnedFd {
-        new_filesystem("tmpfs", Path::new(source), &["size=1M".to_owned()], attributes).unwrap()
+        new_filesystem("tmpfs", Path::new(source), &flags(&["size=1M"]), attributes).unwrap()
     }
 
     fn at(path: &Path) -> Vec<Mount> {
@@ -449,14 +464,13 @@ mod tests {
     fn a_refused_option_is_told_in_the_file_systems_words() {
         in_own_namespace(|| {
             let mount = |options: &[&str]| {
-                let options: Vec<_> = options.iter().map(|&option| option.to_owned()).collect();
-                new_filesystem("tmpfs", Path::new("none"), &options, &Attributes::default()).unwrap_err()
+                new_filesystem("tmpfs", Path::new("none"), &flags(options), &Attributes::default()).unwrap_err()
             };
-            for option in ["foo=bar", "foo"] {
+            for option in ["foo=hunter2", "foo"] {
                 let error = mount(&["size=1M", option]);
                 assert_eq!(error.errno(), Some(libc::EINVAL));
                 let text = error.to_string();
-                assert!(text.starts_with(&format!("mount none as tmpfs with the option {option} (")), "{text}");
+                assert!(text.starts_with("mount none as tmpfs with the option foo (") && !text.contains("hunter2"), "{text}");
                 assert!(text.contains("Unknown parameter 'foo'"), "{text}");
             }
             assert!(mount(&["size=much"]).to_string().contains("Bad value for 'size'"), "{}", mount(&["size=much"]));
@@ -467,7 +481,9 @@ mod tests {
     #[test]
     fn an_unknown_file_system_is_enodev_and_a_missing_device_enoent() {
         in_own_namespace(|| {
-            let mount = |fstype, source| new_filesystem(fstype, Path::new(source), &[], &Attributes::default()).unwrap_err();
+            let mount = |fstype, source| {
+                new_filesystem(fstype, Path::new(source), &MountFlags::default(), &Attributes::default()).unwrap_err()
+            };
             assert_eq!(mount("nosuchfs", "none").errno(), Some(libc::ENODEV));
             assert_eq!(mount("ext4", "/dev/no-such-device").errno(), Some(libc::ENOENT));
         });

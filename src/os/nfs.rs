@@ -11,6 +11,7 @@ use super::deadline::within;
 use super::mountinfo::{Mount, MountTable};
 use super::process::{Run, Tool, run, run_ok};
 use super::{Error, Result};
+use crate::volume::MountFlags;
 
 const MOUNT: Tool = Tool { name: "mount.nfs", package: "nfs-common" };
 const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
@@ -43,10 +44,13 @@ pub fn at(table: &MountTable, place: &Path, source: &str) -> Result<Option<Mount
 /// Mounts `source` (`server:/path`) at `place`, a path of ours; seen to be there on return. One attempt: who asks again is the CO.
 ///
 /// # Errors
-/// `Deadline` where the server gave no answer; `Tool` with what the server or the kernel said.
-pub fn mount(source: &str, place: &Path, options: &[String]) -> Result<Mount> {
-    let options: Vec<&str> = options.iter().map(String::as_str).chain(["retry=0"]).collect();
-    let asked = run_mount(source, place, &["-o", &options.join(",")], MOUNTED_IN);
+/// `Deadline` where the server gave no answer; `Tool` with what the server or the kernel said, but not the options' values.
+pub fn mount(source: &str, place: &Path, options: &MountFlags) -> Result<Mount> {
+    let words: Vec<&str> = options.expose().iter().map(String::as_str).chain(["retry=0"]).collect();
+    let asked = run_mount(source, place, &["-o", &words.join(",")], MOUNTED_IN).map_err(|error| match error {
+        Error::Tool { tool, object, status, output } => Error::Tool { tool, object, status, output: options.redact(&output) },
+        error => error,
+    });
     match (at(&MountTable::read()?, place, source)?, asked) {
         (Some(mount), Ok(_)) => Ok(mount),
         (Some(_), Err(error)) | (None, Err(error)) => Err(error),

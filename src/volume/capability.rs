@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::capacity::Bytes;
 use super::error::{Error, Result};
+use super::mount_flags::MountFlags;
 
 /// A file system that we can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -109,8 +110,7 @@ impl AccessMode {
 }
 
 /// As what a volume appears.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessType {
     /// A raw block device.
     Block,
@@ -119,14 +119,14 @@ pub enum AccessType {
         /// Which; `None` where the CO leaves it to us.
         fstype: Option<FsType>,
         /// Mount options, in the CO's order, not yet checked against what the file system knows.
-        mount_flags: Vec<String>,
+        mount_flags: MountFlags,
         /// The group that must be able to read and write (VOLUME_MOUNT_GROUP; Kubernetes' fsGroup).
         group: Option<u32>,
     },
 }
 
 /// One way in which a volume is to be used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
     pub access: AccessType,
     pub mode: AccessMode,

@@ -10,7 +10,7 @@ use longshore::os::block::Device;
 use longshore::os::fs::Mark;
 use longshore::os::fs::mark::Purpose;
 use longshore::os::loopdev;
-use longshore::volume::FsType;
+use longshore::volume::{FsType, MountFlags};
 
 use crate::bench::*;
 use crate::shared::Driver;
@@ -24,7 +24,7 @@ fn lasting(backend: &dyn Backend) -> String {
         parameters: &parameters,
         publish_context: &context,
         secrets: &secrets,
-        mount_flags: &[],
+        mount_flags: &MountFlags::default(),
         read_only: false,
         earlier: None,
     };

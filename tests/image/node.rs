@@ -9,7 +9,7 @@ use longshore::backend::{self, Backend, BlockDevice, ConnectRequest, Source};
 use longshore::os::block::Device;
 use longshore::os::fs::{Contents, probe};
 use longshore::os::loopdev;
-use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
+use longshore::volume::{Bytes, Error, MountFlags, Outcome, Secrets, VolumeId};
 
 use crate::bench::*;
 
@@ -21,7 +21,7 @@ fn connect(backend: &ImageBackend, id: &VolumeId) -> longshore::volume::Result<O
         parameters: &parameters,
         publish_context: &context,
         secrets: &Secrets::default(),
-        mount_flags: &[],
+        mount_flags: &MountFlags::default(),
         read_only: false,
         earlier: None,
     };

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use longshore::backend::image::{Holder, ImageBackend, ImageConfig, Role};
 use longshore::backend::{Backend, ConnectRequest};
 use longshore::os::loopdev;
-use longshore::volume::{Error, Outcome, Secrets};
+use longshore::volume::{Error, MountFlags, Outcome, Secrets};
 
 use crate::bench::*;
 
@@ -624,8 +624,15 @@ fn holders_of_a_volume_are_the_nodes_that_have_it_connected() {
     let connect = |node: &ImageBackend, read_only| {
         let (context, secrets) = (BTreeMap::new(), Secrets::default());
         let (parameters, publish_context, secrets) = (&none, &context, &secrets);
-        let request =
-            ConnectRequest { id: &id, parameters, publish_context, secrets, mount_flags: &[], read_only, earlier: None };
+        let request = ConnectRequest {
+            id: &id,
+            parameters,
+            publish_context,
+            secrets,
+            mount_flags: &MountFlags::default(),
+            read_only,
+            earlier: None,
+        };
         node.connect().connect(&request).map(Outcome::into_inner)
     };
     let controller = open("controller", true, true);

@@ -11,7 +11,7 @@ use longshore::os::block::Device;
 use longshore::os::fs::Mark;
 use longshore::os::fs::mark::Purpose;
 use longshore::os::udev;
-use longshore::volume::{Bytes, Error, FsType, Outcome, Secrets};
+use longshore::volume::{Bytes, Error, FsType, MountFlags, Outcome, Secrets};
 use serde_json::json;
 
 use crate::world::{
@@ -252,13 +252,14 @@ fn format_mark_beside_a_file_system_of_others_or_in_use_is_no_reason_to_format()
 }
 
 fn connect_request(id: &longshore::volume::VolumeId) -> ConnectRequest<'_> {
-    static NOTHING: std::sync::LazyLock<(BTreeMap<String, String>, Secrets)> = std::sync::LazyLock::new(Default::default);
+    type Nothing = (BTreeMap<String, String>, Secrets, MountFlags);
+    static NOTHING: std::sync::LazyLock<Nothing> = std::sync::LazyLock::new(Default::default);
     ConnectRequest {
         id,
         parameters: &serde_json::Value::Null,
         publish_context: &NOTHING.0,
         secrets: &NOTHING.1,
-        mount_flags: &[],
+        mount_flags: &NOTHING.2,
         read_only: false,
         earlier: None,
     }

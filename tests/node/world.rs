@@ -17,7 +17,7 @@ use longshore::os;
 use longshore::os::loopdev;
 use longshore::os::mountinfo::{Mount, MountTable};
 use longshore::volume::{
-    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, Result, Secrets, Volume, VolumeId,
+    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, MountFlags, Outcome, Result, Secrets, Volume, VolumeId,
 };
 
 /// Files in one folder; each becomes a loop device.
@@ -380,7 +380,7 @@ pub fn tmpfs_on(path: &Path) {
 
 pub fn filesystem(fstype: Option<FsType>) -> Capability {
     Capability {
-        access: AccessType::Filesystem { fstype, mount_flags: Vec::new(), group: None },
+        access: AccessType::Filesystem { fstype, mount_flags: MountFlags::default(), group: None },
         mode: AccessMode::SingleNodeMultiWriter,
     }
 }

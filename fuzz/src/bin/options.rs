@@ -6,8 +6,10 @@ use longshore::os::mount::split_options;
 
 fuzz_target!(|text: &str| {
     let given: Vec<String> = text.split('\n').map(str::to_owned).collect();
-    let Ok((attributes, options)) = split_options(&given) else { return };
-    for option in &options {
+    let flags = given.iter().cloned().collect();
+    let Ok((attributes, options)) = split_options(&flags) else { return };
+    let options = options.expose();
+    for option in options {
         let key = option.split('=').next().unwrap_or_default();
         assert!(!option.is_empty() && !option.contains(['\0', '"']), "{options:?}");
         assert!(!["bind", "rbind", "remount", "move", "loop", "source", "shared"].contains(&key), "{options:?}");

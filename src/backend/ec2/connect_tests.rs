@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::backend::ec2::limits::Taken;
 use crate::os::loopdev::{self, Loop};
-use crate::volume::Secrets;
+use crate::volume::{MountFlags, Secrets};
 
 use super::*;
 
@@ -98,7 +98,7 @@ impl Lab {
             parameters: &serde_json::Value::Null,
             publish_context: &context,
             secrets: &Secrets::default(),
-            mount_flags: &[],
+            mount_flags: &MountFlags::default(),
             read_only: false,
             earlier,
         };

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::backend::{Attach, Expand, Provision, Snapshots, VolumeSpec};
     use crate::os::fs::{Contents as Probed, probe};
-    use crate::volume::{AccessMode, ContentSource, Secrets};
+    use crate::volume::{AccessMode, ContentSource, MountFlags, Secrets};
 
     fn device(source: Source) -> BlockDevice {
         match source {
@@ -438,7 +438,7 @@ mod tests {
             parameters: &serde_json::Value::Null,
             publish_context: &context,
             secrets: &secrets,
-            mount_flags: &[],
+            mount_flags: &MountFlags::default(),
             read_only: false,
             earlier: None,
         };

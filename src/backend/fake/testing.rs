@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use super::{Fake, FakeConfig};
 use crate::backend::{CapacityQuery, Connect, ConnectRequest, Held, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
 use crate::volume::{
-    BackendName, Bytes, Error, NodeId, Outcome, RawParameters, Result, Secrets, SnapshotId, TopologyRequirement, Volume, VolumeId,
+    BackendName, Bytes, Error, MountFlags, NodeId, Outcome, RawParameters, Result, Secrets, SnapshotId, TopologyRequirement,
+    Volume, VolumeId,
 };
 
 pub(super) const GIB: Bytes = Bytes::GIB;
@@ -112,7 +113,7 @@ impl Bench {
             parameters: &serde_json::Value::Null,
             publish_context: &publish_context,
             secrets: &secrets,
-            mount_flags: &[],
+            mount_flags: &MountFlags::default(),
             read_only,
             earlier: None,
         };

@@ -1,7 +1,8 @@
 //! Mount options of a volume: which there may be, and which of them the kernel's mount of the share has.
 
 use crate::os::mount;
-use crate::volume::{Error, Result};
+use crate::volume::mount_flags::option_name;
+use crate::volume::{Error, MountFlags, Result};
 
 use super::NfsConfig;
 
@@ -78,17 +79,18 @@ const KNOWN: [&str; 62] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Of the kernel's mount, in order: two volumes with the same share it.
-    pub share: Vec<String>,
+    pub share: MountFlags,
     /// Of each bind mount, before those that the CO asks for.
     pub bind: Vec<String>,
 }
 
 /// # Errors
 /// `Invalid`, naming the option and what forbids it.
-pub fn check(config: &NfsConfig, flags: &[String]) -> Result<Options> {
-    let refuse = |option: &str, reason: &str| Err(Error::invalid(FIELD, format!("mount option {option} {reason}")));
-    for flag in flags {
-        let name = flag.split('=').next().unwrap_or_default();
+pub fn check(config: &NfsConfig, flags: &MountFlags) -> Result<Options> {
+    let refuse =
+        |option: &str, reason: &str| Err(Error::invalid(FIELD, format!("mount option {} {reason}", option_name(option))));
+    for flag in flags.expose() {
+        let name = option_name(flag);
         let dangerous = matches!(name, "suid" | "dev") && !config.allow_mount_options.iter().any(|allowed| allowed == name);
         if dangerous {
             return refuse(flag, "is forbidden; only allowMountOptions in the backend's configuration allows it");
@@ -97,9 +99,10 @@ pub fn check(config: &NfsConfig, flags: &[String]) -> Result<Options> {
             return refuse(flag, "is forbidden by forbidMountOptions in the backend's configuration");
         }
     }
-    let (_, mut share) = mount::split_options(flags).map_err(|error| Error::invalid(FIELD, error.to_string()))?;
+    let (_, share) = mount::split_options(flags).map_err(|error| Error::invalid(FIELD, error.to_string()))?;
+    let mut share = share.expose().to_vec();
     for option in &share {
-        let name = option.split('=').next().unwrap_or_default();
+        let name = option_name(option);
         if !KNOWN.contains(&name) {
             return refuse(option, "is none of NFS (nfs(5)), or one that is the driver's to set; leave it out");
         }
@@ -114,20 +117,20 @@ pub fn check(config: &NfsConfig, flags: &[String]) -> Result<Options> {
     }
     share.sort();
     share.dedup();
-    Ok(Options { share, bind: ["nosuid", "nodev"].map(str::to_owned).to_vec() })
+    Ok(Options { share: share.into(), bind: ["nosuid", "nodev"].map(str::to_owned).to_vec() })
 }
 
 impl Options {
     /// Whether the server is spoken to over TCP, as is usual.
     pub fn is_tcp(&self) -> bool {
-        !self.share.iter().any(|option| {
+        !self.share.expose().iter().any(|option| {
             matches!(option.as_str(), "udp" | "rdma") || option.starts_with("proto=") && !option.starts_with("proto=tcp")
         })
     }
 
     /// The server's port, where it is not the usual one.
     pub fn port(&self) -> Option<u16> {
-        self.share.iter().find_map(|option| option.strip_prefix("port=")?.parse().ok())
+        self.share.expose().iter().find_map(|option| option.strip_prefix("port=")?.parse().ok())
     }
 }
 
@@ -146,7 +149,7 @@ mod tests {
     }
 
     fn check(config: &NfsConfig, flags: &[&str]) -> Result<Options> {
-        super::check(config, &flags.iter().map(|&flag| flag.to_owned()).collect::<Vec<_>>())
+        super::check(config, &flags.iter().map(|&flag| flag.to_owned()).collect())
     }
 
     #[test]
@@ -154,14 +157,14 @@ mod tests {
         let config = config(&[], &[]);
         let options = check(&config, &["hard", "nfsvers=4.1", "noexec", "nconnect=4", "port=2050"]).expect("known");
         assert_eq!(options, check(&config, &["nconnect=4", "port=2050", "ro", "nfsvers=4.1", "hard", "hard"]).expect("known"));
-        assert_eq!(options.share, ["hard", "nconnect=4", "nfsvers=4.1", "port=2050"]);
+        assert_eq!(options.share.expose(), ["hard", "nconnect=4", "nfsvers=4.1", "port=2050"]);
         assert_eq!(
             (options.port(), options.is_tcp(), options.bind),
             (Some(2050), true, vec!["nosuid".to_owned(), "nodev".to_owned()])
         );
         assert!(!check(&config, &["proto=rdma"]).expect("known").is_tcp() && !check(&config, &["udp"]).expect("known").is_tcp());
         let context = check(&config, &[r#"context="a:b:c0,c1""#]).expect("known").share;
-        assert_eq!(context, [r#"context="a:b:c0,c1""#]);
+        assert_eq!(context.expose(), [r#"context="a:b:c0,c1""#]);
     }
 
     #[test]
@@ -172,9 +175,9 @@ mod tests {
             (&["suid"], &["suid"], "suid", "suid is forbidden by forbidMountOptions"),
             (&[], &["nolock"], "nolock", "nolock is forbidden by forbidMountOptions"),
             (&[], &["exec"], "exec", "exec is forbidden by forbidMountOptions"),
-            (&[], &[], "addr=192.0.2.1", "addr=192.0.2.1 is none of NFS"),
+            (&[], &[], "addr=192.0.2.1", "option addr is none of NFS"),
             (&[], &[], "bg", "bg is none of NFS"),
-            (&[], &[], "data=ordered", "data=ordered is none of NFS"),
+            (&[], &[], "data=ordered", "option data is none of NFS"),
             (&[], &[], "bind", "bind: says how to mount"),
         ] {
             let error = check(&config(allow, forbid), &[flag]).expect_err(flag).to_string();

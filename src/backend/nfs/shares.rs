@@ -62,7 +62,7 @@ impl Shares {
     /// The share that an export is mounted as with these options.
     pub fn of(&self, export: &Export, options: &Options) -> Share {
         let export = export.to_string();
-        let digest = sha256_of(std::iter::once(&export).chain(&options.share).map(String::as_str));
+        let digest = sha256_of(std::iter::once(&export).chain(options.share.expose()).map(String::as_str));
         Share { folder: self.folder.join(&digest[..16]) }
     }
 

@@ -14,7 +14,7 @@ use crate::os::mountinfo::MountTable;
 use crate::os::path::Root;
 use crate::os::step::step;
 use crate::os::{self, fs, luks, udev};
-use crate::volume::{Encryption, Error, FsType, Result};
+use crate::volume::{Encryption, Error, FsType, MountFlags, Result};
 
 use super::journal::{Access, Format, Phase, StageEntry, VERSION};
 use super::observe::{self, At};
@@ -74,7 +74,7 @@ impl<'a> Job<'a> {
             access: match &wanted.access {
                 WantedAccess::Block => Access::Block,
                 WantedAccess::Filesystem { mount_flags, .. } => {
-                    Access::Filesystem { fstype: None, mount_flags: mount_flags.clone() }
+                    Access::Filesystem { fstype: None, mount_flags: mount_flags.into() }
                 }
             },
             mode: wanted.mode,
@@ -190,7 +190,7 @@ impl<'a> Job<'a> {
             parameters: &self.order.parameters.backend,
             publish_context: self.order.publish_context,
             secrets: self.order.secrets,
-            mount_flags: self.entry.mount_flags(),
+            mount_flags: &self.flags(),
             read_only: self.entry.read_only,
             earlier: self.entry.source.as_ref(),
         };
@@ -206,6 +206,14 @@ impl<'a> Job<'a> {
         }
         self.entry.source = Some(source);
         Ok(())
+    }
+
+    /// The CO's mount options; none for raw block.
+    fn flags(&self) -> MountFlags {
+        match &self.order.wanted.access {
+            WantedAccess::Filesystem { mount_flags, .. } => mount_flags.clone(),
+            WantedAccess::Block => MountFlags::default(),
+        }
     }
 
     /// What is to be mounted or shown: what was connected, or the mapping that shows it in clear.
@@ -524,8 +532,7 @@ impl<'a> Job<'a> {
     /// A folder of a shared mount is bound to the staging path: what the mount is like is its first user's choice, what the bind
     /// forbids is this one's.
     fn bind(&mut self, directory: &Directory) -> Result<()> {
-        let flags = [directory.options.as_slice(), self.entry.mount_flags()].concat();
-        let (mut attributes, _) = split_flags(&flags)?;
+        let (mut attributes, _) = split_flags(&self.flags().after(&directory.options))?;
         attributes.read_only |= self.entry.read_only;
         let staging = self.entry.staging.clone();
         let place = self.place()?;
@@ -565,9 +572,9 @@ impl<'a> Job<'a> {
 
     /// The kernel says EINVAL to an option that the file system does not know.
     fn refused(&self, error: os::Error) -> Error {
-        let own = split_flags(self.entry.mount_flags()).map(|(_, options)| options).unwrap_or_default();
+        let own = split_flags(&self.flags()).map(|(_, options)| options).unwrap_or_default();
         if error.errno() == Some(libc::EINVAL) && !own.is_empty() {
-            let reason = format!("the kernel refuses one of {:?}: {error}", own.join(","));
+            let reason = format!("the kernel refuses one of {:?}: {error}", own.to_string());
             return Error::invalid("volume_capability.mount.mount_flags", reason);
         }
         error.into()
@@ -607,8 +614,9 @@ impl<'a> Job<'a> {
     }
 
     /// Attributes of the mount, options of the file system.
-    fn options(&self, fstype: &str, more: &[String]) -> Result<(Attributes, Vec<String>)> {
-        let (mut attributes, mut options) = split_flags(&[more, self.entry.mount_flags()].concat())?;
+    fn options(&self, fstype: &str, more: &[String]) -> Result<(Attributes, MountFlags)> {
+        let (mut attributes, options) = split_flags(&self.flags().after(more))?;
+        let mut options = options.expose().to_vec();
         attributes.read_only |= self.entry.read_only;
         let mut add = |option: &str| {
             if !options.iter().any(|there| there == option) {
@@ -632,7 +640,7 @@ impl<'a> Job<'a> {
                 _ => {}
             }
         }
-        Ok((attributes, options))
+        Ok((attributes, options.into()))
     }
 
     /// Undoes what was done, in reverse, going on after an error; says in the error what is left.
@@ -698,7 +706,7 @@ pub(super) fn undo_in_reverse<U: Copy + PartialEq>(done: Vec<U>, journal: U, und
 ///
 /// # Errors
 /// `Invalid` for an option that makes no sense here.
-pub(super) fn split_flags(flags: &[String]) -> Result<(Attributes, Vec<String>)> {
+pub(super) fn split_flags(flags: &MountFlags) -> Result<(Attributes, MountFlags)> {
     mount::split_options(flags).map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error.to_string()))
 }
 

@@ -254,7 +254,7 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
         mapping: None,
         access: match access {
             WantedAccess::Block => Access::Block,
-            WantedAccess::Filesystem { mount_flags, .. } => Access::Filesystem { fstype: None, mount_flags: mount_flags.clone() },
+            WantedAccess::Filesystem { mount_flags, .. } => Access::Filesystem { fstype: None, mount_flags: mount_flags.into() },
         },
         mode: recipe.capability.mode,
         staging: staging.to_owned(),

@@ -4,10 +4,12 @@
 //! target. Written before the first side effect, removed after the last is undone. Each file is whole or not there.
 //! A file that cannot be read is reported and kept aside as `.damaged`; nothing is guessed from it.
 //!
-//! No secrets: neither a request's secrets nor its publish_context are ever written here.
+//! No secrets: neither a request's secrets nor its publish_context are ever written here, nor the values of mount options
+//! ([`RecordedFlags`]).
 
 use std::collections::HashSet;
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,8 +23,8 @@ use crate::ops::parameters::Parameters;
 use crate::os::fs::Mark;
 use crate::os::fs::mark::Purpose;
 use crate::os::{self, durable};
-use crate::volume::digest::sha256;
-use crate::volume::{AccessMode, Encryption, Error, NodeParameters, Result, VolumeId};
+use crate::volume::digest::{sha256, sha256_of};
+use crate::volume::{AccessMode, Encryption, Error, MountFlags, NodeParameters, Result, VolumeId};
 
 /// The form of the files; earlier ones are read as well. A file of a later form is left as it is, and its volume's calls are refused.
 ///
@@ -58,9 +60,100 @@ pub enum Access {
     Filesystem {
         /// The kernel's name of it; `None` until it is known.
         fstype: Option<String>,
-        /// As the CO gave them.
-        mount_flags: Vec<String>,
+        mount_flags: RecordedFlags,
     },
+}
+
+/// The mount options of a stage, which may hold passwords: names in clear, of each value a salted digest. That says whether a
+/// repeated stage has the same options.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<String>", into = "Vec<String>")]
+pub struct RecordedFlags(Vec<Recorded>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Recorded {
+    name: String,
+    /// Salt and digest.
+    value: Option<(String, String)>,
+}
+
+impl Recorded {
+    fn new(option: &str) -> Recorded {
+        let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+        let digested = |value| {
+            let salt = format!("{:016x}", RandomState::new().build_hasher().finish());
+            let digest = sha256_of([salt.as_str(), value]);
+            (salt, digest)
+        };
+        Recorded { name: name.to_owned(), value: value.map(digested) }
+    }
+
+    /// What [`String::from`] wrote; `None` for an option in clear, as earlier versions wrote it.
+    fn parse(text: &str) -> Option<Recorded> {
+        let (name, rest) = text.split_once("=sha256:")?;
+        let (salt, digest) = rest.split_once(':')?;
+        let is_digits = |text: &str, length| text.len() == length && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let whole = is_digits(salt, 16) && is_digits(digest, 64);
+        whole.then(|| Recorded { name: name.to_owned(), value: Some((salt.to_owned(), digest.to_owned())) })
+    }
+
+    fn is(&self, option: &str) -> bool {
+        match (&self.value, option.split_once('=')) {
+            (None, None) => self.name == option,
+            (Some((salt, digest)), Some((name, value))) => self.name == name && sha256_of([salt.as_str(), value]) == *digest,
+            _ => false,
+        }
+    }
+}
+
+impl From<Recorded> for String {
+    fn from(recorded: Recorded) -> String {
+        match recorded.value {
+            Some((salt, digest)) => format!("{}=sha256:{salt}:{digest}", recorded.name),
+            None => recorded.name,
+        }
+    }
+}
+
+impl From<Vec<String>> for RecordedFlags {
+    fn from(written: Vec<String>) -> RecordedFlags {
+        RecordedFlags(written.iter().map(|text| Recorded::parse(text).unwrap_or_else(|| Recorded::new(text))).collect())
+    }
+}
+
+impl From<RecordedFlags> for Vec<String> {
+    fn from(flags: RecordedFlags) -> Vec<String> {
+        flags.0.into_iter().map(String::from).collect()
+    }
+}
+
+impl From<&MountFlags> for RecordedFlags {
+    fn from(flags: &MountFlags) -> RecordedFlags {
+        RecordedFlags(flags.expose().iter().map(|option| Recorded::new(option)).collect())
+    }
+}
+
+impl RecordedFlags {
+    /// Whether these are the same, in whatever order.
+    pub fn are(&self, flags: &MountFlags) -> bool {
+        let mut left: Vec<&Recorded> = self.0.iter().collect();
+        let found = flags.expose().iter().all(|option| {
+            let at = left.iter().position(|recorded| recorded.is(option));
+            at.map(|at| left.swap_remove(at)).is_some()
+        });
+        found && left.is_empty()
+    }
+
+    /// All of them, where none has a value.
+    pub fn without_values(&self) -> Option<MountFlags> {
+        self.0.iter().map(|recorded| recorded.value.is_none().then(|| recorded.name.clone())).collect()
+    }
+
+    /// With something else for each value, which still shows what the mount itself forbids (`nosuid`), and what to print.
+    pub fn names(&self) -> MountFlags {
+        let hidden = |recorded: &Recorded| if recorded.value.is_some() { "=" } else { "" };
+        self.0.iter().map(|recorded| format!("{}{}", recorded.name, hidden(recorded))).collect()
+    }
 }
 
 /// A volume that is staged here, or was to be.
@@ -119,11 +212,11 @@ impl StageEntry {
         self.format.is_some() || self.growth.is_some()
     }
 
-    /// As the CO gave them; none of raw block.
-    pub fn mount_flags(&self) -> &[String] {
+    /// The mount options that it was staged with; none for raw block.
+    pub fn mount_flags(&self) -> Option<&RecordedFlags> {
         match &self.access {
-            Access::Filesystem { mount_flags, .. } => mount_flags,
-            Access::Block => &[],
+            Access::Filesystem { mount_flags, .. } => Some(mount_flags),
+            Access::Block => None,
         }
     }
 
@@ -633,7 +726,7 @@ mod tests {
             phase: Phase::Staging,
             source: None,
             mapping: None,
-            access: Access::Filesystem { fstype: None, mount_flags: vec!["noexec".to_owned()] },
+            access: Access::Filesystem { fstype: None, mount_flags: vec!["noexec".to_owned()].into() },
             mode: AccessMode::SingleNodeWriter,
             staging: "/var/lib/kubelet/s".into(),
             read_only: false,
@@ -656,6 +749,44 @@ mod tests {
             device: Some(BlockDevice { path: "/dev/loop3".into(), number: (7, 3), identity: "x".to_owned() }),
             boot: "b".to_owned(),
         }
+    }
+
+    fn flags(options: &[&str]) -> MountFlags {
+        options.iter().map(|&option| option.to_owned()).collect()
+    }
+
+    #[test]
+    fn recorded_mount_options_are_compared_and_their_values_are_not_written() {
+        let given = flags(&["noexec", "password=hunter2", "context=\"a:b,c\"", "empty="]);
+        let recorded = RecordedFlags::from(&given);
+        let text = serde_json::to_string(&recorded).expect("it serializes");
+        assert!(text.contains("noexec") && text.contains("password=sha256:") && !text.contains("hunter2"), "{text}");
+        assert_ne!(text, serde_json::to_string(&RecordedFlags::from(&given)).expect("it serializes"), "salted");
+        let read: RecordedFlags = serde_json::from_str(&text).expect("it is read");
+        assert_eq!(read, recorded);
+        // As earlier versions wrote it; what is written again has no value.
+        let clear: RecordedFlags = serde_json::from_value(given.expose().into()).expect("it is read");
+        assert!(!format!("{clear:?}{}", serde_json::to_string(&clear).expect("it serializes")).contains("hunter2"));
+        for recorded in [&recorded, &read, &clear] {
+            assert!(recorded.are(&given));
+            assert!(recorded.are(&flags(&["empty=", "context=\"a:b,c\"", "noexec", "password=hunter2"])), "in another order");
+            for other in [
+                &["noexec", "password=hunter3", "context=\"a:b,c\"", "empty="][..],
+                &["noexec", "password", "context=\"a:b,c\"", "empty="],
+                &["noexec", "password=hunter2", "context=\"a:b,c\""],
+                &["noexec", "noexec", "password=hunter2", "context=\"a:b,c\"", "empty="],
+            ] {
+                assert!(!recorded.are(&flags(other)), "{other:?}");
+            }
+            assert_eq!(recorded.names().to_string(), "noexec,password=***,context=***,empty=***");
+            assert_eq!(recorded.without_values(), None);
+        }
+        let twice = RecordedFlags::from(&flags(&["ro", "ro"]));
+        assert!(!twice.are(&flags(&["ro", "rw"])) && !twice.are(&flags(&["ro"])) && twice.are(&flags(&["ro", "ro"])));
+        assert_eq!(twice.without_values(), Some(flags(&["ro", "ro"])));
+        // A value that looks like a digest is digested as any other.
+        let odd = flags(&[&format!("a=sha256:{}:{}", "0".repeat(16), "0".repeat(64))]);
+        assert!(RecordedFlags::from(&odd).are(&odd));
     }
 
     #[test]

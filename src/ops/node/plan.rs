@@ -9,7 +9,7 @@ use crate::os::fs::Contents;
 use crate::os::fs::mark::Purpose;
 use crate::os::luks::Header;
 use crate::os::mountinfo::Mount;
-use crate::volume::{AccessMode, Error, FsType, Result, VolumeId};
+use crate::volume::{AccessMode, Error, FsType, MountFlags, Result, VolumeId};
 
 use super::journal::{Access, Phase, StageEntry, TargetEntry};
 use super::observe::At;
@@ -31,7 +31,7 @@ pub enum WantedAccess {
     Filesystem {
         /// `None`: what is there; on a blank device the default.
         fstype: Option<FsType>,
-        mount_flags: Vec<String>,
+        mount_flags: MountFlags,
     },
 }
 
@@ -140,22 +140,15 @@ fn compatible(wanted: &Wanted, entry: &StageEntry) -> Result<()> {
             {
                 return Err(conflict(wanted, existing.as_str(), asked.as_str()));
             }
-            if !same_flags(mount_flags, flags) {
-                let show = |flags: &[String]| format!("mount options {:?}", flags.join(","));
-                return Err(conflict(wanted, &show(mount_flags), &show(flags)));
+            if !mount_flags.are(flags) {
+                let [existing, asked] =
+                    [&mount_flags.names(), flags].map(|flags| format!("mount options {:?}", flags.to_string()));
+                let other = if existing == asked { " with other values" } else { "" };
+                return Err(conflict(wanted, &existing, &format!("{asked}{other}")));
             }
             Ok(())
         }
     }
-}
-
-fn same_flags(a: &[String], b: &[String]) -> bool {
-    let sorted = |flags: &[String]| {
-        let mut flags = flags.to_vec();
-        flags.sort();
-        flags
-    };
-    sorted(a) == sorted(b)
 }
 
 /// What the device of an encrypted volume showed.

@@ -40,7 +40,7 @@ fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
         access: match &wanted.access {
             WantedAccess::Block => Access::Block,
             WantedAccess::Filesystem { mount_flags, .. } => {
-                Access::Filesystem { fstype: Some(fstype.to_owned()), mount_flags: mount_flags.clone() }
+                Access::Filesystem { fstype: Some(fstype.to_owned()), mount_flags: mount_flags.into() }
             }
         },
         mode: wanted.mode,

@@ -13,7 +13,7 @@ use crate::os::step::step;
 use crate::volume::{AccessMode, AccessType, Capability, Error, Outcome, Result, VolumeId};
 
 use super::execute::{apply_group, split_flags, undo_in_reverse, unmount_all};
-use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
+use super::journal::{Access, Phase, RecordedFlags, StageEntry, TargetEntry, VERSION};
 use super::observe::{self, At};
 use super::plan::{self, Publish, SeenTarget, WantedTarget};
 use super::unstage::{access_name, mounted_target};
@@ -23,7 +23,7 @@ pub(super) fn publish(node: &Node, request: &PublishRequest) -> Result<Outcome<(
     let id = &node.told(&request.handle, &request.volume_context)?;
     match attempt(node, request, id) {
         Err(Error::Stale { .. }) => {
-            super::stage::heal(node, id)?;
+            super::stage::heal(node, id, &request.capability)?;
             attempt(node, request, id)
         }
         other => other,
@@ -190,8 +190,8 @@ impl<'a> Job<'a> {
         // What each bind of a share forbids, the CO's options may allow where that was allowed at its stage.
         let mut attributes = Attributes { read_only, ..attributes };
         if let Source::Directory(directory) = &source {
-            let flags = [directory.options.as_slice(), entry.mount_flags()].concat();
-            let staged = split_flags(&flags)?.0;
+            let flags = entry.mount_flags().map(RecordedFlags::names).unwrap_or_default();
+            let staged = split_flags(&flags.after(&directory.options))?.0;
             attributes.nosuid |= staged.nosuid;
             attributes.nodev |= staged.nodev;
         }

@@ -44,11 +44,24 @@ pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> 
     run(node, &order)
 }
 
-/// Stages a volume again, whose share was mounted anew or must be: as the journal has it. Without a secret or what came from the
-/// controller, since only a share can need it.
-pub(super) fn heal(node: &Node, id: &VolumeId) -> Result<()> {
+/// Stages a volume again, whose share was mounted anew or must be: as the journal has it, and with the mount options of this
+/// capability where they are the same. Without a secret or what came from the controller, since only a share can need it.
+///
+/// # Errors
+/// `NotStaged` where the journal does not have the values of the mount options, and the capability has other ones.
+pub(super) fn heal(node: &Node, id: &VolumeId, capability: &Capability) -> Result<()> {
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
     let Some(entry) = node.journal.stage(id)? else { return Ok(()) };
+    let staged = entry.mount_flags().cloned().unwrap_or_default();
+    let asked = match &capability.access {
+        AccessType::Filesystem { mount_flags, .. } if staged.are(mount_flags) => Some(mount_flags.clone()),
+        _ => staged.without_values(),
+    };
+    let Some(mount_flags) = asked else {
+        let reason =
+            format!("its share is stale, and it was staged with other mount options ({}); stage it again", staged.names());
+        return Err(Error::NotStaged { volume: id.to_string(), reason });
+    };
     tracing::warn!(volume = %id, path = %entry.staging.display(), "its share is stale; staged anew");
     let (publish_context, secrets) = (BTreeMap::new(), Secrets::default());
     let order = Order {
@@ -57,7 +70,7 @@ pub(super) fn heal(node: &Node, id: &VolumeId) -> Result<()> {
         wanted: Wanted {
             id: id.clone(),
             staging: entry.staging.clone(),
-            access: WantedAccess::Filesystem { fstype: None, mount_flags: entry.mount_flags().to_vec() },
+            access: WantedAccess::Filesystem { fstype: None, mount_flags },
             mode: entry.mode,
             read_only: entry.read_only,
             inline: entry.inline,

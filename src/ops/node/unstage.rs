@@ -14,7 +14,7 @@ use crate::os::mountinfo::MountTable;
 use crate::os::multipath::Map;
 use crate::os::step::step;
 use crate::os::{self, dm, holders, udev};
-use crate::volume::{Error, Outcome, Result, Secrets, VolumeId};
+use crate::volume::{Error, MountFlags, Outcome, Result, Secrets, VolumeId};
 
 use super::execute::{self, Job};
 use super::journal::{Access, Phase, StageEntry, TargetEntry};
@@ -137,7 +137,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
             wanted: Wanted {
                 id: entry.id.clone(),
                 staging: entry.staging.clone(),
-                access: WantedAccess::Filesystem { fstype: None, mount_flags: Vec::new() },
+                access: WantedAccess::Filesystem { fstype: None, mount_flags: MountFlags::default() },
                 mode: entry.mode,
                 read_only: false,
                 inline: entry.inline,

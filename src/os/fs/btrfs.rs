@@ -50,6 +50,7 @@ mod tests {
     use super::*;
     use crate::os::mount::{Attributes, new_filesystem};
     use crate::os::udev;
+    use crate::volume::MountFlags;
 
     /// What a mount that was cut off leaves is left here by a scan, which a kernel keeps of a file system of several devices only.
     #[test]
@@ -73,7 +74,7 @@ mod tests {
             std::io::copy(&mut source.image, &mut reused.image).unwrap();
             reused.image.sync_all().unwrap();
             tool("blockdev", &["--flushbufs", reused.name()]);
-            drop(new_filesystem("btrfs", &reused.device, &[], &Attributes::default()).unwrap());
+            drop(new_filesystem("btrfs", &reused.device, &MountFlags::default(), &Attributes::default()).unwrap());
             // It is unmounted with its last descriptor, of which a child that another test starts has one for a moment.
             let unmounted = || match forget(&reused.device) {
                 Err(error) if error.errno() == Some(libc::EBUSY) => Ok(false),

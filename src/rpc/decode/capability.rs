@@ -3,7 +3,7 @@
 use super::*;
 use crate::csi;
 use crate::csi::volume_capability::access_mode::Mode;
-use crate::volume::{AccessMode, AccessType, Capability, CapacityRange, Topology, TopologyRequirement};
+use crate::volume::{AccessMode, AccessType, Capability, CapacityRange, MountFlags, Topology, TopologyRequirement};
 
 /// CSI spec, MountVolume.mount_flags: all of them together, in bytes.
 const LONGEST_FLAGS: usize = 4096;
@@ -65,7 +65,7 @@ fn group(text: &str) -> Result<Option<u32>> {
 }
 
 /// One option per entry, its quotes with it: what reads them must not part it again. Messages tell the place of a flag, not its text, which may be a secret.
-fn mount_flags(flags: &[String]) -> Result<Vec<String>> {
+fn mount_flags(flags: &[String]) -> Result<MountFlags> {
     const FIELD: &str = "volume_capability.mount.mount_flags";
     let size: usize = flags.iter().map(String::len).sum();
     if size > LONGEST_FLAGS {
@@ -81,7 +81,7 @@ fn mount_flags(flags: &[String]) -> Result<Vec<String>> {
             options.push(whole(option).map_err(at)?.to_owned());
         }
     }
-    Ok(options)
+    Ok(options.into())
 }
 
 /// Splits at the commas outside of quotes; `None` where a quote does not end.
@@ -185,13 +185,16 @@ mod tests {
     #[test]
     fn a_file_system_is_known_or_left_to_us() {
         let access = |wire| Capability::try_from(wire).expect("valid").access;
-        let none = AccessType::Filesystem { fstype: None, mount_flags: vec![], group: None };
+        let none = AccessType::Filesystem { fstype: None, mount_flags: MountFlags::default(), group: None };
         assert_eq!(access(capability()), none);
         let xfs = mounted(|mount| {
             mount.fs_type = "xfs".to_owned();
             mount.volume_mount_group = "2000".to_owned();
         });
-        assert_eq!(access(xfs), AccessType::Filesystem { fstype: Some(FsType::Xfs), mount_flags: vec![], group: Some(2000) });
+        assert_eq!(
+            access(xfs),
+            AccessType::Filesystem { fstype: Some(FsType::Xfs), mount_flags: MountFlags::default(), group: Some(2000) }
+        );
         refused::<Capability, _>(mounted(|mount| mount.fs_type = "ntfs".to_owned()), "volume_capability.mount.fs_type");
         for bad in ["wheel", "+5", "-1", " 5", "4294967296"] {
             let wire = mounted(|mount| mount.volume_mount_group = bad.to_owned());
@@ -202,9 +205,9 @@ mod tests {
     #[test]
     fn mount_flags_are_split_at_commas_that_part_options() {
         let flags = |flags: &[&str]| mount_flags(&flags.iter().map(ToString::to_string).collect::<Vec<_>>());
-        assert_eq!(flags(&["ro,noexec", "nodev"]).expect("valid"), ["ro", "noexec", "nodev"]);
+        assert_eq!(flags(&["ro,noexec", "nodev"]).expect("valid").expose(), ["ro", "noexec", "nodev"]);
         assert_eq!(
-            flags(&["ro,context=\"u:r:t:s0:c1,c2\",noexec"]).expect("valid"),
+            flags(&["ro,context=\"u:r:t:s0:c1,c2\",noexec"]).expect("valid").expose(),
             ["ro", "context=\"u:r:t:s0:c1,c2\"", "noexec"]
         );
         for bad in

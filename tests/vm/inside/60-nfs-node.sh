@@ -167,7 +167,7 @@ ln -s /etc data/tenant/planted
     refused suid INVALID_ARGUMENT suid $data --mount-flag suid
     refused dev INVALID_ARGUMENT dev $data --mount-flag dev
     refused nolock INVALID_ARGUMENT nolock $data --mount-flag nolock
-    refused 'an option of another file system' INVALID_ARGUMENT data=ordered $data --mount-flag data=ordered
+    refused 'an option of another file system' INVALID_ARGUMENT 'mount option data is none of NFS' $data --mount-flag data=ordered
     refused 'an unknown version' INTERNAL 'incorrect mount option' $data --mount-flag nfsvers=4.9
     refused 'an unknown attribute' INVALID_ARGUMENT shares $data --context shares=x
 

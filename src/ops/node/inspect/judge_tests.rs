@@ -6,7 +6,7 @@ use crate::backend::{Place as Pool, Stored as InPool};
 use crate::os::mountinfo::MountTable;
 use crate::volume::{AccessMode, Bytes};
 
-use super::super::super::journal::{Found, VERSION as JOURNAL};
+use super::super::super::journal::{Found, RecordedFlags, VERSION as JOURNAL};
 use super::*;
 
 const STAGING: &str = "/k/plugins/s/globalmount";
@@ -45,7 +45,7 @@ fn stage(name: &str, minor: u32, staging: &str) -> StageEntry {
         phase: Phase::Staged,
         source: Some(Source::Device(device(minor))),
         mapping: None,
-        access: Access::Filesystem { fstype: Some("ext4".to_owned()), mount_flags: Vec::new() },
+        access: Access::Filesystem { fstype: Some("ext4".to_owned()), mount_flags: RecordedFlags::default() },
         mode: AccessMode::SingleNodeWriter,
         staging: staging.into(),
         read_only: false,
