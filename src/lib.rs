@@ -31,6 +31,8 @@
 //! - Nothing is deleted outside a folder of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
+//! - The start waits for no storage: pools are opened, and what was interrupted is recovered, on threads of their own. The volumes to be
+//!   recovered are locked before the first call is taken ([`os::single`], [`ops::node`]).
 //! - A server may be dead: whoever would wait for one asks first whether it answers ([`os::answers`]), one question at a time and with a
 //!   deadline; unmounting looks at nothing of what it unmounts.
 //! - In a cloud an answer may be lost, late or out of date: what may have been done is found out about by token and tag, nothing is

@@ -239,13 +239,13 @@ async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<
 }
 
 fn tell_the_end(services: &Services, drained: bool) {
-    if drained {
+    // Also what is still recovered, which is no call and is not waited for.
+    let running = services.locks().running();
+    if drained && running.is_empty() {
         tracing::info!("stopped: nothing runs any more");
         return;
     }
-    let still: Vec<String> = services
-        .locks()
-        .running()
+    let still: Vec<String> = running
         .iter()
         .map(|running| {
             let since = humantime::format_duration(Duration::from_secs(running.since.as_secs()));

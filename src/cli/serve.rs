@@ -8,6 +8,8 @@ use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -45,6 +47,8 @@ use super::{Failure, in_pod, print, variable};
 const WORKERS: usize = 2;
 /// Each running operation has a thread; a stuck one must not be waited for by others.
 const MOST_OPERATIONS: usize = 2048;
+/// How long the start waits for the recovery of what was interrupted. Most of it takes milliseconds; what hangs goes on meanwhile.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes. Nothing here recurses deeply; the memory is only taken as far as it is used.
 const STACK: usize = 1 << 20;
 
@@ -151,11 +155,10 @@ fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
     let alone =
         config.mode.node().then(|| Alone::take(config.state_dir.path())).transpose().map_err(failed("use the state folder"))?;
     let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
-    let backends = config.backends.iter().map(|backend| open(backend, config, &metrics)).collect::<volume::Result<_>>();
-    let registry = backends.and_then(Registry::new).map_err(failed("open the backends"))?;
+    let registry = open_all(config, &metrics).and_then(Registry::new).map_err(failed("open the backends"))?;
     let locks = Locks::default();
     let node = match config.mode.node() {
-        true => Some(Arc::new(open_node(config, &registry, &locks).map_err(failed("open the node"))?)),
+        true => Some(open_node(config, &registry, &locks).map_err(failed("open the node"))?),
         false => None,
     };
     let controller = config.mode.controller().then(|| Arc::new(Controller::new(registry.clone(), locks.clone(), node.clone())));
@@ -174,6 +177,17 @@ fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
 
 fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {
     DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|source| Failure::Folder { path: path.to_owned(), source })
+}
+
+/// At the same time: one whose storage hangs makes the start wait once.
+fn open_all(config: &Config, metrics: &Metrics) -> volume::Result<Vec<Arc<dyn Backend>>> {
+    std::thread::scope(|scope| {
+        let opening: Vec<_> = config.backends.iter().map(|backend| scope.spawn(|| open(backend, config, metrics))).collect();
+        let ended = |opening: ScopedJoinHandle<'_, volume::Result<Arc<dyn Backend>>>| {
+            opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        opening.into_iter().map(ended).collect()
+    })
 }
 
 #[cfg_attr(not(feature = "ec2"), allow(unused_variables, reason = "only clouds count requests"))]
@@ -221,14 +235,14 @@ fn name_node(config: Config) -> Result<Config, Failure> {
     Ok(config)
 }
 
-fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Result<Node> {
+fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Result<Arc<Node>> {
     let settings = NodeSettings {
         node_id: config.node_id.clone(),
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         state_dir: config.state_dir.path().to_owned(),
         inline_max_size: config.inline_max_size,
     };
-    Node::open(settings, registry.clone(), locks.clone())
+    Node::open(settings, registry.clone(), locks.clone(), RECOVERY_PATIENCE)
 }
 
 /// SIGTERM and SIGINT.

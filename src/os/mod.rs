@@ -44,6 +44,7 @@ pub mod programs;
 pub mod quota;
 pub mod random;
 pub mod scsi;
+pub mod single;
 pub mod socket;
 pub mod step;
 pub mod tree;

@@ -270,7 +270,7 @@ fn as_earlier_version(world: &World, id: &VolumeId, published: bool) {
 #[test]
 fn published_inline_volume_is_not_deleted_by_a_controller() {
     world(|world| {
-        let node = std::sync::Arc::new(world.node());
+        let node = world.node();
         let publish = request(world, &[("size", "16MiB")]);
         node.publish(&publish).unwrap();
         let id = id(world);

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use longshore::backend::registry::Registry;
 use longshore::backend::{
@@ -19,6 +20,9 @@ use longshore::os::mountinfo::{Mount, MountTable};
 use longshore::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, MountFlags, Outcome, Result, Secrets, Volume, VolumeId,
 };
+
+/// Until all is recovered.
+const RECOVERED: Duration = Duration::from_secs(60);
 
 /// Files in one folder; each becomes a loop device.
 pub struct Files {
@@ -211,7 +215,7 @@ pub fn unmount(path: &Path) {
         last = rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()).err();
         Ok(last != Some(rustix::io::Errno::BUSY))
     };
-    os::udev::wait_until(std::time::Instant::now().checked_add(std::time::Duration::from_secs(30)), unmounted).unwrap();
+    os::udev::wait_until(std::time::Instant::now().checked_add(Duration::from_secs(30)), unmounted).unwrap();
     assert_eq!(last, None, "unmount {}", path.display());
 }
 
@@ -245,16 +249,16 @@ impl World {
     }
 
     /// Starts the driver's node: what a restart does.
-    pub fn node(&self) -> Node {
+    pub fn node(&self) -> Arc<Node> {
         self.node_called("n1", "state")
     }
 
     /// Starts another node, with a state folder of its own, on the same storage.
-    pub fn node_called(&self, name: &str, state: &str) -> Node {
+    pub fn node_called(&self, name: &str, state: &str) -> Arc<Node> {
         self.node_with(name, state, self.registry(), Locks::default())
     }
 
-    fn node_with(&self, name: &str, state: &str, registry: Registry, locks: Locks) -> Node {
+    fn node_with(&self, name: &str, state: &str, registry: Registry, locks: Locks) -> Arc<Node> {
         let settings = NodeSettings {
             node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path("kubelet"),
@@ -262,16 +266,16 @@ impl World {
             inline_max_size: Bytes(self.inline_max_size.load(Ordering::SeqCst)),
         };
         fs::create_dir_all(&settings.state_dir).expect("a folder");
-        Node::open(settings, registry, locks).expect("opens")
+        Node::open(settings, registry, locks, RECOVERED).expect("opens")
     }
 
     /// The driver's node with these locks, for a test that holds some of them.
-    pub fn node_locked(&self, locks: Locks) -> Node {
+    pub fn node_locked(&self, locks: Locks) -> Arc<Node> {
         self.node_with("n1", "state", self.registry(), locks)
     }
 
     /// The driver's node after its backend left the configuration.
-    pub fn node_without_backend(&self) -> Node {
+    pub fn node_without_backend(&self) -> Arc<Node> {
         let other = Files { name: "other".parse().expect("a name"), folder: self.path("other"), ..Files::new(PathBuf::new()) };
         self.node_with("n1", "state", Registry::new(vec![Arc::new(other)]).expect("one backend"), Locks::default())
     }
@@ -281,7 +285,7 @@ impl World {
     }
 
     /// Another node of the cluster, on the same storage: its own node id, state and kubelet directories.
-    pub fn peer(&self, name: &str) -> Node {
+    pub fn peer(&self, name: &str) -> Arc<Node> {
         for part in ["kubelet", "state"] {
             fs::create_dir_all(self.path(&format!("{part}-{name}"))).expect("a directory");
         }
@@ -292,7 +296,7 @@ impl World {
             inline_max_size: Bytes::GIB,
         };
         let registry = Registry::new(vec![self.backend.clone()]).expect("one backend");
-        Node::open(settings, registry, Locks::default()).expect("opens")
+        Node::open(settings, registry, Locks::default(), RECOVERED).expect("opens")
     }
 
     /// A staging path of [`World::peer`].

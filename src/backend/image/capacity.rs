@@ -82,7 +82,7 @@ impl Pool {
 impl ImageBackend {
     /// The pool that a StorageClass names.
     fn named(&self, name: &str) -> Result<&Pool> {
-        self.pools.iter().find(|pool| pool.config.name == name).ok_or_else(|| {
+        self.pools.iter().map(|pool| &**pool).find(|pool| pool.config.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.pools.iter().map(|pool| pool.config.name.as_str()).collect();
             let reason = format!("backend {} has no pool {name:?}; there are: {}", self.name, known.join(", "));
             Error::invalid("parameters.pool", reason)
@@ -139,7 +139,7 @@ impl ImageBackend {
         }
         let pools: Vec<&Pool> = match &parameters.pool {
             Some(name) => vec![self.named(name)?],
-            None => self.pools.iter().collect(),
+            None => self.pools.iter().map(|pool| &**pool).collect(),
         };
         let mut away = None;
         let mut seen = 0;

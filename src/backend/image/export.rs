@@ -67,7 +67,7 @@ impl ImageBackend {
     /// `InUse`, naming who does.
     pub(in crate::backend) fn keep_off(&self) -> Result<Vec<File>> {
         let lock = |pool: &Pool| Opening::new(pool).lock()?.map_err(|reason| down(&self.name, &pool.config, reason));
-        self.pools.iter().map(lock).collect()
+        self.pools.iter().map(|pool| lock(pool)).collect()
     }
 
     /// Whether a copy of this volume in its pool is made in one instant: by sharing its blocks.

@@ -81,7 +81,7 @@ pub struct ImageBackend {
     shared: bool,
     /// In whose name leases are taken; `None` where nothing is connected or deleted.
     holder: Option<Holder>,
-    pools: Vec<Pool>,
+    pools: Vec<Arc<Pool>>,
 }
 
 impl ImageBackend {
@@ -105,7 +105,8 @@ impl ImageBackend {
     ) -> Result<ImageBackend> {
         config.validate()?;
         let ImageConfig { name, pools, node, shared } = config;
-        let pools = pools.into_iter().map(|pool| Pool::open(pool, name.clone(), role, memory)).collect::<Result<Vec<_>>>()?;
+        let pools = pools.into_iter().map(|pool| Pool::new(pool, name.clone(), role, memory)).collect::<Result<Vec<_>>>()?;
+        Pool::open_all(&pools)?;
         let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
         let backend = ImageBackend { name, topology, role, shared, holder, pools };
         if role.provision {
@@ -119,7 +120,7 @@ impl ImageBackend {
     /// # Errors
     /// `BackendDown` where it was not found, but a pool could not be looked into; `Unproven` where it lies in two pools.
     fn locate<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
-        let (found, away) = self.look_into_all(local)?;
+        let LookedInto { found, away } = self.look_into_all(local)?;
         match away.into_iter().next_back() {
             Some((_, error)) if found.is_none() => Err(error),
             _ => Ok(found),
@@ -129,7 +130,7 @@ impl ImageBackend {
     /// As `locate`, for a volume that is made if there is none. A pool that is away does not count where its ledger, which only this
     /// process changes, does not have the volume, or where the StorageClass names another pool.
     fn locate_for_create(&self, local: &str, parameters: &ImageParameters) -> Result<Option<Located<'_, VolumeMeta>>> {
-        let (found, away) = self.look_into_all(local)?;
+        let LookedInto { found, away } = self.look_into_all(local)?;
         let is_other = |pool: &Pool| parameters.pool.as_ref().is_some_and(|named| *named != pool.config.name);
         match away.into_iter().find(|(pool, _)| !is_other(pool) && !pool.surely_lacks(Kind::Volume, local)) {
             Some((pool, Error::BackendDown { backend, reason })) if found.is_none() => {
@@ -149,15 +150,21 @@ impl ImageBackend {
     ///
     /// # Errors
     /// `Unproven` where two pools have something of this id, naming both.
-    fn look_into_all<M: About>(&self, local: &str) -> Result<(Option<Located<'_, M>>, Vec<(&Pool, Error)>)> {
+    fn look_into_all<M: About>(&self, local: &str) -> Result<LookedInto<'_, M>> {
         let mut found: Option<Located<'_, M>> = None;
         let mut away = Vec::new();
-        for pool in &self.pools {
-            let looked = pool.ready().and_then(|ready| match &found {
-                None => Ok(inspect::find(&ready, local)?.map(|seen| Located { pool, ready, seen })),
-                Some(first) if ready.has(M::KIND, local)? => Err(in_two_pools(M::KIND, local, &first.ready, &ready)),
-                Some(_) => Ok(None),
-            });
+        for pool in self.open_first() {
+            let looked = match &found {
+                None => pool.ready().and_then(|ready| {
+                    let seen = inspect::find(&ready, local)?;
+                    Ok(seen.map(|seen| Located { pool, ready, seen }))
+                }),
+                // What is found waits for no other pool.
+                Some(first) => match pool.at_hand().filter(|other| other.has(M::KIND, local).unwrap_or(false)) {
+                    Some(other) => Err(in_two_pools(M::KIND, local, &first.ready, &other)),
+                    None => Ok(None),
+                },
+            };
             match looked {
                 Ok(Some(located)) => found = Some(located),
                 Ok(None) => {}
@@ -165,13 +172,13 @@ impl ImageBackend {
                 Err(error) => away.push((pool, error)),
             }
         }
-        Ok((found, away))
+        Ok(LookedInto { found, away })
     }
 
     /// The first pool in which `look` finds something.
     fn search<T>(&self, look: impl Fn(&Ready) -> Result<Option<T>>) -> Result<Option<(&Pool, Arc<Ready>, T)>> {
         let mut away = None;
-        for pool in &self.pools {
+        for pool in self.open_first() {
             match pool.ready().and_then(|ready| Ok(look(&ready)?.map(|found| (pool, ready, found)))) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
@@ -181,9 +188,15 @@ impl ImageBackend {
         away.map_or(Ok(None), Err)
     }
 
+    /// All pools, those first that were opened: a pool that is away is only waited for where no other has what is looked for.
+    fn open_first(&self) -> impl Iterator<Item = &Pool> {
+        let open = |yes: bool| self.pools.iter().map(|pool| &**pool).filter(move |pool| pool.is_open() == yes);
+        open(true).chain(open(false))
+    }
+
     /// All pools, for reading.
     fn all_ready(&self) -> Result<Vec<Arc<Ready>>> {
-        self.pools.iter().map(Pool::ready).collect()
+        self.pools.iter().map(|pool| pool.ready()).collect()
     }
 
     /// Up to `max` things after `after`, over all pools, in the order of their ids. `ids` gives those of one pool;
@@ -242,6 +255,12 @@ struct Located<'a, M> {
     pool: &'a Pool,
     ready: Arc<Ready>,
     seen: Examined<M>,
+}
+
+/// What was found in all pools that could be looked into, and why the others could not.
+struct LookedInto<'a, M> {
+    found: Option<Located<'a, M>>,
+    away: Vec<(&'a Pool, Error)>,
 }
 
 impl Backend for ImageBackend {

@@ -16,8 +16,11 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
+use crate::os::single::{NoResult, Single};
 use crate::os::{self, copy, durable};
 use crate::volume::{BackendName, Error, Result};
 
@@ -27,6 +30,10 @@ use super::ledger::Ledger;
 use super::meta::{self, Damage};
 use super::opening::Opening;
 
+/// How long the start waits for pools to open. Most take milliseconds; one whose file system is frozen or hangs is opened later.
+const START_PATIENCE: Duration = Duration::from_secs(2);
+/// How old the opening of a pool becomes before calls no longer wait for it.
+const CALL_PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of the file that remembers a pool's id.
 const LONGEST_ID: u64 = 256;
 pub(super) const GROUPS: &str = "groups";
@@ -75,8 +82,13 @@ pub(super) struct Pool {
     pub id: OnceLock<String>,
     /// Keeps the id over restarts.
     pub memory: Option<Memory>,
-    /// Held while it is opened, which may take long; nobody waits for it.
-    opening: Mutex<()>,
+    /// Its opening, which may hang with its file system. The reason where it fails.
+    opening: Single<Result<(), String>>,
+    /// Why the last opening failed, where waiting will not mend that.
+    refusal: Mutex<Option<Error>>,
+    /// It was away, or late at the start: that it has come is logged.
+    missed: AtomicBool,
+    this: Weak<Pool>,
 }
 
 /// Where a node remembers, outside of the pool, which pool it has seen in a place.
@@ -147,25 +159,50 @@ impl Limits {
 }
 
 impl Pool {
-    /// Opens it if that is possible now; a pool that is away is tried again at each use.
+    /// Not opened yet.
     ///
     /// # Errors
-    /// What waiting will not mend: a folder that is none of ours, another process that has it.
-    pub fn open(config: PoolConfig, backend: BackendName, role: Role, memory: Option<&Path>) -> Result<Pool> {
+    /// Where it cannot be read which pool was seen in its place.
+    pub fn new(config: PoolConfig, backend: BackendName, role: Role, memory: Option<&Path>) -> Result<Arc<Pool>> {
         let memory = memory.map(|folder| Memory { folder: folder.to_owned(), name: format!("{backend}.{}", config.name) });
         let id = OnceLock::new();
         if let Some(known) = memory.as_ref().map(Memory::recall).transpose()?.flatten() {
             id.get_or_init(|| known);
         }
-        let pool = Pool { config, backend, role, current: Mutex::new(None), id, memory, opening: Mutex::new(()) };
-        match Opening::new(&pool).run() {
-            Ok(ready) => pool.set(ready),
-            Err(error @ Error::BackendDown { .. }) => {
-                tracing::warn!(pool = pool.config.name, %error, "the pool cannot be used yet")
+        Ok(Arc::new_cyclic(|this| Pool {
+            config,
+            backend,
+            role,
+            current: Mutex::new(None),
+            id,
+            memory,
+            opening: Single::default(),
+            refusal: Mutex::new(None),
+            missed: AtomicBool::new(false),
+            this: this.clone(),
+        }))
+    }
+
+    /// Opens all of them that can be opened now, at the same time. One that is away, or whose file system does not answer in time, is tried
+    /// again at each use.
+    ///
+    /// # Errors
+    /// What waiting will not mend: a folder that is none of ours, another process that has it.
+    pub fn open_all(pools: &[Arc<Pool>]) -> Result<()> {
+        let opened: Vec<Result<()>> = std::thread::scope(|scope| {
+            let opening: Vec<_> = pools.iter().map(|pool| scope.spawn(|| pool.attempt(START_PATIENCE))).collect();
+            let panicked = |pool: &Pool| Err(pool.down("its opening panicked"));
+            pools.iter().zip(opening).map(|(pool, opening)| opening.join().unwrap_or_else(|_| panicked(pool))).collect()
+        });
+        for (pool, opened) in pools.iter().zip(opened) {
+            let Err(error) = opened else { continue };
+            if let Some(refusal) = pool.refusal.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return Err(refusal);
             }
-            Err(error) => return Err(error),
+            pool.missed.store(true, Ordering::Relaxed);
+            tracing::warn!(pool = pool.config.name, %error, "the pool cannot be used yet");
         }
-        Ok(pool)
+        Ok(())
     }
 
     /// The pool, for reading.
@@ -173,9 +210,9 @@ impl Pool {
     /// # Errors
     /// `BackendDown`, naming the folder and what to do.
     pub fn ready(&self) -> Result<Arc<Ready>> {
-        match self.current() {
-            Some(ready) if ready.is_in_place() => Ok(ready),
-            _ => self.reopen(),
+        match self.at_hand() {
+            Some(ready) => Ok(ready),
+            None => self.reopen(),
         }
     }
 
@@ -224,25 +261,67 @@ impl Pool {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(ready));
     }
 
+    /// Whether it has been opened; it may be away by now.
+    pub fn is_open(&self) -> bool {
+        self.current().is_some()
+    }
+
+    /// The pool, if it is there without being opened anew.
+    pub fn at_hand(&self) -> Option<Arc<Ready>> {
+        self.current().filter(|ready| ready.is_in_place())
+    }
+
     fn reopen(&self) -> Result<Arc<Ready>> {
-        let _opening = match self.opening.try_lock() {
-            Ok(opening) => opening,
-            Err(TryLockError::Poisoned(opening)) => opening.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(self.down("it is being opened; try again")),
-        };
+        self.missed.store(true, Ordering::Relaxed);
+        self.attempt(CALL_PATIENCE)?;
+        self.current().ok_or_else(|| self.down("it is gone again"))
+    }
+
+    /// Opens it on a thread of its own, or joins the opening that runs.
+    ///
+    /// # Errors
+    /// `BackendDown`, also where that opening is `patience` old; it goes on.
+    fn attempt(&self, patience: Duration) -> Result<()> {
+        let Some(pool) = self.this.upgrade() else { return Err(self.down("it is closed")) };
+        match self.opening.run(patience, move || pool.open_now()) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(reason)) => Err(Error::BackendDown { backend: self.backend.to_string(), reason }),
+            Err(NoResult::Running(since)) => {
+                let since = humantime::format_duration(Duration::from_secs(since.as_secs()));
+                Err(self.down(format!(
+                    "its opening has not ended for {since}, since its file system does not answer; run `fsfreeze -u` if it is frozen, \
+                     or check its storage. It is used as soon as it answers"
+                )))
+            }
+            Err(NoResult::Panicked) => Err(self.down("its opening panicked")),
+            Err(NoResult::NoThread(error)) => Err(self.down(format!("no thread to open it: {error}"))),
+        }
+    }
+
+    fn open_now(&self) -> Result<(), String> {
         // Another call may have opened it meanwhile.
-        if let Some(ready) = self.current().filter(|ready| ready.is_in_place() && ready.lock.is_ok()) {
-            return Ok(ready);
+        if self.at_hand().is_some_and(|ready| ready.is_writable()) {
+            return Ok(());
         }
         match Opening::new(self).run() {
             Ok(ready) => {
-                tracing::info!(pool = self.config.name, "the pool is there");
                 self.set(ready);
+                if self.missed.load(Ordering::Relaxed) {
+                    tracing::info!(pool = self.config.name, "the pool is there");
+                }
+                Ok(())
             }
-            Err(error @ Error::BackendDown { .. }) => return Err(error),
-            Err(error) => return Err(self.down(error.to_string())),
+            Err(Error::BackendDown { reason, .. }) => Err(reason),
+            Err(error) => {
+                let reason = self.reason(&error.to_string());
+                *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                Err(reason)
+            }
         }
-        self.current().ok_or_else(|| self.down("it is gone again"))
+    }
+
+    fn reason(&self, reason: &str) -> String {
+        format!("pool {} ({}): {reason}", self.config.name, self.config.path.display())
     }
 
     fn down(&self, reason: impl Into<String>) -> Error {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Source, Stored, Survey, changed, words};
@@ -157,7 +158,7 @@ impl Inspect for ImageBackend {
 
     fn remove(&self, leftover: &Leftover) -> Result<()> {
         let parents = |pool: &Pool| [TMP, TRASH].map(|parent| pool.config.path.join(parent));
-        let of = |pool: &&Pool| leftover.object.parent().is_some_and(|parent| parents(pool).iter().any(|one| one == parent));
+        let of = |pool: &&Arc<Pool>| leftover.object.parent().is_some_and(|parent| parents(pool).iter().any(|one| one == parent));
         let pool = self.pools.iter().find(of).ok_or_else(|| changed(leftover.object.display()))?;
         let ready = pool.ready()?;
         let _lock = Opening::new(pool).lock()?.map_err(|reason| ready.down(reason))?;

@@ -328,7 +328,7 @@ impl IscsiBackend {
     ///
     /// # Errors
     /// `Busy`, saying what runs.
-    fn turn(&self, target: &str, operation: &'static str) -> Result<Turn<'_>> {
+    pub(super) fn turn(&self, target: &str, operation: &'static str) -> Result<Turn<'_>> {
         self.turns.take(target, operation, TURN).map_err(|Taken { operation, since }| Error::Busy {
             object: format!("target {target}"),
             operation,

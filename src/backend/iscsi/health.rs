@@ -33,7 +33,7 @@ impl ReportHealth for IscsiBackend {
             .collect();
         let message = format!("{}; look at the network and at the target, iscsid tries again by itself", lost.join("; "));
         let problem = HealthProblem { severity: Severity::Degraded, reason: "SessionLost", message };
-        let stored = self.san.as_ref().map_or_else(|| Ok(Health::new()), ReportHealth::storage_health)?;
+        let stored = self.san.as_ref().map_or_else(|| Ok(Health::new()), |san| san.storage_health())?;
         Ok(stored.into_iter().chain((!lost.is_empty()).then_some(problem)).collect())
     }
 

@@ -5,6 +5,7 @@
 //! - What the one tells the other is an [`Attachment`].
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
@@ -55,7 +56,7 @@ pub struct IscsiBackend {
     memory: Memory,
     turns: Turns,
     /// Where this process is the storage machine's.
-    san: Option<San>,
+    san: Option<Arc<San>>,
 }
 
 impl IscsiBackend {
@@ -78,7 +79,7 @@ impl IscsiBackend {
         Self::with(config, san, node, state)
     }
 
-    fn with(config: IscsiConfig, san: Option<San>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
+    fn with(config: IscsiConfig, san: Option<Arc<San>>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
         Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default(), san })
     }
@@ -94,11 +95,11 @@ impl Backend for IscsiBackend {
     }
 
     fn probe(&self) -> Result<()> {
-        self.san.as_ref().map_or(Ok(()), San::probe)
+        self.san.as_ref().map_or(Ok(()), |san| san.probe())
     }
 
     fn is_usable_in_part(&self) -> bool {
-        self.san.as_ref().is_some_and(San::is_usable_in_part)
+        self.san.as_ref().is_some_and(|san| san.is_usable_in_part())
     }
 
     fn access_modes(&self) -> &[AccessMode] {
@@ -140,11 +141,11 @@ impl Backend for IscsiBackend {
     }
 
     fn usage(&self) -> Usage {
-        self.san.as_ref().map(San::usage).unwrap_or_default()
+        self.san.as_ref().map(|san| san.usage()).unwrap_or_default()
     }
 
     fn provision(&self) -> Option<&dyn Provision> {
-        self.san.as_ref().map(|san| san as _)
+        self.san.as_ref().map(|san| &**san as _)
     }
     fn expand(&self) -> Option<&dyn Expand> {
         // Also where it only connects: growing what is on a volume is the node's half, and from this the node says that it can.
@@ -154,19 +155,19 @@ impl Backend for IscsiBackend {
         self.san.as_ref().and_then(|san| Backend::modify(&san.images))
     }
     fn snapshots(&self) -> Option<&dyn Snapshots> {
-        self.san.as_ref().map(|san| san as _)
+        self.san.as_ref().map(|san| &**san as _)
     }
     fn groups(&self) -> Option<&dyn Groups> {
-        self.san.as_ref().map(|san| san as _)
+        self.san.as_ref().map(|san| &**san as _)
     }
     fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
         self.san.as_ref().and_then(|san| san.images.changed_blocks())
     }
     fn attach(&self) -> Option<&dyn Attach> {
-        self.san.as_ref().map(|san| san as _)
+        self.san.as_ref().map(|san| &**san as _)
     }
     fn inspect(&self) -> Option<&dyn Inspect> {
-        self.san.as_ref().map(|san| san as _)
+        self.san.as_ref().map(|san| &**san as _)
     }
     fn connect(&self) -> &dyn Connect {
         self

@@ -94,9 +94,10 @@ impl IscsiBackend {
 
     /// Ends sessions of ours that nobody remembers and that have no unit.
     pub(super) fn end_strays(&self) -> Result<()> {
-        let known = self.memory.all();
         for session in self.all_sessions()? {
-            if known.iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
+            // A call that is at the target now has it recorded, or will have it before it logs in.
+            let Ok(_turn) = self.turn(&session.target, "end a stray session") else { continue };
+            if self.memory.all().iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
                 continue;
             }
             let units: Vec<String> = session.units()?.iter().map(|unit| unit.address()).collect();

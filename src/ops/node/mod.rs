@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
 
 use crate::backend::registry::Registry;
 use crate::backend::{Backend, Directory, Held, Quiesce, Source};
@@ -158,18 +159,22 @@ pub struct Node {
     boot: String,
     /// Numbers the records of what is frozen.
     freezes: AtomicU64,
+    /// What an earlier process left frozen is thawed.
+    thawed: AtomicBool,
 }
 
 impl Node {
     /// Opens the journal, compares it with the kernel, finishes or undoes what a kill cut off, thaws what was left frozen.
     /// What it does not own it reports in the log and leaves alone.
     ///
+    /// Returns when that is done, and at the latest after `patience`: what hangs with its storage is locked until it is done, and
+    /// calls about it are turned away.
+    ///
     /// # Errors
     /// Where the journal or the kubelet's folder cannot be used.
-    pub fn open(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
-        let node = Node::as_it_is(settings, registry, locks)?;
-        recover::recover(&node);
-        node.registry.iter().for_each(|backend| backend.connect().recover());
+    pub fn open(settings: NodeSettings, registry: Registry, locks: Locks, patience: Duration) -> Result<Arc<Node>> {
+        let node = Arc::new(Node::as_it_is(settings, registry, locks)?);
+        recover::recover(&node, patience);
         Ok(node)
     }
 
@@ -182,7 +187,17 @@ impl Node {
         let journal = Arc::new(Journal::open(&settings.state_dir)?);
         let state = Root::open(&settings.state_dir)?;
         let boot = observe::boot()?;
-        Ok(Node { settings, registry, locks, journal, kubelet, state, boot, freezes: AtomicU64::new(0) })
+        Ok(Node {
+            settings,
+            registry,
+            locks,
+            journal,
+            kubelet,
+            state,
+            boot,
+            freezes: AtomicU64::new(0),
+            thawed: AtomicBool::new(false),
+        })
     }
 
     /// Of this node.

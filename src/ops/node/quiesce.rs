@@ -56,6 +56,11 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
     if mounts.is_empty() {
         return Ok(Box::new(hold));
     }
+    // Otherwise the thaw might be of this freeze.
+    if !node.thawed.load(Ordering::Acquire) {
+        let reason = "is not begun: what an earlier process left frozen is still being thawed".to_owned();
+        return Err(Error::Pending { object: "the freeze for a snapshot".to_owned(), reason });
+    }
     let number = node.freezes.fetch_add(1, Ordering::Relaxed);
     let entry = FrozenEntry { version: VERSION, mounts: mounts.keys().cloned().collect(), boot: node.boot.clone() };
     let record = node.journal.write_frozen(number, &entry)?;

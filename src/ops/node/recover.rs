@@ -1,11 +1,18 @@
 //! The start: journal and kernel are compared, and what a kill cut off is finished or undone.
 //!
-//! A volume that cannot be recovered is reported and does not stop the start; its next call tries again.
+//! A volume may hang with its storage. So the volumes that need recovery are locked before any call is taken, and recovered on threads
+//! of their own, each released when it is done: calls about it are ABORTED until then, those about others are not held up. One that
+//! cannot be recovered is reported; its next call tries again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::ops::lock::Key;
+use crate::backend::Backend;
+use crate::ops::lock::{Guard, Key};
 use crate::os::mountinfo::{Mount, MountTable};
 use crate::volume::error::chain;
 use crate::volume::{Result, VolumeId};
@@ -16,10 +23,149 @@ use super::publish::remove_place;
 use super::unstage::{allow_writes, finish, mounted_target};
 use super::{Node, inline, quiesce};
 
-pub(super) fn recover(node: &Node) {
+/// Threads that recovery begins with.
+const THREADS: usize = 4;
+/// Where nothing was recovered for so long, what runs may hang: one more thread goes on with the rest.
+const STALLED: Duration = Duration::from_millis(100);
+
+/// What is to be recovered, and what is at it.
+struct Recovery {
+    node: Arc<Node>,
+    queue: Mutex<Queue>,
+    /// Something was recovered.
+    ended: Condvar,
+}
+
+struct Queue {
+    waiting: VecDeque<Job>,
+    /// Waiting or running.
+    unfinished: usize,
+}
+
+enum Job {
+    /// Locked until it is done.
+    Volume(VolumeId, Guard),
+    /// What the backend lets go of that no volume has.
+    Backend(Arc<dyn Backend>),
+}
+
+/// Locks what needs recovery and begins it; waits for its end, at most for `patience`.
+pub(super) fn recover(node: &Arc<Node>, patience: Duration) {
+    let deadline = Instant::now().checked_add(patience);
+    let mut waiting: VecDeque<Job> = VecDeque::new();
+    begin(node, &mut waiting);
+    waiting.extend(node.registry.iter().map(|backend| Job::Backend(backend.clone())));
+    let unfinished = waiting.len();
+    let queue = Mutex::new(Queue { waiting, unfinished });
+    let recovery = Arc::new(Recovery { node: node.clone(), queue, ended: Condvar::new() });
+    let own = recovery.clone();
+    if let Err(error) = spawn(move || own.supervise()) {
+        tracing::error!(%error, "no thread for the recovery of what was interrupted: the start waits for it");
+        recovery.supervise();
+        recovery.work();
+    }
+    let left = recovery.wait(deadline);
+    if left > 0 {
+        tracing::warn!(
+            left,
+            "what was interrupted is still being recovered; calls about these volumes are ABORTED until it is done"
+        );
+    }
+}
+
+fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name("recovery".to_owned()).spawn(work).map(drop)
+}
+
+impl Recovery {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until all is done, or the deadline; answers how much is not.
+    fn wait(&self, deadline: Option<Instant>) -> usize {
+        let mut queue = self.queue();
+        while queue.unfinished > 0 {
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
+            }
+            queue = match self.ended.wait_timeout(queue, left) {
+                Ok((queue, _)) => queue,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        queue.unfinished
+    }
+
+    /// Thaws, then sees to it that something goes on with what waits.
+    fn supervise(self: &Arc<Self>) {
+        thaw(&self.node);
+        let mut threads = 0;
+        let mut unfinished = usize::MAX;
+        loop {
+            let queue = self.queue();
+            if queue.waiting.is_empty() {
+                return;
+            }
+            let stalled = std::mem::replace(&mut unfinished, queue.unfinished) == queue.unfinished;
+            drop(queue);
+            if threads < THREADS || stalled {
+                let own = self.clone();
+                match spawn(move || own.work()) {
+                    Ok(()) => threads += 1,
+                    Err(_) if threads == 0 => return self.work(),
+                    // Those that there are go on.
+                    Err(error) => tracing::debug!(%error, "no further thread for the recovery"),
+                }
+            }
+            if threads >= THREADS {
+                let queue = self.queue();
+                drop(self.ended.wait_timeout(queue, STALLED));
+            }
+        }
+    }
+
+    /// Recovers one after another until nothing waits.
+    fn work(&self) {
+        loop {
+            let Some(job) = self.queue().waiting.pop_front() else { return };
+            let _ended = Ended(self);
+            match job {
+                Job::Volume(id, _guard) => {
+                    if let Err(error) = recover_locked(&self.node, &id) {
+                        not_recovered(&id, &error);
+                    }
+                }
+                Job::Backend(backend) => backend.connect().recover(),
+            }
+        }
+    }
+}
+
+/// One job less, also after a panic.
+struct Ended<'a>(&'a Recovery);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.queue().unfinished -= 1;
+        self.0.ended.notify_all();
+    }
+}
+
+fn not_recovered(id: &VolumeId, error: &crate::volume::Error) {
+    tracing::error!(volume = %id, error = %chain(error), "not recovered; the next stage or unstage of it tries again");
+}
+
+fn thaw(node: &Node) {
     if let Err(error) = quiesce::thaw_left(node) {
         tracing::error!(error = %chain(&error), "what an earlier process left frozen; run `fsfreeze -u` on the mount if a volume hangs");
     }
+    node.thawed.store(true, Ordering::Release);
+}
+
+/// Locks the volumes of which something was cut off. Reads the journal and mountinfo only, so that it waits for no storage.
+fn begin(node: &Node, waiting: &mut VecDeque<Job>) {
     if let Err(error) = node.journal.sweep() {
         tracing::error!(error = %chain(&error), "half-written files in the journal's folder could not be removed");
     }
@@ -36,10 +182,21 @@ pub(super) fn recover(node: &Node) {
     });
     let mounted = by_place(&table);
     for id in volumes {
-        if let Err(error) = recover_volume(node, &id, &mounted) {
-            tracing::error!(volume = %id, error = %chain(&error), "not recovered; the next stage or unstage of it tries again");
+        match lock_cut_off(node, &id, &mounted) {
+            Ok(Some(guard)) => waiting.push_back(Job::Volume(id, guard)),
+            Ok(None) => {}
+            Err(error) => not_recovered(&id, &error),
         }
     }
+}
+
+/// `None` where nothing was cut off.
+fn lock_cut_off(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<Option<Guard>> {
+    let guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
+    let entry = node.journal.stage(id)?;
+    let targets = node.journal.targets(id)?;
+    node.journal.found(id, entry.as_ref(), &targets);
+    Ok((!is_whole(node, entry.as_ref(), &targets, mounted)).then_some(guard))
 }
 
 pub(super) fn by_place(table: &MountTable) -> HashMap<&Path, Vec<&Mount>> {
@@ -64,13 +221,16 @@ fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mo
 }
 
 pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
-    let _guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
+    match lock_cut_off(node, id, mounted)? {
+        Some(_guard) => recover_locked(node, id),
+        None => Ok(()),
+    }
+}
+
+/// Whose lock is held.
+fn recover_locked(node: &Node, id: &VolumeId) -> Result<()> {
     let entry = node.journal.stage(id)?;
     let targets = node.journal.targets(id)?;
-    node.journal.found(id, entry.as_ref(), &targets);
-    if is_whole(node, entry.as_ref(), &targets, mounted) {
-        return Ok(());
-    }
     recover_targets(node, id, entry.as_ref(), &targets)?;
     let Some(entry) = entry else { return Ok(()) };
     match entry.phase {

@@ -94,7 +94,7 @@ ports:
   - {name: http, containerPort: {{ . }}, protocol: TCP}
 startupProbe:
   httpGet: {path: /healthz, port: http}
-  # Starting takes milliseconds, and longer where an earlier process left work to be finished first.
+  # Starting takes milliseconds, and some seconds where storage does not answer.
   periodSeconds: 1
   timeoutSeconds: 2
   failureThreshold: 120

@@ -11,12 +11,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use crate::backend::image::{Image, ImageBackend, Role};
 use crate::backend::turns::{Turn, Turns};
 use crate::backend::{Backend, Usage};
+use crate::os::deadline;
 use crate::os::lio::{self, Disk, DiskSeen, Initiator, Lio};
 use crate::os::step::step;
 use crate::volume::digest::sha256;
@@ -35,6 +36,8 @@ mod volumes;
 use names::Names;
 use record::Record;
 
+/// How long the start, or a call, waits for the exports of pools that were not there before.
+const SETTLING: Duration = Duration::from_secs(2);
 /// How long a call waits for what puts right the export of its volume.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -47,8 +50,9 @@ pub(super) struct San {
     known: Mutex<Known>,
     /// Who is at an export, by the name of its target: a call about its volume, or what makes the kernel show what is recorded.
     turns: Turns,
-    /// One reads the records of pools that were away; nobody waits for it, since such a pool may hang.
+    /// One reads the records of pools that were away; nobody waits for it for long, since such a pool may hang.
     settling: Mutex<()>,
+    this: Weak<San>,
 }
 
 /// What the records say, so that a list or a limit reads none.
@@ -85,20 +89,28 @@ fn remove_from<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: &K, valu
 
 impl San {
     /// Opens the pools, and makes the kernel show what is recorded.
-    pub fn open(config: IscsiConfig, state: &Path) -> Result<San> {
+    pub fn open(config: IscsiConfig, state: &Path) -> Result<Arc<San>> {
         let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")), None)?;
         let san = San::new(config, images)?;
         san.settle();
         Ok(san)
     }
 
-    fn new(config: IscsiConfig, images: ImageBackend) -> Result<San> {
+    fn new(config: IscsiConfig, images: ImageBackend) -> Result<Arc<San>> {
         let portals = config.portals()?;
-        Ok(San { portals, config, images, known: Mutex::default(), turns: Turns::default(), settling: Mutex::default() })
+        Ok(Arc::new_cyclic(|this| San {
+            portals,
+            config,
+            images,
+            known: Mutex::default(),
+            turns: Turns::default(),
+            settling: Mutex::default(),
+            this: this.clone(),
+        }))
     }
 
     /// Opens the pools to look at them: nothing is exported, taken down, made or locked. `None` where none of them is on this machine.
-    pub fn open_to_look(config: IscsiConfig) -> Result<Option<San>> {
+    pub fn open_to_look(config: IscsiConfig) -> Result<Option<Arc<San>>> {
         let images = ImageBackend::open_to_look(config.images(), None)?;
         let here = config.pools.iter().any(|pool| pool.path.exists());
         if here { San::new(config, images).map(Some) } else { Ok(None) }
@@ -213,14 +225,24 @@ impl San {
         Ok(())
     }
 
-    /// Reads the records of pools that were not there before, exports what they say, and takes down what none of them says.
+    /// Reads the records of pools that were not there before, exports what they say, and takes down what none of them says. On a thread
+    /// of its own, which goes on where it takes long.
     fn settle(&self) {
-        let all_read = || self.known().pools.len() == self.config.pools.len();
-        if all_read() {
-            return;
+        if !self.all_read()
+            && let Some(san) = self.this.upgrade()
+            && deadline::within(SETTLING, move || san.settle_now()).is_none()
+        {
+            tracing::warn!("what is attached is still being exported again");
         }
+    }
+
+    fn all_read(&self) -> bool {
+        self.known().pools.len() == self.config.pools.len()
+    }
+
+    fn settle_now(&self) {
         let Some(_alone) = alone(&self.settling) else { return };
-        if all_read() {
+        if self.all_read() {
             return;
         }
         for (name, home) in self.images.homes() {
@@ -235,7 +257,7 @@ impl San {
             }
         }
         // What a pool that is away records is not known.
-        if all_read()
+        if self.all_read()
             && let Err(error) = self.remove_strays()
         {
             tracing::warn!(%error, "whether the kernel exports what nothing records cannot be seen");
