@@ -48,7 +48,6 @@ impl Connect for IscsiBackend {
                  the host's network",
             ));
         }
-        let _turn = self.turn(&way.target, "connect")?;
         let mut entry = Entry::new(request.id, &way.target, way.lun, &way.interface.name);
         match self.memory.get(request.id) {
             Some(earlier) if earlier.same_unit(&entry) => entry = earlier,
@@ -96,7 +95,6 @@ impl Connect for IscsiBackend {
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(Outcome::Unchanged(())) };
-        let _turn = self.turn(&entry.target, "disconnect")?;
         self.release(&entry)?;
         self.memory.forget(id)?;
         Ok(Outcome::Changed(()))
@@ -153,7 +151,11 @@ impl Connect for IscsiBackend {
 impl IscsiBackend {
     /// Logs in and waits for the device. What fails is rolled back by the caller.
     fn make(&self, way: &Way, entry: &mut Entry) -> Result<Outcome<Source>> {
-        let mut changed = self.log_in(way, entry)?;
+        // Held for the login alone: what one unit of a target waits for does not hold up its others.
+        let mut changed = {
+            let _turn = self.turn(&way.target, "log in")?;
+            self.log_in(way, entry)?
+        };
         let sessions: Vec<Session> = self.sessions(entry)?.into_iter().filter(Session::is_up).collect();
         if sessions.is_empty() {
             return Err(self.down(&format!("the session with {} was lost again", way.target)));
@@ -280,7 +282,7 @@ impl IscsiBackend {
         entry.one_path = Some(reason.to_owned());
         for path in self.paths(entry)? {
             if path.unit.disk()?.as_ref() != Some(disk) {
-                self.let_go(&path)?;
+                self.let_go(entry, &path)?;
             }
         }
         Ok(())

@@ -22,8 +22,7 @@ const REMOVALS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl IscsiBackend {
-    /// Takes an entry's unit from this node, and logs out of what then has no unit. Seen to be done on return. The caller has the
-    /// target's turn.
+    /// Takes an entry's unit from this node, and logs out of what then has no unit and is no other volume's. Seen to be done on return.
     ///
     /// # Errors
     /// `InUse`, naming what uses it; `BackendDown` where a lost session must be given up first.
@@ -48,16 +47,16 @@ impl IscsiBackend {
             {
                 step("flush", &disk.name, || device.flush())?;
             }
-            self.let_go(path)?;
+            self.let_go(entry, path)?;
         }
         for session in self.sessions(entry)? {
-            log_out_if_unused(&session)?;
+            self.log_out_if_unused(&session, Some(entry))?;
         }
         Ok(())
     }
 
     /// Takes one path away.
-    pub(super) fn let_go(&self, path: &Path) -> Result<()> {
+    pub(super) fn let_go(&self, entry: &Entry, path: &Path) -> Result<()> {
         let Path { session, unit } = path;
         // With a session that is lost its last unit goes, too, and nothing of that waits for the target.
         if session.is_up() || session.units()?.len() > 1 {
@@ -78,7 +77,21 @@ impl IscsiBackend {
                 }
             })?;
         }
-        log_out_if_unused(session)
+        self.log_out_if_unused(session, Some(entry))
+    }
+
+    /// Logs out of a session that has no unit left, or is lost with its last one, unless another volume has one there, or is about to: its
+    /// entry is written before its login. `of` is the volume that lets go of it, if one does.
+    fn log_out_if_unused(&self, session: &Session, of: Option<&Entry>) -> Result<()> {
+        let _turn = self.turn(&session.target, "log out")?;
+        let units = session.units()?.len();
+        let lost = !session.is_up() && units <= 1;
+        let same = |entry: &Entry| entry.target == session.target && entry.interface == session.interface;
+        let is_others = self.memory.all().iter().any(|entry| same(entry) && of.is_none_or(|of| entry.id != of.id));
+        if (lost || units == 0) && !is_others && iscsi::sessions()?.iter().any(|there| there.id == session.id) {
+            step("log out", &format_args!("{} with {}", session.id, session.target), || admin::logout(session))?;
+        }
+        Ok(())
     }
 
     /// Undoes a connect that failed, if it was the first: what was connected before may be in use.
@@ -95,15 +108,13 @@ impl IscsiBackend {
     /// Ends sessions of ours that nobody remembers and that have no unit.
     pub(super) fn end_strays(&self) -> Result<()> {
         for session in self.all_sessions()? {
-            // A call that is at the target now has it recorded, or will have it before it logs in.
-            let Ok(_turn) = self.turn(&session.target, "end a stray session") else { continue };
             if self.memory.all().iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
                 continue;
             }
             let units: Vec<String> = session.units()?.iter().map(|unit| unit.address()).collect();
             if units.is_empty() {
                 tracing::warn!(session = session.id, target = session.target, "a session that an earlier process left is ended");
-                log_out_if_unused(&session)?;
+                self.log_out_if_unused(&session, None)?;
             } else {
                 let (session, units) = (format!("{} with {}", session.id, session.target), units.join(" "));
                 tracing::error!(
@@ -179,12 +190,4 @@ fn remove_map(map: &Map, up: bool) -> Result<()> {
         let error = Error::from(error);
         if busy { error.but_left(format!("a process has {} open: `fuser -v` shows which", map.path.display())) } else { error }
     })
-}
-
-fn log_out_if_unused(session: &Session) -> Result<()> {
-    let lost = !session.is_up() && session.units()?.len() <= 1;
-    if (lost || session.units()?.is_empty()) && iscsi::sessions()?.iter().any(|there| there.id == session.id) {
-        step("log out", &format_args!("{} with {}", session.id, session.target), || admin::logout(session))?;
-    }
-    Ok(())
 }

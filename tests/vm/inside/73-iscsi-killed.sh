@@ -52,6 +52,7 @@ echo '0 none@0' >fault
 start_driver
 stage_it || fail "not staged: $(cat stage.log)"
 steps=$(grep -c 'fault: step [0-9]*: ' driver.log)
+scan=$(sed -n 's/.*fault: step \([0-9]*\): scan .*/\1/p' driver.log | head -n 1)
 unstage it
 only_theirs "after a stage without a kill"
 connecting=0
@@ -87,6 +88,28 @@ for at in "${!names[@]}"; do
     only_theirs "after a kill before ${names[$at]}"
     connecting=$((connecting + 1))
 done
+
+# While the scan of one unit hangs, another unit of the same target is connected and disconnected, and their session stays.
+two=$DIR/kubelet/staging-two
+mkdir -p "$two"
+other() { call --timeout 15s stage-volume two --staging "$two" --fs=ext4 --context targetPortal=127.0.0.1 --context iqn=$target_name \
+    --context lun=1 --context sessionCHAPAuth=true --context portals=127.0.0.1 --secret-file node.session.auth.username=user \
+    --secret-file node.session.auth.password=password; }
+echo "one hangs hang@$scan" >fault
+stage_it &
+hung=$!
+hangs() { grep -q 'fault: hang at step' driver.log; }
+within 20 hangs
+echo 'one hung none@0' >fault
+other >other.log 2>&1 || fail "a volume waits for another unit of its target that hangs: $(cat other.log)"
+echo 'beside it' >"$two/file"
+call --timeout 15s unstage-volume two --staging "$two" >other.log 2>&1 || fail "not unstaged beside a unit that hangs: $(cat other.log)"
+is 2 "$(iscsi_sessions | wc -l)" "the session that the hung stage has logged in to"
+kill_driver
+wait $hung || true
+start_driver
+unstage it
+only_theirs "after a scan that hung"
 echo "FIGURE: iscsi-killed: $connecting kills while connecting and disconnecting"
 
 stop_driver
