@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -40,6 +40,11 @@ impl Mount {
     /// Whether writes are refused by the mount or by the file system.
     pub fn is_read_only(&self) -> bool {
         self.options.iter().chain(&self.super_options).any(|option| option == "ro")
+    }
+
+    /// Whether what is mounted was removed from its file system since (`//deleted`).
+    pub fn is_removed(&self) -> bool {
+        self.root.as_os_str().as_bytes().ends_with(b"//deleted")
     }
 
     /// The number of the block device whose node below /dev is mounted (a bind mount of the node); `None` for any other mount. Looked up
@@ -243,7 +248,6 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
-    use std::os::unix::ffi::OsStrExt;
 
     use proptest::prelude::*;
 
@@ -364,7 +368,7 @@ mod tests {
         assert_eq!(mount.propagation, ["master:1", "propagate_from:3"]);
         assert_eq!((mount.fstype.as_str(), mount.source.as_path()), ("ext3", Path::new("/dev/root")));
         assert_eq!(mount.super_options, ["rw", "errors=continue"]);
-        assert!(!mount.is_read_only());
+        assert!(!mount.is_read_only() && mount.is_removed());
     }
 
     #[test]

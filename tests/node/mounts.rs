@@ -3,14 +3,14 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use longshore::os;
-use longshore::volume::{Bytes, Error, FsType};
+use longshore::volume::{Bytes, Error, FsType, VolumeId};
 
 use crate::holder::Holder;
 use crate::world::{
-    block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage, world,
+    World, block, filesystem, is_final, mounts_at, names, publish_request, stage_request, tmpfs_on, total, unmount, unpublish,
+    unstage, world,
 };
 
 #[test]
@@ -84,7 +84,21 @@ fn subpath_of_a_tmpfs_named_as_the_device_does_not_block_unstage() {
     });
 }
 
-/// The kernel keeps the mounts of a disk that was deleted, as an iSCSI disk is whose session ended.
+/// Has the journal say that the volume was the device with this number when it was staged and published.
+fn record_device(world: &World, id: &VolumeId, number: (u32, u32)) {
+    let journal = world.journal(id);
+    for name in names(&journal) {
+        let path = journal.join(name);
+        let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let device = if entry.get("source").is_some() { &mut entry["source"]["device"] } else { &mut entry["device"] };
+        assert!(device["number"].is_array(), "{device}");
+        device["number"] = serde_json::json!([number.0, number.1]);
+        fs::write(path, entry.to_string()).unwrap();
+    }
+}
+
+/// The kernel keeps the mounts of a disk that was deleted, as an iSCSI disk is whose session ended. A tmpfs stands for its file system:
+/// no block device has that one's number either.
 #[test]
 fn volume_whose_disk_is_gone_is_unpublished_and_unstaged() {
     for restart in [false, true] {
@@ -94,16 +108,44 @@ fn volume_whose_disk_is_gone_is_unpublished_and_unstaged() {
             let (staging, target) = (world.staging("s"), world.kubelet("t"));
             node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
             node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
-            world.backend.gone.store(true, Ordering::SeqCst);
+            unmount(&target);
+            unmount(&staging);
+            tmpfs_on(&staging);
+            rustix::mount::mount_bind(&staging, &target).unwrap();
+            record_device(world, &id, mounts_at(&staging)[0].device);
             let node = if restart { world.node() } else { node };
             assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })), "it is still published");
             assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
             unpublish(&node, &id, &target).unwrap();
             assert!(!target.exists());
             unstage(&node, &id, &staging).unwrap();
-            assert!(mounts_at(&staging).is_empty() && !world.journal(&id).exists());
+            world.assert_gone(&id);
         });
     }
+}
+
+/// The volume's disk is gone, and another has its number: what is mounted of that is not the volume's, wherever it is.
+#[test]
+fn mount_of_a_disk_that_has_the_number_of_one_that_is_gone_is_left() {
+    world(|world| {
+        let node = world.node();
+        let (id, other) = (world.volume("a", Bytes::mib(16)), world.volume("b", Bytes::mib(16)));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
+        let theirs = world.staging("s2");
+        node.stage(&stage_request(&other, &theirs, &filesystem(None))).unwrap();
+        for place in [&target, &staging] {
+            unmount(place);
+            rustix::mount::mount_bind(&theirs, place).unwrap();
+        }
+        record_device(world, &id, mounts_at(&theirs)[0].device);
+        for node in [node, world.node()] {
+            assert!(matches!(unpublish(&node, &id, &target), Err(Error::InUse { .. })));
+            assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
+            assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
+        }
+    });
 }
 
 #[test]

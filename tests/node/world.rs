@@ -32,8 +32,6 @@ pub struct Files {
     pub stuck: AtomicBool,
     /// Connecting fails.
     pub away: AtomicBool,
-    /// The disks are gone, as a SCSI disk that was deleted, though the kernel still has their mounts.
-    pub gone: AtomicBool,
     /// What the storage keeps of a volume beside its file, by the local id.
     pub names: Mutex<BTreeMap<String, String>>,
 }
@@ -45,7 +43,6 @@ impl Files {
             folder,
             stuck: AtomicBool::new(false),
             away: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
             names: Mutex::default(),
         }
     }
@@ -87,17 +84,11 @@ impl Connect for Files {
 
     fn connected(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
         let Ok(backing) = self.backing(id) else { return Ok(None) };
-        if self.gone.load(Ordering::SeqCst) {
-            return Ok(None);
-        }
         Ok(loopdev::find(backing)?.into_iter().next().map(source))
     }
 
     fn is_still(&self, source: &Source) -> Result<bool> {
         let Source::Device(told) = source else { panic!("only devices here") };
-        if self.gone.load(Ordering::SeqCst) {
-            return Ok(false);
-        }
         match loopdev::status(&told.path) {
             Err(error) if error.is_missing() => Ok(false),
             status => Ok(status?.is_some_and(|device| self::source(device) == *source)),

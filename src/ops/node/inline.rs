@@ -119,7 +119,8 @@ pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Resu
 fn is_mounted(node: &Node, id: &VolumeId) -> Result<bool> {
     let sources = node.sources(id, node.journal.stage(id)?.as_ref())?;
     let table = os::mountinfo::MountTable::read()?;
-    let mounted = |target: &TargetEntry| unstage::mounted_target(&table, target, &sources.at_target(Some(target), &node.boot));
+    let mounted =
+        |target: &TargetEntry| unstage::mounted_target(&table, target, &sources.at_target(&table, Some(target), &node.boot));
     Ok(node.journal.targets(id)?.iter().any(mounted))
 }
 

@@ -271,7 +271,7 @@ fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targe
     let table = MountTable::read()?;
     let mut protected = false;
     for target in targets {
-        let mounted = sources.at_target(Some(target), &node.boot);
+        let mounted = sources.at_target(&table, Some(target), &node.boot);
         if mounted_target(&table, target, &mounted) {
             protected |= target.block && target.read_only;
             continue;

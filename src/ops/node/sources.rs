@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::backend::{BlockDevice, Source};
 use crate::os::dm::{self, Mapped};
+use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::volume::digest::sha256;
 use crate::volume::{Encryption, Error, Result, VolumeId};
@@ -24,8 +25,8 @@ pub(super) struct Sources {
     pub mapping: Option<Mapped>,
     /// All that it is, or was in this boot and still is that device: mounts of these are its own, wherever they are.
     pub all: Vec<Source>,
-    /// The devices that its stage recorded in this boot and that are gone since. Their numbers may be given to others, so only what is
-    /// mounted where the journal has the volume is its own by them.
+    /// The devices that its stage recorded in this boot, and that it is not any more. A mount keeps the number of its disk taken, even
+    /// if the disk is gone: then what is mounted where the journal has the volume, and has that number, is its own.
     pub recorded: Vec<Source>,
 }
 
@@ -40,15 +41,18 @@ impl Sources {
 
     /// What mounts at the journal's staging path can be of.
     pub fn at_staging(&self) -> Vec<Source> {
-        [self.all.as_slice(), &self.recorded].concat()
+        self.all.iter().chain(self.recorded.iter().filter(|source| is_gone(source))).cloned().collect()
     }
 
     /// What mounts at a target can be of; `target` is the journal's entry of it, `boot` the present one.
-    pub fn at_target(&self, target: Option<&TargetEntry>, boot: &str) -> Vec<Source> {
+    ///
+    /// A mounted device node does not keep the number taken: another disk may have it by now. But then the node is not that disk's
+    /// own; the one of the disk that is gone was removed with it.
+    pub fn at_target(&self, table: &MountTable, target: Option<&TargetEntry>, boot: &str) -> Vec<Source> {
         let Some(target) = target.filter(|target| target.boot == boot) else { return self.all.clone() };
-        let mut sources = self.at_staging();
-        sources.extend(target.device.clone().map(Source::Device));
-        sources
+        let removed = target.block && table.at(&target.target).iter().all(|mount| mount.is_removed());
+        let recorded = self.recorded.iter().cloned().chain(target.device.clone().map(Source::Device));
+        self.all.iter().cloned().chain(recorded.filter(|source| removed || is_gone(source))).collect()
     }
 
     /// What its backend made of it: what it is connected as, or was.
@@ -62,6 +66,12 @@ impl Sources {
         let (Some(mapping), Some(Source::Device(device))) = (&self.mapping, &self.connected) else { return None };
         (mapping.live && mapping.below == [device.number]).then(|| shown(mapping))
     }
+}
+
+/// Whether no device has this one's number any more.
+fn is_gone(source: &Source) -> bool {
+    let Source::Device(BlockDevice { number: (major, minor), .. }) = source else { return false };
+    !Path::new("/sys/dev/block").join(format!("{major}:{minor}")).exists()
 }
 
 /// A mapping as a device like any other.

@@ -41,7 +41,7 @@ fn lock(node: &Node, id: &VolumeId) -> Result<Guard> {
 pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target: &Path) -> Result<Outcome<()>> {
     let sources = node.sources(id, entry)?;
     let journaled = node.journal.target(id, target)?;
-    let outcome = clear(node, target, &sources.at_target(journaled.as_ref(), &node.boot))?;
+    let outcome = clear(node, target, &sources.at_target(&MountTable::read()?, journaled.as_ref(), &node.boot))?;
     let Some(journaled) = journaled else { return Ok(outcome) };
     if journaled.block
         && journaled.read_only

@@ -178,7 +178,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
 fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &Sources) -> Result<()> {
     let table = MountTable::read()?;
     for target in node.journal.targets(id)? {
-        if mounted_target(&table, &target, &sources.at_target(Some(&target), &node.boot)) {
+        if mounted_target(&table, &target, &sources.at_target(&table, Some(&target), &node.boot)) {
             return Err(published_at(id, &target.target));
         }
         tracing::warn!(volume = %id, path = %target.target.display(), "a published target is no longer mounted; forgotten");

@@ -2,7 +2,6 @@
 //! any name.
 
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -27,8 +26,7 @@ pub(super) fn number(mount: &Mount) -> Option<(u32, u32)> {
 
 /// The mounted node's path; `None` where that was removed (`//deleted`), as is the node of a disk that is gone.
 fn below_dev(mount: &Mount) -> Option<PathBuf> {
-    let root = mount.root.as_os_str().as_bytes();
-    (!root.ends_with(b"//deleted")).then(|| Path::new(DEV).join(mount.root.strip_prefix("/").unwrap_or(&mount.root)))
+    (!mount.is_removed()).then(|| Path::new(DEV).join(mount.root.strip_prefix("/").unwrap_or(&mount.root)))
 }
 
 /// A removed node lives on in its mounts, and keeps its number.

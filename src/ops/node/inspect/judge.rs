@@ -379,16 +379,7 @@ impl<'a> Story<'a> {
     }
 
     fn at(&self, path: &Path) -> At {
-        let mut sources = self.sources.clone();
-        // What is mounted where the journal has it is known by the recorded device, be that gone.
-        if let Some(stage) =
-            self.stage.filter(|stage| stage.staging == path || self.targets().any(|target| target.target == path))
-        {
-            sources.extend(observe::exclusive(&stage.shown()));
-        }
-        let recorded = self.targets().filter(|target| target.target == path).filter_map(|target| target.device.clone());
-        sources.extend(recorded.map(Source::Device));
-        observe::of_stack(&self.view.index.at(path), &sources)
+        observe::of_stack(&self.view.index.at(path), &self.sources)
     }
 
     /// Where its own mounts belong.
@@ -744,8 +735,7 @@ impl<'a> Story<'a> {
                 .collect(),
         };
         let published = self.mounts.iter().find(|mount| self.role(&mount.mount_point) != Role::Unknown);
-        let target = || self.targets().find(|target| self.at(&target.target) != At::Nothing).map(|target| text(&target.target));
-        let published = published.map(|mount| text(&mount.mount_point)).or_else(target);
+        let published = published.map(|mount| text(&mount.mount_point));
         let mend = if stage.is_cut_off() {
             Err("a growth of it was cut off: stage it again".to_owned())
         } else {
