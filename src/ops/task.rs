@@ -161,7 +161,7 @@ impl Tasks {
         });
         let result = handle.await;
         drop(caller);
-        result.unwrap_or_else(|panic| Err(Error::failed("run", "operation", panic)))
+        result.unwrap_or_else(|panic| Err(Error::failed("run", "the operation", panic)))
     }
 
     /// Gives free memory back to the kernel some seconds after work was done, again and again; never ends.

@@ -227,7 +227,8 @@ fn control() -> Result<Option<File>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let misc = fs::read_to_string("/proc/misc").map_err(|error| Error::io("read", "/proc/misc", error))?;
             if misc.lines().any(|line| line.split_whitespace().nth(1) == Some("device-mapper")) {
-                return Err(Error::io("open (the kernel has a device-mapper; is /dev the node's own?)", CONTROL, error));
+                let object = format!("{CONTROL} (the kernel has a device-mapper; is /dev the node's own?)");
+                return Err(Error::io("open", object, error));
             }
             Ok(None)
         }

@@ -185,7 +185,7 @@ fn configure(device: &LoopDevice, backing: &File, label: &str, read_only: bool) 
 
 /// What the kernel made of it; undone where that is not what was asked for.
 fn check_attached(device: &LoopDevice, identity: (u64, u64), label: &str, read_only: bool) -> Result<Loop> {
-    let path = device.path().ok_or_else(|| Error::io("name of loop device for", label, io::ErrorKind::NotFound))?;
+    let path = device.path().ok_or_else(|| Error::io("read the name of the loop device for", label, io::ErrorKind::NotFound))?;
     let fd = device.as_raw_fd();
     let seen = || {
         if !read_only {

@@ -65,7 +65,7 @@ pub enum Error {
     },
 
     /// A program ended with an exit status that means failure.
-    #[error("{tool} {object}: {status}: {output}")]
+    #[error("{tool} {object}: {}", ended(status, output))]
     Tool { tool: &'static str, object: String, status: String, output: String },
 
     /// A program is not installed.
@@ -86,6 +86,11 @@ pub enum Error {
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How a program ended, and what it printed, if anything.
+fn ended(status: &str, output: &str) -> String {
+    if output.is_empty() { status.to_owned() } else { format!("{status}: {output}") }
+}
 
 impl Error {
     pub fn io(action: &'static str, object: impl AsRef<Path>, source: impl Into<io::Error>) -> Self {
@@ -113,13 +118,15 @@ impl From<Error> for volume::Error {
         match error {
             Error::Path { path, reason } => volume::Error::invalid("path", format!("{}: {reason}", path.display())),
             Error::Io { action, object, source } => volume::Error::failed(action, object, source),
-            Error::Tool { tool, ref object, .. } => volume::Error::failed(tool, object.clone(), error),
+            Error::Tool { tool, object, status, output } => volume::Error::failed(tool, object, ended(&status, &output)),
             Error::Deadline { action, object, after } => volume::Error::Pending {
-                object,
-                reason: format!("{action} gave no answer within {}", humantime::format_duration(after)),
+                object: format!("{action} {object}"),
+                reason: format!("no answer within {}", humantime::format_duration(after)),
             },
-            Error::ToolMissing { tool, .. } => volume::Error::failed(tool, String::new(), error),
-            Error::Unexpected { ref object, .. } => volume::Error::failed("check", object.clone(), error),
+            Error::ToolMissing { tool, package } => {
+                volume::Error::failed("start", tool, format!("it is not installed; install the package {package}"))
+            }
+            Error::Unexpected { object, reason } => volume::Error::failed("check", object, reason),
         }
     }
 }

@@ -72,7 +72,7 @@ pub enum Error {
     BadToken { token: String },
 
     /// Our deadline passed, work goes on; or a device is not visible yet.
-    #[error("{object}: {reason}; it goes on, ask again")]
+    #[error("{object}: {reason}; it is still in progress, retry")]
     Pending { object: String, reason: String },
 
     /// The storage system cannot be reached.
@@ -100,8 +100,9 @@ pub enum Error {
     Unproven { device: String, reason: String },
 
     /// A step failed.
-    #[error("{step} failed for {object}: {}{}", chain(&**source), left_text(left))]
+    #[error("{step} {object}: {}{}", chain(&**source), left_text(left))]
     Failed {
+        /// A verb, and what else stands before the object: `mount share`, `grow the mounted ext4 on`.
         step: &'static str,
         object: String,
         #[source]
@@ -148,7 +149,7 @@ impl Error {
         let left = Left::Something(what.into());
         match self {
             Error::Failed { step, object, source, .. } => Error::Failed { step, object, source, left },
-            other => Error::Failed { step: "roll back", object: String::new(), source: Box::new(other), left },
+            other => Error::Failed { step: "roll back", object: "after a failure".to_owned(), source: Box::new(other), left },
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
     let reason = refusal.to_string();
     let (backend, object) = (backend.to_string(), object.to_owned());
     match refusal.because {
-        Because::NotFound => Error::NotFound { kind: "what the cloud was asked for", id: format!("{object} ({reason})") },
+        Because::NotFound => Error::NotFound { kind: "the cloud's resource for", id: format!("{object} ({reason})") },
         Because::NoInstance => Error::NotFound { kind: "the node of", id: format!("{object} ({reason})") },
         Because::InUse => Error::InUse { object, by: reason },
         Because::InstanceFull => Error::NodeFull { node: object, reason },
@@ -72,6 +72,6 @@ pub(super) fn again(error: &Error) -> Error {
         Error::Failed { step, object, source, left: Left::Nothing } => {
             Error::failed(step, object.clone(), source.to_string()).nothing_left()
         }
-        other => Error::failed("change disk", String::new(), other.to_string()),
+        other => Error::failed("change disk", "with another call", other.to_string()),
     }
 }

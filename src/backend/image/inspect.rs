@@ -58,7 +58,9 @@ impl<M> Examined<M> {
         match (self.damage.into_iter().next(), self.meta, self.image) {
             (None, Some(meta), Some(image)) => Ok((meta, image)),
             (Some(damage), _, _) => Err(damage.into()),
-            (None, _, _) => Err(Error::failed("examine", String::new(), "neither damaged nor whole").nothing_left()),
+            (None, _, _) => {
+                Err(Error::failed("examine", "a volume or snapshot", "it is neither damaged nor whole").nothing_left())
+            }
         }
     }
 }

@@ -129,7 +129,7 @@ pub fn grow_mounted(device: &Device, fstype: FsType, mount: BorrowedFd<'_>) -> R
 
 fn grow_mounted_ext4(device: &Device, folder: &OwnedFd) -> Result<()> {
     let failed = |action, error: std::io::Error| Error::io(action, device.path(), error);
-    let block = rustix::fs::fstatfs(folder).map_err(|errno| failed("statfs", errno.into()))?.f_bsize;
+    let block = rustix::fs::fstatfs(folder).map_err(|errno| failed("read the block size of", errno.into()))?.f_bsize;
     let block = u64::try_from(block).ok().filter(|block| *block > 0).unwrap_or(4096);
     let (now, wanted) = (size_on_device(device, FsType::Ext4)? / block, device.size()? / block);
     if wanted <= now {
@@ -138,11 +138,12 @@ fn grow_mounted_ext4(device: &Device, folder: &OwnedFd) -> Result<()> {
     // SAFETY: the descriptor is open, and the kernel reads one u64 where `wanted` is.
     match unsafe { ioctl::ext4_resize(folder.as_raw_fd(), &raw const wanted) } {
         Ok(_) => device.flush(),
-        Err(nix::Error::EPERM) => Err(failed(
-            "grow the mounted ext4 (this takes CAP_SYS_RESOURCE, and a file system without recorded errors) of",
-            nix::Error::EPERM.into(),
-        )),
-        Err(errno) => Err(failed("grow the mounted ext4 of", errno.into())),
+        Err(nix::Error::EPERM) => {
+            let needs = "it takes CAP_SYS_RESOURCE, and a file system without recorded errors";
+            let object = format!("{} ({needs})", device.path().display());
+            Err(Error::io("grow the mounted ext4 on", object, nix::Error::EPERM))
+        }
+        Err(errno) => Err(failed("grow the mounted ext4 on", errno.into())),
     }
 }
 
@@ -151,7 +152,7 @@ fn grow_mounted_xfs(device: &Device, folder: &OwnedFd) -> Result<()> {
     let mut geometry = ioctl::XfsGeometry::default();
     // SAFETY: the descriptor is open, and the kernel writes as many bytes as the type has, by the ioctl's number.
     unsafe { ioctl::xfs_geometry(folder.as_raw_fd(), &raw mut geometry) }
-        .map_err(|errno| failed("ask the mounted xfs of", errno))?;
+        .map_err(|errno| failed("read the geometry of the mounted xfs on", errno))?;
     let blocks = device.size()? / u64::from(geometry.block_size.max(512));
     if blocks <= geometry.data_blocks {
         return Ok(());
@@ -159,7 +160,7 @@ fn grow_mounted_xfs(device: &Device, folder: &OwnedFd) -> Result<()> {
     let wanted = ioctl::XfsGrow { blocks, most_for_inodes: geometry.most_for_inodes, padding: 0 };
     // SAFETY: the descriptor is open, and the kernel reads one such struct.
     unsafe { ioctl::xfs_grow(folder.as_raw_fd(), &raw const wanted) }
-        .map_err(|errno| failed("grow the mounted xfs of", errno))?;
+        .map_err(|errno| failed("grow the mounted xfs on", errno))?;
     Ok(())
 }
 

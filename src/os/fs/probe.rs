@@ -182,7 +182,7 @@ fn first_data(reader: &mut Reader<'_>, evidence: Evidence<'_>) -> Result<Option<
         Evidence::None | Evidence::MadeEmpty => return reader.first_data(0..reader.size),
     };
     let fail = |error: Error| format!("of the file beneath it cannot be said where it has data: {error}");
-    file.sync_all().map_err(|error| fail(Error::io("sync", "it", error)))?;
+    file.sync_all().map_err(|error| fail(Error::io("sync", "the file", error)))?;
     let mut found = Ok(None);
     copy::data_extents(file, 0, &mut |offset, length| {
         found = reader.first_data(offset..reader.size.min(offset + length));
@@ -190,7 +190,7 @@ fn first_data(reader: &mut Reader<'_>, evidence: Evidence<'_>) -> Result<Option<
     })
     .map_err(fail)?;
     // Last, since it may have been cut while we read; some kernels show zeroes where a loop device's file has ended.
-    let length = file.metadata().map_err(|error| fail(Error::io("look at", "it", error)))?.len();
+    let length = file.metadata().map_err(|error| fail(Error::io("look at", "the file", error)))?.len();
     if length < reader.size {
         return Err(format!("the file beneath it has only {length} bytes of its {}: it was cut short", reader.size));
     }

@@ -37,7 +37,7 @@ impl Ready {
     /// What was read may have failed for the share's reasons.
     fn retold(&self, error: Error) -> Error {
         match error {
-            Error::Failed { source, .. } => self.down(source.to_string()),
+            Error::Failed { step, object, source, .. } => self.down(format!("{step} {object}: {source}")),
             other => other,
         }
     }

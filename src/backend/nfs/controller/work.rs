@@ -41,14 +41,14 @@ impl Work {
         let work = Arc::new(work);
         let own = Arc::clone(&work);
         let run = move || {
-            let unwound = || Err(Error::failed("copy", String::new(), "the thread that copied it ended by a panic"));
+            let unwound = || Err(Error::failed("run", "the thread that copies", "it ended by a panic"));
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| copy(&own.control)));
             *own.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Ended(ended.unwrap_or_else(|_| unwound()));
             own.changed.notify_all();
         };
         match std::thread::Builder::new().name("copy".to_owned()).spawn(run) {
             Ok(_) => Ok(work),
-            Err(error) => Err(Error::failed("start a thread to copy", String::new(), error).nothing_left()),
+            Err(error) => Err(Error::failed("start", "a thread to copy", error).nothing_left()),
         }
     }
 
