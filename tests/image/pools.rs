@@ -3,10 +3,14 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
+use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, Request};
 use longshore::backend::image::{ImageBackend, Role};
 use longshore::backend::{Backend, VolumeSpec};
 use longshore::volume::{Bytes, Error, Outcome, Severity, VolumeId};
+use nix::mount::{MntFlags, umount2};
 
 use crate::bench::*;
 
@@ -192,6 +196,58 @@ fn a_volume_id_in_two_pools_is_refused_and_both_are_named() {
         assert!(text.contains("a/volumes/v") && text.contains("b/volumes/v"), "{text}");
     }
     assert_eq!((names(&first.join("volumes")), names(&second.join("volumes"))), (vec!["v".to_owned()], vec!["v".to_owned()]));
+}
+
+/// A file system that never answers.
+#[derive(Default)]
+struct Silent(Mutex<Vec<ReplyAttr>>);
+
+impl Filesystem for Silent {
+    fn getattr(&self, _: &Request, _: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.lock().expect("no panic").push(reply);
+    }
+}
+
+#[test]
+fn pool_that_hangs_holds_up_no_volume_of_another() {
+    isolated(|| {
+        let folder = folder();
+        let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+        let backend = Arc::new(open(vec![pool("a", &first), pool("b", &second)]));
+        create_with(&backend, &spec("w", MIB, &[("pool", "a")])).expect("created");
+        create_with(&backend, &spec("v", MIB, &[("pool", "b")])).expect("created");
+        let silent = fuser::spawn_mount(Silent::default(), &first, &fuser::Config::default()).expect("FUSE");
+        let own = backend.clone();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let started = Instant::now();
+            let v = volume_id("v");
+            assert!(provision(&own).find(&v).expect("looked").is_some());
+            own.expand().expect("it expands").expand(&v, Bytes(2 * MIB)).expect("expanded");
+            let health = own.health().expect("health").volume_health(&v).expect("told");
+            assert!(health.is_empty(), "{health:?}");
+            let own_pool = started.elapsed();
+            assert!(own_pool < Duration::from_secs(1), "its ledger says where it lies: {own_pool:?}");
+            provide(&own, &spec("new", MIB, &[])).expect("the pool that hangs surely lacks it");
+            assert!(own.probe().is_err() && own.is_usable_in_part());
+            for answer in [provision(&own).find(&volume_id("w")).map(drop), provide(&own, &spec("w", MIB, &[])).map(drop)] {
+                let error = answer.expect_err("its pool hangs");
+                assert!(matches!(error, Error::BackendDown { .. }) && error.to_string().contains("pool a ("), "{error}");
+            }
+            assert_eq!(provision(&own).delete(&v).expect("deleted"), Outcome::Changed(()));
+            tell.send(()).ok();
+        });
+        let ended = told.recv_timeout(Duration::from_secs(60));
+        // What hangs gets an error, and the pool lies there again.
+        umount2(&first, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH).expect("FUSE is aborted");
+        drop(silent);
+        ended.expect("no call about the other pool hangs");
+        let until = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = provision(&backend).find(&volume_id("w")) {
+            assert!(matches!(error, Error::BackendDown { .. }) && Instant::now() < until, "{error}");
+        }
+        assert!(provision(&backend).find(&volume_id("w")).expect("looked").is_some());
+    });
 }
 
 #[test]

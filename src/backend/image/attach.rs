@@ -192,7 +192,7 @@ impl Attach for ImageBackend {
     fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
         let mut all = BTreeMap::new();
         for id in ids {
-            let nodes: BTreeSet<NodeId> = match self.search(|ready| using(ready, id)) {
+            let nodes: BTreeSet<NodeId> = match self.search(Kind::Volume, id.local(), |ready| using(ready, id)) {
                 Ok(found) => found.map(|(_, _, nodes)| nodes).unwrap_or_default(),
                 // What cannot be read keeps the volume from being deleted and attached, but not the others from being listed.
                 Err(error @ Error::Unproven { .. }) => {
@@ -219,7 +219,8 @@ impl ImageBackend {
         if !self.shared {
             return Ok(None);
         }
-        let found = self.search(|ready| Folder::open(ready, id)?.map(|folder| folder.leases()).transpose())?;
+        let found =
+            self.search(Kind::Volume, id.local(), |ready| Folder::open(ready, id)?.map(|folder| folder.leases()).transpose())?;
         let (_, _, leases) = found.ok_or_else(|| Error::volume_not_found(id))?;
         let nodes = leases.into_iter().filter(|lease| lease.access != Access::Delete);
         Ok(Some(nodes.map(|lease| Holding { writes: lease.access == Access::Write, node: lease.holder.node }).collect()))

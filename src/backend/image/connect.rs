@@ -135,7 +135,7 @@ impl Connect for ImageBackend {
     }
 
     fn used(&self, id: &VolumeId) -> Result<Option<Bytes>> {
-        let found = self.search(|ready| seen_image(ready, id))?;
+        let found = self.search(Kind::Volume, id.local(), |ready| seen_image(ready, id))?;
         Ok(found.map(|(_, _, image)| Bytes(image.allocated)))
     }
 }
@@ -143,7 +143,7 @@ impl Connect for ImageBackend {
 impl ImageBackend {
     /// The image's pool, device and inode; `None` where there is no image.
     fn inode(&self, id: &VolumeId) -> Result<Option<(Arc<Ready>, Inode)>> {
-        let found = self.search(|ready| seen_image(ready, id))?;
+        let found = self.search(Kind::Volume, id.local(), |ready| seen_image(ready, id))?;
         Ok(found.map(|(_, ready, image)| (ready, image.inode)))
     }
 

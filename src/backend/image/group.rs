@@ -96,7 +96,7 @@ impl ImageBackend {
     }
 
     fn record(&self, id: &GroupId) -> Result<Option<(&Pool, Arc<Ready>, GroupRecord)>> {
-        self.search(|ready| inspect::group_record(ready, id.local()))
+        self.search(Kind::Snapshot, id.local(), |ready| inspect::group_record(ready, id.local()))
     }
 
     /// Makes all members and puts them in place; none is left on failure.
@@ -159,7 +159,7 @@ impl ImageBackend {
 
     /// Removes what is left of groups that were never completed or half deleted, where that is certain.
     pub(super) fn remove_stray_groups(&self) {
-        for ready in self.pools.iter().filter_map(|pool| pool.writable().ok()) {
+        for ready in self.pools.iter().filter(|pool| pool.is_open()).filter_map(|pool| pool.writable().ok()) {
             for (group, local) in ready.ledger.grouped() {
                 let removed = self.is_stray(&ready, &local).and_then(|stray| {
                     if stray { draft::throw_away(&ready, Kind::Snapshot, &local).map(|()| true) } else { Ok(false) }

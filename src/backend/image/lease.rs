@@ -384,7 +384,9 @@ impl ImageBackend {
     /// Not final while the pool is away: the lease is still there.
     pub(super) fn release_lease(&self, id: &VolumeId) -> Result<bool> {
         let holder = self.holder()?;
-        let Some((_, ready, ())) = self.search(|ready| Ok(ready.has(Kind::Volume, id.local())?.then_some(())))? else {
+        let Some((_, ready, ())) =
+            self.search(Kind::Volume, id.local(), |ready| Ok(ready.has(Kind::Volume, id.local())?.then_some(())))?
+        else {
             return Ok(false);
         };
         let Some(folder) = Folder::open(&ready, id)? else { return Ok(false) };

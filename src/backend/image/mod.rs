@@ -105,7 +105,9 @@ impl ImageBackend {
     ) -> Result<ImageBackend> {
         config.validate()?;
         let ImageConfig { name, pools, node, shared } = config;
-        let pools = pools.into_iter().map(|pool| Pool::new(pool, name.clone(), role, memory)).collect::<Result<Vec<_>>>()?;
+        let alone = pools.len() == 1;
+        let pools =
+            pools.into_iter().map(|pool| Pool::new(pool, name.clone(), role, memory, alone)).collect::<Result<Vec<_>>>()?;
         Pool::open_all(&pools)?;
         let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
         let backend = ImageBackend { name, topology, role, shared, holder, pools };
@@ -153,17 +155,15 @@ impl ImageBackend {
     fn look_into_all<M: About>(&self, local: &str) -> Result<LookedInto<'_, M>> {
         let mut found: Option<Located<'_, M>> = None;
         let mut away = Vec::new();
-        for pool in self.open_first() {
+        for pool in self.in_order(M::KIND, local) {
             let looked = match &found {
                 None => pool.ready().and_then(|ready| {
                     let seen = inspect::find(&ready, local)?;
                     Ok(seen.map(|seen| Located { pool, ready, seen }))
                 }),
                 // What is found waits for no other pool.
-                Some(first) => match pool.at_hand().filter(|other| other.has(M::KIND, local).unwrap_or(false)) {
-                    Some(other) => Err(in_two_pools(M::KIND, local, &first.ready, &other)),
-                    None => Ok(None),
-                },
+                Some(first) if pool.holds_too(M::KIND, local) => Err(in_two_pools(M::KIND, local, &first.ready, &pool.config)),
+                Some(_) => Ok(None),
             };
             match looked {
                 Ok(Some(located)) => found = Some(located),
@@ -176,9 +176,14 @@ impl ImageBackend {
     }
 
     /// The first pool in which `look` finds something.
-    fn search<T>(&self, look: impl Fn(&Ready) -> Result<Option<T>>) -> Result<Option<(&Pool, Arc<Ready>, T)>> {
+    fn search<T>(
+        &self,
+        kind: Kind,
+        local: &str,
+        look: impl Fn(&Ready) -> Result<Option<T>>,
+    ) -> Result<Option<(&Pool, Arc<Ready>, T)>> {
         let mut away = None;
-        for pool in self.open_first() {
+        for pool in self.in_order(kind, local) {
             match pool.ready().and_then(|ready| Ok(look(&ready)?.map(|found| (pool, ready, found)))) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
@@ -188,10 +193,14 @@ impl ImageBackend {
         away.map_or(Ok(None), Err)
     }
 
-    /// All pools, those first that were opened: a pool that is away is only waited for where no other has what is looked for.
-    fn open_first(&self) -> impl Iterator<Item = &Pool> {
-        let open = |yes: bool| self.pools.iter().map(|pool| &**pool).filter(move |pool| pool.is_open() == yes);
-        open(true).chain(open(false))
+    /// All pools: first those whose ledger has it, then those that were opened. One that hangs or is away is only waited for where no
+    /// other has what is looked for.
+    fn in_order(&self, kind: Kind, local: &str) -> impl Iterator<Item = &Pool> {
+        let mut pools: Vec<&Pool> = self.pools.iter().map(|pool| &**pool).collect();
+        if pools.len() > 1 {
+            pools.sort_by_key(|pool| (!pool.records(kind, local), !pool.is_open()));
+        }
+        pools.into_iter()
     }
 
     /// All pools, for reading.
@@ -239,8 +248,8 @@ impl ImageBackend {
 }
 
 /// Which of the two was meant is for a person to say: nothing is connected, copied or deleted of either.
-fn in_two_pools(kind: Kind, local: &str, one: &Ready, other: &Ready) -> Error {
-    let (first, second) = (one.place(kind, local), other.place(kind, local));
+fn in_two_pools(kind: Kind, local: &str, one: &Ready, other: &PoolConfig) -> Error {
+    let (first, second) = (one.place(kind, local), other.path.join(kind.folder()).join(local));
     Error::Unproven {
         device: first.display().to_string(),
         reason: format!(

@@ -34,6 +34,8 @@ use super::opening::Opening;
 const START_PATIENCE: Duration = Duration::from_secs(2);
 /// How old the opening of a pool becomes before calls no longer wait for it.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
+/// How old a look at a pool's folder becomes before calls no longer wait for it, where the backend has other pools.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of the file that remembers a pool's id.
 const LONGEST_ID: u64 = 256;
 pub(super) const GROUPS: &str = "groups";
@@ -89,6 +91,10 @@ pub(super) struct Pool {
     /// It was away, or late at the start: that it has come is logged.
     missed: AtomicBool,
     this: Weak<Pool>,
+    /// The backend has no other: nothing is held up by looking at it in place.
+    alone: bool,
+    /// Whether it is in its place, for a pool that is not alone.
+    looking: Single<bool>,
 }
 
 /// Where a node remembers, outside of the pool, which pool it has seen in a place.
@@ -163,7 +169,7 @@ impl Pool {
     ///
     /// # Errors
     /// Where it cannot be read which pool was seen in its place.
-    pub fn new(config: PoolConfig, backend: BackendName, role: Role, memory: Option<&Path>) -> Result<Arc<Pool>> {
+    pub fn new(config: PoolConfig, backend: BackendName, role: Role, memory: Option<&Path>, alone: bool) -> Result<Arc<Pool>> {
         let memory = memory.map(|folder| Memory { folder: folder.to_owned(), name: format!("{backend}.{}", config.name) });
         let id = OnceLock::new();
         if let Some(known) = memory.as_ref().map(Memory::recall).transpose()?.flatten() {
@@ -180,6 +186,8 @@ impl Pool {
             refusal: Mutex::new(None),
             missed: AtomicBool::new(false),
             this: this.clone(),
+            alone,
+            looking: Single::default(),
         }))
     }
 
@@ -261,6 +269,21 @@ impl Pool {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(ready));
     }
 
+    /// Whether it has what was found in another pool. Where this process provisions, only looked at if its ledger says so.
+    pub fn holds_too(&self, kind: Kind, local: &str) -> bool {
+        let recorded = self.records(kind, local);
+        if self.role.provision && !recorded {
+            return false;
+        }
+        // The ledger also has what was deleted and whose disk is not given back yet.
+        self.at_hand().map_or(recorded, |ready| ready.has(kind, local).unwrap_or(recorded))
+    }
+
+    /// Whether its ledger has this volume or snapshot; without a look at its file system.
+    pub fn records(&self, kind: Kind, local: &str) -> bool {
+        self.current().is_some_and(|ready| ready.ledger.has(kind, local))
+    }
+
     /// Whether it has been opened; it may be away by now.
     pub fn is_open(&self) -> bool {
         self.current().is_some()
@@ -268,7 +291,12 @@ impl Pool {
 
     /// The pool, if it is there without being opened anew.
     pub fn at_hand(&self) -> Option<Arc<Ready>> {
-        self.current().filter(|ready| ready.is_in_place())
+        let ready = self.current()?;
+        if self.alone {
+            return ready.is_in_place().then_some(ready);
+        }
+        let own = ready.clone();
+        self.looking.run(LOOK_PATIENCE, move || own.is_in_place()).unwrap_or(false).then_some(ready)
     }
 
     fn reopen(&self) -> Result<Arc<Ready>> {
