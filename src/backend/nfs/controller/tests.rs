@@ -64,7 +64,27 @@ impl Ground {
         self.folder.path().join(path)
     }
 
+    /// After the controllers before it.
     fn open(&self) -> Controller {
+        self.await_locks();
+        self.open_beside()
+    }
+
+    /// Until no controller has a share: a program that another test starts has the descriptors of their locks, until its exec.
+    fn await_locks(&self) {
+        let end = Instant::now() + Duration::from_secs(30);
+        for share in &self.config.shares {
+            let lock = self.at(&share.share.to_string_lossy()[1..]).join(".longshore/lock");
+            let Ok(file) = std::fs::File::open(lock) else { continue };
+            while file.try_lock().is_err() {
+                assert!(Instant::now() < end, "{share:?} is still locked");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Beside another controller.
+    fn open_beside(&self) -> Controller {
         let folders: Vec<PathBuf> = self.config.shares.iter().map(|share| self.at(&share.share.to_string_lossy()[1..])).collect();
         Controller::on_folders(&self.config, &self.at("state"), &folders)
     }
@@ -565,6 +585,7 @@ fn controller_whose_lock_went_to_another_stops_provisioning() {
     }
     second.delete(&id("one")).expect("the second deletes it");
     drop(second);
+    ground.await_locks();
     create(&first, &spec("three", &[])).expect("the lock is free again");
 }
 
@@ -598,6 +619,9 @@ fn ready_snapshot_is_not_copied_again() {
     snapshot_of_one(&controller);
     std::fs::write(ground.at("a/one/file"), "new").expect("written");
     let ready = controller.shares[0].ready().expect("open");
+    // The copy that made it ready may not have ended.
+    let copies: Vec<_> = lock(&ready.works).values().cloned().collect();
+    assert!(copies.iter().all(|copy| copy.ends_within(Duration::from_secs(30))));
     assert!(ready.copy_snapshot("s").expect("looked").is_none());
     assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
 }
@@ -692,7 +716,7 @@ fn one_process_provisions_and_one_backend_owns() {
     let ground = ground(&["a"]);
     let first = ground.open();
     first.probe().expect("there");
-    let error = ground.open().probe().expect_err("taken").to_string();
+    let error = ground.open_beside().probe().expect_err("taken").to_string();
     assert!(error.contains("another process"), "{error}");
     drop(first);
     let config = NfsConfig { name: "other".parse().expect("a name"), ..ground.config.clone() };
