@@ -653,7 +653,10 @@ mod tests {
         std::thread::scope(|scope| {
             let claiming = scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    drop(File::options().read(true).custom_flags(libc::O_EXCL).open(&device.path));
+                    // Once it is detached, another test may have its number.
+                    if !is_unbound_from(&device.path, device.backing).unwrap() {
+                        drop(File::options().read(true).custom_flags(libc::O_EXCL).open(&device.path));
+                    }
                 }
             });
             let results: Vec<_> = (0..50)
@@ -730,7 +733,12 @@ mod tests {
             let device = control.next_free().unwrap();
             // SAFETY: both descriptors are open, and `config` is laid out as the kernel's struct loop_config.
             match unsafe { kernel::configure(device.as_raw_fd(), &raw const config) } {
-                Ok(_) => return status(&device.path().unwrap()).unwrap().unwrap(),
+                Ok(_) => {
+                    let device = status(&device.path().unwrap()).unwrap().unwrap();
+                    // Another test leaves its write protection to whoever has its number next.
+                    Device::open(&device.path, false).unwrap().set_read_only(false).unwrap();
+                    return device;
+                }
                 Err(errno) => assert_eq!(errno, Errno::EBUSY),
             }
         }
@@ -781,9 +789,13 @@ mod tests {
                 assert!(content[..512] == [0; 512] && content[512..1024] == [7; 512] && content[1024..] == [0; 512], "{fstype}");
                 detach(&attached.path, attached.backing).unwrap();
                 drop(file);
-                // A program that another test starts has this mount's file open until its exec.
+                // A program that another test starts has this mount's file, and what it was made by (fsopen), open until its exec.
+                let until = Instant::now().checked_add(Duration::from_secs(10));
                 let unmounted = || Ok(rustix::mount::unmount(&path, rustix::mount::UnmountFlags::empty()).is_ok());
-                assert!(udev::wait_until(Instant::now().checked_add(Duration::from_secs(10)), unmounted).unwrap());
+                assert!(udev::wait_until(until, unmounted).unwrap());
+                let unclaimed =
+                    || Ok(package.is_none() || File::options().read(true).custom_flags(libc::O_EXCL).open(device).is_ok());
+                assert!(udev::wait_until(until, unclaimed).unwrap(), "{fstype}");
             });
         }
         detach(&large.path, large.backing).unwrap();
