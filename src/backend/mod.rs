@@ -90,7 +90,8 @@ pub trait Backend: Send + Sync {
         self.parameters(raw)
     }
 
-    /// The parameters of a volume as they were asked for, where `create` has filled some in.
+    /// The parameters of a volume by which a repeated CreateVolume is compared with it: without those that `create` has filled in or kept
+    /// elsewhere.
     fn as_asked(&self, made: &serde_json::Value) -> serde_json::Value {
         made.clone()
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use longshore::csi;
 use tonic::{Code, Status};
 
-use super::driver::{Driver, GIB, ZONE, creation, is_final};
+use super::driver::{Driver, GIB, ZONE, creation, is_final, tag};
 use super::proxy::{Cloud, Trouble};
 
 const SPEED: u32 = 20;
@@ -155,6 +155,25 @@ fn machines_and_volumes_that_are_not_there() {
     let status = driver.attach("ebs:data", &instances[1]).expect_err("it ended");
     tells(&status, &cloud, "IncorrectState");
     driver.persistent = true;
+    driver.delete("ebs:data").expect("deleted");
+    driver.assert_clean("at the end");
+}
+
+/// A resource has at most 50 tags (EC2 user guide, "Tag restrictions"); the class may give 30 of them, as long as they can be.
+#[test]
+fn thirty_long_tags_of_a_class_fit_beside_ours() {
+    let Some((cloud, driver, _)) = start() else { return };
+    // All parameters together have 4 KiB (CSI spec, "Size Limits").
+    let value = "v".repeat(105);
+    let tags: Vec<(String, String)> =
+        (1..=30).map(|number| (format!("tagSpecification_{number}"), format!("key-{number}={value}"))).collect();
+    let parameters: Vec<(&str, &str)> = tags.iter().map(|(name, tag)| (name.as_str(), tag.as_str())).collect();
+    driver.create_as(with("data", 10, &parameters)).expect("made");
+    let disk = driver.disk();
+    assert!((1..=30).all(|number| tag(&disk, &format!("key-{number}")) == value), "{disk:?}");
+    driver.create_as(with("data", 10, &parameters)).expect("a repeat finds it");
+    driver.disk();
+    assert!(cloud.refused("TagLimitExceeded").is_none());
     driver.delete("ebs:data").expect("deleted");
     driver.assert_clean("at the end");
 }

@@ -34,7 +34,7 @@ pub trait Policy: Send + Sync + 'static {
     /// As [`crate::backend::Backend::parameters`].
     fn parameters(&self, raw: &RawParameters) -> Result<Value>;
 
-    /// As [`crate::backend::Backend::as_asked`].
+    /// As [`crate::backend::Backend::as_asked`]; what is recorded with the disk, too.
     fn as_asked(&self, made: &Value) -> Value {
         made.clone()
     }

@@ -67,7 +67,7 @@ impl Provision for Controller {
             capacity: spec.capacity,
             zone: self.choose_zone(spec)?,
             snapshot,
-            tags: self.owner.disk(spec, &draft.tags),
+            tags: self.owner.disk(spec, &self.recorded(&spec.parameters), &draft.tags),
             multi_attach: draft.multi_attach,
             settings: draft.settings,
         };
@@ -122,6 +122,15 @@ impl Provision for Controller {
 }
 
 impl Controller {
+    /// A volume's parameters, as they are kept in its tags.
+    fn recorded(&self, parameters: &serde_json::Value) -> serde_json::Value {
+        let mut recorded = parameters.clone();
+        if let Some(own) = recorded.get_mut("backend") {
+            *own = self.policy.as_asked(own);
+        }
+        recorded
+    }
+
     /// From what the disk is made.
     fn origin(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Option<CloudSnapshotId>> {
         match &spec.source {

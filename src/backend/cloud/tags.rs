@@ -81,11 +81,11 @@ impl Owner {
     }
 
     /// The tags of a new disk. What the operator asks for never takes the place of ours.
-    pub fn disk(&self, spec: &VolumeSpec, further: &Tags) -> Tags {
+    pub fn disk(&self, spec: &VolumeSpec, parameters: &Value, further: &Tags) -> Tags {
         let mut all = further.clone();
         all.extend(self.tags());
         all.extend(tags([(VOLUME, spec.id.derived().to_owned()), (NAME, spec.name.clone())]));
-        all.extend(cut(PARAMETERS, &spec.parameters.to_string()));
+        all.extend(cut(PARAMETERS, &parameters.to_string()));
         all.extend(spec.source.as_ref().map(|source| (SOURCE.to_owned(), source_text(source))));
         all
     }

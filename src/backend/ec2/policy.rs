@@ -56,6 +56,13 @@ impl Policy for Ec2Policy {
         to_json(&Ec2Parameters::parse(raw)?)
     }
 
+    /// The disk has its tags: recorded once more in its parameters, they would need twice as many of the 50 that a resource may have.
+    fn as_asked(&self, made: &Value) -> Value {
+        let mut asked = made.clone();
+        asked.as_object_mut().and_then(|asked| asked.remove("tags"));
+        asked
+    }
+
     fn topology(&self) -> Option<Topology> {
         self.topology.clone()
     }

@@ -205,11 +205,14 @@ fn fits(
     if existing.for_one_node && several_nodes(&request.capabilities) {
         return conflict("made for one node".to_owned(), "one for several nodes".to_owned());
     }
-    let mut asked = existing.parameters.clone();
-    if let Some(own) = asked.get_mut("backend") {
-        *own = backend.as_asked(own);
-    }
-    if asked != *parameters {
+    let compared = |parameters: &serde_json::Value| {
+        let mut compared = parameters.clone();
+        if let Some(own) = compared.get_mut("backend") {
+            *own = backend.as_asked(own);
+        }
+        compared
+    };
+    if compared(&existing.parameters) != compared(parameters) {
         return conflict(format!("the parameters {}", existing.parameters), parameters.to_string());
     }
     Ok(existing)
