@@ -43,10 +43,17 @@ struct Queue {
 }
 
 enum Job {
-    /// Locked until it is done.
-    Volume(VolumeId, Guard),
+    Volume(Box<CutOff>),
     /// What the backend lets go of that no volume has.
     Backend(Arc<dyn Backend>),
+}
+
+/// A volume of which something was cut off, and what the journal has of it. It is locked until it is recovered.
+struct CutOff {
+    id: VolumeId,
+    entry: Option<StageEntry>,
+    targets: Vec<TargetEntry>,
+    _guard: Guard,
 }
 
 /// Locks what needs recovery and begins it; waits for its end, at most for `patience`.
@@ -116,14 +123,21 @@ impl Recovery {
                     Ok(()) => threads += 1,
                     Err(_) if threads == 0 => return self.work(),
                     // Those that there are go on.
-                    Err(error) => tracing::debug!(%error, "no further thread for the recovery"),
+                    Err(error) => {
+                        tracing::debug!(%error, "no further thread for the recovery");
+                        self.pause();
+                    }
                 }
             }
             if threads >= THREADS {
-                let queue = self.queue();
-                drop(self.ended.wait_timeout(queue, STALLED));
+                self.pause();
             }
         }
+    }
+
+    /// Until something was recovered, or nothing was for [`STALLED`].
+    fn pause(&self) {
+        drop(self.ended.wait_timeout(self.queue(), STALLED));
     }
 
     /// Recovers one after another until nothing waits.
@@ -132,8 +146,9 @@ impl Recovery {
             let Some(job) = self.queue().waiting.pop_front() else { return };
             let _ended = Ended(self);
             match job {
-                Job::Volume(id, _guard) => {
-                    if let Err(error) = recover_locked(&self.node, &id) {
+                Job::Volume(volume) => {
+                    let id = volume.id.clone();
+                    if let Err(error) = recover_locked(&self.node, *volume) {
                         not_recovered(&id, &error);
                     }
                 }
@@ -183,7 +198,7 @@ fn begin(node: &Node, waiting: &mut VecDeque<Job>) {
     let mounted = by_place(&table);
     for id in volumes {
         match lock_cut_off(node, &id, &mounted) {
-            Ok(Some(guard)) => waiting.push_back(Job::Volume(id, guard)),
+            Ok(Some(volume)) => waiting.push_back(Job::Volume(Box::new(volume))),
             Ok(None) => {}
             Err(error) => not_recovered(&id, &error),
         }
@@ -191,12 +206,13 @@ fn begin(node: &Node, waiting: &mut VecDeque<Job>) {
 }
 
 /// `None` where nothing was cut off.
-fn lock_cut_off(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<Option<Guard>> {
-    let guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
+fn lock_cut_off(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<Option<CutOff>> {
+    let _guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
     let entry = node.journal.stage(id)?;
     let targets = node.journal.targets(id)?;
     node.journal.found(id, entry.as_ref(), &targets);
-    Ok((!is_whole(node, entry.as_ref(), &targets, mounted)).then_some(guard))
+    let whole = is_whole(node, entry.as_ref(), &targets, mounted);
+    Ok((!whole).then(|| CutOff { id: id.clone(), entry, targets, _guard }))
 }
 
 pub(super) fn by_place(table: &MountTable) -> HashMap<&Path, Vec<&Mount>> {
@@ -222,16 +238,14 @@ fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mo
 
 pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
     match lock_cut_off(node, id, mounted)? {
-        Some(_guard) => recover_locked(node, id),
+        Some(volume) => recover_locked(node, volume),
         None => Ok(()),
     }
 }
 
-/// Whose lock is held.
-fn recover_locked(node: &Node, id: &VolumeId) -> Result<()> {
-    let entry = node.journal.stage(id)?;
-    let targets = node.journal.targets(id)?;
-    recover_targets(node, id, entry.as_ref(), &targets)?;
+fn recover_locked(node: &Node, volume: CutOff) -> Result<()> {
+    let CutOff { id, entry, targets, _guard } = volume;
+    recover_targets(node, &id, entry.as_ref(), &targets)?;
     let Some(entry) = entry else { return Ok(()) };
     match entry.phase {
         Phase::Staged if node.same_boot(&entry) => Ok(()),
