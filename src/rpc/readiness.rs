@@ -74,11 +74,14 @@ impl Readiness {
     /// `patience`. All are probed, also those that come later.
     pub async fn is_usable(&self, patience: Duration) -> bool {
         let deadline = Deadline::now() + patience;
-        let mut asked = JoinSet::new();
-        for probed in &self.shared.backends {
-            let answer = probed.ask();
-            asked.spawn(async move { answer.by(deadline).await.is_some_and(|condition| condition.usable) });
+        let asked: Vec<Answer> = self.shared.backends.iter().map(Probed::ask).collect();
+        if asked.iter().any(|answer| matches!(answer, Answer::Known(condition) if condition.usable)) {
+            return true;
         }
+        let mut asked: JoinSet<bool> = asked
+            .into_iter()
+            .map(|answer| async move { answer.by(deadline).await.is_some_and(|condition| condition.usable) })
+            .collect();
         while let Some(usable) = asked.join_next().await {
             if usable.unwrap_or(false) {
                 return true;

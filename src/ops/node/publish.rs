@@ -38,14 +38,17 @@ fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outco
     let target = node.place(&request.target)?;
     node.backend(id)?;
     let staged = || node.journal.stage(id)?.ok_or_else(|| not_staged(id, "there is no stage of it in the journal".to_owned()));
-    let key = Key::Volume(id.clone());
-    let exclusive = decides_about_others(&request.capability, &staged()?);
-    let _volume = if exclusive { node.locks.exclusive(key, "publish")? } else { node.locks.shared(key, "publish")? };
-    let _target = node.locks.exclusive(Key::target(&target), "publish")?;
+    let key = || Key::Volume(id.clone());
+    let shared = node.locks.shared(key(), "publish")?;
     let entry = staged()?;
-    if !exclusive && decides_about_others(&request.capability, &entry) {
-        return Err(not_staged(id, "it was staged otherwise meanwhile; repeat the call".to_owned()));
-    }
+    let (_volume, entry) = if decides_about_others(&request.capability, &entry) {
+        // Released first, since no lock is upgraded; what was read may have changed since.
+        drop(shared);
+        (node.locks.exclusive(key(), "publish")?, staged()?)
+    } else {
+        (shared, entry)
+    };
+    let _target = node.locks.exclusive(Key::target(&target), "publish")?;
     if entry.staging != staging {
         let reason = format!("it is staged at {}, not at {}", entry.staging.display(), staging.display());
         return Err(not_staged(id, reason));
