@@ -401,6 +401,18 @@ pub trait Attach: Send + Sync {
     fn limit(&self, node: &NodeId) -> Result<Option<u64>>;
 }
 
+/// A volume's parameters with `change` made of its backend's part ([`VolumeSpec::parameters`]).
+pub fn with_own_part(
+    parameters: &serde_json::Value,
+    change: impl FnOnce(&serde_json::Value) -> serde_json::Value,
+) -> serde_json::Value {
+    let mut changed = parameters.clone();
+    if let Some(own) = changed.get_mut("backend") {
+        *own = change(own);
+    }
+    changed
+}
+
 /// Whether a repeated attach asks for what there is, each a mode and whether it is read-only (CSI spec, ControllerPublishVolume: "Volume
 /// published but is incompatible").
 ///

@@ -8,15 +8,15 @@
 //! one of a kind for each volume ([`Tasks::read_turn`]); who comes meanwhile waits without a thread.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use crate::metrics::Steps;
-use crate::os::memory;
 pub use crate::os::step::last as last_step;
 use crate::os::step::{self, Progress};
+use crate::os::{lock, memory};
 use crate::volume::{Error, Result};
 
 /// Often enough that a burst leaves nothing, seldom enough to cost nothing.
@@ -56,10 +56,6 @@ impl Drop for ReadTurn {
     fn drop(&mut self) {
         lock(&self.reads).remove(&self.key);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for Tasks {

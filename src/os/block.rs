@@ -30,6 +30,12 @@ pub struct Device {
     number: (u32, u32),
 }
 
+/// Whether no block device has this number any more. Where sysfs cannot be read, that is not known, and the answer is no.
+pub fn is_gone((major, minor): (u32, u32)) -> bool {
+    let devices = Path::new("/sys/dev/block");
+    devices.is_dir() && matches!(devices.join(format!("{major}:{minor}")).try_exists(), Ok(false))
+}
+
 impl Device {
     /// Opens a block device (anything else is an error) read-only or read-write. Links are followed
     /// (`/dev/disk/by-id/...`); the path is for messages, what counts from then on is [`Device::number`].

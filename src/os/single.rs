@@ -2,8 +2,10 @@
 //! but only so long.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use super::lock;
 
 /// An attempt that runs now, if any.
 #[derive(Debug)]
@@ -95,10 +97,6 @@ impl<T> Drop for Ending<T> {
         *lock(&self.attempt.end) = std::mem::replace(&mut self.end, End::Panicked);
         self.attempt.ended.notify_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

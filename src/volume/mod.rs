@@ -24,7 +24,7 @@ pub use mount_flags::MountFlags;
 pub use parameters::{Encryption, NodeParameters, Number, OnDelete, RawParameters};
 pub use record::{ContentSource, Extent, Group, Snapshot, Volume};
 pub use secret::Secrets;
-pub use topology::{PREFIX as TOPOLOGY_PREFIX, Topology, TopologyRequirement};
+pub use topology::{Topology, TopologyRequirement};
 
 /// What a mutating call did. Both are OK to the caller; a storm of repeats shows as `Unchanged`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

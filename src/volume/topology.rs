@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The prefix of all keys that are returned (CSI spec, Topology: "the same prefix MUST be used for all topology keys returned by the
-/// SP").
-pub const PREFIX: &str = "topology.longshore.csi.dev";
+/// The keys that are returned: all with one prefix (CSI spec, Topology: "the same prefix MUST be used for all topology keys returned by
+/// the SP").
+pub const NODE: &str = "topology.longshore.csi.dev/node";
+pub const ZONE: &str = "topology.longshore.csi.dev/zone";
 
 /// Segments such as `topology.longshore.csi.dev/node = worker-3`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome, VolumeId}
 use rustix::io::Errno;
 
 use crate::world::{
-    World, block, filesystem, is_final, mounts_at, names, publish_request, stage_request, unmount, unpublish, unstage, world,
+    World, block, filesystem, is_final, mounts_at, publish_request, stage_request, unmount, unpublish, unstage, world,
 };
 
 /// Whether the kernel takes a write through this node.
@@ -234,14 +234,10 @@ fn published_device_that_was_removed_is_unpublished_and_unstaged() {
             let root = mounts_at(&target)[0].root.clone();
             assert!(root.to_str().unwrap().ends_with("//deleted"), "{}", root.display());
             if form < 3 {
-                let journal = world.journal(&id);
-                for name in names(&journal) {
-                    let path = journal.join(name);
-                    let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+                world.edit_journal_entries(&id, |entry| {
                     entry["version"] = form.into();
                     entry.as_object_mut().unwrap().remove("device");
-                    fs::write(path, entry.to_string()).unwrap();
-                }
+                });
             }
             let node = if restart { world.node() } else { node };
             let error = unstage(&node, &id, &staging).unwrap_err();

@@ -9,8 +9,8 @@ use longshore::volume::{Bytes, Error, FsType, VolumeId};
 
 use crate::holder::Holder;
 use crate::world::{
-    World, block, filesystem, is_final, mounts_at, names, publish_request, stage_request, tmpfs_on, total, unmount, unpublish,
-    unstage, world,
+    World, block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage,
+    world,
 };
 
 #[test]
@@ -86,15 +86,11 @@ fn subpath_of_a_tmpfs_named_as_the_device_does_not_block_unstage() {
 
 /// Has the journal say that the volume was the device with this number when it was staged and published.
 fn record_device(world: &World, id: &VolumeId, number: (u32, u32)) {
-    let journal = world.journal(id);
-    for name in names(&journal) {
-        let path = journal.join(name);
-        let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    world.edit_journal_entries(id, |entry| {
         let device = if entry.get("source").is_some() { &mut entry["source"]["device"] } else { &mut entry["device"] };
         assert!(device["number"].is_array(), "{device}");
         device["number"] = serde_json::json!([number.0, number.1]);
-        fs::write(path, entry.to_string()).unwrap();
-    }
+    });
 }
 
 /// The kernel keeps the mounts of a disk that was deleted, as an iSCSI disk is whose session ended. A tmpfs stands for its file system:

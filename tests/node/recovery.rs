@@ -591,12 +591,10 @@ fn entry_of_a_later_version_keeps_its_volume_and_all_calls_say_so() {
         let mut files: Vec<_> = names(&world.journal(&id)).into_iter().map(|name| world.journal(&id).join(name)).collect();
         files.sort();
         let earlier: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
-        for (path, content) in files.iter().zip(&earlier) {
-            let mut entry: serde_json::Value = serde_json::from_slice(content).unwrap();
+        world.edit_journal_entries(&id, |entry| {
             entry["version"] = (entry["version"].as_u64().unwrap() + 1).into();
             entry["added"] = json!({ "by": "a later version" });
-            fs::write(path, entry.to_string()).unwrap();
-        }
+        });
         let later: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
 
         let node = world.node();

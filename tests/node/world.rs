@@ -325,13 +325,17 @@ impl World {
 
     /// Changes a stage's journal entry, as an earlier life of the driver might have left it.
     pub fn edit_journal(&self, id: &VolumeId, changes: &[(&str, serde_json::Value)]) {
-        let path = self.journal(id).join("stage.json");
-        let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("an entry")).expect("JSON");
-        for (key, value) in changes {
-            assert!(entry.get(*key).is_some(), "no {key} in the journal");
-            entry[*key] = value.clone();
-        }
-        fs::write(path, entry.to_string()).expect("writes");
+        edit(&self.journal(id).join("stage.json"), |entry| {
+            for (key, value) in changes {
+                assert!(entry.get(*key).is_some(), "no {key} in the journal");
+                entry[*key] = value.clone();
+            }
+        });
+    }
+
+    /// The same with each of the volume's entries, its targets' too.
+    pub fn edit_journal_entries(&self, id: &VolumeId, change: impl Fn(&mut serde_json::Value)) {
+        names(&self.journal(id)).iter().for_each(|name| edit(&self.journal(id).join(name), &change));
     }
 
     pub fn device(&self, id: &VolumeId) -> Option<PathBuf> {
@@ -353,6 +357,12 @@ impl World {
         let left = mounts_below(&self.path(""));
         assert!(left.is_empty(), "mounts are left: {left:?}");
     }
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(path).expect("an entry")).expect("JSON");
+    change(&mut entry);
+    fs::write(path, entry.to_string()).expect("writes");
 }
 
 pub fn names(folder: &Path) -> Vec<String> {

@@ -117,6 +117,12 @@ impl Controller {
         seen.iter().filter(|disk| self.owner.is_disk_of(id, disk) && self.is_there(disk)).cloned().collect()
     }
 
+    /// Until when an absence is looked at again before anything is done on its strength; `None` where the first look is believed.
+    /// `doubted` says that the outcome of an earlier request is not known.
+    pub fn look_until(&self, doubted: Option<Duration>) -> Option<Duration> {
+        doubted.map(|_| self.clock.now() + SHOWN).or_else(|| self.memory.young_until())
+    }
+
     /// Whether it is not deleted, as far as is known.
     pub fn is_there(&self, disk: &Disk) -> bool {
         !matches!(disk.state, DiskState::Deleting | DiskState::Deleted) && !self.memory.is_gone(&disk.id.0)

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
+use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec, with_own_part};
 use crate::os::step::step;
 use crate::volume::digest::{sha256, sha256_of};
 use crate::volume::{Bytes, ContentSource, Error, Left, Outcome, Result, Volume, VolumeId};
@@ -62,12 +62,13 @@ impl Provision for Controller {
             return Err(Error::OutOfRange { field: "capacity_range", reason });
         }
         let snapshot = self.origin(spec, quiesce)?;
+        let recorded = with_own_part(&spec.parameters, |own| self.policy.as_asked(own));
         let request = DiskSpec {
             token: String::new(),
             capacity: spec.capacity,
             zone: self.choose_zone(spec)?,
             snapshot,
-            tags: self.owner.disk(spec, &self.recorded(&spec.parameters), &draft.tags),
+            tags: self.owner.disk(spec, &recorded, &draft.tags),
             multi_attach: draft.multi_attach,
             settings: draft.settings,
         };
@@ -122,15 +123,6 @@ impl Provision for Controller {
 }
 
 impl Controller {
-    /// A volume's parameters, as they are kept in its tags.
-    fn recorded(&self, parameters: &serde_json::Value) -> serde_json::Value {
-        let mut recorded = parameters.clone();
-        if let Some(own) = recorded.get_mut("backend") {
-            *own = self.policy.as_asked(own);
-        }
-        recorded
-    }
-
     /// From what the disk is made.
     fn origin(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Option<CloudSnapshotId>> {
         match &spec.source {
@@ -251,8 +243,7 @@ impl Controller {
     /// The disk that an earlier request made, of this process or of one before it, where this request is refused.
     fn made_before(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
         let key = Key::Tag(VOLUME, id.derived().to_owned());
-        let doubted = self.memory.doubted_until(id.derived()).map(|_| self.clock.now() + SHOWN);
-        let until = doubted.or(self.memory.young_until()).unwrap_or_else(|| self.clock.now());
+        let until = self.look_until(self.memory.doubted_until(id.derived())).unwrap_or_else(|| self.clock.now());
         match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
             Err(_) => Err(self.not_made(id, refusal)),
@@ -359,11 +350,7 @@ impl Controller {
             Some(disk) => (Key::Id(disk.to_owned()), None),
             None => (Key::Tag(VOLUME, id.derived().to_owned()), self.memory.doubted_until(id.derived())),
         };
-        let until = match doubted {
-            Some(_) => Some(self.clock.now() + SHOWN),
-            None => self.memory.young_until(),
-        };
-        let Some(until) = until else { return Ok(None) };
+        let Some(until) = self.look_until(doubted) else { return Ok(None) };
         match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(Some),
             Err(unfinished) => match (unfinished.refusal, doubted) {

@@ -180,11 +180,7 @@ impl Controller {
             Some(id) => (Key::Id(id.to_owned()), None),
             None => (sought.key.clone(), self.memory.doubted_until(sought.what)),
         };
-        let until = match doubted {
-            Some(_) => Some(self.clock.now() + SHOWN),
-            None => self.memory.young_until(),
-        };
-        let Some(until) = until else { return Ok(None) };
+        let Some(until) = self.look_until(doubted) else { return Ok(None) };
         match self.looks.snapshots.wait(&key, until, |seen| self.choose(sought, seen).transpose()) {
             Ok(found) => {
                 let found = found?;

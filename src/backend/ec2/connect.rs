@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::cloud::{CONTEXT_DEVICE as DEVICE, CONTEXT_DISK as VOLUME, CONTEXT_EMPTY as EMPTY};
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
-use crate::os::block::Device;
+use crate::os::block::{self, Device};
 use crate::os::step::step;
 use crate::os::{self, nvme, udev};
 use crate::volume::{Bytes, Error, Outcome, Result, Topology, VolumeId};
@@ -155,9 +155,7 @@ impl Connect for Node {
     /// So it is, too, where its number is nobody's any more: a volume may be detached under a mount, which keeps the number from others.
     fn is_still(&self, source: &Source) -> Result<bool> {
         let Some((told, wanted)) = known(source) else { return Ok(false) };
-        let (major, minor) = told.number;
-        let gone = !Path::new("/sys/dev/block").join(format!("{major}:{minor}")).exists();
-        Ok(gone || self.open(told, &wanted)?.is_some())
+        Ok(block::is_gone(told.number) || self.open(told, &wanted)?.is_some())
     }
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {

@@ -2,26 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use crate::volume::{TOPOLOGY_PREFIX, Topology};
+use crate::volume::Topology;
+use crate::volume::topology::ZONE;
 
 /// Further keys by which a StorageClass may name a zone: Kubernetes' own label, and that of aws-ebs-csi-driver. They are never returned:
 /// all keys that a plugin returns have one prefix (CSI spec, Topology).
 const ACCEPTED: [&str; 2] = ["topology.kubernetes.io/zone", "topology.ebs.csi.aws.com/zone"];
 
-/// The key of a zone, of nodes and of volumes.
-pub fn key() -> String {
-    format!("{TOPOLOGY_PREFIX}/zone")
-}
-
 /// The segments of a node or a volume in `zone`.
 pub fn segments(zone: &str) -> Topology {
-    Topology(BTreeMap::from([(key(), zone.to_owned())]))
+    Topology(BTreeMap::from([(ZONE.to_owned(), zone.to_owned())]))
 }
 
 /// The zone that segments name; `None` where they name none, or two.
 pub fn named_by(topology: &Topology) -> Option<&str> {
-    let own = key();
-    let mut zones = ACCEPTED.into_iter().chain([own.as_str()]).filter_map(|key| topology.0.get(key)).map(String::as_str);
+    let mut zones = ACCEPTED.into_iter().chain([ZONE]).filter_map(|key| topology.0.get(key)).map(String::as_str);
     let zone = zones.next()?;
     zones.all(|other| other == zone).then_some(zone)
 }

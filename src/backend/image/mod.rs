@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume};
+use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume, topology};
 
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
@@ -58,9 +58,6 @@ use inspect::{About, Examined};
 use ledger::Ledger;
 use meta::VolumeMeta;
 use pool::{Kind, Pool, Ready};
-
-/// The segment that binds an image to the node whose disk it is on.
-pub const NODE_SEGMENT: &str = "topology.longshore.csi.dev/node";
 
 /// The access modes of a pool that all nodes have: one writes, or several read.
 const SHARED: [AccessMode; 5] = [
@@ -109,7 +106,7 @@ impl ImageBackend {
         let pools =
             pools.into_iter().map(|pool| Pool::new(pool, name.clone(), role, memory, alone)).collect::<Result<Vec<_>>>()?;
         Pool::open_all(&pools)?;
-        let topology = node.map(|node| Topology(BTreeMap::from([(NODE_SEGMENT.to_owned(), node.as_str().to_owned())])));
+        let topology = node.map(|node| Topology(BTreeMap::from([(topology::NODE.to_owned(), node.as_str().to_owned())])));
         let backend = ImageBackend { name, topology, role, shared, holder, pools };
         if role.provision {
             backend.remove_stray_groups();

@@ -1,7 +1,7 @@
 //! Volumes come and go.
 
 use super::*;
-use crate::backend::{CapacityAnswer, CapacityQuery, VolumeSpec};
+use crate::backend::{CapacityAnswer, CapacityQuery, VolumeSpec, with_own_part};
 use crate::volume::Topology;
 
 /// What a CO gets that does not say how much.
@@ -205,13 +205,7 @@ fn fits(
     if existing.for_one_node && several_nodes(&request.capabilities) {
         return conflict("made for one node".to_owned(), "one for several nodes".to_owned());
     }
-    let compared = |parameters: &serde_json::Value| {
-        let mut compared = parameters.clone();
-        if let Some(own) = compared.get_mut("backend") {
-            *own = backend.as_asked(own);
-        }
-        compared
-    };
+    let compared = |parameters| with_own_part(parameters, |own| backend.as_asked(own));
     if compared(&existing.parameters) != compared(parameters) {
         return conflict(format!("the parameters {}", existing.parameters), parameters.to_string());
     }

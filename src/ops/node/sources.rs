@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::backend::{BlockDevice, Source};
+use crate::os::block;
 use crate::os::dm::{self, Mapped};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
@@ -70,8 +71,7 @@ impl Sources {
 
 /// Whether no device has this one's number any more.
 fn is_gone(source: &Source) -> bool {
-    let Source::Device(BlockDevice { number: (major, minor), .. }) = source else { return false };
-    !Path::new("/sys/dev/block").join(format!("{major}:{minor}")).exists()
+    matches!(source, Source::Device(device) if block::is_gone(device.number))
 }
 
 /// A mapping as a device like any other.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{PoolUsage, Usage};
+use crate::os::lock;
 use crate::volume::{BackendName, Bytes, Error, Result};
 
 use super::config::{NfsConfig, NfsParameters, refuse};
@@ -25,7 +26,7 @@ mod tests;
 mod work;
 
 use record::{Phase, VolumeRecord};
-use share::{Access, Ready, Share, lock};
+use share::{Access, Ready, Share};
 use work::{Source, Work};
 
 /// How long a call waits for a copy before it says that it goes on.

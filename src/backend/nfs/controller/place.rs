@@ -7,14 +7,14 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Stat};
 
-use crate::os;
 use crate::os::folder::Folder;
 use crate::os::step::step;
+use crate::os::{self, lock};
 use crate::volume::{Error, OnDelete, Result};
 
 use super::super::subdir;
 use super::record::{self, VolumeRecord};
-use super::share::{Ready, lock};
+use super::share::Ready;
 
 impl Ready {
     /// The record of a volume, whatever its phase; `None` where there is none.

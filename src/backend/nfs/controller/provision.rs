@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, VolumeSpec};
 use crate::os::folder::Folder;
+use crate::os::lock;
 use crate::os::step::step;
 use crate::os::tree;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
@@ -16,7 +17,7 @@ use super::Controller;
 use super::index::Refused;
 use super::place::links_name;
 use super::record::{self, FORMAT, Phase, VolumeRecord};
-use super::share::{Ready, lock};
+use super::share::Ready;
 use super::snapshot::DATA;
 use super::work::{Source, Work};
 

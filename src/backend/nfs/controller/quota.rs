@@ -1,13 +1,14 @@
 //! Capacities enforced, where the controller runs on the server and the share lies on xfs with project quotas: a project per volume.
 
 use crate::os::folder::Folder;
+use crate::os::lock;
 use crate::os::quota;
 use crate::os::step::step;
 use crate::volume::{Error, Result};
 
 use super::super::export::OURS;
 use super::record::VolumeRecord;
-use super::share::{Ready, lock};
+use super::share::Ready;
 
 /// So many numbers are tried before we give up.
 const TRIES: u32 = 10_000;

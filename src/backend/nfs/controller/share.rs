@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags};
@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use crate::os::answers::Answers;
 use crate::os::folder::Folder;
 use crate::os::fs::{Usage, usage};
-use crate::os::{self, durable, nfs, private_mount, random};
+use crate::os::{self, durable, lock, nfs, private_mount, random};
 use crate::volume::{BackendName, Error, Result};
 
 use super::super::config::ShareConfig;
@@ -136,13 +136,14 @@ impl Share {
         if let Some(ready) = self.current() {
             match self.ask(&ready) {
                 Ok(()) if ready.is_owner()? => return Ok(ready),
+                // Another call of this process may have opened it anew, and is the owner that is found then.
+                Ok(()) if !self.forget(&ready) => {}
                 Ok(()) => {
                     tracing::error!(
                         share = ready.called,
                         "another controller has taken over the share: this one stops provisioning from it"
                     );
                     lock(&ready.works).values().for_each(|work| work.control.stop());
-                    self.forget(&ready);
                 }
                 Err(Silence::Stale(reason)) => {
                     tracing::warn!(share = ready.called, reason, "what was mounted is no longer there: it is mounted anew");
@@ -175,9 +176,9 @@ impl Share {
         lock(&self.current).clone()
     }
 
-    /// Unless it was opened anew meanwhile.
-    fn forget(&self, ready: &Arc<Ready>) {
-        lock(&self.current).take_if(|current| Arc::ptr_eq(current, ready));
+    /// Unless it was opened anew meanwhile; whether it was the present one.
+    fn forget(&self, ready: &Arc<Ready>) -> bool {
+        lock(&self.current).take_if(|current| Arc::ptr_eq(current, ready)).is_some()
     }
 
     fn open(&self) -> Result<Arc<Ready>> {
@@ -350,10 +351,6 @@ fn is_denied(error: &os::Error) -> bool {
 /// We are root; who denies us something is the server.
 fn denied(error: &os::Error) -> String {
     format!("{error}; the server does not let root of this machine do that: export the share to it with no_root_squash")
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Memory {

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
-use crate::os;
 use crate::os::folder::Folder;
 use crate::os::step::step;
 use crate::os::tree::{self, ChangeTime, Control, Copied};
+use crate::os::{self, lock};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::super::config::{Consistency, NfsSnapshotParameters};
@@ -20,7 +20,7 @@ use super::Controller;
 use super::index::Taken;
 use super::provision::tell;
 use super::record::{self, FORMAT, SnapshotRecord};
-use super::share::{Ready, lock};
+use super::share::Ready;
 use super::work::{Source, Work};
 
 pub(super) const META: &str = "meta.json";
@@ -199,6 +199,8 @@ impl Ready {
 
     /// Takes a snapshot away, whatever there is of it.
     fn discard_snapshot(&self, local: &str) -> Result<()> {
+        // Without the lock: other snapshots do not wait for a copy to stop.
+        self.stop_work(&work_key(local))?;
         // A copy that started after the stop would write its record into the next snapshot of this id.
         let _starting = lock(&self.snapshot_start);
         self.stop_work(&work_key(local))?;
