@@ -48,7 +48,8 @@ const WORKERS: usize = 2;
 /// Each running operation has a thread; a stuck one must not be waited for by others.
 const MOST_OPERATIONS: usize = 2048;
 /// How long the start waits for the recovery of what was interrupted. Most of it takes milliseconds; what hangs goes on meanwhile.
-const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
+/// Longer than recovery waits for a program of an earlier process (3 s), so that the next call gets that reason.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(4);
 /// Bytes. Nothing here recurses deeply; the memory is only taken as far as it is used.
 const STACK: usize = 1 << 20;
 
