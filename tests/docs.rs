@@ -1,14 +1,23 @@
-//! docs/parameters.md, and the README's table of parameters, say what the code knows, no more and no less.
+//! docs/parameters.md, and the README's table of features, say what the code knows, no more and no less.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
 
 use longshore::backend::Backend;
+use longshore::backend::ec2;
 use longshore::backend::ec2::parameters::{Ec2Parameters, Rates, SnapshotSettings};
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
-use longshore::backend::image::{ImageParameters, MutableParameters};
-use longshore::backend::iscsi::IscsiParameters;
-use longshore::backend::nfs::{NfsParameters, NfsSnapshotParameters};
-use longshore::volume::{Encryption, NodeParameters, RawParameters, Result};
+use longshore::backend::image::{Holder, ImageBackend, ImageParameters, MutableParameters, Role};
+use longshore::backend::iscsi::{IscsiBackend, IscsiParameters};
+use longshore::backend::nfs::{NfsBackend, NfsParameters, NfsSnapshotParameters};
+use longshore::backend::registry::Registry;
+use longshore::metrics::CloudRequests;
+use longshore::ops::parameters::Parameters;
+use longshore::volume::{
+    AccessMode, AccessType, Capability, Encryption, MountFlags, NodeId, NodeParameters, RawParameters, Result,
+};
+use serde::Deserialize;
 
 /// The first column of the first table in the section of this name.
 fn told(section: &str) -> BTreeSet<String> {
@@ -88,9 +97,6 @@ fn every_parameter_of_a_storage_class() {
     all.extend(ec2());
     all.insert("backend".to_owned());
     assert_eq!(told("StorageClass"), all);
-    // The README has a row for each.
-    all.extend(["share", "gid"].map(str::to_owned));
-    assert_eq!(told_by(include_str!("../README.md"), "\n### StorageClass parameters\n"), all);
 }
 
 #[test]
@@ -115,4 +121,147 @@ fn every_secret_and_every_parameter_of_snapshots() {
     snapshots.extend(known(unheard_of().parse::<NfsSnapshotParameters>().map(|_| ())));
     assert_eq!(told("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
     fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");
+}
+
+/// Each backend as it is configured to provision, with its column's title. None of them is asked for more than what it offers.
+fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
+    fn config<T: serde::de::DeserializeOwned>(text: &str) -> T {
+        serde_yaml_ng::from_str(text).expect("a valid configuration")
+    }
+    let node: NodeId = "node".parse().expect("a node id");
+    let pool = below.display();
+    let role = Role { provision: true };
+    let local = config(&format!("{{name: local, node: node, pools: [{{name: a, path: {pool}/local}}]}}"));
+    let shared = config(&format!("{{name: shared, shared: true, pools: [{{name: a, path: {pool}/shared}}]}}"));
+    let holder = Holder::of(node.clone(), &below.join("state")).expect("a holder");
+    let nfs = config("{name: nfs, shares: [{server: 192.0.2.1, share: /srv}]}");
+    let iscsi = config(&format!("{{name: iscsi, portals: ['127.0.0.1:3260'], pools: [{{name: a, path: {pool}/iscsi}}]}}"));
+    let ebs = config("{name: ebs, cluster: c, region: eu-west-1}");
+    let controller = ec2::Role { provision: true, connect: false };
+    vec![
+        ("`image`", Arc::new(ImageBackend::open(local, role).expect("image"))),
+        ("`image`, shared", Arc::new(ImageBackend::open_remembering(shared, role, None, Some(holder)).expect("a shared pool"))),
+        ("`nfs`", Arc::new(NfsBackend::open(nfs, role, below).expect("nfs"))),
+        ("`iscsi`", Arc::new(IscsiBackend::open(iscsi, role, node.clone(), below).expect("iscsi"))),
+        ("`ec2`", Arc::new(ec2::open(ebs, controller, CloudRequests::default()).expect("ec2"))),
+        ("`fake`", Arc::new(Fake::new(FakeConfig::named("fake".parse().expect("a name")), node).expect("fake"))),
+    ]
+}
+
+/// Whether volumes of this kind can be had in this access mode.
+fn serves(backend: &dyn Backend, mode: AccessMode, access: AccessType) -> bool {
+    backend.access_modes().contains(&mode) && backend.check_capability(&Capability { access, mode }).is_ok()
+}
+
+fn file_system() -> AccessType {
+    AccessType::Filesystem { fstype: None, mount_flags: MountFlags::default(), group: None }
+}
+
+#[test]
+fn feature_table_of_the_readme_is_what_the_backends_offer() {
+    use AccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly, SingleNodeWriter};
+    let scratch = tempfile::tempdir().expect("a directory");
+    for pool in ["local", "shared", "iscsi", "state"] {
+        std::fs::create_dir(scratch.path().join(pool)).expect("a pool");
+    }
+    let backends = backends(scratch.path());
+    type Has = fn(&dyn Backend) -> bool;
+    let features: [(&str, Has); 14] = [
+        ("create, delete, list, capacity", |backend| backend.provision().is_some()),
+        ("expand", |backend| backend.expand().is_some()),
+        ("snapshot, restore, clone", |backend| backend.snapshots().is_some()),
+        ("group snapshot", |backend| backend.groups().is_some()),
+        ("changed blocks (SnapshotMetadata)", |backend| backend.changed_blocks().is_some()),
+        ("VolumeAttributesClass", |backend| backend.modify().is_some()),
+        ("attach and detach", |backend| backend.attach().is_some()),
+        ("volume health", |backend| backend.health().is_some()),
+        ("topology", |backend| backend.has_topology()),
+        ("file system volume, ReadWriteOnce", |backend| serves(backend, SingleNodeWriter, file_system())),
+        ("raw block volume, ReadWriteOnce", |backend| serves(backend, SingleNodeWriter, AccessType::Block)),
+        ("file system volume, ReadOnlyMany", |backend| serves(backend, MultiNodeReaderOnly, file_system())),
+        ("file system volume, ReadWriteMany", |backend| serves(backend, MultiNodeMultiWriter, file_system())),
+        ("raw block volume, ReadWriteMany", |backend| serves(backend, MultiNodeMultiWriter, AccessType::Block)),
+    ];
+    let row = |first: &str, cells: Vec<&str>| format!("| {first} | {} |\n", cells.join(" | "));
+    let mut table = row("feature", backends.iter().map(|(title, _)| *title).collect());
+    table.push_str(&format!("|---|{}\n", ":-:|".repeat(backends.len())));
+    for (feature, has) in features {
+        table.push_str(&row(
+            feature,
+            backends.iter().map(|(_, backend)| if has(backend.as_ref()) { "yes" } else { "" }).collect(),
+        ));
+    }
+    assert!(include_str!("../README.md").contains(&table), "README.md lacks this table:\n{table}");
+}
+
+/// What an example gives a driver is what the backends take, and each of its names is one that exists.
+#[test]
+fn examples_have_parameters_that_the_driver_takes() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    for pool in ["local", "shared", "iscsi", "state"] {
+        std::fs::create_dir(scratch.path().join(pool)).expect("a pool");
+    }
+    let mut backends: Vec<_> = backends(scratch.path()).into_iter().map(|(_, backend)| backend).collect();
+    backends.retain(|backend| backend.name().as_str() != "shared");
+    let registry = Registry::new(backends).expect("backends of different names");
+    let mut seen = BTreeSet::new();
+    for file in std::fs::read_dir("examples").expect("the examples") {
+        let path = file.expect("an example").path();
+        let text = std::fs::read_to_string(&path).expect("text");
+        for document in serde_yaml_ng::Deserializer::from_str(&text) {
+            let object = serde_json::Value::deserialize(document).expect("YAML");
+            let kind = object["kind"].as_str().expect("a kind").to_owned();
+            let place = format!("{}: {kind} {}", path.display(), object["metadata"]["name"]);
+            match kind.as_str() {
+                "StorageClass" => {
+                    assert_eq!(object["provisioner"], "longshore.csi.dev", "{place}");
+                    Parameters::parse(&registry, &parameters(&object["parameters"]))
+                        .unwrap_or_else(|error| panic!("{place}: {error}"));
+                }
+                "VolumeAttributesClass" => {
+                    let wanted = parameters(&object["parameters"]);
+                    let takes = |backend: &Arc<dyn Backend>| backend.modify().is_some_and(|modify| modify.check(&wanted).is_ok());
+                    assert!(registry.iter().any(takes), "{place}: no backend takes these parameters");
+                }
+                "PersistentVolume" => {
+                    let attributes = parameters(&object["spec"]["csi"]["volumeAttributes"]);
+                    let backend = registry.describing(&attributes).unwrap_or_else(|| panic!("{place}: no backend knows it"));
+                    backend.attributes(&attributes).unwrap_or_else(|error| panic!("{place}: {error}"));
+                }
+                _ => {}
+            }
+            seen.insert(kind);
+        }
+    }
+    let kinds = ["StorageClass", "VolumeAttributesClass", "PersistentVolume", "VolumeSnapshotClass", "Pod"];
+    assert!(kinds.iter().all(|kind| seen.contains(*kind)), "examples of {seen:?} only");
+}
+
+/// As csi-provisioner hands them over: without its own, but with the names of the claim and the volume (`--extra-create-metadata`).
+fn parameters(object: &serde_json::Value) -> RawParameters {
+    let given = object.as_object().expect("a map").iter().filter(|(key, _)| !key.starts_with("csi.storage.k8s.io/"));
+    let given = given.map(|(key, value)| (key.clone(), value.as_str().expect("a string").to_owned()));
+    let names = ["pvc/name", "pvc/namespace", "pv/name"].map(|key| (format!("csi.storage.k8s.io/{key}"), "a".to_owned()));
+    RawParameters::new(given.chain(names))
+}
+
+#[test]
+fn links_between_pages_lead_to_files() {
+    let folders = [".", "docs", "sidecars", "sidecars/cluster", "benches"];
+    let pages =
+        folders.iter().flat_map(|folder| std::fs::read_dir(folder).expect("a folder")).map(|page| page.expect("a page").path());
+    let mut followed = 0;
+    for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+        let text = std::fs::read_to_string(&page).expect("text");
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            let file = page.parent().expect("a folder").join(target);
+            assert!(file.exists(), "{}: the link {link} leads nowhere", page.display());
+            followed += 1;
+        }
+    }
+    assert!(followed > 50, "{followed} links");
 }
