@@ -18,8 +18,8 @@ mod value;
 
 pub use backends::BackendConfig;
 pub use value::{
-    DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, HttpEndpoint, LogFormat, LogLevel, Mode,
-    OtlpEndpoint,
+    DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, HttpEndpoint, LogFormat, LogLevel,
+    MetricsEndpoint, Mode, OtlpEndpoint,
 };
 
 const DEFAULT_STATE_DIR: &str = "/var/lib/longshore";
@@ -57,6 +57,7 @@ pub struct Layer {
     pub grace: Option<Grace>,
     pub inline_max_size: Option<Bytes>,
     pub http_endpoint: Option<HttpEndpoint>,
+    pub metrics_endpoint: Option<MetricsEndpoint>,
     pub otlp_endpoint: Option<OtlpEndpoint>,
     pub kubelet_registration: Option<bool>,
     pub kubelet_endpoint: Option<Endpoint>,
@@ -114,6 +115,7 @@ impl Layer {
             grace: self.grace.or(below.grace),
             inline_max_size: self.inline_max_size.or(below.inline_max_size),
             http_endpoint: self.http_endpoint.or(below.http_endpoint),
+            metrics_endpoint: self.metrics_endpoint.or(below.metrics_endpoint),
             otlp_endpoint: self.otlp_endpoint.or(below.otlp_endpoint),
             kubelet_registration: self.kubelet_registration.or(below.kubelet_registration),
             kubelet_endpoint: self.kubelet_endpoint.or(below.kubelet_endpoint),
@@ -146,9 +148,12 @@ pub struct Config {
     pub grace: Grace,
     /// How large an ephemeral inline volume may be, in bytes.
     pub inline_max_size: Bytes,
-    /// Where health and metrics are served, if at all.
+    /// Where health is served, if at all, and metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_endpoint: Option<HttpEndpoint>,
+    /// Where metrics are served instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics_endpoint: Option<MetricsEndpoint>,
     /// Where traces go, if anywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub otlp_endpoint: Option<OtlpEndpoint>,
@@ -203,6 +208,7 @@ impl Config {
             grace: said.grace.unwrap_or_default(),
             inline_max_size: said.inline_max_size.unwrap_or(DEFAULT_INLINE_MAX_SIZE),
             http_endpoint: said.http_endpoint,
+            metrics_endpoint: said.metrics_endpoint,
             otlp_endpoint: said.otlp_endpoint,
             kubelet_registration,
             kubelet_endpoint: said.kubelet_endpoint,
@@ -241,6 +247,7 @@ log: {format: json, level: debug}
 grace: 2m
 inlineMaxSize: 2GiB
 httpEndpoint: 127.0.0.1:9809
+metricsEndpoint: 10.0.0.1:9808
 kubeletRegistration: true
 kubeletEndpoint: /srv/kubelet/plugins/file/csi.sock
 backends:
@@ -315,6 +322,7 @@ backends:
             ("grace: [1]\n", &["grace", "invalid type", "line 1"]),
             ("mode: all\nnodeId: a b\n", &["nodeId", "no node id", "line 2"]),
             ("httpEndpoint: localhost:9809\n", &["httpEndpoint", "127.0.0.1:9809", "line 1"]),
+            ("metricsEndpoint: 0\n", &["metricsEndpoint", "off", "line 1"]),
             ("otlpEndpoint: https://a:4317\n", &["otlpEndpoint", "http://127.0.0.1:4317", "line 1"]),
             ("mode: all\ninlineMaxSize: much\n", &["inlineMaxSize", "much", "10GiB", "line 2"]),
             ("grace: 2h\n", &["grace", "at most 1h", "line 1"]),

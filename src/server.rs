@@ -5,6 +5,7 @@
 //! file that a dead process left is replaced; one that a living process listens on is not.
 
 mod authority;
+mod crowd;
 mod http;
 pub mod registration;
 mod traffic;
@@ -29,7 +30,7 @@ use tonic::transport::Server;
 use crate::rpc::Services;
 
 use authority::AnyAuthority;
-use http::{Asked, Http};
+use http::{Asked, Http, Pages};
 use registration::Registrar;
 use traffic::{Counted, Traffic};
 
@@ -63,12 +64,13 @@ pub enum Error {
     )]
     NoRegistry { folder: PathBuf },
 
-    #[error("{address}: a living process listens there; stop it, or use another --http-endpoint")]
-    HttpTaken { address: SocketAddr },
+    #[error("{address}: a living process listens there; stop it, or use another {option}")]
+    HttpTaken { address: SocketAddr, option: &'static str },
 
-    #[error("{address}: HTTP cannot be served there: {source}; use another --http-endpoint")]
+    #[error("{address}: HTTP cannot be served there: {source}; use another {option}")]
     Http {
         address: SocketAddr,
+        option: &'static str,
         #[source]
         source: io::Error,
     },
@@ -145,8 +147,19 @@ pub struct Settings {
     pub registration: Option<registration::Settings>,
     /// Where health is told over HTTP, if at all.
     pub http: Option<SocketAddr>,
+    /// Where metrics are.
+    pub metrics: Metrics,
     /// How long running calls may go on at the end.
     pub grace: Duration,
+}
+
+/// Where metrics are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metrics {
+    /// Where health is.
+    WithHealth,
+    At(SocketAddr),
+    Nowhere,
 }
 
 /// Serves until `shutdown` comes; then takes no more connections, says "not ready", and gives what runs at most
@@ -157,11 +170,14 @@ pub struct Settings {
 /// # Errors
 /// Where a socket cannot be made, or the server breaks.
 pub async fn serve(settings: Settings, services: Services, shutdown: impl Future<Output = ()>) -> Result<()> {
-    let Settings { endpoint, registration, http, grace } = settings;
-    let http = match http {
-        Some(address) => Some(Http::bind(address).await?),
-        None => None,
-    };
+    let Settings { endpoint, registration, http, metrics, grace } = settings;
+    let mut ports = Vec::new();
+    if let Some(address) = http {
+        ports.push(Http::bind(address, Pages { health: true, metrics: metrics == Metrics::WithHealth }).await?);
+    }
+    if let Metrics::At(address) = metrics {
+        ports.push(Http::bind(address, Pages { health: false, metrics: true }).await?);
+    }
     let (listener, file) = Socket::bind(endpoint.path()).await?.split();
     let registrar = match registration {
         Some(settings) => match Registrar::open(settings).await {
@@ -177,9 +193,9 @@ pub async fn serve(settings: Settings, services: Services, shutdown: impl Future
     tracing::info!(%endpoint, "listening");
     let mut beside = JoinSet::new();
     beside.spawn(services.tasks().clone().tidy_memory());
-    if let Some(http) = http {
-        let registration = registrar.as_ref().map(Registrar::watched);
-        beside.spawn(http.run(Asked { services: services.clone(), registration }));
+    let asked = Asked { services: services.clone(), registration: registrar.as_ref().map(Registrar::watched) };
+    for port in ports {
+        beside.spawn(port.run(asked.clone()));
     }
     if let Some(registrar) = registrar {
         beside.spawn(registrar.run());

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::{
-    DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, Mode, OtlpEndpoint,
+    DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, MetricsEndpoint, Mode, OtlpEndpoint,
 };
 use crate::volume::{Bytes, NodeId};
 
@@ -73,8 +73,8 @@ A configuration file:
           path: /var/lib/longshore/pool
     - name: memory
       type: fake
-It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, httpEndpoint, otlpEndpoint, kubeletRegistration,
-kubeletEndpoint, and log with format and level.";
+It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, httpEndpoint, metricsEndpoint, otlpEndpoint,
+kubeletRegistration, kubeletEndpoint, and log with format and level.";
 
 /// What `serve` is told by flags.
 #[derive(Debug, Default, Args)]
@@ -100,6 +100,9 @@ pub struct ServeArgs {
     /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
     #[arg(long, value_name = "ADDR:PORT")]
     pub http_endpoint: Option<HttpEndpoint>,
+    /// Serve /metrics there, and not at --http-endpoint; `off`: nowhere
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    pub metrics_endpoint: Option<MetricsEndpoint>,
     /// Send traces there by OTLP over gRPC, such as http://127.0.0.1:4317; only if built with the feature `otlp`
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<OtlpEndpoint>,
@@ -123,6 +126,7 @@ impl ServeArgs {
             grace: self.grace,
             inline_max_size: self.inline_max_size,
             http_endpoint: self.http_endpoint,
+            metrics_endpoint: self.metrics_endpoint,
             otlp_endpoint: self.otlp_endpoint.clone(),
             kubelet_registration: self.kubelet_registration.then_some(true),
             kubelet_endpoint: self.kubelet_endpoint.clone(),
@@ -258,7 +262,7 @@ mod tests {
     fn every_flag_of_serve_becomes_part_of_the_configuration() {
         let words = "longshore serve --mode node --endpoint /run/a --driver-name a.b --node-id n --state-dir /s \
                      --kubelet-dir /k --log-format json --log-level debug --grace 1m --inline-max-size 1GiB --kubelet-registration \
-                     --kubelet-endpoint /k/a --http-endpoint :80 --otlp-endpoint http://c:1";
+                     --kubelet-endpoint /k/a --http-endpoint :80 --metrics-endpoint :81 --otlp-endpoint http://c:1";
         let Command::Serve(args) = Cli::try_parse_from(words.split_whitespace()).expect("valid").command else {
             panic!("it is serve");
         };
@@ -275,9 +279,10 @@ mod tests {
             layer.log.level.map(|value| value.to_string()),
             layer.kubelet_endpoint.map(|value| value.to_string()),
             layer.http_endpoint.map(|value| value.to_string()),
+            layer.metrics_endpoint.map(|value| value.to_string()),
             layer.otlp_endpoint.map(|value| value.to_string()),
         ];
-        let expected = ["unix:///run/a", "a.b", "n", "/s", "/k", "debug", "unix:///k/a", "[::]:80", "http://c:1"];
+        let expected = ["unix:///run/a", "a.b", "n", "/s", "/k", "debug", "unix:///k/a", "[::]:80", "[::]:81", "http://c:1"];
         assert_eq!(texts.map(Option::unwrap_or_default), expected);
     }
 }

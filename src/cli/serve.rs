@@ -25,7 +25,7 @@ use crate::backend::image::{Holder, ImageBackend, Role};
 use crate::backend::iscsi::IscsiBackend;
 use crate::backend::nfs::NfsBackend;
 use crate::backend::registry::Registry;
-use crate::config::{BackendConfig, Config, Layer, LogFormat};
+use crate::config::{BackendConfig, Config, Layer, LogFormat, MetricsEndpoint};
 use crate::metrics::Metrics;
 use crate::ops::doctor;
 use crate::ops::lock::Locks;
@@ -79,7 +79,13 @@ fn server_settings(config: &Config) -> Result<server::Settings, Failure> {
         endpoint: config.kubelet_endpoint.as_ref().unwrap_or(&config.endpoint).path().to_owned(),
     });
     let endpoint = config.endpoint.to_string().parse().map_err(failed("use the endpoint"))?;
-    Ok(server::Settings { endpoint, registration, http: config.http_endpoint.map(|http| http.0), grace: config.grace.0 })
+    let metrics = match config.metrics_endpoint {
+        None => server::Metrics::WithHealth,
+        Some(MetricsEndpoint::At(address)) => server::Metrics::At(address.0),
+        Some(MetricsEndpoint::Off) => server::Metrics::Nowhere,
+    };
+    let http = config.http_endpoint.map(|http| http.0);
+    Ok(server::Settings { endpoint, registration, http, metrics, grace: config.grace.0 })
 }
 
 fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {

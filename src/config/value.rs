@@ -301,6 +301,35 @@ impl fmt::Display for HttpEndpoint {
 
 as_text!(HttpEndpoint);
 
+/// Where metrics are served: an address of their own as for [`HttpEndpoint`], or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsEndpoint {
+    At(HttpEndpoint),
+    Off,
+}
+
+impl FromStr for MetricsEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(MetricsEndpoint::Off),
+            _ => text.parse().map(MetricsEndpoint::At).map_err(|reason| format!("{reason}; off serves none")),
+        }
+    }
+}
+
+impl fmt::Display for MetricsEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsEndpoint::At(endpoint) => endpoint.fmt(f),
+            MetricsEndpoint::Off => f.write_str("off"),
+        }
+    }
+}
+
+as_text!(MetricsEndpoint);
+
 /// A collector of traces: `http://127.0.0.1:4317`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpEndpoint(String);
@@ -405,6 +434,17 @@ mod tests {
         for text in ["", ":", "9809", "localhost:9809", "127.0.0.1", ":65536", ":-1", ": 80", "::1:80x", "http://127.0.0.1:80"] {
             let error = text.parse::<HttpEndpoint>().expect_err(text);
             assert!(error.contains("write 127.0.0.1:9809"), "{error}");
+        }
+    }
+
+    #[test]
+    fn metrics_have_an_address_of_their_own_or_none() {
+        for (text, read) in [(":9808", "[::]:9808"), ("127.0.0.1:80", "127.0.0.1:80"), ("off", "off")] {
+            assert_eq!(text.parse::<MetricsEndpoint>().expect(text).to_string(), read);
+        }
+        for text in ["", "Off", "9808"] {
+            let error = text.parse::<MetricsEndpoint>().expect_err(text);
+            assert!(error.contains("write 127.0.0.1:9809") && error.contains("off"), "{error}");
         }
     }
 

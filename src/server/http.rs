@@ -1,11 +1,12 @@
 //! Health over HTTP, for the kubelet's probes: `/healthz`, `/readyz`; and `/metrics`, for Prometheus.
 //!
-//! One short request per connection, each with a deadline: whoever connects holds up nobody. No TLS and no secrets: what is
-//! told here may be read by whoever reaches the port.
+//! One short request per connection, each with a deadline: whoever connects holds up nobody, and keeps nobody out, however many
+//! connections it makes. No TLS and no secrets: what is told here may be read by whoever reaches the port. Paths and causes are told
+//! on the machine itself only.
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,18 +15,18 @@ use hyper::header::CONTENT_TYPE;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
+use super::crowd::{Crowd, Place};
 use super::registration::Watched;
 use super::{Error, Result};
 use crate::rpc::Services;
 
 /// A connection has this long for its request and its answer.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Connections at once; more wait to be accepted.
-const MOST: usize = 256;
+/// And this long for the head of its request, which those who ask here send in one piece.
+const LONGEST_SILENCE: Duration = Duration::from_secs(2);
 /// Bytes of a request's head. Those who ask here send a few hundred.
 const LONGEST_HEAD: usize = 16 << 10;
 /// The kubelet gives a probe one second, if nobody says otherwise.
@@ -35,12 +36,21 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const PAGES: &str =
-    "/healthz: the process lives\n/readyz: it takes calls, and what keeps it from being ready\n/metrics: for Prometheus\n";
+const WITHHELD: &str = "failed; the cause is told on this machine itself (loopback), and in the log";
+
+/// What a port serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pages {
+    /// `/healthz` and `/readyz`.
+    pub health: bool,
+    /// `/metrics`.
+    pub metrics: bool,
+}
 
 /// A port that is bound.
 pub(super) struct Http {
     listener: TcpListener,
+    pages: Pages,
 }
 
 impl Http {
@@ -48,7 +58,8 @@ impl Http {
     ///
     /// # Errors
     /// `HttpTaken` for a port in use.
-    pub async fn bind(address: SocketAddr) -> Result<Http> {
+    pub async fn bind(address: SocketAddr, pages: Pages) -> Result<Http> {
+        let option = if pages.health { "--http-endpoint" } else { "--metrics-endpoint" };
         let mut bound = TcpListener::bind(address).await;
         if address.is_ipv6() && address.ip().is_unspecified() && bound.as_ref().is_err_and(lacks_ipv6) {
             bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
@@ -56,26 +67,27 @@ impl Http {
         match bound {
             Ok(listener) => {
                 let address = listener.local_addr().unwrap_or(address);
-                tracing::info!(%address, "serving HTTP");
-                Ok(Http { listener })
+                tracing::info!(health = pages.health, metrics = pages.metrics, %address, "serving HTTP");
+                Ok(Http { listener, pages })
             }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Error::HttpTaken { address }),
-            Err(source) => Err(Error::Http { address, source }),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Error::HttpTaken { address, option }),
+            Err(source) => Err(Error::Http { address, option, source }),
         }
     }
 
     /// Never ends.
     pub async fn run(self, asked: Asked) {
-        let (asked, room) = (Arc::new(asked), Arc::new(Semaphore::new(MOST)));
+        let (asked, crowd) = (Arc::new(asked), Crowd::default());
         loop {
-            // Nobody closes it.
-            let Ok(place) = room.clone().acquire_owned().await else { return };
             match self.listener.accept().await {
-                Ok((stream, _)) => {
-                    let asked = asked.clone();
+                Ok((stream, peer)) => {
+                    let (place, gone) = crowd.enter(peer.ip());
+                    let serving = serve(stream, peer.ip(), self.pages, asked.clone(), place);
                     tokio::spawn(async move {
-                        serve(stream, asked).await;
-                        drop(place);
+                        tokio::select! {
+                            () = serving => {}
+                            _ = gone => tracing::debug!("an HTTP connection made room for a later one"),
+                        }
                     });
                 }
                 Err(error) => {
@@ -91,13 +103,15 @@ fn lacks_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 
-async fn serve(stream: TcpStream, asked: Arc<Asked>) {
-    let answer = service_fn(move |request: Request<Incoming>| {
+async fn serve(stream: TcpStream, peer: IpAddr, pages: Pages, asked: Arc<Asked>, place: Place) {
+    let local = peer.to_canonical().is_loopback();
+    let answer = service_fn(|request: Request<Incoming>| {
+        place.asked();
         let asked = asked.clone();
-        async move { Ok::<_, Infallible>(asked.answer(request.method(), request.uri().path()).await) }
+        async move { Ok::<_, Infallible>(asked.answer(request.method(), request.uri().path(), pages, local).await) }
     });
     let mut http = http1::Builder::new();
-    http.keep_alive(false).max_buf_size(LONGEST_HEAD);
+    http.keep_alive(false).max_buf_size(LONGEST_HEAD).timer(TokioTimer::new()).header_read_timeout(LONGEST_SILENCE);
     match tokio::time::timeout(LONGEST, http.serve_connection(TokioIo::new(stream), answer)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection broke"),
@@ -106,6 +120,7 @@ async fn serve(stream: TcpStream, asked: Arc<Asked>) {
 }
 
 /// What is asked about.
+#[derive(Clone)]
 pub(super) struct Asked {
     pub services: Services,
     /// Where the driver registers itself.
@@ -113,22 +128,22 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    async fn answer(&self, method: &Method, path: &str) -> Response<String> {
+    async fn answer(&self, method: &Method, path: &str, pages: Pages, local: bool) -> Response<String> {
         // hyper leaves the body of an answer to HEAD away.
         if ![Method::GET, Method::HEAD].contains(method) {
             return page(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD are answered\n".to_owned());
         }
         match path {
             // Whoever reads it knows that the runtime still gets to its tasks.
-            "/healthz" => page(StatusCode::OK, PLAIN, "ok\n".to_owned()),
-            "/readyz" => self.ready().await,
-            "/metrics" => self.metrics().await,
-            _ => page(StatusCode::NOT_FOUND, PLAIN, PAGES.to_owned()),
+            "/healthz" if pages.health => page(StatusCode::OK, PLAIN, "ok\n".to_owned()),
+            "/readyz" if pages.health => self.ready(local).await,
+            "/metrics" if pages.metrics => self.metrics().await,
+            _ => page(StatusCode::NOT_FOUND, PLAIN, pages.list()),
         }
     }
 
-    /// Each part on a line of its own: `[+] calls: ok`, or `[-]` with what is wrong and what to do.
-    async fn ready(&self) -> Response<String> {
+    /// Each part on a line of its own: `[+] calls: ok`, or `[-]`, to the machine itself with what is wrong and what to do.
+    async fn ready(&self, local: bool) -> Response<String> {
         let readiness = self.services.readiness();
         let calls = (!readiness.is_ready()).then(|| "it is starting or stopping; wait".to_owned());
         let problems: Vec<String> = readiness.problems(PATIENCE).await.iter().map(ToString::to_string).collect();
@@ -141,7 +156,8 @@ impl Asked {
         };
         let line = |(part, problem): (&str, Option<String>)| match problem {
             None => format!("[+] {part}: ok\n"),
-            Some(problem) => format!("[-] {part}: {problem}\n"),
+            Some(problem) if local => format!("[-] {part}: {problem}\n"),
+            Some(_) => format!("[-] {part}: {WITHHELD}\n"),
         };
         page(status, PLAIN, parts.into_iter().map(line).collect())
     }
@@ -151,6 +167,15 @@ impl Asked {
         let mut seen = self.services.seen().await;
         seen.registered = self.registration.as_ref().map(|watched| watched.problem().is_none());
         page(StatusCode::OK, OPENMETRICS, self.services.metrics().text(&seen))
+    }
+}
+
+impl Pages {
+    /// What is served, for who asks for something else.
+    fn list(self) -> String {
+        let health = "/healthz: the process lives\n/readyz: it takes calls, and what keeps it from being ready\n";
+        let metrics = "/metrics: for Prometheus\n";
+        [(self.health, health), (self.metrics, metrics)].into_iter().filter(|(served, _)| *served).map(|(_, line)| line).collect()
     }
 }
 
