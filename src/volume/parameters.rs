@@ -187,7 +187,8 @@ impl NodeParameters {
     /// # Errors
     /// INVALID_ARGUMENT for what is not known to be harmless. mkfs runs as root, and a pod's author may choose these: some of
     /// its options copy files of the node into the volume (`-d`, `--rootdir`) or write to another device (`-l logdev=`), and
-    /// a word that is no option is another device to format.
+    /// a word that is no option is another device to format. Nor does a tenant choose the UUID or label: a node mounts its own file
+    /// systems by these (`UUID=` in /etc/fstab), and would find two.
     pub fn mkfs_arguments(&self, fstype: FsType) -> Result<Vec<String>> {
         let (valued, plain, long) = mkfs_options(fstype);
         let refuse = |word: &str, reason: &str| Err(Error::invalid("parameters.mkfsOptions", format!("{word:?} {reason}")));
@@ -213,7 +214,7 @@ impl NodeParameters {
                         glued => glued,
                     },
                     Some(_) => {
-                        let reason = "which neither force it nor name a file";
+                        let reason = "which neither force it nor name a file or the file system";
                         let reason =
                             format!("may not be given to mkfs.{fstype}; only -{valued} with a value and -{plain}, {reason}");
                         return refuse(word, &reason);
@@ -222,7 +223,7 @@ impl NodeParameters {
             };
             let names = value.split(',').any(|part| NAMING.contains(&part.split('=').next().unwrap_or_default()));
             if names || value.contains('/') {
-                return refuse(value, "names a file or device, which no option of mkfs may");
+                return refuse(value, "names a file, a device or the file system, which no option of mkfs may");
             }
             if value.starts_with('-') || value.contains(char::is_control) {
                 return refuse(value, "is no value of an option");
@@ -262,16 +263,14 @@ impl NodeParameters {
 /// The options of mkfs that may be given: letters that take a value, letters that do not, long names that take one.
 const fn mkfs_options(fstype: FsType) -> (&'static str, &'static str, &'static [&'static str]) {
     match fstype {
-        FsType::Ext4 => ("bCEeGgIiJLmNOTU", "Dqv", &[]),
-        FsType::Xfs => ("bdiLlmns", "Kq", &[]),
-        FsType::Btrfs => {
-            ("bdLmnORsU", "KMqv", &["csum", "data", "features", "label", "metadata", "nodesize", "sectorsize", "uuid"])
-        }
+        FsType::Ext4 => ("bCEeGgIiJmNOT", "Dqv", &[]),
+        FsType::Xfs => ("bdilmns", "Kq", &[]),
+        FsType::Btrfs => ("bdmnORs", "KMqv", &["csum", "data", "features", "metadata", "nodesize", "sectorsize"]),
     }
 }
 
-/// What names a file or device in the value of an option (`-J device=`, `-d file,name=`, `-l logdev=`, `-r rtdev=`).
-const NAMING: [&str; 5] = ["device", "file", "logdev", "name", "rtdev"];
+/// What names a file or device in the value of an option, or the file system itself (`-m uuid=`, `-J device=`, `-d file,name=`, `-l logdev=`, `-r rtdev=`).
+const NAMING: [&str; 6] = ["device", "file", "logdev", "name", "rtdev", "uuid"];
 
 /// What DeleteVolume does with the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -403,6 +402,15 @@ mod tests {
             "-c options=x",
             "-z undo",
             "-L a/b",
+            "-L root",
+            "-Lroot",
+            "-qL root",
+            "--label=root",
+            "-U clear",
+            "-U 6c25b2f4-9b0c-4e0b-8d53-0c2a9be21a60",
+            "--uuid=6c25b2f4-9b0c-4e0b-8d53-0c2a9be21a60",
+            "-m uuid=6c25b2f4-9b0c-4e0b-8d53-0c2a9be21a60",
+            "-m crc=1,uuid=6c25b2f4-9b0c-4e0b-8d53-0c2a9be21a60",
             "-é",
             "-L",
             "-L --force",
@@ -417,7 +425,7 @@ mod tests {
         for (options, fstype) in [
             ("", FsType::Ext4),
             ("-m 0 -i 8192 -O ^has_journal -E lazy_itable_init=0,discard -J size=4", FsType::Ext4),
-            ("-qm0 -L data", FsType::Ext4),
+            ("-qm0", FsType::Ext4),
             ("-K -d agcount=4,su=64k,sw=2 -m reflink=1,crc=1 -l size=16m -n ftype=1", FsType::Xfs),
             ("-K -d single -m dup --csum=xxhash -O no-holes", FsType::Btrfs),
         ] {
