@@ -80,9 +80,10 @@ impl Endpoint {
 }
 
 impl Layer {
-    /// CSI_ENDPOINT, KUBE_NODE_NAME, LONGSHORE_LOG; an empty variable says nothing.
+    /// LONGSHORE_MODE, CSI_ENDPOINT, KUBE_NODE_NAME, LONGSHORE_LOG; an empty variable says nothing.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         Ok(Layer {
+            mode: read(&variable, "LONGSHORE_MODE")?,
             endpoint: read(&variable, "CSI_ENDPOINT")?,
             node_id: read(&variable, "KUBE_NODE_NAME")?,
             log: LogLayer { format: None, level: read(&variable, "LONGSHORE_LOG")? },
@@ -285,13 +286,14 @@ backends:
     #[test]
     fn flags_go_before_the_environment_and_that_before_the_file() {
         let flags = Layer { endpoint: Some("/run/flag.sock".parse().expect("valid")), ..Layer::default() };
-        let variables = [("CSI_ENDPOINT", "/run/env.sock"), ("KUBE_NODE_NAME", "from-env"), ("LONGSHORE_LOG", "")];
+        let variables =
+            [("LONGSHORE_MODE", "all"), ("CSI_ENDPOINT", "/run/env.sock"), ("KUBE_NODE_NAME", "from-env"), ("LONGSHORE_LOG", "")];
         let layers = [flags, environment(&variables).expect("valid"), file(FULL).expect("valid")];
         let config = Config::resolve(layers, "host").expect("valid");
         assert_eq!(config.endpoint.path(), Path::new("/run/flag.sock"));
         assert_eq!(config.node_id.as_str(), "from-env");
         assert_eq!(config.log.level.as_str(), "debug", "an empty variable says nothing");
-        assert_eq!((config.mode, config.state_dir.path()), (Mode::Node, Path::new("/srv/state")));
+        assert_eq!((config.mode, config.state_dir.path()), (Mode::All, Path::new("/srv/state")));
         assert_eq!((config.backends.len(), config.inline_max_size), (2, Bytes(2 << 30)));
     }
 
@@ -375,7 +377,12 @@ backends:
 
     #[test]
     fn a_wrong_variable_is_named() {
-        for (name, value) in [("CSI_ENDPOINT", "relative.sock"), ("KUBE_NODE_NAME", "two words"), ("LONGSHORE_LOG", "loud")] {
+        for (name, value) in [
+            ("LONGSHORE_MODE", "both"),
+            ("CSI_ENDPOINT", "relative.sock"),
+            ("KUBE_NODE_NAME", "two words"),
+            ("LONGSHORE_LOG", "loud"),
+        ] {
             let message = message(environment(&[(name, value)]));
             assert!(message.contains(name) && message.contains(value), "{message}");
         }

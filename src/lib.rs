@@ -65,6 +65,12 @@ pub mod pluginregistration {
     tonic::include_proto!("pluginregistration");
 }
 
+/// What the driver serves beside CSI, generated from proto/longshore.proto.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]
+pub mod admin {
+    tonic::include_proto!("longshore.v1");
+}
+
 /// The CSI protocol, generated from proto/csi.proto.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]
 pub mod csi {

@@ -4,6 +4,7 @@
 //! Only who owns the process may talk to it: the socket's file is never anything but 0600, from the instant it exists. A
 //! file that a dead process left is replaced; one that a living process listens on is not.
 
+mod admin;
 mod authority;
 mod crowd;
 mod http;
@@ -28,6 +29,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::rpc::Services;
+
+pub use admin::Log;
 
 use authority::AnyAuthority;
 use http::{Asked, Http, Pages};
@@ -149,6 +152,8 @@ pub struct Settings {
     pub http: Option<SocketAddr>,
     /// Where metrics are.
     pub metrics: Metrics,
+    /// Whose level can be changed.
+    pub log: Log,
     /// How long running calls may go on at the end.
     pub grace: Duration,
 }
@@ -170,7 +175,7 @@ pub enum Metrics {
 /// # Errors
 /// Where a socket cannot be made, or the server breaks.
 pub async fn serve(settings: Settings, services: Services, shutdown: impl Future<Output = ()>) -> Result<()> {
-    let Settings { endpoint, registration, http, metrics, grace } = settings;
+    let Settings { endpoint, registration, http, metrics, log, grace } = settings;
     let mut ports = Vec::new();
     if let Some(address) = http {
         ports.push(Http::bind(address, Pages { health: true, metrics: metrics == Metrics::WithHealth }).await?);
@@ -200,14 +205,20 @@ pub async fn serve(settings: Settings, services: Services, shutdown: impl Future
     if let Some(registrar) = registrar {
         beside.spawn(registrar.run());
     }
-    let result = run(listener, &services, shutdown, grace).await;
+    let result = run(listener, &services, log, shutdown, grace).await;
     // Ended, and seen to be ended: the kubelet's socket goes with its task.
     beside.shutdown().await;
     file.remove();
     result
 }
 
-async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<Output = ()>, grace: Duration) -> Result<()> {
+async fn run(
+    listener: UnixListener,
+    services: &Services,
+    log: Log,
+    shutdown: impl Future<Output = ()>,
+    grace: Duration,
+) -> Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let traffic = Traffic::default();
     let counting = traffic.clone();
@@ -215,6 +226,7 @@ async fn run(listener: UnixListener, services: &Services, shutdown: impl Future<
         .map(move |stream| stream.map(|stream| AnyAuthority::new(Counted::new(stream, &counting))));
     let serving = Server::builder()
         .add_service(services.identity())
+        .add_service(log.service())
         .add_optional_service(services.controller())
         .add_optional_service(services.group_controller())
         .add_optional_service(services.snapshot_metadata())

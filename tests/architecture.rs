@@ -16,13 +16,13 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("rpc", &["rpc", "csi", "ops", "backend", "metrics", "volume"]),
     ("config.rs", &["config", "backend", "volume"]),
     ("config", &["config", "backend", "volume"]),
-    ("server.rs", &["server", "rpc", "csi", "pluginregistration", "ops", "os", "volume"]),
-    ("server", &["server", "rpc", "csi", "pluginregistration", "ops", "os", "volume"]),
-    ("cli", &["cli", "config", "server", "rpc", "csi", "ops", "backend", "os", "metrics", "volume"]),
+    ("server.rs", &["server", "rpc", "admin", "csi", "pluginregistration", "ops", "os", "volume"]),
+    ("server", &["server", "rpc", "admin", "csi", "pluginregistration", "ops", "os", "volume"]),
+    ("cli", &["cli", "config", "server", "rpc", "admin", "csi", "ops", "backend", "os", "metrics", "volume"]),
 ];
 
 /// Crates that speak gRPC, and the layers that may.
-const GRPC: [&str; 4] = ["tonic::", "prost::", "prost_types::", "crate::csi"];
+const GRPC: [&str; 5] = ["tonic::", "prost::", "prost_types::", "crate::csi", "crate::admin"];
 const GRPC_LAYERS: [&str; 4] = ["rpc", "server.rs", "server", "cli"];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

@@ -45,6 +45,11 @@ pub enum Command {
     Inspect(Box<InspectArgs>),
     /// Check a node or a configuration before trouble: tools, kernel, folders, pools, sockets
     Doctor(Box<DoctorArgs>),
+    /// Show the level of a running driver's log, or change it until the driver ends
+    #[command(
+        after_help = "Examples:\n  longshore log-level\n  longshore log-level debug\n  longshore log-level info,longshore::os=debug"
+    )]
+    LogLevel(LogLevelArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
                             longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
@@ -80,7 +85,7 @@ kubeletRegistration, kubeletEndpoint, and log with format and level.";
 #[derive(Debug, Default, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub struct ServeArgs {
-    /// Which services to offer [default: all]
+    /// Which services to offer [env: LONGSHORE_MODE] [default: all]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     #[command(flatten)]
@@ -150,7 +155,7 @@ Examples:
   longshore inspect pvc-3f1c --config /etc/longshore.yaml
   longshore inspect --json | jq '.findings[] | .commands[]'
   longshore inspect --fix
-  longshore inspect --backend ebs --handles <(kubectl get pv -o jsonpath='{range .items[*]}{.spec.csi.volumeHandle}{\"\\n\"}{end}')";
+  longshore inspect --backend ebs --handles handles --snapshot-handles snapshot-handles    (docs/ec2.md: how these are made)";
 
 /// What `inspect` is told by flags.
 #[derive(Debug, Args)]
@@ -171,13 +176,17 @@ pub struct InspectArgs {
     #[cfg(feature = "ec2")]
     #[arg(long, value_name = "NAME", requires = "handles", conflicts_with_all = ["fix", "volume"])]
     pub backend: Option<String>,
-    /// With --backend: the handles of all PersistentVolumes and VolumeSnapshotContents, one in each line; - is standard input
+    /// With --backend: the handles of all PersistentVolumes, one in each line; - is standard input
     #[cfg(feature = "ec2")]
     #[arg(long, value_name = "FILE", requires = "backend")]
     pub handles: Option<PathBuf>,
-    /// With --backend: delete this one volume, if no handle names it and no node has it
+    /// With --backend: those of all VolumeSnapshotContents and VolumeGroupSnapshotContents; without it snapshots are not compared
     #[cfg(feature = "ec2")]
-    #[arg(long, value_name = "VOLUME", requires = "backend")]
+    #[arg(long, value_name = "FILE", requires = "backend")]
+    pub snapshot_handles: Option<PathBuf>,
+    /// With --backend and both lists: delete this one volume, if no handle names it and no node has it
+    #[cfg(feature = "ec2")]
+    #[arg(long, value_name = "VOLUME", requires_all = ["backend", "snapshot_handles"])]
     pub delete: Option<String>,
     #[command(flatten)]
     pub place: PlaceArgs,
@@ -200,7 +209,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = DOCTOR_EXAMPLES)]
 pub struct DoctorArgs {
-    /// What the driver is to serve [default: all]
+    /// What the driver is to serve [env: LONGSHORE_MODE] [default: all]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// For programs: docs/doctor.md has each field
@@ -208,6 +217,16 @@ pub struct DoctorArgs {
     pub json: bool,
     #[command(flatten)]
     pub place: PlaceArgs,
+}
+
+/// What `log-level` is told by flags.
+#[derive(Debug, Args)]
+pub struct LogLevelArgs {
+    /// off, error, warn, info, debug or trace, or pairs such as info,longshore::os=debug; without it nothing is changed
+    pub level: Option<LogLevel>,
+    /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
+    #[arg(long, value_name = "SOCKET")]
+    pub endpoint: Option<Endpoint>,
 }
 
 /// Where a driver is: for the driver itself, and for the commands beside it.
@@ -228,7 +247,7 @@ pub struct PlaceArgs {
     /// The kubelet's folder, below which staging and target paths must lie [default: /var/lib/kubelet]
     #[arg(long, value_name = "FOLDER")]
     pub kubelet_dir: Option<Folder>,
-    /// The driver's configuration file, in YAML
+    /// The driver's configuration file, in YAML [env: LONGSHORE_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

@@ -27,13 +27,23 @@ pub fn run(args: &InspectArgs, config: &Config, backend: &str) -> Result<u8, Fai
             "--backend compares with the volumes that are in use: give their handles, --handles FILE".to_owned(),
         ));
     };
-    let handles = read(file)?;
+    let mut handles = read(file)?;
+    let snapshots = args.snapshot_handles.as_deref().map(read).transpose()?;
+    let compared = snapshots.is_some();
+    handles.extend(snapshots.into_iter().flatten());
     let cloud = open(config, backend)?;
     if let Some(volume) = &args.delete {
         return delete(&cloud, backend, volume, &handles);
     }
-    let garbage = cloud.garbage(&handles)?;
-    let text = if args.json { super::inspect::json(&Shown::from(&garbage))? } else { shown(&garbage, backend) };
+    let mut garbage = cloud.garbage(&handles)?;
+    if !compared {
+        // Without the list of those in use each would be called unnamed.
+        garbage.snapshots.clear();
+    }
+    let text = match args.json {
+        true => super::inspect::json(&Shown::new(&garbage, compared))?,
+        false => shown(&garbage, backend, compared),
+    };
     print(&text)?;
     let well = garbage.disks.is_empty() && garbage.snapshots.is_empty() && garbage.missing.is_empty();
     Ok(if well { 0 } else { FOUND })
@@ -81,11 +91,14 @@ fn open(config: &Config, name: &str) -> Result<CloudBackend, Failure> {
 
 /// As JSON.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Shown<'a> {
     version: u32,
     volumes: Vec<One<'a>>,
     snapshots: Vec<One<'a>>,
     missing: &'a [String],
+    /// Whether `snapshots` says anything: their handles were given.
+    snapshots_compared: bool,
 }
 
 #[derive(Serialize)]
@@ -97,16 +110,22 @@ struct One<'a> {
     nodes: &'a [String],
 }
 
-impl<'a> From<&'a Garbage> for Shown<'a> {
-    fn from(garbage: &'a Garbage) -> Self {
+impl<'a> Shown<'a> {
+    fn new(garbage: &'a Garbage, snapshots_compared: bool) -> Self {
         fn all(unnamed: &[Unnamed]) -> Vec<One<'_>> {
             unnamed.iter().map(|one| One { handle: one.handle.as_deref(), what: &one.what, nodes: &one.attached }).collect()
         }
-        Shown { version: 1, volumes: all(&garbage.disks), snapshots: all(&garbage.snapshots), missing: &garbage.missing }
+        Shown {
+            version: 1,
+            volumes: all(&garbage.disks),
+            snapshots: all(&garbage.snapshots),
+            missing: &garbage.missing,
+            snapshots_compared,
+        }
     }
 }
 
-fn shown(garbage: &Garbage, backend: &str) -> String {
+fn shown(garbage: &Garbage, backend: &str, snapshots_compared: bool) -> String {
     let mut text = String::new();
     for (title, unnamed) in
         [("Volumes that no handle names", &garbage.disks), ("Snapshots that no handle names", &garbage.snapshots)]
@@ -122,12 +141,16 @@ fn shown(garbage: &Garbage, backend: &str) -> String {
         let _ = write!(text, "Handles without a volume or snapshot:\n{}\n", table::rows(&["HANDLE"], rows));
     }
     if text.is_empty() {
-        return "everything is named by a handle, and each handle has its volume\n".to_owned();
+        text.push_str("everything that was compared is named by a handle, and each handle has its volume\n");
+    } else {
+        let _ = writeln!(
+            text,
+            "A volume that is being made has no PersistentVolume yet. Nothing was changed; `longshore inspect --backend {backend} --handles \
+             FILE --snapshot-handles FILE --delete HANDLE` deletes one volume."
+        );
     }
-    let _ = writeln!(
-        text,
-        "A volume that is being made has no PersistentVolume yet. Nothing was changed; `longshore inspect --backend {backend} --handles FILE \
-         --delete HANDLE` deletes one volume."
-    );
+    if !snapshots_compared {
+        text.push_str("Snapshots were not compared: --snapshot-handles FILE gives the handles of those in use.\n");
+    }
     text
 }

@@ -1,4 +1,4 @@
-//! The command line: `serve`, `call`, `inspect`, `doctor`, `completions`.
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `completions`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
 //! call does by the driver.
@@ -19,6 +19,7 @@ mod doctor;
 #[cfg(feature = "ec2")]
 mod garbage;
 mod inspect;
+mod log_level;
 mod progress;
 mod serve;
 mod table;
@@ -93,6 +94,7 @@ pub fn main() -> ExitCode {
         Command::Call(args) => call::run(*args).map(|()| 0),
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::LogLevel(args) => log_level::run(args).map(|()| 0),
         Command::Completions { shell } => completions(shell).map(|()| 0),
     };
     match result {

@@ -6,8 +6,8 @@ use std::error::Error;
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer as _};
+use tracing_subscriber::{EnvFilter, Layer as _, reload};
 
 use crate::backend::Backend;
 #[cfg(feature = "ec2")]
@@ -25,7 +25,7 @@ use crate::backend::image::{Holder, ImageBackend, Role};
 use crate::backend::iscsi::IscsiBackend;
 use crate::backend::nfs::NfsBackend;
 use crate::backend::registry::Registry;
-use crate::config::{BackendConfig, Config, Layer, LogFormat, MetricsEndpoint};
+use crate::config::{BackendConfig, Config, Layer, LogFormat, LogLevel, MetricsEndpoint};
 use crate::metrics::Metrics;
 use crate::ops::doctor;
 use crate::ops::lock::Locks;
@@ -62,17 +62,17 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     memory::be_frugal();
     let runtime = runtime()?;
     // Dropped before the runtime by which it sends.
-    let _traces = start_log(&config, &runtime)?;
+    let (log, _traces) = start_log(&config, &runtime)?;
     let config = name_node(config)?;
     let (services, _alone) = build(&config)?;
-    let settings = server_settings(&config)?;
+    let settings = server_settings(&config, log)?;
     runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
         server::serve(settings, services, signals.first()).await.map_err(failed("serve"))
     })
 }
 
-fn server_settings(config: &Config) -> Result<server::Settings, Failure> {
+fn server_settings(config: &Config, log: server::Log) -> Result<server::Settings, Failure> {
     let registration = config.kubelet_registration.then(|| registration::Settings {
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         driver_name: config.driver_name.as_str().to_owned(),
@@ -85,40 +85,53 @@ fn server_settings(config: &Config) -> Result<server::Settings, Failure> {
         Some(MetricsEndpoint::Off) => server::Metrics::Nowhere,
     };
     let http = config.http_endpoint.map(|http| http.0);
-    Ok(server::Settings { endpoint, registration, http, metrics, grace: config.grace.0 })
+    Ok(server::Settings { endpoint, registration, http, metrics, log, grace: config.grace.0 })
 }
 
 fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {
     move |error| Failure::Serve { step, source: error.into() }
 }
 
-/// The configuration, of which the flags are the topmost layer and the file the lowest.
+/// The configuration, of which the flags are the topmost layer and the file, that of a flag or of the environment, the lowest.
 pub fn configure(flags: Layer, file: Option<&Path>) -> Result<Config, Failure> {
     let mut layers = vec![flags, Layer::from_environment(variable)?];
-    if let Some(path) = file {
-        let text = fs::read_to_string(path).map_err(|source| Failure::Unreadable { path: path.to_owned(), source })?;
-        layers.push(Layer::from_yaml(path, &text)?);
+    let of_environment = variable("LONGSHORE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let Some(path) = file.map(Path::to_owned).or(of_environment) {
+        let text = fs::read_to_string(&path).map_err(|source| Failure::Unreadable { path: path.clone(), source })?;
+        layers.push(Layer::from_yaml(&path, &text)?);
     }
     let names = nix::sys::utsname::uname().map_err(failed("learn the host name"))?;
     Ok(Config::resolve(layers, &names.nodename().to_string_lossy())?)
 }
 
-/// Lines to standard error; spans to a collector, if there is one, until what is answered is dropped.
-fn start_log(config: &Config, runtime: &Runtime) -> Result<Option<Traces>, Failure> {
+/// Lines to standard error, of a level that can be changed; spans to a collector, if there is one, until what is answered is dropped.
+fn start_log(config: &Config, runtime: &Runtime) -> Result<(server::Log, Option<Traces>), Failure> {
     let step = "start the log";
     let filter = EnvFilter::try_new(config.log.level.as_str()).map_err(failed(step))?;
+    let (filter, handle) = reload::Layer::new(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     let lines = match config.log.format {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
-    match traces(config, runtime).map_err(failed("start the export of traces"))? {
+    let traces = match traces(config, runtime).map_err(failed("start the export of traces"))? {
         #[cfg(feature = "otlp")]
         Some(traces) => subscriber.with(traces.layer()).try_init().map(|()| Some(traces)),
         _ => subscriber.try_init().map(|()| None),
-    }
-    .map_err(failed(step))
+    };
+    let level = Mutex::new(config.log.level.clone());
+    let log = server::Log::new(move |wanted| {
+        let mut level = level.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wanted) = wanted {
+            let wanted: LogLevel = wanted.parse()?;
+            let filter = EnvFilter::try_new(wanted.as_str()).map_err(|error| error.to_string())?;
+            handle.reload(filter).map_err(|error| error.to_string())?;
+            *level = wanted;
+        }
+        Ok(level.to_string())
+    });
+    Ok((log, traces.map_err(failed(step))?))
 }
 
 #[cfg(feature = "otlp")]

@@ -28,6 +28,14 @@ pub enum Mode {
     Node,
 }
 
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        clap::ValueEnum::from_str(text, false).map_err(|_| format!("{text:?} is no mode: all, controller or node"))
+    }
+}
+
 impl Mode {
     /// Whether volumes come and go here.
     pub fn controller(self) -> bool {

@@ -107,7 +107,8 @@ mod tests {
         let crowd = Crowd::default();
         let other = crowd.enter(peer(1));
         let mut many: Vec<_> = (0..=MOST_OF_PEER).map(|_| crowd.enter(peer(2))).collect();
-        let ended: Vec<bool> = many.iter_mut().map(|(_, gone)| gone.try_recv() == Err(oneshot::error::TryRecvError::Closed)).collect();
+        let ended: Vec<bool> =
+            many.iter_mut().map(|(_, gone)| gone.try_recv() == Err(oneshot::error::TryRecvError::Closed)).collect();
         assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
         assert!(ended[0], "the oldest");
         let (_place, mut gone) = other;

@@ -9,8 +9,15 @@ use super::proxy::Cloud;
 
 const SPEED: u32 = 50;
 
-/// Runs it against the driver's cloud, with these handles in use.
+/// Runs it against the driver's cloud, with these handles in use; none of a snapshot.
 fn inspect(driver: &Driver, handles: &[&str], more: &[&str]) -> Output {
+    let none = driver.harness.path("no-snapshots");
+    fs::write(&none, "").expect("the handles");
+    inspect_volumes(driver, handles, &[&["--snapshot-handles", none.to_str().expect("plain")], more].concat())
+}
+
+/// As `inspect`, without a list of the snapshots.
+fn inspect_volumes(driver: &Driver, handles: &[&str], more: &[&str]) -> Output {
     let file = driver.harness.path("handles");
     fs::write(&file, handles.join("\n")).expect("the handles");
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
@@ -55,6 +62,22 @@ fn what_no_handle_names_is_told_and_deleted_by_name_only() {
     assert_eq!(names("snapshots"), [snapshot.as_str()]);
     assert_eq!(report["missing"], serde_json::json!(["ebs:gone"]));
     assert_eq!(driver.disks().len(), 3, "it only tells");
+
+    // Without the list of the snapshots in use none is called unnamed, and nothing is deleted.
+    let alone = inspect_volumes(&driver, &handles, &["--json"]);
+    let alone: serde_json::Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+    assert_eq!((&alone["snapshots"], &alone["snapshotsCompared"]), (&serde_json::json!([]), &serde_json::json!(false)));
+    assert!(text(&inspect_volumes(&driver, &handles, &[])).contains("Snapshots were not compared"));
+    let refused = inspect_volumes(&driver, &handles, &["--delete", &leaked]);
+    assert!(refused.status.code() == Some(2) && text(&refused).contains("--snapshot-handles"), "{}", text(&refused));
+    assert_eq!(driver.disks().len(), 3);
+    // With it, what it names is in use.
+    let list = driver.harness.path("snapshots");
+    fs::write(&list, format!("{snapshot}\n\n")).expect("the handles");
+    let both = inspect_volumes(&driver, &handles, &["--json", "--snapshot-handles", list.to_str().expect("plain")]);
+    let both: serde_json::Value = serde_json::from_slice(&both.stdout).expect("JSON");
+    assert_eq!((&both["snapshots"], &both["snapshotsCompared"]), (&serde_json::json!([]), &serde_json::json!(true)));
+    assert_eq!(both["missing"], serde_json::json!(["ebs:gone"]));
 
     // Neither what is named, nor what a node has, nor by a list that cannot be one.
     for (handles, volume, words) in [

@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Uri};
 use tonic::{Code, Response, Status, Streaming};
 
+use crate::admin::admin_client::AdminClient;
 use crate::config::Endpoint;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::group_controller_client::GroupControllerClient;
@@ -40,6 +41,7 @@ macro_rules! services {
 
 impl Client {
     services!(
+        admin: AdminClient,
         identity: IdentityClient,
         controller: ControllerClient,
         group_controller: GroupControllerClient,

@@ -22,7 +22,7 @@ mod node;
 mod snapshot_metadata;
 mod snapshots;
 
-use client::Client;
+pub(super) use client::Client;
 
 const EXAMPLES: &str = "\
 Examples, a volume's life (K=/var/lib/kubelet/a, with the folder $K/staging):
@@ -90,14 +90,8 @@ impl Answer {
 
 /// Calls, and prints the answer.
 pub fn run(args: CallArgs) -> Result<(), Failure> {
-    let said = match args.endpoint {
-        Some(endpoint) => Some(endpoint),
-        None => Endpoint::from_environment(variable)?,
-    };
-    let endpoint = said.unwrap_or_default();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::Serve { step: "start the client", source: error.into() })?;
-    let answer = runtime.block_on(async {
+    let endpoint = endpoint(args.endpoint)?;
+    let answer = runtime()?.block_on(async {
         let client = Client::connect(&endpoint, *args.timeout, Progress::new(!args.json)).await?;
         match args.rpc {
             Rpc::Identity(rpc) => rpc.run(&client).await,
@@ -109,6 +103,17 @@ pub fn run(args: CallArgs) -> Result<(), Failure> {
         }
     })?;
     if args.json { print(&format!("{:#}\n", answer.json)) } else { print(&answer.text) }
+}
+
+/// The driver's socket: that of the flag, of the environment, or the default.
+pub(super) fn endpoint(said: Option<Endpoint>) -> Result<Endpoint, Failure> {
+    let said = said.map_or_else(|| Endpoint::from_environment(variable), |endpoint| Ok(Some(endpoint)))?;
+    Ok(said.unwrap_or_default())
+}
+
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| Failure::Serve { step: "start the client", source: error.into() })
 }
 
 /// The answer of the three GetCapabilities RPCs, all of whose capabilities are RPCs.
