@@ -50,6 +50,9 @@ pub enum Command {
         after_help = "Examples:\n  longshore log-level\n  longshore log-level debug\n  longshore log-level info,longshore::os=debug"
     )]
     LogLevel(LogLevelArgs),
+    /// Before the end of a node's driver, in its pod: while the node is drained, wait until it has none of the driver's volumes
+    #[cfg(feature = "ec2")]
+    PreStop(Box<PreStopArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
                             longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
@@ -227,6 +230,33 @@ pub struct LogLevelArgs {
     /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
     #[arg(long, value_name = "SOCKET")]
     pub endpoint: Option<Endpoint>,
+}
+
+#[cfg(feature = "ec2")]
+const PRE_STOP_EXAMPLES: &str = "\
+Reads the configuration that `serve` reads, and the Node from the API server. Says in the driver's log what it waits for.
+
+Exit codes:
+  0  the node is not drained, or has none of the driver's volumes any more
+  1  the time is over, or the API server refuses to answer
+  2  wrong usage or configuration
+
+Examples:
+  longshore pre-stop --config /etc/longshore/longshore.yaml --timeout 2m";
+
+/// What `pre-stop` is told by flags.
+#[cfg(feature = "ec2")]
+#[derive(Debug, Args)]
+#[command(after_help = PRE_STOP_EXAMPLES)]
+pub struct PreStopArgs {
+    /// How long at most
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    pub timeout: Grace,
+    /// Where the pod has its token (`token`) and the API server's certificate (`ca.crt`)
+    #[arg(long, value_name = "FOLDER", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
+    pub service_account: PathBuf,
+    #[command(flatten)]
+    pub place: PlaceArgs,
 }
 
 /// Where a driver is: for the driver itself, and for the commands beside it.

@@ -1,4 +1,4 @@
-//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `completions`.
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `pre-stop`, `completions`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
 //! call does by the driver.
@@ -20,6 +20,8 @@ mod doctor;
 mod garbage;
 mod inspect;
 mod log_level;
+#[cfg(feature = "ec2")]
+mod pre_stop;
 mod progress;
 mod serve;
 mod table;
@@ -53,6 +55,10 @@ enum Failure {
     /// The node, or a part of it, cannot be looked at or mended.
     #[error(transparent)]
     Node(#[from] volume::Error),
+    /// What the driver ends without having seen.
+    #[cfg(feature = "ec2")]
+    #[error("{0}")]
+    PreStop(String),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -61,6 +67,8 @@ impl Failure {
     /// As `longshore --help` documents them.
     fn exit_code(&self) -> u8 {
         match self {
+            #[cfg(feature = "ec2")]
+            Failure::PreStop(_) => 1,
             Failure::NotReady => 4,
             Failure::Call { code, .. } if call::may_still_run(*code) => 4,
             Failure::Call { .. } | Failure::Serve { .. } | Failure::Folder { .. } | Failure::Output(_) => 1,
@@ -95,6 +103,8 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::LogLevel(args) => log_level::run(args).map(|()| 0),
+        #[cfg(feature = "ec2")]
+        Command::PreStop(args) => pre_stop::run(&args).map(|()| 0),
         Command::Completions { shell } => completions(shell).map(|()| 0),
     };
     match result {
