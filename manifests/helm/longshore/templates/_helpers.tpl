@@ -1,6 +1,6 @@
 {{/* Names. One release a cluster and driver name: what is not in a namespace carries the release's name. */}}
 {{- define "longshore.name" -}}
-{{- if contains "longshore" .Release.Name -}}{{ .Release.Name | trunc 48 | trimSuffix "-" }}{{- else -}}{{ printf "%s-longshore" .Release.Name | trunc 48 | trimSuffix "-" }}{{- end -}}
+{{- if .Values.fullnameOverride -}}{{ .Values.fullnameOverride }}{{- else if contains "longshore" .Release.Name -}}{{ .Release.Name | trunc 48 | trimSuffix "-" }}{{- else -}}{{ printf "%s-longshore" .Release.Name | trunc 48 | trimSuffix "-" }}{{- end -}}
 {{- end }}
 
 {{- define "longshore.labels" -}}
@@ -86,6 +86,22 @@ app.kubernetes.io/component: {{ .component }}
 {{- define "longshore.nodeName" -}}
 - name: KUBE_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- end }}
+
+{{/* Whether the end of a node's driver waits for its volumes. */}}
+{{- define "longshore.preStop" -}}{{ if and .Values.node.preStop.enabled .Values.csiDriver.attachRequired }}true{{ end }}{{- end }}
+
+{{/* The token of the pod's service account, for those of its containers that speak to the API server; the pod gives it to none by itself. */}}
+{{- define "longshore.tokenMount" -}}
+- {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
+{{- define "longshore.tokenVolume" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end }}
 
 {{/* /healthz says whether the process answers, /readyz whether its storage and the kubelet do. Call with the port. */}}
@@ -175,4 +191,7 @@ seLinuxOptions: {type: spc_t}
     {{- toYaml .sidecar.resources | nindent 4 }}
   volumeMounts:
     - {name: socket, mountPath: /csi}
+    {{- if ne .name "node-driver-registrar" }}
+    {{- include "longshore.tokenMount" . | nindent 4 }}
+    {{- end }}
 {{- end }}
