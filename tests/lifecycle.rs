@@ -4,11 +4,14 @@ mod common;
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, text};
+use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, skipped, text};
 use longshore::csi;
 use tonic::Code;
 
@@ -502,6 +505,73 @@ fn node_info_of_several_backends_has_one_topology_prefix_and_the_smallest_limit(
         assert_eq!(info.max_volumes_per_node, 5, "more of them would be sent here than the smaller limit lets in");
         let keys: Vec<String> = info.accessible_topology.expect("segments").segments.into_keys().collect();
         assert!(keys.len() == 2 && keys.iter().all(|key| key.starts_with("topology.longshore.csi.dev/")), "{keys:?}");
+    });
+}
+
+/// An instance metadata service, in a thread that ends with the process. While it is away it answers nobody.
+fn instance_metadata(away: &Arc<AtomicBool>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+    let away = Arc::clone(away);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let path = lines.next().and_then(|line| Some(line.split(' ').nth(1)?.to_owned())).unwrap_or_default();
+            lines.for_each(drop);
+            if away.load(Ordering::SeqCst) {
+                continue;
+            }
+            let body = match path.strip_prefix("/latest/").unwrap_or_default() {
+                "api/token" => "token",
+                "meta-data/instance-id" => "i-0123456789abcdef0",
+                "meta-data/instance-type" => "m5.large",
+                "meta-data/placement/availability-zone" => "eu-west-1b",
+                _ => "",
+            };
+            let header = "x-aws-ec2-metadata-token-ttl-seconds: 600\r\nConnection: close";
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\n{header}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    endpoint
+}
+
+#[test]
+fn driver_of_several_backends_serves_without_instance_metadata_and_registers_its_node_only_rightly() {
+    if fs::read_to_string("/sys/class/dmi/id/board_asset_tag").is_ok_and(|tag| tag.starts_with("i-")) {
+        return skipped("this machine is an instance of EC2, which is known without its metadata service");
+    }
+    isolated(|| {
+        let away = Arc::new(AtomicBool::new(true));
+        let mut harness = Harness::new(Pool::Local);
+        harness.configure("  - name: ebs\n    type: ec2\n    cluster: test\n    region: eu-west-1");
+        harness.set("AWS_EC2_METADATA_SERVICE_ENDPOINT", &instance_metadata(&away));
+        let info = |harness: &Harness| {
+            let info = harness.block_on(harness.node().node_get_info(csi::NodeGetInfoRequest {}))?.into_inner();
+            let mut segments = info.accessible_topology.expect("segments").segments;
+            let zone = segments.remove("topology.longshore.csi.dev/zone");
+            Ok::<_, tonic::Status>((info.node_id, zone.unwrap_or_default()))
+        };
+        let known = ("i-0123456789abcdef0".to_owned(), "eu-west-1b".to_owned());
+
+        harness.start();
+        let volume = harness.block_on(harness.controller().create_volume(create("other", 8, None, "image")));
+        let volume_id = volume.expect("the other backend serves").into_inner().volume.expect("a volume").volume_id;
+        let status = info(&harness).expect_err("a CSINode without its zone would stay so");
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("instance metadata") && status.message().contains("--node-id"), "{status}");
+
+        away.store(false, Ordering::SeqCst);
+        assert_eq!(info(&harness).expect("known without a restart"), known);
+        harness.kill();
+        away.store(true, Ordering::SeqCst);
+        harness.start();
+        assert_eq!(info(&harness).expect("as before"), known);
+
+        harness
+            .block_on(harness.controller().delete_volume(csi::DeleteVolumeRequest { volume_id, ..Default::default() }))
+            .expect("deleted");
+        harness.assert_pool_empty();
     });
 }
 

@@ -97,13 +97,16 @@ pub trait Backend: Send + Sync {
     }
 
     /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
-    fn topology(&self) -> Option<Topology> {
-        None
+    ///
+    /// # Errors
+    /// `BackendDown` while it is not known where this node is.
+    fn topology(&self) -> Result<Option<Topology>> {
+        Ok(None)
     }
 
     /// Whether volumes are reachable from some nodes only; the same in each process with this configuration, whatever its mode.
     fn has_topology(&self) -> bool {
-        self.topology().is_some()
+        !matches!(self.topology(), Ok(None))
     }
 
     /// Whether its volumes lie where this node is. A cloud chooses a place for each, wherever it is asked from.
@@ -633,6 +636,14 @@ pub trait Connect: Send + Sync {
 
     /// Bytes in use, where the backend knows it of a raw device.
     fn used(&self, _id: &VolumeId) -> Result<Option<Bytes>> {
+        Ok(None)
+    }
+
+    /// The id that this node has with its storage, where the CO must know it by that one.
+    ///
+    /// # Errors
+    /// `BackendDown` while it is not known.
+    fn node_id(&self) -> Result<Option<NodeId>> {
         Ok(None)
     }
 

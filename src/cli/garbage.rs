@@ -79,7 +79,7 @@ fn open(config: &Config, name: &str) -> Result<CloudBackend, Failure> {
     let configured = config.backends.iter().find(|backend| backend.name().as_str() == name);
     match configured {
         Some(BackendConfig::Ec2(cloud)) => {
-            Ok(ec2::open(cloud.clone(), ec2::Role { provision: true, connect: false }, CloudRequests::default())?)
+            Ok(ec2::open(cloud.clone(), ec2::Role { provision: true, connect: false }, CloudRequests::default(), None)?)
         }
         Some(_) => Err(Failure::Usage(format!("backend {name} lies in no cloud; `longshore inspect` shows what it holds"))),
         None => {

@@ -104,7 +104,7 @@ fn setup(config: &Config) -> Setup {
             }
             #[cfg(feature = "ec2")]
             BackendConfig::Ec2(cloud) => {
-                Arc::new(ec2::open(cloud, ec2::Role { provision: false, connect: false }, CloudRequests::default())?)
+                Arc::new(ec2::open(cloud, ec2::Role { provision: false, connect: false }, CloudRequests::default(), None)?)
             }
             BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
         })

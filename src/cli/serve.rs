@@ -1,6 +1,6 @@
 //! `longshore serve`: builds what the configuration names, and runs it until a signal.
 
-#[cfg(not(feature = "otlp"))]
+#[cfg(not(all(feature = "otlp", feature = "ec2")))]
 use std::convert::Infallible;
 use std::error::Error;
 use std::fs::{self, DirBuilder};
@@ -19,7 +19,7 @@ use tracing_subscriber::{EnvFilter, Layer as _, reload};
 
 use crate::backend::Backend;
 #[cfg(feature = "ec2")]
-use crate::backend::ec2;
+use crate::backend::ec2::{self, identity::Identity};
 use crate::backend::fake::Fake;
 use crate::backend::image::{Holder, ImageBackend, Role};
 use crate::backend::iscsi::IscsiBackend;
@@ -63,8 +63,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let runtime = runtime()?;
     // Dropped before the runtime by which it sends.
     let (log, _traces) = start_log(&config, &runtime)?;
-    let config = name_node(config)?;
-    let (services, _alone) = build(&config)?;
+    let (services, _alone) = build(config.clone())?;
     let settings = server_settings(&config, log)?;
     runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
@@ -162,7 +161,7 @@ fn runtime() -> Result<Runtime, Failure> {
 
 /// Opens the backends and the node's journal, and finishes what an earlier process left. The node is ours alone until the lock is
 /// dropped.
-fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
+fn build(config: Config) -> Result<(Services, Option<Alone>), Failure> {
     make_folder(config.state_dir.path(), 0o700)?;
     if config.mode.node() {
         let reach = doctor::reaches_pods(config.kubelet_dir.path(), in_pod());
@@ -175,7 +174,9 @@ fn build(config: &Config) -> Result<(Services, Option<Alone>), Failure> {
     let alone =
         config.mode.node().then(|| Alone::take(config.state_dir.path())).transpose().map_err(failed("use the state folder"))?;
     let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
-    let registry = open_all(config, &metrics).and_then(Registry::new).map_err(failed("open the backends"))?;
+    let (config, identity) = name_node(config)?;
+    let config = &config;
+    let registry = open_all(config, &metrics, identity.as_ref()).and_then(Registry::new).map_err(failed("open the backends"))?;
     let locks = Locks::default();
     let node = match config.mode.node() {
         true => Some(open_node(config, &registry, &locks).map_err(failed("open the node"))?),
@@ -200,9 +201,10 @@ fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {
 }
 
 /// At the same time: one whose storage hangs makes the start wait once.
-fn open_all(config: &Config, metrics: &Metrics) -> volume::Result<Vec<Arc<dyn Backend>>> {
+fn open_all(config: &Config, metrics: &Metrics, identity: Option<&Arc<Identity>>) -> volume::Result<Vec<Arc<dyn Backend>>> {
     std::thread::scope(|scope| {
-        let opening: Vec<_> = config.backends.iter().map(|backend| scope.spawn(|| open(backend, config, metrics))).collect();
+        let opening: Vec<_> =
+            config.backends.iter().map(|backend| scope.spawn(|| open(backend, config, metrics, identity))).collect();
         let ended = |opening: ScopedJoinHandle<'_, volume::Result<Arc<dyn Backend>>>| {
             opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
@@ -210,8 +212,13 @@ fn open_all(config: &Config, metrics: &Metrics) -> volume::Result<Vec<Arc<dyn Ba
     })
 }
 
-#[cfg_attr(not(feature = "ec2"), allow(unused_variables, reason = "only clouds count requests"))]
-fn open(backend: &BackendConfig, config: &Config, metrics: &Metrics) -> volume::Result<Arc<dyn Backend>> {
+#[cfg_attr(not(feature = "ec2"), allow(unused_variables, reason = "only clouds count requests, and know a node otherwise"))]
+fn open(
+    backend: &BackendConfig,
+    config: &Config,
+    metrics: &Metrics,
+    identity: Option<&Arc<Identity>>,
+) -> volume::Result<Arc<dyn Backend>> {
     let pools_seen = config.state_dir.path().join("pools");
     Ok(match backend.clone() {
         BackendConfig::Image(image) => {
@@ -231,29 +238,40 @@ fn open(backend: &BackendConfig, config: &Config, metrics: &Metrics) -> volume::
         BackendConfig::Ec2(cloud) => {
             let role = ec2::Role { provision: config.mode.controller(), connect: config.mode.node() };
             let requests = metrics.cloud(cloud.name.as_str());
-            Arc::new(ec2::open(cloud, role, requests)?)
+            Arc::new(ec2::open(cloud, role, requests, identity.cloned())?)
         }
         BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
     })
 }
 
-/// On an instance of EC2's the node is called as EC2 calls it, whatever Kubernetes calls it.
+/// On an instance of EC2's the node is called as EC2 calls it, whatever Kubernetes calls it. Where that cannot be known yet, the driver
+/// serves what needs no name of the node, and NodeGetInfo is UNAVAILABLE until it is.
 #[cfg(feature = "ec2")]
-fn name_node(mut config: Config) -> Result<Config, Failure> {
+fn name_node(mut config: Config) -> Result<(Config, Option<Arc<Identity>>), Failure> {
     let cloud = config.backends.iter().find_map(|backend| match backend {
         BackendConfig::Ec2(cloud) => Some(cloud),
         _ => None,
     });
-    if let Some(cloud) = cloud.filter(|_| config.mode.node()) {
-        config.node_id = ec2::node_id(cloud, &config.node_id).map_err(failed("learn which instance this is"))?;
+    let Some(cloud) = cloud.filter(|_| config.mode.node()) else { return Ok((config, None)) };
+    let identity = Arc::new(Identity::new(&cloud.name, &config.node_id, config.state_dir.path()));
+    match identity.node_id() {
+        Ok(id) => config.node_id = id,
+        Err(error) if config.backends.iter().any(BackendConfig::keeps_node_id) => {
+            return Err(failed("learn which instance this is")(error));
+        }
+        Err(error) => tracing::warn!(%error, "which instance this is is not known yet; the node is not registered until it is"),
     }
-    Ok(config)
+    Ok((config, Some(identity)))
 }
 
 #[cfg(not(feature = "ec2"))]
-fn name_node(config: Config) -> Result<Config, Failure> {
-    Ok(config)
+fn name_node(config: Config) -> Result<(Config, Option<Arc<Identity>>), Failure> {
+    Ok((config, None))
 }
+
+/// There is none.
+#[cfg(not(feature = "ec2"))]
+type Identity = Infallible;
 
 fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Result<Arc<Node>> {
     let settings = NodeSettings {

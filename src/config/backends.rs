@@ -74,6 +74,17 @@ impl BackendConfig {
         self
     }
 
+    /// Whether it keeps the id of this node with its storage, so that it must not be opened under a provisional one.
+    pub fn keeps_node_id(&self) -> bool {
+        match self {
+            BackendConfig::Image(image) => image.shared,
+            BackendConfig::Iscsi(_) => true,
+            BackendConfig::Nfs(_) | BackendConfig::Fake(_) => false,
+            #[cfg(feature = "ec2")]
+            BackendConfig::Ec2(_) => false,
+        }
+    }
+
     fn validate(&self) -> volume::Result<()> {
         match self {
             BackendConfig::Image(config) => config.validate(),

@@ -118,7 +118,7 @@ impl Backend for CloudBackend {
         self.policy.as_asked(made)
     }
 
-    fn topology(&self) -> Option<Topology> {
+    fn topology(&self) -> Result<Option<Topology>> {
         self.policy.topology()
     }
 

@@ -49,8 +49,11 @@ pub trait Policy: Send + Sync + 'static {
         self.parameters(raw)
     }
 
-    /// The segments that this node adds; `None` where no node is served here, or its zone is not known.
-    fn topology(&self) -> Option<Topology>;
+    /// The segments that this node adds; `None` where no node is served here.
+    ///
+    /// # Errors
+    /// `BackendDown` while they are not known.
+    fn topology(&self) -> Result<Option<Topology>>;
 
     /// The zone that these segments mean, if they mean one.
     fn zone(&self, segments: &Topology) -> Option<String>;

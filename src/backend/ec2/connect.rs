@@ -17,12 +17,11 @@ use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::block::{self, Device};
 use crate::os::step::step;
 use crate::os::{self, nvme, udev};
-use crate::volume::{Bytes, Error, Outcome, Result, Topology, VolumeId};
+use crate::volume::{Bytes, Error, NodeId, Outcome, Result, VolumeId};
 
 use super::disks::Disks;
-use super::limits::{Attachments, Limits, Taken, of_type};
-use super::metadata::{Machine, Metadata};
-use super::zone;
+use super::identity::Place;
+use super::limits::{Limits, Taken, of_type};
 
 /// How long a disk that was attached may take to show up, before the CO is told to ask again.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,7 +32,6 @@ const GROWTH: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Node {
     disks: Disks,
-    zone: Option<String>,
     room: Option<Room>,
     patience: Duration,
 }
@@ -42,25 +40,30 @@ pub struct Node {
 #[derive(Debug)]
 struct Room {
     limits: Limits,
-    of: Attachments,
+    place: Place,
     /// As it was known last.
     taken: Mutex<Taken>,
-    /// Where to ask what is attached now; `None` where the operator says the limit.
-    metadata: Option<Metadata>,
 }
 
 impl Room {
+    /// Worked out anew each time, unless the operator says it.
     fn volumes(&self) -> u64 {
-        let asked = self.metadata.as_ref().map(Metadata::taken);
+        if let Some(said) = self.limits.volume_attach_limit {
+            return said;
+        }
+        let asked = self.place.identity.metadata().taken();
+        let of = of_type(&self.place.kind(), None);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         match asked {
-            Some(Ok(now)) => *taken = now,
-            Some(Err(reason)) => {
-                tracing::warn!(reason, "what is attached to this instance is not known; the last answer is used")
+            Ok(now) => *taken = now,
+            Err(reason) => {
+                tracing::warn!(
+                    reason,
+                    "what is attached to this instance is not known; the last answer is used, or say volumeAttachLimit"
+                )
             }
-            None => {}
         }
-        self.limits.volumes(self.of, *taken)
+        self.limits.volumes(of, *taken)
     }
 }
 
@@ -86,28 +89,10 @@ struct Look {
 }
 
 impl Node {
-    /// `machine` is `None` where no volume will be connected: in a process that only controls.
-    pub fn new(machine: Option<&Machine>, limits: &Limits, disks: Disks) -> Node {
-        let room = |machine: &Machine| Room {
-            limits: limits.clone(),
-            of: of_type(&machine.kind, None),
-            taken: Mutex::new(machine.taken),
-            metadata: None,
-        };
-        Node { disks, zone: machine.map(|machine| machine.zone.clone()), room: machine.map(room), patience: PATIENCE }
-    }
-
-    /// The same, whose limit is worked out anew each time it is asked for.
-    pub fn asking(mut self, metadata: Metadata) -> Node {
-        if let Some(room) = self.room.as_mut().filter(|room| room.limits.volume_attach_limit.is_none()) {
-            room.metadata = Some(metadata);
-        }
-        self
-    }
-
-    /// The segments of this node.
-    pub fn topology(&self) -> Option<Topology> {
-        self.zone.as_deref().map(zone::segments)
+    /// `place` is `None` where no volume will be connected: in a process that only controls.
+    pub fn new(place: Option<Place>, limits: &Limits, disks: Disks) -> Node {
+        let room = |place: Place| Room { limits: limits.clone(), place, taken: Mutex::default() };
+        Node { disks, room: place.map(room), patience: PATIENCE }
     }
 }
 
@@ -193,6 +178,10 @@ impl Connect for Node {
 
     fn made_empty(&self, publish_context: &BTreeMap<String, String>) -> bool {
         publish_context.get(EMPTY).is_some_and(|text| text == "true")
+    }
+
+    fn node_id(&self) -> Result<Option<NodeId>> {
+        self.room.as_ref().map(|room| room.place.identity.node_id()).transpose()
     }
 
     fn limit(&self) -> Option<u64> {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::backend::ec2::limits::Taken;
 use crate::os::loopdev::{self, Loop};
 use crate::volume::{MountFlags, Secrets};
 
@@ -312,14 +311,4 @@ fn an_identity_is_read_as_it_was_written() {
         assert_eq!(name_on_xen(device).expect(device), name);
     }
     assert_eq!(wanted(None, None).volume(), "vol-0123");
-}
-
-#[test]
-fn a_node_says_its_zone_and_what_it_takes() {
-    let machine =
-        Machine { zone: "eu-west-1a".to_owned(), kind: "m7i.large".to_owned(), taken: Taken { interfaces: 3, disks: 2 } };
-    let node = Node::new(Some(&machine), &Limits::default(), Disks::default());
-    assert_eq!((node.topology(), node.limit()), (Some(zone::segments("eu-west-1a")), Some(30)));
-    let node = Node::new(None, &Limits::default(), Disks::default());
-    assert_eq!((node.topology(), node.limit()), (None, None));
 }

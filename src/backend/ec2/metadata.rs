@@ -1,7 +1,7 @@
-//! Which instance this is: by flag and configuration, else by the instance metadata service, version 2.
+//! The instance metadata service, version 2.
 //!
-//! The service is asked when the driver starts, within [`DEADLINE`], and only for what nothing else says; and for what is attached to the
-//! instance, whenever the kubelet asks how many volumes it takes.
+//! It is asked within [`DEADLINE`]: which instance this is ([`super::identity`]), and what is attached to it, whenever the kubelet asks
+//! how many volumes it takes.
 
 use std::env;
 use std::time::Duration;
@@ -14,8 +14,9 @@ use aws_smithy_http_client::tls::Provider;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 
 use crate::volume::error::chain;
-use crate::volume::{BackendName, Error, NodeId, Result};
+use crate::volume::{BackendName, Error};
 
+use super::identity::Instance;
 use super::limits::Taken;
 
 /// For all that is asked at a time.
@@ -29,29 +30,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 const INSTANCE: &str = "instance-id";
 const KIND: &str = "instance-type";
 const ZONE: &str = "placement/availability-zone";
-const REGION: &str = "placement/region";
 /// A line each.
 const INTERFACES: &str = "network/interfaces/macs/";
 /// A line each: `ami`, `root`, `ebs1`, `ephemeral0`. As it was when the instance was last started.
 const MAPPINGS: &str = "block-device-mapping/";
-
-/// This instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
-    pub zone: String,
-    /// Such as `m5.large`; empty where nobody says it.
-    pub kind: String,
-    pub taken: Taken,
-}
-
-/// What the operator says, so that it need not be asked.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Said<'a> {
-    pub zone: Option<&'a str>,
-    pub kind: Option<&'a str>,
-    /// How many volumes the instance takes: then what is on it does not matter.
-    pub limit: Option<u64>,
-}
 
 /// The instance metadata service.
 #[derive(Clone, Debug)]
@@ -70,50 +52,22 @@ impl Metadata {
         Metadata { backend: backend.clone(), disabled, endpoint: None, deadline: DEADLINE }
     }
 
-    /// The instance's id, which is the node's: `said`, if it is one.
+    /// Which instance this is, and where.
     ///
     /// # Errors
-    /// `BackendDown` with what to do.
-    pub fn node_id(&self, said: Option<&NodeId>) -> Result<NodeId> {
-        if let Some(said) = said.filter(|said| is_instance(said.as_str())) {
-            return Ok(said.clone());
-        }
-        let remedy = "say which instance this is: --node-id i-0123456789abcdef0";
-        let id = self.known(INSTANCE, remedy)?;
+    /// Why it is not known.
+    pub(super) fn instance(&self) -> Result<Instance, String> {
+        let mut answers = self.ask(&[INSTANCE, ZONE, KIND])?.into_iter();
+        let mut next = || answers.next().flatten().unwrap_or_default();
+        let (id, zone, kind) = (next(), next(), next());
         if !is_instance(&id) {
-            return Err(self.down(&format!("the instance metadata service says {id:?}, which is no instance's id; {remedy}")));
+            return Err(format!("the instance metadata service says {id:?}, which is no instance's id"));
         }
-        id.parse()
-    }
-
-    /// The region, where nothing else says it.
-    ///
-    /// # Errors
-    /// `BackendDown` with what to do.
-    pub fn region(&self) -> Result<String> {
-        self.known(REGION, "say it in the backend's configuration (region), or by AWS_REGION")
-    }
-
-    /// The rest of what a node must know.
-    ///
-    /// # Errors
-    /// `BackendDown` with what to do, where the zone is not known. Without the rest the limit of volumes is what most instances have.
-    pub fn machine(&self, said: Said<'_>) -> Result<Machine> {
-        let zone = match said.zone {
-            Some(zone) => zone.to_owned(),
-            None => self.known(ZONE, "say the zone in the backend's configuration (zone)")?,
-        };
-        if said.limit.is_some() {
-            return Ok(Machine { zone, kind: String::new(), taken: Taken::default() });
+        if zone.is_empty() {
+            return Err(format!("the instance metadata service does not know {ZONE}"));
         }
-        let kind = if said.kind.is_some() { None } else { Some(KIND) };
-        match self.ask_taken(kind) {
-            Ok((taken, kind)) => Ok(Machine { zone, kind: said.kind.map(str::to_owned).or(kind).unwrap_or_default(), taken }),
-            Err(reason) => {
-                tracing::warn!(backend = %self.backend, reason, "it is not known what is attached to this instance; say volumeAttachLimit");
-                Ok(Machine { zone, kind: said.kind.unwrap_or_default().to_owned(), taken: Taken::default() })
-            }
-        }
+        let id = id.parse().map_err(|error: Error| error.to_string())?;
+        Ok(Instance { id, zone, kind })
     }
 
     /// What is attached to the instance now: network interfaces come and go.
@@ -121,25 +75,10 @@ impl Metadata {
     /// # Errors
     /// Why it is not known.
     pub fn taken(&self) -> Result<Taken, String> {
-        self.ask_taken(None).map(|(taken, _)| taken)
-    }
-
-    /// The same, and a further answer.
-    fn ask_taken(&self, further: Option<&str>) -> Result<(Taken, Option<String>), String> {
-        let asked: Vec<&str> = [INTERFACES, MAPPINGS].into_iter().chain(further).collect();
-        let mut answers = self.ask(&asked)?.into_iter().map(Option::unwrap_or_default);
+        let mut answers = self.ask(&[INTERFACES, MAPPINGS])?.into_iter().map(Option::unwrap_or_default);
         let interfaces = count(&answers.next().unwrap_or_default(), |_| true).max(1);
         let disks = 1 + count(&answers.next().unwrap_or_default(), |line| line.starts_with("ebs"));
-        Ok((Taken { interfaces, disks }, answers.next()))
-    }
-
-    fn known(&self, what: &str, remedy: &str) -> Result<String> {
-        let reason = match self.ask(&[what]).map(|mut answers| answers.pop().flatten()) {
-            Ok(Some(answer)) if !answer.is_empty() => return Ok(answer),
-            Ok(_) => format!("the instance metadata service does not know {what}"),
-            Err(reason) => reason,
-        };
-        Err(self.down(&format!("{reason}; {remedy}")))
+        Ok(Taken { interfaces, disks })
     }
 
     /// Everything of these, one after the other; `None` for what it does not have.
@@ -194,13 +133,13 @@ impl Metadata {
         Ok(builder.build())
     }
 
-    fn down(&self, reason: &str) -> Error {
+    pub(super) fn down(&self, reason: &str) -> Error {
         Error::BackendDown { backend: self.backend.to_string(), reason: reason.to_owned() }
     }
 }
 
 /// `i-` and 8 or 17 hexadecimal digits.
-fn is_instance(id: &str) -> bool {
+pub(super) fn is_instance(id: &str) -> bool {
     id.strip_prefix("i-")
         .is_some_and(|digits| matches!(digits.len(), 8 | 17) && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
@@ -225,30 +164,26 @@ fn words(error: &ImdsError) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Instant;
 
-    use super::super::connect::Node;
-    use super::super::disks::Disks;
-    use super::super::limits::Limits;
     use super::*;
-    use crate::backend::Connect;
 
     /// What a request was.
     #[derive(Debug)]
-    struct Asked {
-        method: String,
-        path: String,
+    pub struct Asked {
+        pub method: String,
+        pub path: String,
         token: Option<String>,
     }
 
     /// Serves one request per connection, in a thread that ends with the process; `None` keeps the connection open without an answer.
-    fn service(mut answer: impl FnMut(&Asked) -> Option<(u16, &'static str)> + Send + 'static) -> (Metadata, Receiver<Asked>) {
+    pub fn service(
+        mut answer: impl FnMut(&Asked) -> Option<(u16, &'static str)> + Send + 'static,
+    ) -> (Metadata, Receiver<Asked>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
         let (tell, asked) = channel();
@@ -294,7 +229,6 @@ mod tests {
             INSTANCE => (200, "i-0123456789abcdef0"),
             KIND => (200, "m5.large"),
             ZONE => (200, "eu-west-1a"),
-            REGION => (200, "eu-west-1"),
             INTERFACES => (200, "02:29:96:8f:6a:2d/\n02:29:96:8f:6a:2e/\n"),
             MAPPINGS => (200, "ami\nebs1\nebs12\nephemeral0\nroot"),
             _ => (404, "a page that is not there"),
@@ -302,7 +236,7 @@ mod tests {
     }
 
     /// Answers those with a token only.
-    fn instance(asked: &Asked) -> Option<(u16, &'static str)> {
+    pub fn instance(asked: &Asked) -> Option<(u16, &'static str)> {
         Some(match (asked.method.as_str(), asked.token.as_deref()) {
             ("PUT", _) if asked.path == "/latest/api/token" => (200, "the token"),
             ("GET", Some("the token")) => known(&asked.path),
@@ -310,54 +244,30 @@ mod tests {
         })
     }
 
+    fn this() -> Instance {
+        let id = "i-0123456789abcdef0".parse().expect("an id");
+        Instance { id, zone: "eu-west-1a".to_owned(), kind: "m5.large".to_owned() }
+    }
+
     #[test]
     fn an_instance_says_what_it_is() {
         let (metadata, asked) = service(instance);
-        assert_eq!(metadata.node_id(None).expect("an id").as_str(), "i-0123456789abcdef0");
-        assert_eq!(metadata.region().expect("a region"), "eu-west-1");
-        let machine = metadata.machine(Said::default()).expect("a machine");
-        let taken = Taken { interfaces: 2, disks: 3 };
-        assert_eq!(machine, Machine { zone: "eu-west-1a".to_owned(), kind: "m5.large".to_owned(), taken });
+        assert_eq!(metadata.instance().expect("an instance"), this());
+        assert_eq!(metadata.taken().expect("what is attached"), Taken { interfaces: 2, disks: 3 });
         let asked: Vec<Asked> = asked.try_iter().collect();
         assert!(asked.iter().filter(|asked| asked.method == "GET").all(|asked| asked.token.is_some()), "{asked:?}");
-        let error = metadata.known("no/such/thing", "say it").expect_err("a 404").to_string();
-        assert!(error.contains("does not know no/such/thing; say it"), "{error}");
-        assert!(!error.contains("a page"), "{error}");
     }
 
     #[test]
-    fn what_is_said_is_not_asked() {
-        let (metadata, asked) = service(instance);
-        let said: NodeId = "i-0fedcba9".parse().expect("an id");
-        assert_eq!(metadata.node_id(Some(&said)).expect("as said"), said);
-        let machine = metadata.machine(Said { zone: Some("z"), kind: None, limit: Some(5) }).expect("as said");
-        assert_eq!(machine, Machine { zone: "z".to_owned(), kind: String::new(), taken: Taken::default() });
-        assert_eq!(asked.try_iter().count(), 0);
-        let machine = metadata.machine(Said { zone: Some("z"), kind: Some("c5.large"), limit: None }).expect("as said");
-        assert_eq!((machine.zone.as_str(), machine.kind.as_str(), machine.taken.disks), ("z", "c5.large", 3));
-        // A name of Kubernetes' is no instance.
-        let other: NodeId = "ip-10-0-0-1.ec2.internal".parse().expect("an id");
-        assert_eq!(metadata.node_id(Some(&other)).expect("asked").as_str(), "i-0123456789abcdef0");
-    }
-
-    #[test]
-    fn limit_follows_the_interfaces_attached_now() {
-        let interfaces = Arc::new(AtomicUsize::new(1));
-        let shown = Arc::clone(&interfaces);
-        let (metadata, _) = service(move |asked| match shown.load(Ordering::SeqCst) {
-            0 if asked.method == "GET" => Some((503, "busy")),
-            1 if asked.path.ends_with(INTERFACES) => Some((200, "02:29:96:8f:6a:2d/\n")),
-            _ => instance(asked),
-        });
-        let machine = metadata.machine(Said { zone: Some("z"), ..Said::default() }).expect("a machine");
-        let node = Node::new(Some(&machine), &Limits::default(), Disks::default()).asking(metadata);
-        // An m5.large takes 27 (28 with its first interface); 3 disks are there.
-        assert_eq!(node.limit(), Some(24));
-        interfaces.store(2, Ordering::SeqCst);
-        assert_eq!(node.limit(), Some(23));
-        // Without an answer the last one holds.
-        interfaces.store(0, Ordering::SeqCst);
-        assert_eq!(node.limit(), Some(23));
+    fn answer_without_a_zone_or_an_id_is_none() {
+        for (lacks, wanted) in [(ZONE, "does not know placement/availability-zone"), (INSTANCE, "no instance's id")] {
+            let (metadata, _) = service(move |asked| match asked.path.ends_with(lacks) {
+                true => Some((404, "a page that is not there")),
+                false => instance(asked),
+            });
+            let error = metadata.instance().expect_err("a 404");
+            assert!(error.contains(wanted) && !error.contains("a page"), "{error}");
+        }
     }
 
     #[test]
@@ -370,7 +280,7 @@ mod tests {
                 _ => (401, "stale"),
             })
         });
-        assert_eq!(metadata.region().expect("asked again"), "eu-west-1");
+        assert_eq!(metadata.instance().expect("asked again"), this());
     }
 
     #[test]
@@ -380,37 +290,33 @@ mod tests {
             let lost = std::mem::take(&mut first);
             if lost { None } else { instance(asked) }
         });
-        assert_eq!(metadata.region().expect("the second answer"), "eu-west-1");
+        assert_eq!(metadata.instance().expect("the second answer"), this());
     }
 
     #[test]
     fn nobody_is_waited_for_long() {
         let begun = Instant::now();
         let (metadata, _) = service(|_| None);
-        let error = metadata.node_id(None).expect_err("no answer").to_string();
+        metadata.instance().expect_err("no answer");
         assert!(begun.elapsed() < DEADLINE + Duration::from_secs(2), "{:?}", begun.elapsed());
-        assert!(error.contains("--node-id i-"), "{error}");
-        // The zone is said: what is attached is not worth failing for.
         let metadata = Metadata { deadline: Duration::from_millis(300), ..metadata };
-        let error = metadata.region().expect_err("no answer in time").to_string();
+        let error = metadata.instance().expect_err("no answer in time");
         assert!(error.contains("did not answer within 300ms"), "{error}");
-        let machine = metadata.machine(Said { zone: Some("z"), ..Said::default() }).expect("a machine");
-        assert_eq!((machine.kind.as_str(), machine.taken), ("", Taken::default()));
     }
 
     #[test]
     fn a_refusal_says_what_to_do() {
         let (metadata, _) = service(|_| Some((403, "off")));
-        let error = metadata.machine(Said::default()).expect_err("refused").to_string();
-        assert!(error.contains("forbidden") && error.contains("(zone)"), "{error}");
+        let error = metadata.instance().expect_err("refused");
+        assert!(error.contains("forbidden"), "{error}");
 
         let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port that was closed");
         let nobody = Metadata { endpoint: Some(format!("http://{closed}")), ..metadata.clone() };
-        let error = nobody.region().expect_err("nobody there").to_string();
-        assert!(error.contains("hop limit") && error.contains("AWS_REGION"), "{error}");
+        let error = nobody.instance().expect_err("nobody there");
+        assert!(error.contains("hop limit"), "{error}");
 
         let (metadata, asked) = service(instance);
-        let error = Metadata { disabled: true, ..metadata }.region().expect_err("disabled").to_string();
+        let error = Metadata { disabled: true, ..metadata }.instance().expect_err("disabled");
         assert!(error.contains("AWS_EC2_METADATA_DISABLED"), "{error}");
         assert_eq!(asked.try_iter().count(), 0);
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::metrics::CloudRequests;
-use crate::volume::{Error, NodeId, Result};
+use crate::volume::{Error, Result};
 
 use super::cloud::bucket::Limit;
 use super::cloud::clock::Clock;
@@ -17,6 +17,7 @@ mod cloud;
 mod config;
 pub mod connect;
 pub mod disks;
+pub mod identity;
 pub mod kinds;
 pub mod limits;
 pub mod metadata;
@@ -30,8 +31,8 @@ pub use config::{Ec2Config, LimitConfig};
 use cloud::Ec2Cloud;
 use connect::Node;
 use disks::Disks;
+use identity::{Identity, Place};
 use limits::Limits;
-use metadata::{Machine, Metadata, Said};
 use policy::Ec2Policy;
 
 /// What this process does.
@@ -43,18 +44,22 @@ pub struct Role {
     pub connect: bool,
 }
 
-/// Opens the backend. EC2 is not asked; a node asks the instance metadata for what nobody says.
+/// Opens the backend; nobody is asked anything yet. `identity` is this instance's where the role is to connect.
 ///
 /// # Errors
-/// `Invalid` for a controller without a cluster; `BackendDown` where it is not known in which zone this node is.
-pub fn open(config: Ec2Config, role: Role, requests: CloudRequests) -> Result<CloudBackend> {
-    let machine = role.connect.then(|| machine(&config)).transpose()?;
+/// `Invalid` for a controller without a cluster; `BackendDown` where the client cannot be started.
+pub fn open(config: Ec2Config, role: Role, requests: CloudRequests, identity: Option<Arc<Identity>>) -> Result<CloudBackend> {
+    let place = identity.filter(|_| role.connect).map(|identity| Place {
+        identity,
+        zone: config.zone.clone(),
+        kind: config.instance_type.clone(),
+    });
     let limits = Limits {
         volume_attach_limit: config.volume_attach_limit,
         reserved_volume_attachments: config.reserved_volume_attachments,
     };
-    let node = Node::new(machine.as_ref(), &limits, Disks::default()).asking(Metadata::new(&config.name));
-    let policy = Ec2Policy { tags: config.tags.clone(), topology: node.topology() };
+    let policy = Ec2Policy { tags: config.tags.clone(), place: place.clone() };
+    let node = Node::new(place, &limits, Disks::default());
     let clock = Clock::default();
     let cloud = role.provision.then(|| client(&config, clock, requests)).transpose()?;
     Ok(CloudBackend::new(Parts {
@@ -65,22 +70,6 @@ pub fn open(config: Ec2Config, role: Role, requests: CloudRequests) -> Result<Cl
         connect: Box::new(node),
         clock,
     }))
-}
-
-/// The instance that this node is, where one of its backends is of EC2: its id is the node's.
-///
-/// # Errors
-/// `BackendDown` with what to do.
-pub fn node_id(config: &Ec2Config, said: &NodeId) -> Result<NodeId> {
-    Metadata::new(&config.name).node_id(Some(said))
-}
-
-fn machine(config: &Ec2Config) -> Result<Machine> {
-    Metadata::new(&config.name).machine(Said {
-        zone: config.zone.as_deref(),
-        kind: config.instance_type.as_deref(),
-        limit: config.volume_attach_limit,
-    })
 }
 
 fn client(config: &Ec2Config, clock: Clock, requests: CloudRequests) -> Result<Arc<dyn Cloud>> {
@@ -112,7 +101,7 @@ mod tests {
     fn controller_without_a_node_has_topology_and_its_snapshots_have_none() {
         let config: Ec2Config = serde_yaml_ng::from_str("{name: ebs, cluster: c, region: eu-west-1}").expect("a configuration");
         let role = Role { provision: true, connect: false };
-        let backend = open(config, role, CloudRequests::default()).expect("EC2 is not asked");
+        let backend = open(config, role, CloudRequests::default(), None).expect("EC2 is not asked");
         let offers = Registry::new(vec![Arc::new(backend)]).expect("one backend").offers();
         assert!(offers.topology, "VOLUME_ACCESSIBILITY_CONSTRAINTS: disks are made in the zone that the scheduler chose");
         assert!(offers.snapshots && !offers.local_snapshots, "a snapshot can be restored in any zone of its region");

@@ -8,6 +8,7 @@ use crate::backend::cloud::{Disk, DiskId, Draft, Policy, Tags};
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{AccessMode, AccessType, Bytes, Capability, Error, RawParameters, Result, Topology};
 
+use super::identity::Place;
 use super::parameters::{DiskSettings, Ec2Parameters, Rates, SnapshotSettings};
 use super::{tags, zone};
 
@@ -22,7 +23,7 @@ pub struct Ec2Policy {
     /// What the operator wants on everything.
     pub tags: Tags,
     /// Of this node, where volumes are connected.
-    pub topology: Option<Topology>,
+    pub place: Option<Place>,
 }
 
 impl Ec2Policy {
@@ -63,8 +64,9 @@ impl Policy for Ec2Policy {
         asked
     }
 
-    fn topology(&self) -> Option<Topology> {
-        self.topology.clone()
+    fn topology(&self) -> Result<Option<Topology>> {
+        let Some(place) = &self.place else { return Ok(None) };
+        Ok(Some(zone::segments(&place.zone()?)))
     }
 
     fn zone(&self, segments: &Topology) -> Option<String> {

@@ -305,8 +305,8 @@ impl Backend for ImageBackend {
         serde_json::to_value(&parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
     }
 
-    fn topology(&self) -> Option<Topology> {
-        self.topology.clone()
+    fn topology(&self) -> Result<Option<Topology>> {
+        Ok(self.topology.clone())
     }
 
     fn usage(&self) -> Usage {

@@ -226,7 +226,10 @@ fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()
 
 /// Whether what lies in this backend can be reached from where it is asked for.
 fn check_place(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement) -> Result<()> {
-    match backend.topology().filter(|place| backend.is_local() && !wanted.accepts(place)) {
+    if !backend.is_local() {
+        return Ok(());
+    }
+    match backend.topology()?.filter(|place| !wanted.accepts(place)) {
         None => Ok(()),
         Some(place) => Err(Error::NoCapacity {
             place: format!("the topology asked for ({:?})", wanted.requisite),

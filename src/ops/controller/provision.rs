@@ -67,7 +67,7 @@ impl Controller {
     /// half made is left to that node, too.
     fn may_delete_ephemeral(&self, provision: &dyn Provision, id: &VolumeId) -> Result<bool> {
         let Some(volume) = provision.find(id)? else { return Ok(false) };
-        if self.node.as_ref().is_some_and(|node| node.owns(&volume)) {
+        if self.node.as_ref().map(|node| node.owns(&volume)).transpose()? == Some(true) {
             return Ok(true);
         }
         let by =
@@ -88,9 +88,9 @@ impl Controller {
         let query = CapacityQuery { parameters: parameters.backend, topology: topology.cloned(), least };
         let answer = provision.capacity(&query)?;
         let usable = capabilities.iter().all(|capability| check_capability(backend.as_ref(), capability).is_ok());
-        let here = match (backend.topology(), topology) {
-            (Some(place), Some(asked)) if backend.is_local() => asked.reaches(&place),
-            _ => true,
+        let here = match topology.filter(|_| backend.is_local()) {
+            Some(asked) => backend.topology()?.is_none_or(|place| asked.reaches(&place)),
+            None => true,
         };
         if usable && here {
             return Ok(answer);

@@ -37,24 +37,24 @@ pub(super) fn handle_of(request: &PublishRequest) -> Option<String> {
 }
 
 /// The name of an ephemeral volume in its storage: the kubelet's name for it, and the driver that it belongs to.
-fn mark(node: &Node, name: &str) -> String {
-    format!("ephemeral volume {name}{}", owner(node))
+fn mark(node: &Node, name: &str) -> Result<String> {
+    Ok(format!("ephemeral volume {name}{}", owner(node)?))
 }
 
-fn owner(node: &Node) -> String {
-    format!(" of node {} ({})", node.settings.node_id, node.state.path().display())
+fn owner(node: &Node) -> Result<String> {
+    Ok(format!(" of node {} ({})", node.settled_id()?, node.state.path().display()))
 }
 
 /// Whether its storage says that `volume` is an ephemeral one of this very driver: node and state directory.
-pub(super) fn owns(node: &Node, volume: &Volume) -> bool {
-    volume.id == VolumeId::ephemeral(volume.id.backend(), &volume.name) && volume.name.ends_with(&owner(node))
+pub(super) fn owns(node: &Node, volume: &Volume) -> Result<bool> {
+    Ok(volume.id == VolumeId::ephemeral(volume.id.backend(), &volume.name) && volume.name.ends_with(&owner(node)?))
 }
 
 /// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.
 pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
     let name = handle.to_string();
     for backend in node.registry.iter() {
-        for id in ids(node, backend.name(), &name) {
+        for id in ids(node, backend.name(), &name)? {
             if is_journaled(node, &id)? {
                 return Ok(Some(id));
             }
@@ -65,8 +65,8 @@ pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
 
 /// The ids that the ephemeral volume of this name can have in a backend. Earlier versions gave it the id of a persistent volume: it is
 /// unpublished, but nothing proves that it may be deleted.
-pub(super) fn ids(node: &Node, backend: &BackendName, name: &str) -> [VolumeId; 2] {
-    [VolumeId::ephemeral(backend, &mark(node, name)), VolumeId::derive(backend, name)]
+pub(super) fn ids(node: &Node, backend: &BackendName, name: &str) -> Result<[VolumeId; 2]> {
+    Ok([VolumeId::ephemeral(backend, &mark(node, name)?), VolumeId::derive(backend, name)])
 }
 
 /// Whether the journal has it as an ephemeral volume.
@@ -168,7 +168,7 @@ fn make(
 fn is_there(node: &Node, recipe: &Recipe<'_>) -> Result<bool> {
     let id = &recipe.spec.id;
     match recipe.provision.find_for_create(id, &recipe.spec.parameters)? {
-        Some(volume) if id.is_ephemeral() && !owns(node, &volume) => Err(Error::Conflict {
+        Some(volume) if id.is_ephemeral() && !owns(node, &volume)? => Err(Error::Conflict {
             object: format!("volume {id}"),
             existing: format!("in its storage as {:?}", volume.name),
             wanted: recipe.spec.name.clone(),
@@ -232,7 +232,7 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
         let reason = format!("{size} is below the least possible size; ask for at least {least}");
         return Err(Error::OutOfRange { field: "volume_context.size", reason });
     }
-    let mark = mark(node, name);
+    let mark = mark(node, name)?;
     let spec = VolumeSpec {
         id: VolumeId::ephemeral(backend.name(), &mark),
         name: mark,
@@ -311,7 +311,7 @@ pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
     let backend = node.backend(id)?;
     if let Some(provision) = backend.provision() {
         match provision.find(id)? {
-            Some(volume) if !owns(node, &volume) => tracing::error!(
+            Some(volume) if !owns(node, &volume)? => tracing::error!(
                 volume = %id, name = volume.name,
                 "not deleted: its storage does not say that it is an ephemeral volume of this node; if no PersistentVolume names it, \
                  delete it with `longshore call delete-volume`"

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::backend::registry::Registry;
@@ -157,6 +157,7 @@ pub struct Node {
     kubelet: Root,
     state: Root,
     boot: String,
+    settled: OnceLock<NodeId>,
     /// Numbers the records of what is frozen.
     freezes: AtomicU64,
     /// What an earlier process left frozen is thawed.
@@ -195,14 +196,30 @@ impl Node {
             kubelet,
             state,
             boot,
+            settled: OnceLock::new(),
             freezes: AtomicU64::new(0),
             thawed: AtomicBool::new(false),
         })
     }
 
-    /// Of this node.
+    /// Of this node; as it is configured, while its storage's own id of it is not known.
     pub fn id(&self) -> &NodeId {
-        &self.settings.node_id
+        self.settled.get().unwrap_or(&self.settings.node_id)
+    }
+
+    /// The id by which the CO and stored data know this node.
+    ///
+    /// # Errors
+    /// `BackendDown` while a backend that has its own id of this node does not know it.
+    fn settled_id(&self) -> Result<&NodeId> {
+        if let Some(settled) = self.settled.get() {
+            return Ok(settled);
+        }
+        let mut id = self.settings.node_id.clone();
+        for backend in self.registry.iter() {
+            id = backend.connect().node_id()?.unwrap_or(id);
+        }
+        Ok(self.settled.get_or_init(|| id))
     }
 
     /// Makes the volume ready on this node: connected, formatted if it is proven blank, checked, grown, mounted at the
@@ -299,7 +316,10 @@ impl Node {
     }
 
     /// Whether its storage says that it is an ephemeral volume of this node and state directory.
-    pub fn owns(&self, volume: &Volume) -> bool {
+    ///
+    /// # Errors
+    /// While the id of this node is not known.
+    pub fn owns(&self, volume: &Volume) -> Result<bool> {
         inline::owns(self, volume)
     }
 
@@ -308,7 +328,7 @@ impl Node {
         if !self.journal.knows(id)? {
             return Ok(None);
         }
-        let node = &self.settings.node_id;
+        let node = self.id();
         if let Some(entry) = self.journal.stage(id)? {
             let staging = entry.staging.display();
             // A mkfs must be seen to an end before another volume can have this identity.
@@ -353,7 +373,7 @@ impl Node {
     fn known_of_left(&self, name: &str) -> Result<Option<VolumeId>> {
         for id in self.journal.volumes()?.into_iter().filter(|id| self.registry.get(id.backend()).is_none()) {
             let backend = id.backend();
-            if id == VolumeId::by_hand(backend, name) || inline::ids(self, backend, name).contains(&id) {
+            if id == VolumeId::by_hand(backend, name) || inline::ids(self, backend, name)?.contains(&id) {
                 return Ok(Some(id));
             }
         }
@@ -381,7 +401,7 @@ impl Node {
                 reason: format!(
                     "it is not in the configuration, but the journal of node {} has its volume {id}; add the backend to the \
                      configuration again, until the volume is unstaged",
-                    self.settings.node_id
+                    self.id()
                 ),
             }),
             None => Err(Error::volume_not_found(id)),

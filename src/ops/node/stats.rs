@@ -101,15 +101,18 @@ fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn
     Ok(Stats { total: open.size()?, available: None, used: used.map(|bytes| bytes.0), inodes: None })
 }
 
+/// A node that was registered without its id or segments would lack them until its registration is repeated: what is not known yet is
+/// an error, and the kubelet asks again.
 pub(super) fn info(node: &Node) -> Result<NodeInfo> {
+    let node_id = node.settled_id()?.clone();
     let mut topology: Option<Topology> = None;
     let mut limit: Option<u64> = None;
     for backend in node.registry.iter() {
-        if let Some(segments) = backend.topology() {
+        if let Some(segments) = backend.topology()? {
             topology.get_or_insert_with(Topology::default).0.extend(segments.0);
         }
         // The CO has one number for all volumes of the driver, whatever their backend: only the smallest limit holds for each of them.
         limit = [limit, backend.connect().limit()].into_iter().flatten().min();
     }
-    Ok(NodeInfo { node_id: node.settings.node_id.clone(), topology, limit })
+    Ok(NodeInfo { node_id, topology, limit })
 }

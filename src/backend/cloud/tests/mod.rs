@@ -234,8 +234,8 @@ impl Policy for TestPolicy {
     fn parameters(&self, _: &RawParameters) -> Result<Value> {
         Ok(json!({"type": "fast"}))
     }
-    fn topology(&self) -> Option<Topology> {
-        None
+    fn topology(&self) -> Result<Option<Topology>> {
+        Ok(None)
     }
     fn zone(&self, segments: &Topology) -> Option<String> {
         segments.0.get("zone").cloned()
