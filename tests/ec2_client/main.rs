@@ -196,7 +196,7 @@ fn live() {
     assert_eq!(client.describe_volumes(&ids(&[gone, id])).expect("one").items.len(), 1);
     assert_eq!(client.describe_volumes(&ids(&[gone])).expect("none").items.len(), 0);
 
-    client.attach_volume(id, &instance, "/dev/xvdaa").expect("begun");
+    client.attach_volume(id, &instance, "/dev/xvdaa", None).expect("begun");
     let attachments = volume(&client, id).attachments;
     assert_eq!(
         (attachments.len(), attachments[0].state, attachments[0].device.as_deref()),
@@ -212,7 +212,7 @@ fn live() {
     assert_eq!(volume(&client, id).attachments, []);
     let not = client.detach_volume(id, &instance).expect_err("detached");
     assert_eq!(not.because, Because::NotAttached, "{not}");
-    let nobody = client.attach_volume(id, "i-0123456789abcdef0", "/dev/xvdaa").expect_err("no machine");
+    let nobody = client.attach_volume(id, "i-0123456789abcdef0", "/dev/xvdaa", None).expect_err("no machine");
     assert_eq!(nobody.because, Because::NoInstance, "{nobody}");
 
     client.modify_volume(&ModifyVolume { volume_id: id.to_owned(), size: Some(5), ..ModifyVolume::default() }).expect("begun");
@@ -349,7 +349,7 @@ fn ask_all() {
         CreateSnapshot { volume_id: "vol-1".to_owned(), description: some("d"), outpost_arn: some("arn"), tags: tags.clone() };
     recorded(client.create_snapshot(&snapshot).expect_err("recorded"));
     recorded(client.delete_volume("vol-1").expect_err("recorded"));
-    recorded(client.attach_volume("vol-1", "i-1", "/dev/xvdaa").expect_err("recorded"));
+    recorded(client.attach_volume("vol-1", "i-1", "/dev/xvdaa", None).expect_err("recorded"));
     recorded(client.detach_volume("vol-1", "i-1").expect_err("recorded"));
     recorded(client.delete_snapshot("snap-1").expect_err("recorded"));
     let filters = vec![Filter::tag("k", ["a", "b"]), Filter::new("status", ["x"])];

@@ -92,8 +92,8 @@ pub trait Cloud: Send + Sync + 'static {
     /// Removes a disk that is attached nowhere.
     fn delete_disk(&self, disk: &DiskId) -> Answer<()>;
 
-    /// Begins to attach; the answer says under which name.
-    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str) -> Answer<()>;
+    /// Begins to attach, to one of the machine's `cards` where it has several.
+    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str, card: Option<u32>) -> Answer<()>;
 
     /// Begins to detach.
     fn detach_disk(&self, disk: &DiskId, instance: &NodeId) -> Answer<()>;
@@ -281,6 +281,8 @@ pub struct Instance {
     pub attached: BTreeMap<String, DiskId>,
     /// How many disks it takes in all, those in `attached` among them; `None` where the cloud does not say.
     pub limit: Option<u64>,
+    /// How many disks are attached to each of its cards, by index, where it has several; else empty. Each card has a bandwidth of its own.
+    pub cards: BTreeMap<u32, usize>,
 }
 
 /// Where a list of blocks goes on.

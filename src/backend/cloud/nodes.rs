@@ -31,9 +31,17 @@ pub(super) struct Nodes {
 struct Names {
     seen: Option<(Duration, Instance)>,
     /// Names that this process gave, until they are shown, and when.
-    given: BTreeMap<String, (DiskId, Duration)>,
+    given: BTreeMap<String, Given>,
     /// Names under which the cloud would not attach, or did not come to an end.
     bad: BTreeSet<String>,
+}
+
+/// For what a name was given.
+#[derive(Debug)]
+struct Given {
+    disk: DiskId,
+    at: Duration,
+    card: Option<u32>,
 }
 
 /// How an attachment was begun.
@@ -60,7 +68,7 @@ impl Nodes {
         let mut nodes = self.nodes();
         let Some(names) = nodes.get_mut(node) else { return };
         names.seen = None;
-        names.given.retain(|_, (given, _)| given != disk);
+        names.given.retain(|_, given| given.disk != *disk);
         if names.given.is_empty() && names.bad.is_empty() {
             nodes.remove(node);
         }
@@ -87,10 +95,13 @@ impl Controller {
             step: "attach disk".to_owned(),
             since: taken.since.elapsed(),
         })?;
+        let mut full_cards = BTreeSet::new();
         for _ in 0..NAMES {
             let (instance, device) = self.choose_name(disk, node)?;
-            self.nodes.with(node, |names| names.given.insert(device.clone(), (disk.id.clone(), self.clock.now())));
-            let refusal = match step("attach disk", id, || self.cloud.attach_disk(&disk.id, &instance.id, &device)) {
+            let card = self.choose_card(&instance, node, &full_cards);
+            let given = Given { disk: disk.id.clone(), at: self.clock.now(), card };
+            self.nodes.with(node, |names| names.given.insert(device.clone(), given));
+            let refusal = match step("attach disk", id, || self.cloud.attach_disk(&disk.id, &instance.id, &device, card)) {
                 Ok(()) => return Ok(Begun::Accepted),
                 Err(refusal) if refusal.maybe_done => return Ok(Begun::Perhaps(refusal)),
                 Err(refusal) => refusal,
@@ -99,6 +110,8 @@ impl Controller {
             match refusal.because {
                 Because::NameTaken => self.nodes.spoilt(node, &device),
                 Because::InUse => return Ok(Begun::InUse(refusal)),
+                // Perhaps only this card is.
+                Because::InstanceFull if full_cards.len() + 1 < instance.cards.len() => full_cards.extend(card),
                 Because::InstanceFull => return Err(Error::NodeFull { node: node.to_string(), reason: refusal.to_string() }),
                 Because::NoInstance => return Err(no_such_node(node, &refusal)),
                 _ => return Err(self.refused("attach disk", &object, refusal)),
@@ -106,6 +119,19 @@ impl Controller {
         }
         let reason = format!("the cloud says of each of {NAMES} device names that it is taken; detach a volume, or try again");
         Err(Error::NodeFull { node: node.to_string(), reason })
+    }
+
+    /// The card with the fewest disks, those that are on their way among them; `None` where there is no choice.
+    fn choose_card(&self, instance: &Instance, node: &NodeId, full: &BTreeSet<u32>) -> Option<u32> {
+        let mut cards = instance.cards.clone();
+        self.nodes.with(node, |names| {
+            let on_their_way = names.given.iter().filter(|(name, _)| !instance.attached.contains_key(*name));
+            for card in on_their_way.filter_map(|(_, given)| given.card) {
+                *cards.entry(card).or_default() += 1;
+            }
+        });
+        let free = cards.into_iter().filter(|(card, _)| !full.contains(card));
+        free.min_by_key(|(card, disks)| (*disks, *card)).map(|(card, _)| card)
     }
 
     /// A free name on a node that has room.
@@ -165,7 +191,7 @@ impl Controller {
         let now = self.clock.now();
         self.nodes.with(node, |names| {
             // What is shown is counted there; what is not shown for long has come to nothing.
-            names.given.retain(|name, (_, given)| !instance.attached.contains_key(name) && now < *given + SETTLED);
+            names.given.retain(|name, given| !instance.attached.contains_key(name) && now < given.at + SETTLED);
             names.seen = Some((now, instance.clone()));
         });
         Ok(instance)

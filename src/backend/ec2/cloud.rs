@@ -19,7 +19,14 @@ use super::parameters::{DiskSettings, SnapshotSettings};
 const GIB: u64 = 1 << 30;
 
 /// What EC2 says of a type that it does not know any more, or did not tell, is asked again by the next driver only.
-type Types = BTreeMap<String, Option<Attachments>>;
+type Types = BTreeMap<String, Option<Told>>;
+
+#[derive(Clone, Debug)]
+struct Told {
+    attachments: Attachments,
+    /// Where there are several.
+    cards: Vec<u32>,
+}
 
 #[derive(Debug)]
 pub struct Ec2Cloud {
@@ -41,7 +48,7 @@ impl Ec2Cloud {
         }
         match self.api.describe_instance_types(&unknown) {
             Ok(told) => {
-                let told = told.iter().map(|told| (told.instance_type.clone(), attachments(told)));
+                let told = told.iter().map(|told| (told.instance_type.clone(), told_of(told)));
                 let all: Types = unknown.into_iter().map(|kind| (kind, None)).chain(told).collect();
                 self.types().extend(all);
             }
@@ -58,9 +65,17 @@ impl Ec2Cloud {
         self.types.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What is attached to each card, where EC2 says that there are several.
+    fn cards(&self, instance: &api::Instance) -> BTreeMap<u32, usize> {
+        let told = self.types().get(&instance.instance_type).cloned().flatten();
+        let cards = told.map(|told| told.cards).unwrap_or_default();
+        let disks_on = |card: u32| instance.disks.iter().filter(|disk| disk.card == card).count();
+        cards.into_iter().map(|card| (card, disks_on(card))).collect()
+    }
+
     /// All that a machine takes: what is attached already counts.
     fn limit(&self, instance: &api::Instance) -> u64 {
-        let told = self.types().get(&instance.instance_type).copied().flatten();
+        let told = self.types().get(&instance.instance_type).and_then(|told| Some(told.as_ref()?.attachments));
         let of = of_type(&instance.instance_type, told);
         let further = instance.network_interfaces.saturating_sub(1) as u64;
         of.most.saturating_sub(if of.shared { further } else { 0 })
@@ -97,8 +112,8 @@ impl Cloud for Ec2Cloud {
         self.api.delete_volume(&disk.0)
     }
 
-    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str) -> Answer<()> {
-        self.api.attach_volume(&disk.0, instance.as_str(), device).map(drop)
+    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str, card: Option<u32>) -> Answer<()> {
+        self.api.attach_volume(&disk.0, instance.as_str(), device, card).map(drop)
     }
 
     fn detach_disk(&self, disk: &DiskId, instance: &NodeId) -> Answer<()> {
@@ -208,6 +223,7 @@ impl Ec2Cloud {
             running: matches!(found.state, State::Running | State::Pending | State::Stopping | State::Stopped),
             attached: found.disks.iter().map(|disk| (disk.device.clone(), DiskId(disk.volume_id.clone()))).collect(),
             limit: Some(self.limit(found)),
+            cards: self.cards(found),
         })
     }
 }
@@ -333,10 +349,11 @@ fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
 }
 
 /// What EC2 says of a type; `None` where it does not say how many.
-fn attachments(told: &api::InstanceType) -> Option<Attachments> {
+fn told_of(told: &api::InstanceType) -> Option<Told> {
     let ebs = told.ebs_info.as_ref()?;
     let shared = ebs.attachment_limit_type.as_deref() != Some("dedicated");
-    Some(Attachments { most: ebs.maximum_ebs_attachments?, shared })
+    let attachments = Attachments { most: ebs.maximum_ebs_attachments?, shared };
+    Some(Told { attachments, cards: if ebs.cards.len() > 1 { ebs.cards.clone() } else { Vec::new() } })
 }
 
 fn status_words(told: &api::VolumeStatus) -> String {
@@ -373,6 +390,7 @@ mod tests {
             running: true,
             attached: attached.into(),
             limit: None,
+            cards: BTreeMap::new(),
         };
         assert_eq!(names().count(), 127);
         assert!(!names().any(|name| ["/dev/xvddy", "/dev/xvddz", "/dev/xvda", "/dev/sda"].contains(&name.as_str())));

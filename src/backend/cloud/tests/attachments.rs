@@ -110,6 +110,41 @@ fn no_name_is_given_twice() {
 }
 
 #[test]
+fn disks_are_spread_over_the_cards_of_a_machine() {
+    let bench = Bench::new();
+    let names: Vec<String> = (0..7).map(|number| format!("v{number}")).collect();
+    for name in &names {
+        bench.create(name).expect("made");
+    }
+    // The root disk is on the first.
+    bench.cloud.state().instances.get_mut(&node("i-1")).expect("a machine").cards = [(0, 1), (1, 0), (2, 0)].into();
+    let on_cards = || {
+        let state = bench.cloud.state();
+        state.cards.values().fold([0; 3], |mut cards, card| {
+            cards[*card as usize] += 1;
+            cards
+        })
+    };
+    std::thread::scope(|scope| {
+        for name in &names[..5] {
+            scope.spawn(|| bench.attach(name, "i-1").expect("attached"));
+        }
+    });
+    assert_eq!(on_cards(), [1, 2, 2]);
+    // A card may be full before the machine is.
+    bench.cloud.state().card_limit = Some(2);
+    let error = bench.attach("v5", "i-1").expect_err("each card has two");
+    assert!(matches!(error, Error::NodeFull { .. }), "{error}");
+    bench.detach("v4", "i-1").expect("detached");
+    bench.cloud.state().card_limit = Some(3);
+    bench.attach("v5", "i-1").expect("room");
+    assert_eq!(on_cards(), [1, 2, 2]);
+    bench.cloud.wrong("attach_disk", [Refused(Because::InstanceFull)]);
+    bench.attach("v6", "i-1").expect("to the next card");
+    assert_eq!(on_cards(), [1, 3, 2]);
+}
+
+#[test]
 fn a_refusal_to_attach_has_its_meaning() {
     let bench = bench();
     for (because, is_over) in

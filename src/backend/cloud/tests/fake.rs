@@ -75,6 +75,10 @@ pub struct State {
     /// Whether a token whose disk is deleted answers as it did, instead of being refused.
     pub answers_spent: bool,
     pub instances: BTreeMap<NodeId, Instance>,
+    /// To which card of its machine a disk is attached.
+    pub cards: BTreeMap<DiskId, u32>,
+    /// How many disks a card takes, where machines have several.
+    pub card_limit: Option<usize>,
     /// Names that the cloud refuses though nobody has them.
     pub cursed: BTreeSet<String>,
     pub blocks: Vec<u64>,
@@ -275,6 +279,9 @@ impl State {
                 }
                 if let Some(instance) = self.instances.get_mut(&node) {
                     instance.attached.retain(|_, attached| *attached != id);
+                    if let Some(disks) = self.cards.remove(&id).and_then(|card| instance.cards.get_mut(&card)) {
+                        *disks -= 1;
+                    }
                 }
             }
             Later::Changed(id, change) => {
@@ -407,10 +414,10 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn attach_disk(&self, id: &DiskId, node: &NodeId, device: &str) -> Answer<()> {
+    fn attach_disk(&self, id: &DiskId, node: &NodeId, device: &str, card: Option<u32>) -> Answer<()> {
         self.mutate("attach_disk", |state| {
             let refuse = |because| Err(refusal("attach_disk", because));
-            let cursed = state.cursed.contains(device);
+            let (cursed, card_limit) = (state.cursed.contains(device), state.card_limit);
             let Some(instance) = state.instances.get(node).cloned() else { return refuse(Because::NoInstance) };
             let disk = state.disk("attach_disk", id)?;
             if disk.state != DiskState::Available && !disk.multi_attach {
@@ -425,6 +432,14 @@ impl Cloud for FakeCloud {
             if instance.limit.is_some_and(|limit| instance.attached.len() as u64 >= limit) {
                 return refuse(Because::InstanceFull);
             }
+            // Without a card it is the first (EC2 API reference, AttachVolume).
+            let card = card.unwrap_or_default();
+            if card > 0 && !instance.cards.contains_key(&card) {
+                return refuse(Because::Invalid);
+            }
+            if card_limit.is_some_and(|limit| instance.cards.get(&card).is_some_and(|disks| *disks >= limit)) {
+                return refuse(Because::InstanceFull);
+            }
             disk.state = DiskState::InUse;
             disk.attachments.push(Attachment {
                 instance: node.clone(),
@@ -434,7 +449,9 @@ impl Cloud for FakeCloud {
             });
             if let Some(instance) = state.instances.get_mut(node) {
                 instance.attached.insert(device.to_owned(), id.clone());
+                instance.cards.entry(card).and_modify(|disks| *disks += 1);
             }
+            state.cards.insert(id.clone(), card);
             self.later(state, state.delays.attach, Later::Attached(id.clone(), node.clone()));
             Ok(())
         })

@@ -54,6 +54,7 @@ impl Bench {
                 running: true,
                 attached: [].into(),
                 limit: Some(8),
+                cards: [].into(),
             };
             cloud.state().instances.insert(node(name), instance);
         }

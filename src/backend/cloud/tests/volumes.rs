@@ -169,6 +169,7 @@ fn many_at_once_are_few_questions() {
             running: true,
             attached: [].into(),
             limit: Some(8),
+            cards: [].into(),
         };
         bench.cloud.state().instances.insert(node(&name), one);
     }

@@ -55,6 +55,8 @@ pub struct InstanceDisk {
     pub volume_id: String,
     pub state: AttachmentState,
     pub attach_time: Option<SystemTime>,
+    /// Without one it is on the first.
+    pub card: u32,
 }
 
 /// What a type of machine has room for.
@@ -87,6 +89,9 @@ pub struct EbsInfo {
     /// `dedicated`, or `shared` with network interfaces and instance store NVMe disks.
     #[serde(default, deserialize_with = "query::some")]
     pub attachment_limit_type: Option<String>,
+    /// To which volumes are attached; each has its bandwidth. Nothing where there is only one, or in answers of old.
+    #[serde(rename = "ebsCardSet", default, deserialize_with = "cards")]
+    pub cards: Vec<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -186,6 +191,15 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error>
     query::items::<Interface, D>(deserializer).map(|interfaces| interfaces.len())
 }
 
+fn cards<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Card {
+        ebs_card_index: u32,
+    }
+    query::items::<Card, D>(deserializer).map(|cards| cards.iter().map(|card| card.ebs_card_index).collect())
+}
+
 fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     #[derive(Deserialize)]
     struct Disk {
@@ -209,10 +223,13 @@ struct Ebs {
     status: AttachmentState,
     #[serde(default, deserialize_with = "query::time")]
     attach_time: Option<SystemTime>,
+    #[serde(default, deserialize_with = "query::some")]
+    ebs_card_index: Option<u32>,
 }
 
 impl From<Mapping> for InstanceDisk {
-    fn from(Mapping { device_name: device, ebs: Ebs { volume_id, status: state, attach_time } }: Mapping) -> Self {
-        InstanceDisk { device, volume_id, state, attach_time }
+    fn from(Mapping { device_name: device, ebs }: Mapping) -> Self {
+        let Ebs { volume_id, status: state, attach_time, ebs_card_index } = ebs;
+        InstanceDisk { device, volume_id, state, attach_time, card: ebs_card_index.unwrap_or_default() }
     }
 }

@@ -528,7 +528,9 @@ fn machines_and_their_types_are_read() {
           <instanceState><code>16</code><name>running</name></instanceState><instanceType>m5.large</instanceType>
           <placement><availabilityZone>us-east-1a</availabilityZone><groupName/></placement><rootDeviceName>/dev/xvda</rootDeviceName>
           <blockDeviceMapping><item><deviceName>/dev/xvda</deviceName><ebs><volumeId>vol-r</volumeId><status>attached</status>
-            <attachTime>2026-01-31T08:01:00.000Z</attachTime></ebs></item></blockDeviceMapping>
+            <attachTime>2026-01-31T08:01:00.000Z</attachTime></ebs></item>
+            <item><deviceName>/dev/xvdba</deviceName><ebs><volumeId>vol-2</volumeId><status>attached</status>
+            <ebsCardIndex>1</ebsCardIndex></ebs></item></blockDeviceMapping>
           <networkInterfaceSet><item><networkInterfaceId>eni-1</networkInterfaceId></item><item/></networkInterfaceSet>
         </item></instancesSet></item>
         <item><instancesSet><item><instanceId>i-2</instanceId><instanceState><code>48</code><name>terminated</name></instanceState>
@@ -537,7 +539,8 @@ fn machines_and_their_types_are_read() {
         </reservationSet></DescribeInstancesResponse>";
     let types = r"<DescribeInstanceTypesResponse><instanceTypeSet><item><instanceType>m5d.large</instanceType><bareMetal>false</bareMetal>
         <hypervisor>nitro</hypervisor><ebsInfo><nvmeSupport>required</nvmeSupport><maximumEbsAttachments>27</maximumEbsAttachments>
-        <attachmentLimitType>shared</attachmentLimitType></ebsInfo><networkInfo><maximumNetworkInterfaces>3</maximumNetworkInterfaces>
+        <attachmentLimitType>shared</attachmentLimitType><ebsCardSet><item><ebsCardIndex>0</ebsCardIndex>
+        <baselineIops>3000</baselineIops></item><item><ebsCardIndex>1</ebsCardIndex></item></ebsCardSet></ebsInfo><networkInfo><maximumNetworkInterfaces>3</maximumNetworkInterfaces>
         </networkInfo><instanceStorageInfo><nvmeSupport>required</nvmeSupport><disks><item><count>1</count><sizeInGB>75</sizeInGB>
         </item><item><count>2</count></item></disks></instanceStorageInfo></item><item><instanceType>x</instanceType></item>
         </instanceTypeSet></DescribeInstanceTypesResponse>";
@@ -546,13 +549,49 @@ fn machines_and_their_types_are_read() {
     let found = client.describe_instances(&ids(&["i-1", "i-2"])).expect("two").items;
     let states: Vec<_> =
         found.iter().map(|instance| (instance.state, instance.network_interfaces, instance.disks.len())).collect();
-    assert_eq!(states, [(InstanceState::Running, 2, 1), (InstanceState::Terminated, 0, 0)]);
+    assert_eq!(states, [(InstanceState::Running, 2, 2), (InstanceState::Terminated, 0, 0)]);
+    assert_eq!([found[0].disks[0].card, found[0].disks[1].card], [0, 1]);
     assert_eq!((found[0].disks[0].device.as_str(), found[0].zone.as_str()), ("/dev/xvda", "us-east-1a"));
     let types = client.describe_instance_types(&["m5d.large".to_owned()]).expect("two");
     let ebs = types[0].ebs_info.as_ref().expect("EBS");
+    assert_eq!(ebs.cards, [0, 1]);
     assert_eq!((ebs.maximum_ebs_attachments, ebs.attachment_limit_type.as_deref()), (Some(27), Some("shared")));
     assert_eq!(types[0].instance_storage_info.as_ref().map(|info| info.disks), Some(3));
     assert_eq!(types[1].hypervisor, None);
+}
+
+/// Through the whole of the EC2 backend's cloud, as the frame asks it.
+#[test]
+fn volume_is_attached_to_the_card_that_is_asked_for() {
+    use crate::backend::cloud::{Cloud, DiskId};
+    let server = Server::start(|_, asked| {
+        ok(match asked.value("Action") {
+            Some("DescribeInstances") => {
+                "<r><reservationSet><item><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name>\
+                 </instanceState><instanceType>r8gb.48xlarge</instanceType><placement><availabilityZone>a</availabilityZone>\
+                 </placement><blockDeviceMapping><item><deviceName>/dev/xvda</deviceName><ebs><volumeId>vol-r</volumeId>\
+                 <status>attached</status></ebs></item></blockDeviceMapping></item></instancesSet></item></reservationSet></r>"
+            }
+            Some("DescribeInstanceTypes") => {
+                "<r><instanceTypeSet><item><instanceType>r8gb.48xlarge</instanceType><ebsInfo><maximumEbsAttachments>128\
+                 </maximumEbsAttachments><attachmentLimitType>dedicated</attachmentLimitType><ebsCardSet><item><ebsCardIndex>0\
+                 </ebsCardIndex></item><item><ebsCardIndex>1</ebsCardIndex></item></ebsCardSet></ebsInfo></item></instanceTypeSet></r>"
+            }
+            _ => {
+                "<r><volumeId>vol-1</volumeId><instanceId>i-1</instanceId><device>/dev/xvdba</device><status>attaching</status></r>"
+            }
+        })
+    });
+    let cloud = super::super::cloud::Ec2Cloud::new(server.client());
+    let node = "i-1".parse().expect("a node");
+    let found = cloud.instances(std::slice::from_ref(&node)).expect("one");
+    assert_eq!(found[0].cards, [(0, 1), (1, 0)].into(), "the root volume is on the first");
+    for card in [Some(1), None] {
+        cloud.attach_disk(&DiskId("vol-1".to_owned()), &node, "/dev/xvdba", card).expect("begun");
+    }
+    let asked = server.asked();
+    let cards: Vec<_> = asked.iter().filter(|asked| asked.value("Action") == Some("AttachVolume")).collect();
+    assert_eq!([cards[0].value("EbsCardIndex"), cards[1].value("EbsCardIndex")], [Some("1"), None]);
 }
 
 #[test]

@@ -243,9 +243,9 @@ impl Ec2 {
     /// # Errors
     /// `InUse` where it is attached already, there or elsewhere, which after a lost answer (`maybe_done`) can be this request's doing;
     /// `NameTaken`, `InstanceFull`, `NoInstance`, `NotFound`.
-    pub fn attach_volume(&self, volume: &str, instance: &str, device: &str) -> Answer<VolumeAttachment> {
+    pub fn attach_volume(&self, volume: &str, instance: &str, device: &str, card: Option<u32>) -> Answer<VolumeAttachment> {
         let query = Query::new("AttachVolume", Repeat::Harmless).set("VolumeId", volume);
-        self.query(&query.set("InstanceId", instance).set("Device", device))
+        self.query(&query.set("InstanceId", instance).set("Device", device).may_set("EbsCardIndex", card))
     }
 
     /// Begins to detach; never by force, which loses what the machine has not written.
