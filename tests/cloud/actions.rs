@@ -75,6 +75,7 @@ impl Act<'_> {
         match action {
             "CreateVolume" => self.create_volume(),
             "DeleteVolume" => self.delete_volume(),
+            "CreateTags" => self.create_tags(),
             "AttachVolume" => self.attach_volume(),
             "DetachVolume" => self.detach_volume(),
             "ModifyVolume" => self.modify_volume(),
@@ -331,6 +332,28 @@ impl Act<'_> {
         for item in answer.items("instancesSet") {
             self.met(item)?;
         }
+        Ok(answer)
+    }
+
+    /// Of volumes; a tag takes the place of one of the same key.
+    fn create_tags(&mut self) -> Answer {
+        let id = self.get("ResourceId.1").to_owned();
+        let mut item = self.volume(&id)?.item.clone();
+        self.check_tags("Tag")?;
+        let answer = self.pass_on(self.parameters)?;
+        let mut tags = item.items("tagSet").to_vec();
+        for (key, value) in wire::tags(self.parameters, "Tag") {
+            tags.retain(|tag| tag.get("key") != key);
+            tags.push(Element::new("item").with("key", &key).with("value", &value));
+        }
+        for tag in item.items("tagSet") {
+            let tag = (tag.get("key").to_owned(), tag.get("value").to_owned());
+            if let Some(ids) = self.world.by_tag.get_mut(&tag) {
+                ids.remove(&id);
+            }
+        }
+        item.put(Element::of("tagSet", tags));
+        self.world.told(&id, item);
         Ok(answer)
     }
 

@@ -98,6 +98,37 @@ fn a_volume_lives_in_a_cloud_as_ec2_is() {
     let driver = Driver::start(&cloud, SPEED, &instance);
     live(&driver, &instance, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
     assert_eq!(cloud.requests().2, 0, "nothing was throttled");
+    // The rights that the documentation tells are enough.
+    let documented = include_str!("../../docs/ec2.md");
+    for action in cloud.counts().into_keys().filter(|action| action != "RunInstances") {
+        assert!(documented.contains(&format!("\"ec2:{action}\"")), "docs/ec2.md: the role lacks ec2:{action}");
+    }
+}
+
+#[test]
+fn disk_is_known_to_be_blank_at_its_first_attachment_only() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instances = cloud.run_instances(2, "m5.large", ZONE);
+    let mut driver = Driver::start(&cloud, SPEED, &instances[0]);
+    driver.create("data").expect("made");
+    let blank = |driver: &Driver| tag(&driver.disk(), "longshore.dev/blank");
+    assert_eq!(blank(&driver), "never-attached");
+    let context = driver.attach("ebs:data", &instances[0]).expect("attached");
+    assert_eq!(context.get("madeEmpty").map(String::as_str), Some("true"));
+    assert!(blank(&driver).starts_with("attaching-"), "{}", blank(&driver));
+    driver.detach("ebs:data", &instances[0]).expect("detached");
+    for restarts in [false, true] {
+        if restarts {
+            driver.harness.kill();
+            driver.harness.start();
+        }
+        let context = driver.attach("ebs:data", &instances[1]).expect("attached");
+        assert_eq!(context.get("madeEmpty"), None, "a pod has had it");
+        driver.detach("ebs:data", &instances[1]).expect("detached");
+    }
+    assert_eq!(blank(&driver), "used");
+    driver.delete("ebs:data").expect("deleted");
+    driver.assert_clean("at the end");
 }
 
 /// What others wrote, with nothing of ours between.

@@ -17,12 +17,12 @@ use super::looks::Key;
 use super::memory::{SETTLED, STUCK};
 use super::nodes::Begun;
 use super::provision::WAIT;
-use super::{Attachment, AttachmentState, Because, Disk, DiskId, DiskState, Refusal};
+use super::{Attachment, AttachmentState, Because, Disk, DiskId, DiskState, Refusal, Tags, tags};
 
 /// Keys of publish_context: the cloud's id of the disk, and the device name that it was attached under.
 pub const VOLUME: &str = "volume";
 pub const DEVICE: &str = "device";
-/// `true`: the disk was made empty for this volume.
+/// `true`: the disk was made empty for this volume, and this is its first attachment.
 pub const EMPTY: &str = "madeEmpty";
 
 impl Attach for Controller {
@@ -51,9 +51,9 @@ impl Attach for Controller {
             }
         };
         self.memory.bind(&disk.id, node, mode, read_only);
-        let device = self.await_attached(id, &disk.id, node, lost)?;
+        let place = self.await_attached(id, &disk.id, node, lost)?;
         self.memory.count_attachment(1);
-        Ok(Outcome::Changed(context(&disk, &device)))
+        Ok(Outcome::Changed(self.context(&disk.id, &place)))
     }
 
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
@@ -66,6 +66,7 @@ impl Attach for Controller {
             Some(node) => BTreeSet::from([node.clone()]),
             None => seen.iter().map(|seen| seen.instance.clone()).chain(self.memory.bound_to(&disk)).collect(),
         };
+        self.memory.is_used(&disk);
         let mut changed = false;
         for node in &nodes {
             let state = seen.iter().find(|seen| seen.instance == *node).map(|seen| seen.state);
@@ -109,7 +110,7 @@ impl Controller {
             Some(bound) => check_same_attachment(id, node, (bound.mode, bound.read_only), (mode, read_only))?,
             None => self.memory.bind(&disk.id, node, mode, read_only),
         }
-        Ok(Some(Outcome::Unchanged(context(disk, &attachment.device))))
+        Ok(Some(Outcome::Unchanged(self.context(&disk.id, attachment))))
     }
 
     /// The disk, once nobody has it who keeps it from others.
@@ -137,6 +138,43 @@ impl Controller {
         Ok(disk)
     }
 
+    /// What publish_context says of an attachment.
+    fn context(&self, disk: &DiskId, place: &Attachment) -> BTreeMap<String, String> {
+        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.0.clone()), (DEVICE.to_owned(), place.device.clone())]);
+        if self.memory.is_first_attachment(disk, place) {
+            context.insert(EMPTY.to_owned(), "true".to_owned());
+        }
+        context
+    }
+
+    /// Before an attachment begins, the disk's tag stops saying that nothing was written to it: durably, so that no later process takes
+    /// a used disk for a blank one. A node reads a disk fully that it is not told is blank, so that what is doubtful costs only time.
+    fn withdraw_blank(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<()> {
+        let ours = self.memory.attaching();
+        let (value, first) = match tags::blank(disk) {
+            None | Some(tags::USED) => {
+                self.memory.is_used(&disk.id);
+                return Ok(());
+            }
+            // What this process has put there may not be shown yet.
+            Some(value) if self.memory.begins_attachment(&disk.id, node, [ours, tags::NEVER_ATTACHED].contains(&value)) => {
+                return Ok(());
+            }
+            Some(tags::NEVER_ATTACHED) => (ours, self.memory.knows_tags_of(id.derived(), &disk.id)),
+            Some(_) => (tags::USED, false),
+        };
+        let changed = Tags::from([(tags::BLANK.to_owned(), value.to_owned())]);
+        match step("tag disk", id, || self.cloud.tag_disk(&disk.id, &changed)) {
+            Ok(()) => self.memory.withdrew(&disk.id, node, first),
+            Err(refusal) if refusal.because == Because::Denied => tracing::warn!(
+                volume = %id, disk = %disk.id, %refusal,
+                "the tag {} cannot be changed, so that the node reads the whole disk before it formats it; allow CreateTags", tags::BLANK
+            ),
+            Err(refusal) => return Err(self.refused("tag disk", &format!("volume {id}"), refusal)),
+        }
+        Ok(())
+    }
+
     /// Begins to attach; a refusal that may have been none is waited out.
     fn start(&self, id: &VolumeId, disk: &Disk, node: &NodeId, mode: AccessMode) -> Result<Option<Refusal>> {
         match disk.state {
@@ -146,10 +184,16 @@ impl Controller {
                 return Err(Error::Unproven { device: format!("volume {id}"), reason });
             }
         }
-        let refusal = match self.begin_attach(id, disk, node)? {
+        self.withdraw_blank(id, disk, node)?;
+        let begun = self.begin_attach(id, disk, node)?;
+        self.memory.began_attachment(&disk.id);
+        let refusal = match begun {
             Begun::Accepted => return Ok(None),
             Begun::Perhaps(refusal) => return Ok(Some(refusal)),
-            Begun::InUse(refusal) => refusal,
+            Begun::InUse(refusal) => {
+                self.memory.is_used(&disk.id);
+                refusal
+            }
         };
         // Our description was out of date: what does a new one say?
         let seen = self.looks.disks.look(&Key::from(&disk.id)).map_err(|refusal| self.unknown(id, &refusal))?;
@@ -169,8 +213,8 @@ impl Controller {
         }
     }
 
-    /// Waits until it is attached; the device name.
-    fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<String> {
+    /// Waits until it is attached.
+    fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<Attachment> {
         let mut last: Option<Attachment> = None;
         let mut moving_for = Duration::ZERO;
         let waited = self.looks.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
@@ -179,7 +223,7 @@ impl Controller {
                 Some(place) => {
                     moving_for = self.memory.saw(&disk.id, node, place.state);
                     last = Some(place.clone());
-                    (place.state == AttachmentState::Attached).then(|| Ok(place.device.clone()))
+                    (place.state == AttachmentState::Attached).then(|| Ok(place.clone()))
                 }
                 // It was coming, and is gone again.
                 None => last.take().map(Err),
@@ -187,7 +231,7 @@ impl Controller {
         });
         let object = format!("volume {id} on node {node}");
         let unfinished = match waited {
-            Ok(Ok(device)) => return Ok(device),
+            Ok(Ok(place)) => return Ok(place),
             Ok(Err(gone)) => {
                 self.nodes.freed(node, disk);
                 self.nodes.spoilt(node, &gone.device);
@@ -300,13 +344,4 @@ pub(super) fn stuck(disk: &DiskId, node: &NodeId, place: &Attachment, since: Dur
              what is mounted of it there, or stop the machine; forcing it loses what is not written yet"
         ),
     }
-}
-
-fn context(disk: &Disk, device: &str) -> BTreeMap<String, String> {
-    let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.id.0.clone()), (DEVICE.to_owned(), device.to_owned())]);
-    // The disk carries our tag of this volume, so that we made it, and of nothing.
-    if disk.snapshot.is_none() && !disk.tags.contains_key(super::tags::SOURCE) {
-        context.insert(EMPTY.to_owned(), "true".to_owned());
-    }
-    context
 }

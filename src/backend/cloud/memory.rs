@@ -10,13 +10,14 @@
 //!   have been up for days by then, so the time is not counted from its start. Afterwards the first look is believed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::volume::{AccessMode, NodeId};
 
 use super::clock::Clock;
-use super::{AttachmentState, DiskId};
+use super::{Attachment, AttachmentState, DiskId};
 
 /// After this long a description is taken for true.
 pub(super) const SETTLED: Duration = Duration::from_secs(300);
@@ -44,11 +45,26 @@ pub(super) struct Bound {
     pub since: Duration,
 }
 
+/// An attachment of a disk whose tag this process changed to say that it is not blank any more.
+#[derive(Debug)]
+struct Withdrawn {
+    node: NodeId,
+    at: Duration,
+    /// Nothing was attached before.
+    first: bool,
+    /// The cloud may have attached it.
+    begun: bool,
+    /// When the cloud attached it, once that was answered: another attachment is not the first.
+    since: Option<Option<SystemTime>>,
+}
+
 #[derive(Debug)]
 pub(super) struct Memory {
     clock: Clock,
     /// When this process first acted on an absence.
     first: OnceLock<Duration>,
+    /// Of this process only.
+    attaching: String,
     state: Mutex<State>,
 }
 
@@ -66,6 +82,7 @@ struct State {
     /// When something was first missed, and when last.
     missed: BTreeMap<String, (Duration, Duration)>,
     bound: BTreeMap<(DiskId, NodeId), Bound>,
+    withdrawn: BTreeMap<DiskId, Withdrawn>,
     /// Since when an attachment is seen to come or go.
     moving: BTreeMap<(DiskId, NodeId), (AttachmentState, Duration)>,
     /// As the last list had it, and what was attached and detached since.
@@ -76,7 +93,9 @@ struct State {
 
 impl Memory {
     pub fn new(clock: Clock) -> Memory {
-        Memory { clock, first: OnceLock::new(), state: Mutex::default() }
+        // Seeded anew by the system for each process.
+        let attaching = format!("attaching-{:016x}", RandomState::new().build_hasher().finish());
+        Memory { clock, first: OnceLock::new(), attaching, state: Mutex::default() }
     }
 
     /// Whether a process before this one may have done something a moment ago: the moment when not any more. Asked by a call that is
@@ -131,6 +150,7 @@ impl Memory {
             state.tidy.remove(what);
         }
         state.bound.retain(|(disk, _), _| disk.0 != id);
+        state.withdrawn.retain(|disk, _| disk.0 != id);
         let now = self.clock.now();
         if state.deleted.len() >= MOST {
             state.deleted.retain(|_, when| now < *when + SETTLED);
@@ -204,6 +224,61 @@ impl Memory {
         let place = (disk.clone(), node.clone());
         state.bound.remove(&place);
         state.moving.remove(&place);
+    }
+
+    /// Whether the tags of a disk that are shown are true as long as this process has not changed them: it made the disk, or has
+    /// acted for so long that what a process before it changed is shown.
+    pub fn knows_tags_of(&self, what: &str, disk: &DiskId) -> bool {
+        let made = self.known(what).is_some_and(|known| known.id == disk.0 && known.made.is_some());
+        let now = self.clock.now();
+        made || now >= *self.first.get_or_init(|| now) + SETTLED
+    }
+
+    /// What this process puts into a disk's tag before it begins its first attachment.
+    pub fn attaching(&self) -> &str {
+        &self.attaching
+    }
+
+    /// An attachment is about to begin; whether this process has changed the disk's tag before. One that the cloud surely refused does not
+    /// count, as long as nobody else has begun one: `untouched` is whether the tag shows that.
+    pub fn begins_attachment(&self, disk: &DiskId, node: &NodeId, untouched: bool) -> bool {
+        let mut state = self.state();
+        let Some(known) = state.withdrawn.get_mut(disk) else { return false };
+        known.first &= untouched && !known.begun;
+        known.node = node.clone();
+        true
+    }
+
+    /// The disk's tag was changed: from now on only this process knows whether its next attachment is the `first`.
+    pub fn withdrew(&self, disk: &DiskId, node: &NodeId, first: bool) {
+        let at = self.clock.now();
+        let mut state = self.state();
+        if state.withdrawn.len() >= MOST {
+            state.withdrawn.retain(|_, known| at < known.at + SETTLED);
+        }
+        state.withdrawn.insert(disk.clone(), Withdrawn { node: node.clone(), at, first, begun: false, since: None });
+    }
+
+    /// The cloud has attached it, or may have.
+    pub fn began_attachment(&self, disk: &DiskId) {
+        if let Some(known) = self.state().withdrawn.get_mut(disk) {
+            known.begun = true;
+        }
+    }
+
+    /// Somebody has had it.
+    pub fn is_used(&self, disk: &DiskId) {
+        if let Some(known) = self.state().withdrawn.get_mut(disk) {
+            known.first = false;
+        }
+    }
+
+    /// Whether this attachment is the first that the disk ever had.
+    pub fn is_first_attachment(&self, disk: &DiskId, place: &Attachment) -> bool {
+        let mut state = self.state();
+        let Some(known) = state.withdrawn.get_mut(disk).filter(|known| known.first && known.begun) else { return false };
+        known.first = known.node == place.instance && *known.since.get_or_insert(place.since) == place.since;
+        known.first
     }
 
     /// Hears how an attachment is now; for how long it has been so, where it comes or goes.

@@ -89,6 +89,9 @@ pub trait Cloud: Send + Sync + 'static {
     /// Makes a disk. With the token of an earlier request whose answer was lost it answers what that one made.
     fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk>;
 
+    /// Sets these tags of a disk, in place of those of the same keys.
+    fn tag_disk(&self, disk: &DiskId, tags: &Tags) -> Answer<()>;
+
     /// Removes a disk that is attached nowhere.
     fn delete_disk(&self, disk: &DiskId) -> Answer<()>;
 

@@ -26,6 +26,11 @@ pub const NAME: &str = "longshore.dev/name";
 pub const PARAMETERS: &str = "longshore.dev/parameters";
 /// `snapshot/<id>` or `volume/<id>`, of what it was made.
 pub const SOURCE: &str = "longshore.dev/source";
+/// On a disk that was made of nothing: [`NEVER_ATTACHED`], until a process that begins its first attachment puts a value of its own there,
+/// and a process that finds another's value puts [`USED`].
+pub const BLANK: &str = "longshore.dev/blank";
+pub const NEVER_ATTACHED: &str = "never-attached";
+pub const USED: &str = "used";
 /// On a snapshot that is only the way to a copy: the part of the copy's volume id that is derived from its name.
 pub const TEMPORARY: &str = "longshore.dev/temporary";
 
@@ -86,7 +91,10 @@ impl Owner {
         all.extend(self.tags());
         all.extend(tags([(VOLUME, spec.id.derived().to_owned()), (NAME, spec.name.clone())]));
         all.extend(cut(PARAMETERS, &parameters.to_string()));
-        all.extend(spec.source.as_ref().map(|source| (SOURCE.to_owned(), source_text(source))));
+        all.extend(match &spec.source {
+            Some(source) => tags([(SOURCE, source_text(source))]),
+            None => tags([(BLANK, NEVER_ATTACHED.to_owned())]),
+        });
         all
     }
 
@@ -146,6 +154,12 @@ impl Owner {
         };
         read().ok_or_else(|| changed_by_hand("snapshot", &snapshot.id.0, &snapshot.tags))
     }
+}
+
+/// What is said of a disk's being blank; `None` where it was made of something, or by a driver that did not say.
+pub(super) fn blank(disk: &Disk) -> Option<&str> {
+    let of_nothing = disk.snapshot.is_none() && !disk.tags.contains_key(SOURCE);
+    disk.tags.get(BLANK).filter(|_| of_nothing).map(String::as_str)
 }
 
 /// Whether a disk was made of a volume.

@@ -108,6 +108,10 @@ impl Cloud for Ec2Cloud {
         self.api.create_volume(&create).map(disk)
     }
 
+    fn tag_disk(&self, disk: &DiskId, tags: &BTreeMap<String, String>) -> Answer<()> {
+        self.api.create_tags(&disk.0, tags)
+    }
+
     fn delete_disk(&self, disk: &DiskId) -> Answer<()> {
         self.api.delete_volume(&disk.0)
     }

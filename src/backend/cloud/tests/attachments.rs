@@ -1,5 +1,7 @@
 //! Volumes are bound to nodes, whatever the cloud does.
 
+use std::time::SystemTime;
+
 use super::super::{AttachmentState, Because};
 use super::fake::Wrong::{Lost, NotDone, Refused};
 use super::*;
@@ -107,6 +109,75 @@ fn no_name_is_given_twice() {
     bench.detach("v3", "i-1").expect("detached");
     bench.attach("more", "i-1").expect("room");
     assert_eq!(bench.backend.attach().expect("a controller").limit(&node("i-1")).expect("told"), Some(8));
+}
+
+/// What publish_context says.
+fn made_empty(bench: &Bench, name: &str, on: &str) -> bool {
+    let attach = bench.backend.attach().expect("a controller");
+    let outcome = attach.attach(&bench.id(name), &node(on), AccessMode::SingleNodeWriter, false).expect("attached");
+    outcome.into_inner().contains_key("madeEmpty")
+}
+
+fn blank_tag(bench: &Bench) -> String {
+    bench.cloud.disks_now()[0].tags["longshore.dev/blank"].clone()
+}
+
+#[test]
+fn disk_is_known_to_be_blank_at_its_first_attachment_only() {
+    let mut bench = Bench::new();
+    bench.create("one").expect("made");
+    assert_eq!(blank_tag(&bench), "never-attached");
+    // As the cloud throttles: nothing was attached.
+    bench.cloud.wrong("attach_disk", [Refused(Because::Throttled)]);
+    assert!(!is_final(&bench.attach("one", "i-1").expect_err("throttled")));
+    assert!(blank_tag(&bench).starts_with("attaching-"), "before the request that attaches it");
+    assert!(made_empty(&bench, "one", "i-1"));
+    assert!(made_empty(&bench, "one", "i-1"), "the answer may have been lost");
+    assert_eq!(bench.cloud.count("tag_disk"), 1);
+    bench.detach("one", "i-1").expect("detached");
+    // Tags that are shown may be old.
+    let id = bench.cloud.disks_now()[0].id.clone();
+    let never = |disk: &mut Disk| drop(disk.tags.insert("longshore.dev/blank".to_owned(), "never-attached".to_owned()));
+    bench.cloud.with_disk(&id, never);
+    assert!(!made_empty(&bench, "one", "i-1"), "a pod has had it");
+    bench.detach("one", "i-1").expect("detached");
+    // Nor is it for another process, however its tags are shown while it is young.
+    bench.restart();
+    bench.cloud.with_disk(&id, never);
+    assert!(!made_empty(&bench, "one", "i-2"), "what a process before did may not be shown yet");
+    bench.detach("one", "i-2").expect("detached");
+    bench.restart();
+    assert!(!made_empty(&bench, "one", "i-2"));
+    assert_eq!(blank_tag(&bench), "used");
+}
+
+#[test]
+fn attachment_by_others_ends_what_is_known_of_a_blank_disk() {
+    let bench = bench();
+    // Another process attached it, and detached it again, after this one was refused.
+    bench.cloud.wrong("attach_disk", [Refused(Because::Throttled)]);
+    bench.attach("one", "i-1").expect_err("throttled");
+    let id = bench.cloud.disks_now().into_iter().find(|disk| disk.tags["longshore.dev/name"] == "one").expect("a disk").id;
+    let other = |disk: &mut Disk| drop(disk.tags.insert("longshore.dev/blank".to_owned(), "attaching-other".to_owned()));
+    bench.cloud.with_disk(&id, other);
+    assert!(!made_empty(&bench, "one", "i-1"));
+    // An administrator moved it by hand, and back.
+    assert!(made_empty(&bench, "two", "i-1"));
+    let id = bench.cloud.disks_now().into_iter().find(|disk| disk.tags["longshore.dev/name"] == "two").expect("a disk").id;
+    bench.cloud.with_disk(&id, |disk| disk.attachments[0].since = Some(SystemTime::UNIX_EPOCH));
+    assert!(!made_empty(&bench, "two", "i-1"));
+}
+
+#[test]
+fn disk_whose_tag_cannot_be_changed_is_attached_and_not_known_to_be_blank() {
+    let bench = bench();
+    for because in [Because::Throttled, Because::Unavailable] {
+        bench.cloud.wrong("tag_disk", [Refused(because)]);
+        assert!(!is_final(&bench.attach("one", "i-1").expect_err("not tagged")));
+        assert_eq!(bench.cloud.count("attach_disk"), 0, "the tag first");
+    }
+    bench.cloud.wrong("tag_disk", [Refused(Because::Denied)]);
+    assert!(!made_empty(&bench, "one", "i-1"), "a role without the right");
 }
 
 #[test]

@@ -414,6 +414,13 @@ impl Cloud for FakeCloud {
         })
     }
 
+    fn tag_disk(&self, id: &DiskId, tags: &Tags) -> Answer<()> {
+        self.mutate("tag_disk", |state| {
+            state.disk("tag_disk", id)?.tags.extend(tags.clone());
+            Ok(())
+        })
+    }
+
     fn attach_disk(&self, id: &DiskId, node: &NodeId, device: &str, card: Option<u32>) -> Answer<()> {
         self.mutate("attach_disk", |state| {
             let refuse = |because| Err(refusal("attach_disk", because));

@@ -248,6 +248,14 @@ impl Ec2 {
         self.query(&query.set("InstanceId", instance).set("Device", device).may_set("EbsCardIndex", card))
     }
 
+    /// Sets tags of a volume or snapshot, in place of those of the same keys.
+    ///
+    /// # Errors
+    /// `NotFound`; whatever else EC2 refuses.
+    pub fn create_tags(&self, resource: &str, tags: &Tags) -> Answer<()> {
+        self.query(&Query::new("CreateTags", Repeat::Harmless).set("ResourceId.1", resource).tags("", tags)).map(|Done { .. }| ())
+    }
+
     /// Begins to detach; never by force, which loses what the machine has not written.
     ///
     /// # Errors
