@@ -3,7 +3,8 @@
 //! A cloud throttles by token buckets of its own, of which it has published the sizes; other users of the account take from them too.
 //! So a bucket here starts from the published size, takes a smaller share of it when the cloud throttles all the same, and goes back to
 //! the whole within [`RECOVERY`]. Requests are sent in the order in which they came; one that could not be sent before its deadline is
-//! refused at once.
+//! refused at once. Lists of all there is, whose pages can be many, have a share of each bucket, so that they neither hold up the
+//! look-ups that calls wait for nor starve.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ use super::{Answer, Because, Refusal};
 
 /// How much of the published size is used: a request that was sent later may arrive sooner, and a cloud refills in steps of a second.
 const BURST: f64 = 0.9;
+/// How much of a bucket lists may take.
+const LISTS: f64 = 0.5;
 /// What a reply that throttles makes of the share.
 const DECREASE: f64 = 0.7;
 /// The share never gets smaller.
@@ -33,12 +36,24 @@ pub struct Limit {
     pub refill: f64,
 }
 
+/// For what a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// A call waits for it.
+    Call,
+    /// A page of a list of all there is.
+    List,
+}
+
 /// All the buckets of one account in one region.
 pub struct Buckets {
     clock: Clock,
     limit: Box<dyn Fn(&str) -> Limit + Send + Sync>,
-    lines: Mutex<HashMap<&'static str, Line>>,
+    lines: Mutex<Lines>,
 }
+
+/// What takes for a list has passed its own line before it joins that of all.
+type Lines = HashMap<(&'static str, Purpose), Line>;
 
 /// A bucket, and who waits for it, by the numbers of their tickets.
 struct Line {
@@ -57,13 +72,22 @@ impl Buckets {
     ///
     /// # Errors
     /// `Throttled`, at once, where it would not be sent before `deadline`, a time of the clock.
-    pub fn take(&self, action: &'static str, deadline: Duration) -> Answer<Duration> {
+    pub fn take(&self, action: &'static str, purpose: Purpose, deadline: Duration) -> Answer<Duration> {
+        let own = match purpose {
+            Purpose::Call => Duration::ZERO,
+            Purpose::List => self.pass((action, Purpose::List), deadline)?,
+        };
+        Ok(own + self.pass((action, Purpose::Call), deadline)?)
+    }
+
+    /// Waits in one line.
+    fn pass(&self, key: (&'static str, Purpose), deadline: Duration) -> Answer<Duration> {
         let begin = self.clock.now();
         let mut ticket = None;
         loop {
             let now = self.clock.now();
             let mut lines = self.lines();
-            let line = self.line(&mut lines, action, now);
+            let line = self.line(&mut lines, key, now);
             line.bucket.advance(now);
             let mine = ticket.unwrap_or(line.next);
             let ahead = line.waiting.range(..mine).count();
@@ -78,7 +102,7 @@ impl Buckets {
                     // Those behind are a place further ahead.
                     line.wake();
                 }
-                return Err(too_late(action, ahead, wait));
+                return Err(too_late(key.0, ahead, wait));
             }
             if ticket.is_none() {
                 line.next += 1;
@@ -94,18 +118,27 @@ impl Buckets {
     pub fn throttled(&self, action: &'static str) {
         let now = self.clock.now();
         let mut lines = self.lines();
-        let line = self.line(&mut lines, action, now);
-        line.bucket.throttled(now);
-        // Some may be too late now.
-        line.wake();
+        for purpose in [Purpose::Call, Purpose::List] {
+            let line = self.line(&mut lines, (action, purpose), now);
+            line.bucket.throttled(now);
+            // Some may be too late now.
+            line.wake();
+        }
     }
 
-    fn line<'a>(&self, lines: &'a mut HashMap<&'static str, Line>, action: &'static str, now: Duration) -> &'a mut Line {
-        let fresh = || Line { bucket: Bucket::new((self.limit)(action), now), next: 0, waiting: BTreeMap::new() };
-        lines.entry(action).or_insert_with(fresh)
+    fn line<'a>(&self, lines: &'a mut Lines, key: (&'static str, Purpose), now: Duration) -> &'a mut Line {
+        let fresh = || {
+            let whole = (self.limit)(key.0);
+            let limit = match key.1 {
+                Purpose::Call => whole,
+                Purpose::List => Limit { capacity: whole.capacity * LISTS, refill: whole.refill * LISTS },
+            };
+            Line { bucket: Bucket::new(limit, now), next: 0, waiting: BTreeMap::new() }
+        };
+        lines.entry(key).or_insert_with(fresh)
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<&'static str, Line>> {
+    fn lines(&self) -> MutexGuard<'_, Lines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -190,9 +223,11 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
+    const LINE: (&str, Purpose) = ("A", Purpose::Call);
     const LIMIT: Limit = Limit { capacity: 100.0, refill: 5.0 };
 
     fn seconds(seconds: f64) -> Duration {
@@ -288,49 +323,85 @@ mod tests {
     #[test]
     fn what_would_come_too_late_is_refused_at_once() {
         let buckets = buckets(Limit { capacity: 1.0, refill: 0.01 });
-        assert!(buckets.take("A", Duration::ZERO).is_ok());
+        assert!(buckets.take("A", Purpose::Call, Duration::ZERO).is_ok());
         let begin = std::time::Instant::now();
-        let refusal = buckets.take("A", buckets.clock.now() + Duration::from_secs(90)).expect_err("100 s");
+        let refusal = buckets.take("A", Purpose::Call, buckets.clock.now() + Duration::from_secs(90)).expect_err("100 s");
         assert!(begin.elapsed() < Duration::from_secs(5));
         assert_eq!((refusal.because, refusal.maybe_done), (Because::Throttled, false));
         let after = refusal.retry_after.expect("a time").as_secs();
         assert!((98..=100).contains(&after), "{after}");
         // Each action has a bucket of its own.
-        assert!(buckets.take("B", Duration::ZERO).is_ok());
+        assert!(buckets.take("B", Purpose::Call, Duration::ZERO).is_ok());
     }
 
     #[test]
     fn who_came_first_goes_first() {
         let buckets = Arc::new(buckets(Limit { capacity: 1.0, refill: 20.0 }));
         let far = Duration::from_secs(3600);
-        buckets.take("A", far).expect("the first");
+        buckets.take("A", Purpose::Call, far).expect("the first");
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut threads = Vec::new();
         for number in 0..12 {
             let (buckets, order) = (buckets.clone(), order.clone());
             let waiting = buckets.clone();
             threads.push(std::thread::spawn(move || {
-                buckets.take("A", far).expect("a turn");
+                buckets.take("A", Purpose::Call, far).expect("a turn");
                 order.lock().expect("no panic").push(number);
             }));
             // Until it is in line, or has had its turn.
-            while waiting.lines().get("A").is_none_or(|line| line.next <= number) {
+            while waiting.lines().get(&LINE).is_none_or(|line| line.next <= number) {
                 std::thread::yield_now();
             }
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         assert!(order.lock().expect("no panic").is_sorted(), "{order:?}");
-        assert!(buckets.lines()["A"].waiting.is_empty());
+        assert!(buckets.lines()[&LINE].waiting.is_empty());
+    }
+
+    /// The attacher's reconciliation, and the health monitor's, in an account with many volumes.
+    #[test]
+    fn lists_leave_a_share_to_calls_and_have_one_of_their_own() {
+        let limit = Limit { capacity: 20.0, refill: 10.0 };
+        let buckets = Arc::new(Buckets::new(Clock::fast(10, Duration::from_secs(3600)), move |_| limit));
+        let (pages, stop) = (Arc::new(Mutex::new(0_u32)), Arc::new(AtomicBool::new(false)));
+        let lists: Vec<_> = (0..8)
+            .map(|_| {
+                let (buckets, pages, stop) = (buckets.clone(), pages.clone(), stop.clone());
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::SeqCst) {
+                        let deadline = buckets.clock.now() + Duration::from_secs(40);
+                        buckets.take("A", Purpose::List, deadline).expect("a page's turn");
+                        *pages.lock().expect("no panic") += 1;
+                    }
+                })
+            })
+            .collect();
+        // Half of the burst is gone, and the other half is not theirs.
+        while *pages.lock().expect("no panic") < 12 {
+            std::thread::yield_now();
+        }
+        for _ in 0..40 {
+            let waited = buckets.take("A", Purpose::Call, buckets.clock.now() + Duration::from_secs(1)).expect("in time");
+            // Eight lists in the one line would be before it, for 0.8 s.
+            assert!(waited < Duration::from_millis(500), "a look-up waited {waited:?} for lists");
+            buckets.clock.sleep(Duration::from_millis(250));
+        }
+        let before = *pages.lock().expect("no panic");
+        while *pages.lock().expect("no panic") < before + 8 {
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::SeqCst);
+        lists.into_iter().for_each(|list| list.join().expect("no panic"));
     }
 
     #[test]
     fn those_whom_throttling_makes_too_late_are_told_then() {
         let buckets = Arc::new(buckets(Limit { capacity: 1.0, refill: 0.2 }));
-        buckets.take("A", Duration::from_secs(9)).expect("the first");
+        buckets.take("A", Purpose::Call, Duration::from_secs(9)).expect("the first");
         let waiting = buckets.clone();
         let deadline = buckets.clock.now() + Duration::from_secs(6);
-        let thread = std::thread::spawn(move || waiting.take("A", deadline));
-        while buckets.lines()["A"].waiting.is_empty() {
+        let thread = std::thread::spawn(move || waiting.take("A", Purpose::Call, deadline));
+        while buckets.lines()[&LINE].waiting.is_empty() {
             std::thread::yield_now();
         }
         buckets.throttled("A");
@@ -338,6 +409,6 @@ mod tests {
         assert_eq!(refusal.because, Because::Throttled);
         // At once, not when its turn would have come.
         assert!(deadline - buckets.clock.now() > Duration::from_secs(3));
-        assert!(buckets.lines()["A"].waiting.is_empty());
+        assert!(buckets.lines()[&LINE].waiting.is_empty());
     }
 }

@@ -6,7 +6,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use super::bucket::Buckets;
+use super::bucket::{Buckets, Purpose};
 use super::clock::Clock;
 use super::{Answer, Because, Refusal};
 use crate::metrics::CloudRequests;
@@ -74,14 +74,14 @@ impl Retry {
     /// That of the last attempt; its `maybe_done` is set if any attempt may have been done.
     pub fn run<T>(
         &self,
-        action: &'static str,
+        (action, purpose): (&'static str, Purpose),
         repeat: Repeat,
         deadline: Duration,
         mut attempt: impl FnMut() -> Answer<T>,
     ) -> Answer<T> {
         let mut tries = Tries::new(repeat, self.patience);
         loop {
-            let answer = self.buckets.take(action, deadline).and_then(|waited| {
+            let answer = self.buckets.take(action, purpose, deadline).and_then(|waited| {
                 self.requests.waited(action, waited);
                 let begin = Instant::now();
                 let answer = attempt();
@@ -256,7 +256,7 @@ mod tests {
         let answers =
             RefCell::new(vec![Ok(7), Err(refusal(Because::Unavailable, true)), Err(refusal(Because::Throttled, false))]);
         let times = RefCell::new(Vec::new());
-        let answer = retry.run("A", Repeat::Reads, retry.deadline(), || {
+        let answer = retry.run(("A", Purpose::Call), Repeat::Reads, retry.deadline(), || {
             times.borrow_mut().push(clock.now());
             answers.borrow_mut().pop().expect("three attempts")
         });
@@ -264,7 +264,7 @@ mod tests {
         // The first reply emptied the bucket: a token comes back after 1/50 s at the soonest, and slower at seven tenths.
         let times = times.into_inner();
         assert!(times[1] - times[0] >= Duration::from_millis(20), "{times:?}");
-        let refused = retry.run("A", Repeat::Reads, Duration::ZERO, || Ok(()));
+        let refused = retry.run(("A", Purpose::Call), Repeat::Reads, Duration::ZERO, || Ok(()));
         assert_eq!(refused.map_err(|refusal| refusal.because), Err(Because::Throttled));
     }
 }

@@ -261,12 +261,14 @@ fn gib(capacity: Bytes) -> u64 {
 }
 
 fn select<Id>(which: &Which<Id>, page: Option<&str>, text: impl Fn(&Id) -> &str) -> Select {
-    let filters = match which {
-        Which::Ids(ids) => return Select::Ids(ids.iter().map(|id| text(id).to_owned()).collect()),
-        Which::Tagged { key, values } => vec![Filter::tag(key, values)],
-        Which::All { tags } => tags.iter().map(|(key, value)| Filter::tag(key, [value])).collect(),
-    };
-    Select::Filtered { filters, token: page.map(str::to_owned) }
+    let token = page.map(str::to_owned);
+    match which {
+        Which::Ids(ids) => Select::Ids(ids.iter().map(|id| text(id).to_owned()).collect()),
+        Which::Tagged { key, values } => Select::Filtered { filters: vec![Filter::tag(key, values)], token },
+        Which::All { tags } => {
+            Select::All { filters: tags.iter().map(|(key, value)| Filter::tag(key, [value])).collect(), token }
+        }
+    }
 }
 
 fn disk(volume: api::Volume) -> Disk {

@@ -8,6 +8,7 @@ use super::endpoint::Service;
 use super::http::Unsigned;
 use super::query::{Failure, encoded};
 use crate::backend::cloud::Answer;
+use crate::backend::cloud::bucket::Purpose;
 use crate::backend::cloud::retry::Repeat;
 
 /// The most that a page has; EBS also ends one after some time.
@@ -68,7 +69,7 @@ impl Ec2 {
         };
         let path = format!("{path}maxResults={PAGE}&{from}");
         let unsigned = Unsigned { service: Service::Ebs, method: "GET", path, body: String::new() };
-        let reply: Reply = self.request(action, Repeat::Reads, &unsigned, json)?;
+        let reply: Reply = self.request((action, Purpose::Call), Repeat::Reads, &unsigned, json)?;
         Ok(BlockPage {
             indices: reply.blocks.into_iter().map(|block| block.block_index).collect(),
             block_size: reply.block_size,

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 
 use super::Ec2;
 use super::query::{self, Filter, Query};
+use crate::backend::cloud::bucket::Purpose;
 use crate::backend::cloud::retry::Repeat;
 use crate::backend::cloud::{Answer, Because, MOST_IDS, MOST_VALUES, Page, pages};
 
@@ -15,6 +16,8 @@ pub enum Select {
     Ids(Vec<String>),
     /// A page of those that pass all filters; the token is an earlier page's `next`. It may be short or empty and have a `next`.
     Filtered { filters: Vec<Filter>, token: Option<String> },
+    /// As `Filtered`, of a list of all there is: no call waits for a single one of them, and there may be many pages.
+    All { filters: Vec<Filter>, token: Option<String> },
 }
 
 /// A `Describe` action.
@@ -61,8 +64,12 @@ impl Ec2 {
                 }
                 Ok(Page { items, next: None })
             }
-            Select::Filtered { filters, token } => {
-                let query = Query::new(listing.action, Repeat::Reads).filters(filters).set("MaxResults", listing.page);
+            Select::Filtered { filters, token } | Select::All { filters, token } => {
+                let purpose = if matches!(select, Select::All { .. }) { Purpose::List } else { Purpose::Call };
+                let query = Query::new(listing.action, Repeat::Reads)
+                    .for_purpose(purpose)
+                    .filters(filters)
+                    .set("MaxResults", listing.page);
                 let query = listing.with.iter().fold(query, |query, (name, value)| query.set(name, value));
                 self.page(&query.may_set("NextToken", token.as_deref()))
             }

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::runtime::{Builder, Runtime};
 use tracing::subscriber::NoSubscriber;
 
-use crate::backend::cloud::bucket::{Buckets, Limit};
+use crate::backend::cloud::bucket::{Buckets, Limit, Purpose};
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::retry::{Patience, Repeat, Retry};
 use crate::backend::cloud::{Answer, Because, Refusal};
@@ -121,12 +121,12 @@ impl Ec2 {
     /// Sends a request of the query API.
     fn query<T: DeserializeOwned>(&self, query: &Query) -> Answer<T> {
         let unsigned = Unsigned { service: Service::Ec2, method: "POST", path: "/".to_owned(), body: query.form() };
-        self.request(query.action, query.repeat, &unsigned, query::parse)
+        self.request((query.action, query.purpose), query.repeat, &unsigned, query::parse)
     }
 
     fn request<T>(
         &self,
-        action: &'static str,
+        (action, purpose): (&'static str, Purpose),
         repeat: Repeat,
         unsigned: &Unsigned,
         parse: fn(&str) -> Result<T, String>,
@@ -142,10 +142,10 @@ impl Ec2 {
             *used.borrow_mut() = credentials;
             answer
         };
-        let answer = self.retry.run(action, repeat, deadline, &attempt);
+        let answer = self.retry.run((action, purpose), repeat, deadline, &attempt);
         match answer {
             Err(refusal) if codes::credentials_refused(&refusal.code) && self.renewed(used.take()) => {
-                let again = self.retry.run(action, repeat, deadline, &attempt);
+                let again = self.retry.run((action, purpose), repeat, deadline, &attempt);
                 again.map_err(|again| Refusal { maybe_done: again.maybe_done || refusal.maybe_done, ..again })
             }
             answer => answer,

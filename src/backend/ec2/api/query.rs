@@ -10,6 +10,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 
 use crate::backend::cloud::Tags;
+use crate::backend::cloud::bucket::Purpose;
 use crate::backend::cloud::retry::Repeat;
 
 /// Of EC2's API.
@@ -20,13 +21,18 @@ const VERSION: &str = "2016-11-15";
 pub(super) struct Query {
     pub action: &'static str,
     pub repeat: Repeat,
+    pub purpose: Purpose,
     parameters: Vec<(String, String)>,
 }
 
 impl Query {
     pub fn new(action: &'static str, repeat: Repeat) -> Query {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        Query { action, repeat, parameters: vec![pair("Action", action), pair("Version", VERSION)] }
+        Query { action, repeat, purpose: Purpose::Call, parameters: vec![pair("Action", action), pair("Version", VERSION)] }
+    }
+
+    pub fn for_purpose(self, purpose: Purpose) -> Query {
+        Query { purpose, ..self }
     }
 
     pub fn set(mut self, name: &str, value: impl Display) -> Query {

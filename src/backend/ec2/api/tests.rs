@@ -82,13 +82,17 @@ impl Server {
 
     /// Whoever gives credentials gives these, one after the other, the last for ever.
     fn client_with(&self, keys: &[(&'static str, &'static str)]) -> Ec2 {
+        self.client_within(BTreeMap::new(), keys)
+    }
+
+    fn client_within(&self, limits: BTreeMap<String, Limit>, keys: &[(&'static str, &'static str)]) -> Ec2 {
         let patience = Patience {
             deadline: Duration::from_secs(20),
             first: Duration::from_millis(1),
             most: Duration::from_millis(1),
             answer: Duration::from_secs(3),
         };
-        let settings = Settings { patience, ..Settings::default() };
+        let settings = Settings { patience, limits, ..Settings::default() };
         let mut ec2 = Ec2::new(settings, Clock::default(), CloudRequests::default()).expect("a client");
         let endpoint = Endpoint { ec2: Some(self.url.clone()), ebs: Some(format!("{}/", self.url)) };
         let http = Http::new(Some("eu-test-1".to_owned()), endpoint, patience.answer);
@@ -558,6 +562,23 @@ fn machines_and_their_types_are_read() {
     assert_eq!((ebs.maximum_ebs_attachments, ebs.attachment_limit_type.as_deref()), (Some(27), Some("shared")));
     assert_eq!(types[0].instance_storage_info.as_ref().map(|info| info.disks), Some(3));
     assert_eq!(types[1].hypervisor, None);
+}
+
+#[test]
+fn lists_leave_requests_to_those_who_look_for_one_volume() {
+    use crate::backend::cloud::{Cloud, DiskId, Tags, Which};
+    let server = Server::start(|_, _| ok(NO_VOLUMES));
+    let limits = [("DescribeVolumes".to_owned(), Limit { capacity: 10.0, refill: 0.001 })].into();
+    let cloud = super::super::cloud::Ec2Cloud::new(server.client_within(limits, &[("AKIDA", TOKEN)]));
+    let all = Which::All { tags: Tags::from([("longshore.dev/cluster".to_owned(), "c".to_owned())]) };
+    // A burst of nine, of which lists have half.
+    let pages = (0..20).take_while(|_| cloud.disks(&all, None).is_ok()).count();
+    assert_eq!(pages, 4);
+    let refusal = cloud.disks(&all, None).expect_err("lists have had their share");
+    assert_eq!((refusal.because, refusal.code.as_str()), (Because::Throttled, "own rate limit"));
+    for _ in 0..5 {
+        cloud.disks(&Which::Ids(vec![DiskId("vol-1".to_owned())]), None).expect("not held up");
+    }
 }
 
 /// Through the whole of the EC2 backend's cloud, as the frame asks it.
