@@ -110,10 +110,10 @@ fn a_pool_that_is_frozen_at_the_start_is_used_when_it_is_thawed_and_no_other_wai
             assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
             assert!(status.message().contains("pool plain") && status.message().contains("does not answer"), "{what}: {status}");
         }
-        let opening = fs::read_dir(format!("/proc/{}/task", harness.pid()))
-            .expect("threads")
-            .flatten()
-            .filter(|thread| fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim() == "attempt"));
+        let opening = fs::read_dir(format!("/proc/{}/task", harness.pid())).expect("threads").flatten().filter(|thread| {
+            let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+            status.starts_with("Name:\topen pool\n") && status.contains("State:\tD")
+        });
         assert_eq!(opening.count(), 1, "one opening, however many calls came");
 
         frozen.thaw();

@@ -182,12 +182,12 @@ impl Pool {
             current: Mutex::new(None),
             id,
             memory,
-            opening: Single::default(),
+            opening: Single::new("open pool"),
             refusal: Mutex::new(None),
             missed: AtomicBool::new(false),
             this: this.clone(),
             alone,
-            looking: Single::default(),
+            looking: Single::new("look at pool"),
         }))
     }
 
@@ -314,15 +314,12 @@ impl Pool {
         match self.opening.run(patience, move || pool.open_now()) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(reason)) => Err(Error::BackendDown { backend: self.backend.to_string(), reason }),
-            Err(NoResult::Running(since)) => {
-                let since = humantime::format_duration(Duration::from_secs(since.as_secs()));
-                Err(self.down(format!(
-                    "its opening has not ended for {since}, since its file system does not answer; run `fsfreeze -u` if it is frozen, \
-                     or check its storage. It is used as soon as it answers"
-                )))
-            }
-            Err(NoResult::Panicked) => Err(self.down("its opening panicked")),
-            Err(NoResult::NoThread(error)) => Err(self.down(format!("no thread to open it: {error}"))),
+            Err(running @ NoResult::Running(_)) => Err(self.down(format!(
+                "{}, since its file system does not answer; run `fsfreeze -u` if it is frozen, or check its storage. It is used as \
+                 soon as it answers",
+                running.reason("its opening")
+            ))),
+            Err(none) => Err(self.down(none.reason("its opening"))),
         }
     }
 

@@ -3,9 +3,9 @@
 use crate::backend::ReportHealth;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
-use super::Controller;
 use super::record::{Phase, VolumeRecord};
 use super::share::Ready;
+use super::{Controller, ask};
 
 impl ReportHealth for Controller {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
@@ -18,8 +18,8 @@ impl ReportHealth for Controller {
 
     fn storage_health(&self) -> Result<Health> {
         let mut health = Health::new();
-        for share in &self.shares {
-            match share.ready() {
+        for (_, ready) in ask(&self.shares) {
+            match ready {
                 Ok(ready) => ready.trash_health().into_iter().for_each(|problem| add(&mut health, problem)),
                 Err(error) => add(&mut health, problem_of(&error)),
             }

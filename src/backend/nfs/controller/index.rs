@@ -122,6 +122,15 @@ impl Index {
         whole.take(max).map(|(local, _)| local.clone()).collect()
     }
 
+    /// Whether there is such a volume, or one in the making or on its way out.
+    pub fn has_volume(&self, local: &str) -> bool {
+        self.inner().volumes.contains_key(local)
+    }
+
+    pub fn has_snapshot(&self, local: &str) -> bool {
+        self.inner().snapshots.contains_key(local)
+    }
+
     /// What is promised to a volume.
     pub fn capacity(&self, local: &str) -> Option<u64> {
         self.inner().volumes.get(local).map(|held| held.capacity)

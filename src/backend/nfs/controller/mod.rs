@@ -25,6 +25,7 @@ mod sweeper;
 mod tests;
 mod work;
 
+use index::Index;
 use record::{Phase, VolumeRecord};
 use share::{Access, Ready, Share};
 use work::{Source, Work};
@@ -38,7 +39,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Controller {
     backend: BackendName,
-    shares: Vec<Share>,
+    shares: Vec<Arc<Share>>,
     patience: Duration,
 }
 
@@ -55,7 +56,8 @@ impl Controller {
 
     fn with(config: &NfsConfig, state: &Path, access: impl Fn(usize) -> Access) -> Controller {
         let shares = config.shares.iter().enumerate();
-        let shares = shares.map(|(number, share)| Share::new(share.clone(), &config.name, access(number), state)).collect();
+        let shares =
+            shares.map(|(number, share)| Arc::new(Share::new(share.clone(), &config.name, access(number), state))).collect();
         Controller { backend: config.name.clone(), shares, patience: PATIENCE }
     }
 
@@ -72,8 +74,8 @@ impl Controller {
     /// `BackendDown` with the reasons of all.
     pub fn probe(&self) -> Result<()> {
         let mut reasons = Vec::new();
-        for share in &self.shares {
-            match share.ready() {
+        for (_, ready) in ask(&self.shares) {
+            match ready {
                 Ok(_) => return Ok(()),
                 Err(Error::BackendDown { reason, .. }) => reasons.push(reason),
                 Err(error) => reasons.push(error.to_string()),
@@ -94,18 +96,25 @@ impl Controller {
     }
 
     /// The shares that a class allows.
-    fn asked_for<'a>(&'a self, parameters: &'a NfsParameters) -> impl Iterator<Item = &'a Share> {
+    fn asked_for<'a>(&'a self, parameters: &'a NfsParameters) -> impl Iterator<Item = &'a Arc<Share>> {
         self.shares.iter().filter(|share| parameters.allows(&share.config))
     }
 
-    /// The first share on which `look` finds something.
+    /// The first share on which `look` finds something: of the one that has it by its index nobody waits for another; else all are asked.
     ///
     /// # Errors
     /// `BackendDown` where nothing was found, but not all shares could be looked into.
-    fn search<T>(&self, look: impl Fn(&Arc<Ready>) -> Result<Option<T>>) -> Result<Option<(Arc<Ready>, T)>> {
+    fn search<T>(
+        &self,
+        has: impl Fn(&Index) -> bool,
+        look: impl Fn(&Arc<Ready>) -> Result<Option<T>>,
+    ) -> Result<Option<(Arc<Ready>, T)>> {
+        if let Some(found) = self.search_own(has, &look)? {
+            return Ok(Some(found));
+        }
         let mut away = None;
-        for share in &self.shares {
-            match share.ready().and_then(|ready| Ok(look(&ready)?.map(|found| (ready, found)))) {
+        for (_, ready) in ask(&self.shares) {
+            match ready.and_then(|ready| Ok(look(&ready)?.map(|found| (ready, found)))) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(error @ Error::Unproven { .. }) => return Err(error),
@@ -115,16 +124,32 @@ impl Controller {
         away.map_or(Ok(None), Err)
     }
 
+    /// Looks only on the share that has it by its index.
+    fn search_own<T>(
+        &self,
+        has: impl Fn(&Index) -> bool,
+        look: impl Fn(&Arc<Ready>) -> Result<Option<T>>,
+    ) -> Result<Option<(Arc<Ready>, T)>> {
+        let Some(own) = self.shares.iter().find(|share| share.current().is_some_and(|ready| has(&ready.index))) else {
+            return Ok(None);
+        };
+        let ready = own.ready()?;
+        Ok(look(&ready)?.map(|found| (ready, found)))
+    }
+
     /// A volume's record, whatever its phase, for a volume that is made if there is none. A share that is away does not count where its
     /// index, which only this process changes, does not have the volume, or where the StorageClass names another share.
     ///
     /// # Errors
     /// As `search`, with what to do; `Unproven` where two shares have the volume, naming both.
     fn locate_for_create(&self, local: &str, parameters: &NfsParameters) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
+        if let Some(found) = self.search_own(|index| index.has_volume(local), |ready| ready.record(local))? {
+            return self.check_only(local, found).map(Some);
+        }
         let mut found: Option<(Arc<Ready>, VolumeRecord)> = None;
         let mut away = None;
-        for share in &self.shares {
-            let looked = share.ready().and_then(|ready| Ok(ready.record(local)?.map(|record| (ready, record))));
+        for (share, ready) in ask(&self.shares) {
+            let looked = ready.and_then(|ready| Ok(ready.record(local)?.map(|record| (ready, record))));
             match (looked, &found) {
                 (Ok(Some((ready, _))), Some((first, _))) => return Err(in_two_shares(local, first, &ready)),
                 (Ok(Some(first)), None) => found = Some(first),
@@ -152,11 +177,17 @@ impl Controller {
     /// # Errors
     /// As `search`; `Unproven` where two shares have the volume, naming both.
     fn locate(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
-        let Some((ready, record)) = self.search(|ready| ready.record(local))? else { return Ok(None) };
-        let mut others = self.shares.iter().filter_map(Share::current).filter(|other| !Arc::ptr_eq(other, &ready));
-        match others.find(|other| other.index.capacity(local).is_some()) {
-            Some(other) => Err(in_two_shares(local, &ready, &other)),
-            None => Ok(Some((ready, record))),
+        let found = self.search(|index| index.has_volume(local), |ready| ready.record(local))?;
+        found.map(|found| self.check_only(local, found)).transpose()
+    }
+
+    /// # Errors
+    /// `Unproven` where another share has the volume, too, by its index.
+    fn check_only(&self, local: &str, found: (Arc<Ready>, VolumeRecord)) -> Result<(Arc<Ready>, VolumeRecord)> {
+        let mut others = self.shares.iter().filter_map(|share| share.current()).filter(|other| !Arc::ptr_eq(other, &found.0));
+        match others.find(|other| other.index.has_volume(local)) {
+            Some(other) => Err(in_two_shares(local, &found.0, &other)),
+            None => Ok(found),
         }
     }
 
@@ -173,7 +204,7 @@ impl Controller {
         ids: impl Fn(&Ready, Option<&str>, usize) -> Vec<String>,
         read: impl Fn(&Ready, &str) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
-        let shares = self.shares.iter().map(Share::ready).collect::<Result<Vec<_>>>()?;
+        let shares = ask(&self.shares).map(|(_, ready)| ready).collect::<Result<Vec<_>>>()?;
         let mut after = after.map(str::to_owned);
         let mut page = Vec::new();
         while page.len() < max {
@@ -196,8 +227,8 @@ impl Controller {
     /// # Errors
     /// `Pending`: the copy goes on, and then it may go.
     fn check_not_copied(&self, source: &Source) -> Result<()> {
-        for share in &self.shares {
-            let Ok(ready) = share.ready() else { continue };
+        // Those of this process, also onto a share that is away by now.
+        for ready in self.shares.iter().filter_map(|share| share.current()) {
             let copies: Vec<Arc<Work>> = lock(&ready.works).values().filter(|work| work.source == *source).cloned().collect();
             if let Some(work) = copies.iter().find(|work| !work.ends_within(Duration::ZERO)) {
                 let (Source::Volume(local) | Source::Snapshot(local)) = source;
@@ -209,12 +240,20 @@ impl Controller {
     }
 
     pub fn usage(&self) -> Usage {
-        let pools = self.shares.iter().map(|share| {
-            let usage = share.ready().and_then(|ready| ready.pool_usage());
+        let pools = ask(&self.shares).map(|(share, ready)| {
+            let usage = ready.and_then(|ready| ready.pool_usage());
             (share.config.called(), usage.ok())
         });
         Usage { pools: pools.collect(), attachments: None }
     }
+}
+
+/// Asks all of these at the same time, and answers those first that were there the last time: a server that hangs is waited for last, and
+/// once.
+fn ask<'a>(shares: impl IntoIterator<Item = &'a Arc<Share>>) -> impl Iterator<Item = (&'a Share, Result<Arc<Ready>>)> {
+    let mut asked: Vec<_> = shares.into_iter().map(|share| (&**share, share.ask())).collect();
+    asked.sort_by_key(|(share, _)| (share.is_away(), share.current().is_none()));
+    asked.into_iter().map(|(share, asked)| (share, share.answer(asked)))
 }
 
 /// Which of the two was meant is for a person to say.

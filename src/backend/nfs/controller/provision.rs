@@ -56,7 +56,7 @@ impl Provision for Controller {
         let local = id.local();
         let Some((ready, mut record)) = self.locate(local)? else {
             // A call that failed may have left a draft.
-            self.search(|ready| ready.discard_draft(local).map(|()| None::<()>))?;
+            self.search(|_| false, |ready| ready.discard_draft(local).map(|()| None::<()>))?;
             return Ok(Outcome::Unchanged(()));
         };
         match record.phase {
@@ -89,8 +89,8 @@ impl Provision for Controller {
             given => NfsParameters::from_json(given)?,
         };
         let (mut available, mut largest, mut seen, mut away) = (0_u64, 0, false, None);
-        for share in self.asked_for(&parameters) {
-            match share.ready().and_then(|ready| ready.room()) {
+        for (_, ready) in super::ask(self.asked_for(&parameters)) {
+            match ready.and_then(|ready| ready.room()) {
                 Ok(room) => {
                     let room = room - room % UNIT;
                     available = available.saturating_add(room);
@@ -217,8 +217,8 @@ impl Controller {
     fn choose(&self, asked: &NfsParameters, capacity: Bytes, source: Option<&Arc<Ready>>) -> Result<Arc<Ready>> {
         let mut best: Option<(u64, Arc<Ready>)> = None;
         let mut away = None;
-        for share in self.asked_for(asked) {
-            match share.ready().and_then(|ready| Ok((ready.index.left(ready.promisable()?), ready))) {
+        for (_, ready) in super::ask(self.asked_for(asked)) {
+            match ready.and_then(|ready| Ok((ready.index.left(ready.promisable()?), ready))) {
                 Ok((left, ready)) => {
                     if left >= capacity.0 && source.is_some_and(|source| Arc::ptr_eq(source, &ready)) {
                         return Ok(ready);

@@ -22,7 +22,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags};
@@ -31,6 +32,7 @@ use rustix::io::Errno;
 use crate::os::answers::Answers;
 use crate::os::folder::Folder;
 use crate::os::fs::{Usage, usage};
+use crate::os::single::{Attempt, NoResult, Single};
 use crate::os::{self, durable, lock, nfs, private_mount, random};
 use crate::volume::{BackendName, Error, Result};
 
@@ -49,6 +51,10 @@ const OWNER: &str = "owner";
 const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a server has to say that it lives.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a call waits for a share to answer, or to be mounted.
+const CALL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long it waits for one that gave no answer, or a bad one, the last time.
+const AWAY_PATIENCE: Duration = Duration::from_secs(1);
 /// After a failure to open a share others hear of it for so long, before it is tried again.
 const FAILURE_HOLDS: Duration = Duration::from_secs(5);
 /// Nothing may hang for ever; nothing in a share is to be run or opened as a device by us.
@@ -63,11 +69,19 @@ pub(super) struct Share {
     access: Access,
     answers: Answers<Silence>,
     current: Mutex<Option<Arc<Ready>>>,
-    /// Held while it is opened; with the last failure.
-    opening: Mutex<()>,
+    /// Whether it is there, which may hang with its server. The reason where it is not.
+    asking: Single<Answer>,
+    /// The last answer was bad or late.
+    away: AtomicBool,
+    /// Why it could not be opened the last time.
     failure: Mutex<Option<(Instant, String)>>,
     memory: Memory,
 }
+
+/// What came of asking for it.
+type Answer = Result<Arc<Ready>, String>;
+/// An answer that comes.
+pub(super) type Asked = Result<Arc<Attempt<Answer>>, NoResult>;
 
 /// How its top folder is reached.
 #[derive(Debug)]
@@ -122,7 +136,8 @@ impl Share {
             access,
             answers: Answers::default(),
             current: Mutex::new(None),
-            opening: Mutex::new(()),
+            asking: Single::new("ask share"),
+            away: AtomicBool::new(false),
             failure: Mutex::new(None),
             memory,
         }
@@ -132,9 +147,48 @@ impl Share {
     ///
     /// # Errors
     /// `BackendDown`, naming the share and what to do.
-    pub fn ready(&self) -> Result<Arc<Ready>> {
+    pub fn ready(self: &Arc<Self>) -> Result<Arc<Ready>> {
+        self.answer(self.ask())
+    }
+
+    /// Begins to ask for it on a thread of its own, or joins who does: however its server hangs, no other share waits for it.
+    pub fn ask(self: &Arc<Self>) -> Asked {
+        let share = Arc::clone(self);
+        self.asking.start(move || {
+            let answer = share.look();
+            share.away.store(answer.is_err(), Ordering::Relaxed);
+            answer.map_err(|error| match error {
+                Error::BackendDown { reason, .. } => reason,
+                other => share.reason(&other.to_string()),
+            })
+        })
+    }
+
+    /// Waits for the answer, but not for a server that hangs.
+    ///
+    /// # Errors
+    /// `BackendDown`, also where there is none yet; the next call joins it.
+    pub fn answer(&self, asked: Asked) -> Result<Arc<Ready>> {
+        let patience = if self.is_away() { AWAY_PATIENCE } else { CALL_PATIENCE };
+        match asked.and_then(|attempt| attempt.wait(patience)) {
+            Ok(Ok(ready)) => Ok(ready),
+            Ok(Err(reason)) => Err(Error::BackendDown { backend: self.backend.to_string(), reason }),
+            Err(none) => {
+                self.away.store(true, Ordering::Relaxed);
+                let reason = none.reason("asking its server, or mounting it,");
+                Err(self.down(format!("{reason}; check the server and the network to it. It is used as soon as it answers")))
+            }
+        }
+    }
+
+    /// Whether it gave no answer, or a bad one, the last time.
+    pub fn is_away(&self) -> bool {
+        self.away.load(Ordering::Relaxed)
+    }
+
+    fn look(&self) -> Result<Arc<Ready>> {
         if let Some(ready) = self.current() {
-            match self.ask(&ready) {
+            match self.ask_server(&ready) {
                 Ok(()) if ready.is_owner()? => return Ok(ready),
                 // Another call of this process may have opened it anew, and is the owner that is found then.
                 Ok(()) if !self.forget(&ready) => {}
@@ -158,10 +212,10 @@ impl Share {
     /// Whether it is certain that no volume of this id lies on it or is being made there, also while its server is away: by its index, as
     /// long as this process has the lock that lets nobody else make one.
     pub fn surely_lacks(&self, local: &str) -> bool {
-        self.current().is_some_and(|ready| ready.index.capacity(local).is_none())
+        self.current().is_some_and(|ready| !ready.index.has_volume(local))
     }
 
-    fn ask(&self, ready: &Ready) -> Result<(), Silence> {
+    fn ask_server(&self, ready: &Ready) -> Result<(), Silence> {
         match &self.access {
             Access::Mount { .. } => {
                 self.answers.ask(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
@@ -182,18 +236,6 @@ impl Share {
     }
 
     fn open(&self) -> Result<Arc<Ready>> {
-        let _opening = match self.opening.try_lock() {
-            Ok(opening) => opening,
-            Err(TryLockError::Poisoned(opening)) => opening.into_inner(),
-            // Who comes while it is opened waits, but not for a server that was down just now.
-            Err(TryLockError::WouldBlock) => match &*lock(&self.failure) {
-                Some((_, reason)) => return Err(self.down(reason.clone())),
-                None => lock(&self.opening),
-            },
-        };
-        if let Some(ready) = self.current() {
-            return Ok(ready);
-        }
         if let Some((when, reason)) = &*lock(&self.failure)
             && when.elapsed() < FAILURE_HOLDS
             && matches!(self.access, Access::Mount { .. })
@@ -336,12 +378,18 @@ impl Share {
     pub fn down(&self, reason: impl Into<String>) -> Error {
         down(&self.backend, &self.config.called(), reason)
     }
+
+    fn reason(&self, reason: &str) -> String {
+        with_share(&self.config.called(), reason)
+    }
 }
 
 fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error {
-    let reason = reason.into();
-    let reason = if reason.contains(called) { format!("share {reason}") } else { format!("share {called}: {reason}") };
-    Error::BackendDown { backend: backend.to_string(), reason }
+    Error::BackendDown { backend: backend.to_string(), reason: with_share(called, &reason.into()) }
+}
+
+fn with_share(called: &str, reason: &str) -> String {
+    if reason.contains(called) { format!("share {reason}") } else { format!("share {called}: {reason}") }
 }
 
 fn is_denied(error: &os::Error) -> bool {

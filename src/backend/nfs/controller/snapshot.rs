@@ -80,7 +80,8 @@ impl Snapshots for Controller {
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
         let local = id.local();
-        let found = self.search(|ready| ready.snapshots.stat(local).map_err(|error| ready.failure(error)))?;
+        let stat = |ready: &Arc<Ready>| ready.snapshots.stat(local).map_err(|error| ready.failure(error));
+        let found = self.search(|index| index.has_snapshot(local), stat)?;
         let Some((ready, _)) = found else { return Ok(Outcome::Unchanged(())) };
         self.check_not_copied(&Source::Snapshot(local.to_owned()))?;
         // What is damaged is left, not removed.
@@ -102,7 +103,7 @@ impl Snapshots for Controller {
 
 impl Controller {
     pub(super) fn locate_snapshot(&self, local: &str) -> Result<Option<(Arc<Ready>, SnapshotRecord)>> {
-        self.search(|ready| ready.snapshot_record(local))
+        self.search(|index| index.has_snapshot(local), |ready| ready.snapshot_record(local))
     }
 
     fn again(&self, local: &str) -> Result<Option<Snapshot>> {

@@ -12,6 +12,7 @@ use super::*;
 use crate::backend::{
     CapacityQuery, Expand, Held, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
 };
+use crate::os::mount::testing::Hung;
 use crate::volume::{
     ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
@@ -66,20 +67,18 @@ impl Ground {
 
     /// After the controllers before it.
     fn open(&self) -> Controller {
-        self.await_locks();
+        self.config.shares.iter().for_each(|share| self.await_lock(share));
         self.open_beside()
     }
 
-    /// Until no controller has a share: a program that another test starts has the descriptors of their locks, until its exec.
-    fn await_locks(&self) {
+    /// Until no controller has the share: a program that another test starts has the descriptor of its lock, until its exec.
+    fn await_lock(&self, share: &ShareConfig) {
         let end = Instant::now() + Duration::from_secs(30);
-        for share in &self.config.shares {
-            let lock = self.at(&share.share.to_string_lossy()[1..]).join(".longshore/lock");
-            let Ok(file) = std::fs::File::open(lock) else { continue };
-            while file.try_lock().is_err() {
-                assert!(Instant::now() < end, "{share:?} is still locked");
-                std::thread::yield_now();
-            }
+        let lock = self.at(&share.share.to_string_lossy()[1..]).join(".longshore/lock");
+        let Ok(file) = std::fs::File::open(lock) else { return };
+        while file.try_lock().is_err() {
+            assert!(Instant::now() < end, "{share:?} is still locked");
+            std::thread::yield_now();
         }
     }
 
@@ -585,7 +584,7 @@ fn controller_whose_lock_went_to_another_stops_provisioning() {
     }
     second.delete(&id("one")).expect("the second deletes it");
     drop(second);
-    ground.await_locks();
+    ground.await_lock(&ground.config.shares[0]);
     create(&first, &spec("three", &[])).expect("the lock is free again");
 }
 
@@ -659,6 +658,67 @@ fn a_share_that_is_away_makes_nothing_look_gone() {
     std::fs::remove_dir(ground.at("b")).expect("removed");
     std::fs::rename(ground.at("away"), ground.at("b")).expect("back");
     assert!(controller.find(&id("there")).expect("looked").is_some());
+}
+
+/// Threads of this process that ask shares and have got no answer.
+fn asking() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
+    let status = threads.map(|thread| std::fs::read_to_string(thread.path().join("status")).unwrap_or_default());
+    status.filter(|status| status.starts_with("Name:\task share\n") && status.contains("State:\tD")).count()
+}
+
+#[test]
+fn share_whose_server_hangs_holds_up_no_other_and_takes_one_thread() {
+    crate::os::mount::testing::in_own_namespace(|| {
+        let ground = ground(&["a", "b"]);
+        let controller = ground.open();
+        create(&controller, &spec("here", &[("share", "/a")])).expect("made");
+        create(&controller, &spec("there", &[("share", "/b")])).expect("made");
+        let path = ground.at("a");
+        let Some(hung) = Hung::over(&path) else { return };
+        let quick = |what: &str, call: &dyn Fn() -> Result<()>| {
+            let started = Instant::now();
+            call().expect(what);
+            assert!(started.elapsed() < Duration::from_secs(5), "{what} took {:?}", started.elapsed());
+        };
+        quick("find", &|| controller.find(&id("there")).map(|found| assert!(found.is_some())));
+        quick("expand", &|| controller.expand(&id("there"), Bytes::mib(200)).map(drop));
+        // Its own volumes are waited for, until it is known that it hangs.
+        let refused = controller.find(&id("here"));
+        assert!(matches!(refused, Err(Error::BackendDown { .. })), "{refused:?}");
+        quick("probe", &|| controller.probe());
+        quick("create", &|| create(&controller, &spec("new", &[("share", "/b")])).map(drop));
+        quick("create anywhere", &|| create(&controller, &spec("newer", &[])).map(drop));
+        quick("delete", &|| controller.delete(&id("there")).map(drop));
+        quick("capacity", &|| controller.capacity(&CapacityQuery::default()).map(drop));
+        for refused in [
+            controller.find(&id("here")).map(drop),
+            controller.delete(&id("here")).map(drop),
+            // It may be on the share that hangs.
+            controller.delete(&id("unknown")).map(drop),
+            controller.list(None, 9).map(drop),
+        ] {
+            let text = refused.expect_err("nobody can look").to_string();
+            assert!(text.contains("nas:/a") && text.contains("has not ended for"), "{text}");
+        }
+        assert!(asking() <= 1, "one thread hangs, however many calls came: {}", asking());
+        drop(controller);
+
+        // The same for a share whose opening hangs.
+        ground.await_lock(&ground.config.shares[1]);
+        let controller = ground.open_beside();
+        let error = controller.find(&id("here")).expect_err("nobody can look").to_string();
+        assert!(error.contains("nas:/a"), "{error}");
+        quick("create", &|| create(&controller, &spec("newest", &[("share", "/b")])).map(drop));
+        quick("find", &|| controller.find(&id("newest")).map(|found| assert!(found.is_some())));
+        drop(hung);
+        at_last(|| match controller.find(&id("here")) {
+            Err(Error::BackendDown { .. }) => Err(Error::Pending { object: "share".to_owned(), reason: "opens".to_owned() }),
+            found => found.map(|found| assert!(found.is_some())),
+        })
+        .expect("it is there again");
+        assert_eq!(ids(&controller), ["here", "new", "newer", "newest"]);
+    });
 }
 
 #[test]
