@@ -8,13 +8,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use loopdev::{LoopControl, LoopDevice};
 use nix::errno::Errno;
 
 use super::block::Device;
-use super::{Error, Result, holders, udev};
+use super::{Error, Result, holders, lock, udev};
 
 const CONTROL: &str = "/dev/loop-control";
 const SYS_BLOCK: &str = "/sys/block";
@@ -27,6 +29,9 @@ const NODE_DEADLINE: Duration = Duration::from_secs(10);
 const DETACH_DEADLINE: Duration = Duration::from_secs(3);
 /// How long others may have it exclusively for a moment: another driver that looks whether it is claimed, a mkfs that asks all devices.
 const CLAIM_DEADLINE: Duration = Duration::from_secs(1);
+/// How long a device may take to say what it is bound to. The kernel asks the backing file's file system then (loop_get_status calls
+/// vfs_getattr), which may hang with a disk or server.
+const STATUS_DEADLINE: Duration = Duration::from_secs(2);
 /// How often others may be faster.
 const ATTEMPTS: u32 = 256;
 
@@ -262,7 +267,7 @@ pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
         let device = Path::new("/dev").join(entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name());
-        if file_of(&device)?.is_some_and(|file| file.ends_with(name)) {
+        if shows(&device, name)? {
             found.push(device);
         }
     }
@@ -270,32 +275,151 @@ pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The devices bound to the file with this device and inode, by a walk over /sys/block.
-pub fn find(backing: (u64, u64)) -> Result<Vec<Loop>> {
-    Ok(list()?.into_iter().filter(|device| device.backing == backing).collect())
+/// The devices bound to the file with this device and inode, whose file system has just answered, and whose path ends with `name`. A
+/// device that gives no answer lies on another file system, then: it is left out unless the kernel calls its file so, too.
+///
+/// # Errors
+/// `Deadline` for such a device.
+pub fn find(backing: (u64, u64), name: &Path) -> Result<Vec<Loop>> {
+    let (found, silent) = ask(bound()?)?;
+    for device in silent {
+        if shows(&device, name)? {
+            return Err(silence(&device));
+        }
+        tracing::warn!(device = %device.display(), "this loop device gives no answer: the disk or server of its file may hang");
+    }
+    Ok(found.into_iter().filter(|device| device.backing == backing).collect())
 }
 
-/// All devices that have a backing file, by number.
-pub fn list() -> Result<Vec<Loop>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
-        let name = entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name();
-        if !is_bound(&name)? {
-            continue;
+/// As [`status`], but `Deadline` instead of waiting for a disk or server that hangs.
+///
+/// # Errors
+/// As [`status`], and `Deadline`.
+pub fn status_in_time(path: &Path) -> Result<Option<Loop>> {
+    let name = path.file_name().unwrap_or_default();
+    if Path::new("/dev").join(name) != path || !is_bound(name)? {
+        return status(path);
+    }
+    match ask(vec![name.to_owned()])? {
+        (_, silent) if !silent.is_empty() => Err(silence(path)),
+        (found, _) => Ok(found.into_iter().next()),
+    }
+}
+
+/// All devices that have a backing file, by number, and those that give no answer, because the disk or server of their file hangs.
+pub fn list() -> Result<(Vec<Loop>, Vec<PathBuf>)> {
+    ask(bound()?)
+}
+
+/// The names of all that have a backing file.
+fn bound() -> Result<Vec<OsString>> {
+    let failed = |error| Error::io("list", SYS_BLOCK, error);
+    let names = std::fs::read_dir(SYS_BLOCK).map_err(failed)?.map(|entry| entry.map(|entry| entry.file_name()));
+    let mut names = names.collect::<io::Result<Vec<_>>>().map_err(failed)?;
+    let mut outcome = Ok(());
+    names.retain(|name| match is_bound(name) {
+        Ok(bound) => bound,
+        Err(error) => {
+            outcome = Err(error);
+            false
         }
-        match status(&Path::new("/dev").join(&name)) {
-            Ok(device) => found.extend(device),
-            // Removed since the walk began. One that is still bound but has no node is an error: it might be ours.
-            Err(error) if error.is_missing() && !is_bound(&name)? => {}
-            Err(error) => return Err(error),
+    });
+    outcome.map(|()| names)
+}
+
+/// The devices that are being asked now.
+static ASKED: Mutex<Vec<(OsString, Instant)>> = Mutex::new(Vec::new());
+
+/// Takes back the entry of a device that has answered.
+struct Asking(OsString, Instant);
+
+impl Asking {
+    fn new(name: &OsStr) -> Asking {
+        let asking = Asking(name.to_owned(), Instant::now());
+        lock(&ASKED).push((asking.0.clone(), asking.1));
+        asking
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut asked = lock(&ASKED);
+        if let Some(own) = asked.iter().position(|(name, since)| *name == self.0 && *since == self.1) {
+            asked.swap_remove(own);
         }
     }
-    found.sort_by_key(|device| device.number);
-    Ok(found)
+}
+
+/// What these are bound to, by number, and those that give no answer. One thread asks them one after the other; where a device hangs, it
+/// is left with that one, which is not asked again before it has answered, and another thread goes on.
+fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<PathBuf>)> {
+    let device = |name: &OsStr| Path::new("/dev").join(name);
+    let hangs = |name: &OsString| lock(&ASKED).iter().any(|(asked, since)| asked == name && since.elapsed() >= STATUS_DEADLINE);
+    let (hung, mut left): (Vec<_>, Vec<_>) = names.into_iter().partition(hangs);
+    let mut silent: Vec<PathBuf> = hung.iter().map(|name| device(name)).collect();
+    let mut found = Vec::new();
+    while !left.is_empty() {
+        let (tell, told) = mpsc::channel();
+        let wanted = left.clone();
+        let thread = std::thread::Builder::new().name("ask loop".to_owned()).spawn(move || {
+            for name in wanted {
+                let asking = Asking::new(&name);
+                let answer = status_of_bound(&name);
+                drop(asking);
+                if tell.send(answer).is_err() {
+                    break;
+                }
+            }
+        });
+        thread.map_err(|error| Error::io("start a thread to ask", "loop devices", error))?;
+        // In the order in which they were asked.
+        loop {
+            match told.recv_timeout(STATUS_DEADLINE) {
+                Ok(answer) => {
+                    found.extend(answer?);
+                    left.remove(0);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    silent.push(device(&left.remove(0)));
+                    break;
+                }
+                Err(RecvTimeoutError::Disconnected) if left.is_empty() => break,
+                Err(RecvTimeoutError::Disconnected) => {
+                    let object = device(&left[0]).display().to_string();
+                    return Err(Error::Unexpected { object, reason: "asking for its status panicked".to_owned() });
+                }
+            }
+        }
+    }
+    found.sort_by_key(|device: &Loop| device.number);
+    Ok((found, silent))
+}
+
+fn status_of_bound(name: &OsStr) -> Result<Option<Loop>> {
+    match status(&Path::new("/dev").join(name)) {
+        // Removed since the walk began. One that is still bound but has no node is an error: it might be ours.
+        Err(error) if error.is_missing() && !is_bound(name)? => Ok(None),
+        answer => answer,
+    }
+}
+
+fn silence(device: &Path) -> Error {
+    Error::Deadline { action: "read status of", object: device.display().to_string(), after: STATUS_DEADLINE }
+}
+
+/// Whether the device has a backing file that the kernel calls `.../<name>`. No file system is asked.
+pub fn shows(device: &Path, name: &Path) -> Result<bool> {
+    Ok(file_of(device)?.is_some_and(|file| is_called(&file, name)))
+}
+
+/// Whether a path that sysfs shows is that of a file so called, which may have been removed.
+fn is_called(file: &Path, name: &Path) -> bool {
+    let kept = file.as_os_str().as_encoded_bytes().strip_suffix(b" (deleted)").map(|kept| OsString::from_vec(kept.to_vec()));
+    file.ends_with(name) || kept.is_some_and(|kept| Path::new(&kept).ends_with(name))
 }
 
 /// Where the backing file of a device lies, as sysfs shows it: a file that was removed ends in ` (deleted)`. `None` where the device
-/// has none any more. For people: what counts is [`Loop::backing`].
+/// has none any more. For people: what counts is [`Loop::backing`]. No file system is asked: the kernel knows it.
 pub fn file_of(device: &Path) -> Result<Option<PathBuf>> {
     let name = device.file_name().unwrap_or_default();
     let path = Path::new(SYS_BLOCK).join(name).join("loop/backing_file");
@@ -433,6 +557,7 @@ mod tests {
     use std::io::{Read, Seek, Write};
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -441,6 +566,9 @@ mod tests {
     use crate::os::path::Root;
     use crate::os::process::{self, Run, Tool};
     use crate::volume::MountFlags;
+
+    /// Of each backing file.
+    const NAME: &str = "image";
 
     /// A file of a MiB, detached from whatever it is bound to when it goes out of scope.
     struct Backing {
@@ -459,7 +587,7 @@ mod tests {
     fn clean_up(backing: (u64, u64)) {
         let until = Instant::now().checked_add(Duration::from_secs(10));
         let gone = udev::wait_until(until, || {
-            let devices = find(backing)?;
+            let devices = find(backing, Path::new(NAME))?;
             Ok(devices.iter().all(|device| detach(&device.path, backing).is_ok()))
         });
         if !matches!(gone, Ok(true)) {
@@ -497,7 +625,7 @@ mod tests {
     #[test]
     fn a_device_is_attached_found_and_detached() {
         let Some(mut backing) = backing() else { return };
-        assert!(find(backing.identity).unwrap().is_empty());
+        assert!(find(backing.identity, Path::new(NAME)).unwrap().is_empty());
         let device = attach(&backing.file, "label", false).unwrap();
         assert_eq!(device.backing, backing.identity);
         assert!(!device.read_only);
@@ -508,7 +636,7 @@ mod tests {
         assert_eq!(sys(&device, "queue/logical_block_size"), "512");
         assert_eq!(sys(&device, "loop/autoclear"), "0");
         assert_eq!(sys(&device, "loop/dio") == "1", device.direct_io);
-        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
+        assert_eq!(find(backing.identity, Path::new(NAME)).unwrap(), std::slice::from_ref(&device));
         assert_eq!(status(&device.path).unwrap().as_ref(), Some(&device));
 
         let open = Device::open(&device.path, true).unwrap();
@@ -523,14 +651,14 @@ mod tests {
 
         // A renamed file is the same file.
         std::fs::rename(backing.folder.path().join("image"), backing.folder.path().join("renamed")).unwrap();
-        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
+        assert_eq!(find(backing.identity, Path::new(NAME)).unwrap(), std::slice::from_ref(&device));
 
         // Not by a wrong identity.
         detach(&device.path, (backing.identity.0, backing.identity.1 + 1)).unwrap();
-        assert_eq!(find(backing.identity).unwrap(), std::slice::from_ref(&device));
+        assert_eq!(find(backing.identity, Path::new(NAME)).unwrap(), std::slice::from_ref(&device));
         for _ in 0..2 {
             detach(&device.path, backing.identity).unwrap();
-            assert!(find(backing.identity).unwrap().is_empty());
+            assert!(find(backing.identity, Path::new(NAME)).unwrap().is_empty());
         }
     }
 
@@ -625,7 +753,7 @@ mod tests {
             assert_eq!(detach(&device.path, device.backing).unwrap_err().errno(), Some(libc::EBUSY));
             assert_eq!(sys(&device, "loop/autoclear"), "0");
             drop(user);
-            assert_eq!(find(device.backing).unwrap(), std::slice::from_ref(&device));
+            assert_eq!(find(device.backing, Path::new(NAME)).unwrap(), std::slice::from_ref(&device));
         }
         detach(&device.path, device.backing).unwrap();
     }
@@ -642,7 +770,7 @@ mod tests {
             detach(&device.path, another).unwrap();
         }
         drop(owner);
-        assert_eq!(find(device.backing).unwrap(), std::slice::from_ref(&device));
+        assert_eq!(find(device.backing, Path::new(NAME)).unwrap(), std::slice::from_ref(&device));
     }
 
     #[test]
@@ -687,7 +815,7 @@ mod tests {
             drop(looker);
             detaching.join().unwrap().unwrap();
         });
-        assert!(find(backing.identity).unwrap().is_empty());
+        assert!(find(backing.identity, Path::new(NAME)).unwrap().is_empty());
     }
 
     #[test]
@@ -777,7 +905,7 @@ mod tests {
                 let _guard = Guard(attached.clone());
                 assert_eq!(attached.backing, (metadata.dev(), metadata.ino()), "{fstype}");
                 assert_eq!(sys(&attached, "queue/logical_block_size"), "512", "{fstype}");
-                assert_eq!(find(attached.backing).unwrap(), std::slice::from_ref(&attached), "{fstype}");
+                assert_eq!(find(attached.backing, Path::new(NAME)).unwrap(), std::slice::from_ref(&attached), "{fstype}");
                 // Blocks of 512 bytes cannot go directly to a disk of larger ones. (btrfs says they can, and goes through its cache.)
                 assert!(!matches!(fstype, "ext4" | "xfs") || !attached.direct_io, "{fstype}");
                 let open = Device::open(&attached.path, true).unwrap();
@@ -812,13 +940,164 @@ mod tests {
         paths.sort();
         paths.dedup();
         assert_eq!(paths.len(), 8);
-        assert_eq!(find(backing.identity).unwrap().len(), 8);
+        assert_eq!(find(backing.identity, Path::new(NAME)).unwrap().len(), 8);
         std::thread::scope(|scope| {
             for device in &devices {
                 scope.spawn(|| detach(&device.path, device.backing).unwrap());
             }
         });
-        assert!(find(backing.identity).unwrap().is_empty());
+        assert!(find(backing.identity, Path::new(NAME)).unwrap().is_empty());
+    }
+
+    /// A file system with one file, by the protocol of fuse(4), whose server stops answering on demand: until it is ended, but for no
+    /// longer than `LONGEST_HANG`, since other processes of this machine ask its loop device, too.
+    struct Served {
+        stop: Arc<AtomicBool>,
+        end: Option<mpsc::Sender<()>>,
+        server: Option<std::thread::JoinHandle<()>>,
+    }
+
+    const LONGEST_HANG: Duration = Duration::from_secs(20);
+
+    impl Served {
+        fn at(path: &Path) -> Option<Served> {
+            let Ok(mut device) = File::options().read(true).write(true).open("/dev/fuse") else {
+                eprintln!("SKIPPED: there is no /dev/fuse");
+                return None;
+            };
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+            nix::mount::mount(Some("test"), path, Some("fuse"), nix::mount::MsFlags::empty(), Some(options.as_str())).unwrap();
+            let stop = Arc::new(AtomicBool::new(false));
+            let (stopped, path) = (stop.clone(), path.to_owned());
+            let (end, ended) = mpsc::channel();
+            let server = std::thread::spawn(move || {
+                let mut request = vec![0; 1 << 18];
+                while let Ok(length) = device.read(&mut request) {
+                    if stopped.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let Some(answer) = Served::answer(&request[..length]) else { continue };
+                    if device.write_all(&answer).is_err() {
+                        break;
+                    }
+                }
+                // Until the sender is dropped.
+                ended.recv_timeout(LONGEST_HANG).ok();
+                // By force: whoever waits for an answer gets an error.
+                nix::mount::umount2(&path, nix::mount::MntFlags::MNT_FORCE | nix::mount::MntFlags::MNT_DETACH).unwrap();
+            });
+            Some(Served { stop, end: Some(end), server: Some(server) })
+        }
+
+        /// linux/fuse.h
+        fn answer(request: &[u8]) -> Option<Vec<u8>> {
+            let word = |at: usize| u32::from_le_bytes(request[at..at + 4].try_into().unwrap());
+            let node = u64::from_le_bytes(request[16..24].try_into().unwrap());
+            let attributes = |node: u64| {
+                let (size, mode): (u64, u32) = if node == 1 { (0, 0o40_755) } else { (1 << 20, 0o100_644) };
+                let longs = [node, size, size / 512, 0, 0, 0].into_iter().flat_map(u64::to_le_bytes);
+                longs.chain([0, 0, 0, mode, 1, 0, 0, 0, 512, 0].into_iter().flat_map(u32::to_le_bytes)).collect::<Vec<u8>>()
+            };
+            let (error, body): (i32, Vec<u8>) = match word(4) {
+                // FORGET and BATCH_FORGET have no answer.
+                2 | 42 => return None,
+                // LOOKUP: the node's number; no answer is kept for any time.
+                1 => (0, 2_u64.to_le_bytes().into_iter().chain([0; 32]).chain(attributes(2)).collect()),
+                // GETATTR
+                3 => (0, [0; 16].into_iter().chain(attributes(node)).collect()),
+                // OPEN
+                14 => (0, vec![0; 16]),
+                // READ
+                15 => (0, vec![0; word(56) as usize]),
+                // RELEASE
+                18 => (0, Vec::new()),
+                // INIT: version 7.31.
+                26 => {
+                    let words = [7, 31, 0, 0, 0, 4096, 1, 0].into_iter().flat_map(u32::to_le_bytes);
+                    (0, words.chain([0; 32]).collect())
+                }
+                _ => (-libc::ENOSYS, Vec::new()),
+            };
+            let length = u32::try_from(16 + body.len()).unwrap();
+            let head = length.to_le_bytes().into_iter().chain(error.to_le_bytes()).chain(request[8..16].iter().copied());
+            Some(head.chain(body).collect())
+        }
+
+        /// The next question has no answer.
+        fn hang(&self) {
+            self.stop.store(true, Ordering::SeqCst);
+        }
+
+        fn end(&mut self) {
+            self.end.take();
+            self.hang();
+            self.server.take().map(std::thread::JoinHandle::join);
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            // Its server reads until it is asked something.
+            self.end();
+        }
+    }
+
+    /// What such a device is bound to cannot be asked: it is unbound as it is.
+    struct Unbound(Option<PathBuf>);
+
+    impl Drop for Unbound {
+        fn drop(&mut self) {
+            if let Some(device) = self.0.take().map(|path| File::open(path).unwrap()) {
+                // SAFETY: the descriptor is open, no memory is passed.
+                unsafe { kernel::clear(device.as_raw_fd()) }.unwrap();
+            }
+        }
+    }
+
+    /// Threads of this process that ask a device and wait for the file system's answer.
+    fn stuck() -> usize {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|thread| thread.path());
+        let read = |thread: &Path, name| std::fs::read_to_string(thread.join(name)).unwrap_or_default();
+        threads.filter(|thread| read(thread, "comm") == "ask loop\n" && read(thread, "wchan") == "request_wait_answer").count()
+    }
+
+    #[test]
+    fn device_whose_file_hangs_holds_up_no_look_for_another() {
+        in_own_namespace(|| {
+            let Some(backing) = backing() else { return };
+            let folder = tempfile::tempdir().unwrap();
+            // Dropped after the file system.
+            let mut unbound = Unbound(None);
+            let Some(mut served) = Served::at(folder.path()) else { return };
+            let hung_name = Path::new("hung");
+            let file = File::open(folder.path().join(hung_name)).unwrap();
+            let hung = attach(&file, "label", true).unwrap();
+            unbound.0 = Some(hung.path.clone());
+            let ours = attach(&backing.file, "label", false).unwrap();
+            assert_eq!(find(hung.backing, hung_name).unwrap(), std::slice::from_ref(&hung));
+            served.hang();
+
+            let found = || find(ours.backing, Path::new(NAME)).unwrap();
+            assert_eq!(found(), std::slice::from_ref(&ours), "the other does not answer");
+            let started = Instant::now();
+            for _ in 0..20 {
+                assert_eq!(found(), std::slice::from_ref(&ours));
+            }
+            assert!(started.elapsed() < STATUS_DEADLINE, "it is known by now which one hangs: {:?}", started.elapsed());
+            assert_eq!(stuck(), 1, "and it is not asked again");
+            assert_eq!(status_in_time(&ours.path).unwrap().as_ref(), Some(&ours));
+            for refused in [find(hung.backing, hung_name).map(drop), status_in_time(&hung.path).map(drop)] {
+                let error = refused.unwrap_err();
+                let named = matches!(&error, Error::Deadline { object, .. } if Path::new(object) == hung.path);
+                assert!(named, "it may be bound to the file: {error}");
+            }
+            assert!(list().unwrap().1.contains(&hung.path));
+            assert!(shows(&hung.path, hung_name).unwrap() && !shows(&ours.path, hung_name).unwrap(), "sysfs asks no file");
+
+            served.end();
+            let until = Instant::now().checked_add(Duration::from_secs(30));
+            assert!(udev::wait_until(until, || Ok(stuck() == 0)).unwrap(), "its thread has ended");
+        });
     }
 
     #[test]

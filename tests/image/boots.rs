@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use longshore::backend::{Backend, ConnectRequest, Source};
 use longshore::os::block::Device;
@@ -104,7 +104,7 @@ impl Interrupted {
     /// As a boot does.
     fn detach(&self) {
         let stat = fs::metadata(self.image()).expect("an image");
-        for device in loopdev::find((stat.dev(), stat.ino())).expect("a list") {
+        for device in loopdev::find((stat.dev(), stat.ino()), Path::new("volumes/v/image")).expect("a list") {
             loopdev::detach(&device.path, device.backing).expect("detached");
         }
     }

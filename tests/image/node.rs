@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
 use longshore::backend::image::{ImageBackend, Role};
 use longshore::backend::{self, Backend, BlockDevice, ConnectRequest, Source};
@@ -103,7 +104,7 @@ fn a_volume_is_connected_once_and_found_by_identity() {
     assert_eq!(node_side.disconnect(&v, None).expect("disconnected"), Outcome::Changed(()));
     assert_eq!(node_side.disconnect(&v, Some(&source)).expect("again"), Outcome::Unchanged(()));
     assert_eq!(node_side.connected(&v, Some(&source)).expect("looked"), None);
-    assert_eq!(loopdev::find((stat.dev(), stat.ino())).expect("looked"), []);
+    assert_eq!(loopdev::find((stat.dev(), stat.ino()), Path::new("volumes/v/image")).expect("looked"), []);
     assert_eq!(node_side.connected(&w, None).expect("looked"), Some(other), "the other one stays");
     provision(&provisioner).delete(&v).expect("deleted");
 }
@@ -120,7 +121,7 @@ fn all_devices_of_an_image_are_let_go() {
     let second = loopdev::attach(&image, "a stray", false).expect("attached");
     assert!(backend.connect().connected(&id, None).expect("looked").is_some());
     backend.connect().disconnect(&id, Some(&source)).expect("disconnected");
-    assert_eq!(loopdev::find(second.backing).expect("looked"), []);
+    assert_eq!(loopdev::find(second.backing, Path::new("volumes/v/image")).expect("looked"), []);
 }
 
 #[test]

@@ -202,7 +202,7 @@ impl World {
 
     fn devices(&self) -> Vec<String> {
         let ours = self.folder.path().join("pool");
-        let devices = loopdev::list().expect("a list").into_iter().map(|device| device.path);
+        let devices = loopdev::list().expect("a list").0.into_iter().map(|device| device.path);
         let of = |path: &PathBuf| loopdev::file_of(path).expect("a file").is_some_and(|file| file.starts_with(&ours));
         devices.filter(of).map(|path| path.display().to_string()).collect()
     }

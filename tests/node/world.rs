@@ -84,7 +84,7 @@ impl Connect for Files {
 
     fn connected(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Option<Source>> {
         let Ok(backing) = self.backing(id) else { return Ok(None) };
-        Ok(loopdev::find(backing)?.into_iter().next().map(source))
+        Ok(loopdev::find(backing, Path::new(id.local()))?.into_iter().next().map(source))
     }
 
     fn is_still(&self, source: &Source) -> Result<bool> {
@@ -100,7 +100,7 @@ impl Connect for Files {
             return Err(Error::failed("disconnect", id.to_string(), std::io::Error::from_raw_os_error(libc::EIO)));
         }
         let Ok(backing) = self.backing(id) else { return Ok(Outcome::Unchanged(())) };
-        for device in loopdev::find(backing)? {
+        for device in loopdev::find(backing, Path::new(id.local()))? {
             loopdev::detach(&device.path, backing)?;
         }
         Ok(Outcome::Changed(()))
@@ -225,7 +225,7 @@ impl Drop for World {
         for entry in fs::read_dir(&self.backend.folder).expect("the pool is there").flatten() {
             let stat = entry.metadata().expect("stat");
             let backing = (stat.dev(), stat.ino());
-            for device in loopdev::find(backing).unwrap_or_default() {
+            for device in loopdev::find(backing, &entry.path()).unwrap_or_default() {
                 if let Err(error) = loopdev::detach(&device.path, backing) {
                     eprintln!("detach {}: {error}", device.path.display());
                 }

@@ -47,7 +47,7 @@ impl Connect for Fake {
             volume.map(|volume| volume.contents.clone())
         };
         let device = match known {
-            Some(Some(contents)) => self.devices_over(&contents, hint)?.into_iter().next(),
+            Some(Some(contents)) => self.devices_over(id, &contents, hint)?.into_iter().next(),
             // Nobody has looked at it since this process started: whatever the hint names is of another life.
             Some(None) => None,
             None => self.leftover(id, hint)?,
@@ -66,7 +66,7 @@ impl Connect for Fake {
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let known = self.store.lock().volume(id).ok().map(|volume| (volume.connected, volume.contents.clone()));
         let (mounted, contents) = known.unwrap_or_default();
-        let mut devices = contents.map_or_else(|| Ok(Vec::new()), |contents| self.devices_over(&contents, hint))?;
+        let mut devices = contents.map_or_else(|| Ok(Vec::new()), |contents| self.devices_over(id, &contents, hint))?;
         devices.extend(self.leftover(id, hint)?);
         for device in &devices {
             step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
@@ -135,7 +135,7 @@ impl Fake {
 
     fn connect_device(&self, id: &VolumeId, read_only: bool) -> Result<Outcome<Source>> {
         let contents = self.contents_of(id)?;
-        if let Some(bound) = loopdev::find(contents.identity)?.into_iter().next() {
+        if let Some(bound) = contents.devices(id)?.into_iter().next() {
             if bound.read_only == read_only {
                 return Ok(Outcome::Unchanged(device_source(bound)));
             }
@@ -144,7 +144,7 @@ impl Fake {
             return Err(Error::InUse { object: format!("volume {id}"), by });
         }
         let bound = step("attach loop device", id, || {
-            loopdev::attach(&contents.file, &id.to_string(), read_only).map_err(|error| match loopdev::find(contents.identity) {
+            loopdev::attach(&contents.file, &id.to_string(), read_only).map_err(|error| match contents.devices(id) {
                 Ok(left) if left.is_empty() => Error::from(error).nothing_left(),
                 _ => Error::from(error),
             })
@@ -170,13 +170,13 @@ impl Fake {
     }
 
     /// The devices that show these contents. A hint that the kernel confirms spares the walk over all devices.
-    fn devices_over(&self, contents: &Contents, hint: Option<&Source>) -> Result<Vec<Loop>> {
+    fn devices_over(&self, id: &VolumeId, contents: &Contents, hint: Option<&Source>) -> Result<Vec<Loop>> {
         if let Some(Source::Device(device)) = hint
             && let Some(bound) = bound_as(device)?.filter(|bound| bound.backing == contents.identity)
         {
             return Ok(vec![bound]);
         }
-        Ok(loopdev::find(contents.identity)?)
+        Ok(contents.devices(id)?)
     }
 
     /// The device that the hint names, if it is still what it was then and no volume of this process is behind it.
@@ -267,7 +267,7 @@ mod tests {
         write(&first, 4096, b"kept");
         assert!(matches!(bench.fake.delete(&id("a")), Err(Error::InUse { .. })), "while it is connected");
         assert_eq!(bench.fake.disconnect(&id("a"), Some(&source)).expect("idle"), Outcome::Changed(()));
-        assert!(loopdev::find(bench.fake.contents_of(&id("a")).expect("made").identity).expect("kernel").is_empty());
+        assert!(bench.fake.contents_of(&id("a")).expect("made").devices(&id("a")).expect("kernel").is_empty());
         assert_eq!(bench.fake.disconnect(&id("a"), Some(&source)).expect("a repeat"), Outcome::Unchanged(()));
         let again = device(bench.connect("a").expect("free").into_inner());
         assert_eq!(&read(&again, 4096), b"kept");

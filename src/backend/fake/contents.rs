@@ -1,9 +1,11 @@
 //! The bytes of a volume or snapshot: a sparse file in memory.
 
 use std::fs::File;
+use std::path::Path;
 
+use crate::os::loopdev::{self, Loop};
 use crate::os::{copy, memfd};
-use crate::volume::{Bytes, Result};
+use crate::volume::{Bytes, Result, VolumeId};
 
 /// A memfd. Its memory is given back when the last user is gone: we, or a loop device that is still bound to it.
 #[derive(Debug)]
@@ -19,6 +21,11 @@ impl Contents {
         let file = memfd::create(label, size.0)?;
         let identity = memfd::identity(&file)?;
         Ok(Contents { file, identity })
+    }
+
+    /// The loop devices that show them, of the volume that they are of.
+    pub(super) fn devices(&self, id: &VolumeId) -> Result<Vec<Loop>> {
+        Ok(loopdev::find(self.identity, Path::new(&format!("memfd:{id}")))?)
     }
 
     /// What `self` holds now, holes included, with zeroes behind it up to `size`.

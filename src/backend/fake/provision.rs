@@ -6,7 +6,6 @@ use super::contents::Contents;
 use super::store::StoredVolume;
 use super::{Fake, FakeParameters, Medium, while_still};
 use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, VolumeSpec};
-use crate::os::loopdev;
 use crate::os::step::step;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
@@ -137,7 +136,7 @@ impl Fake {
             Ok(volume) => (volume.connected, volume.contents.clone()),
             Err(_) => return Ok(None),
         };
-        let devices = contents.map_or_else(|| Ok(Vec::new()), |contents| loopdev::find(contents.identity))?;
+        let devices = contents.map_or_else(|| Ok(Vec::new()), |contents| contents.devices(id))?;
         Ok(match devices.first() {
             Some(device) => Some(format!("it is connected as {}", device.path.display())),
             None => mounted.then(|| "its tmpfs is connected".to_owned()),

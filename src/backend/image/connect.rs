@@ -2,7 +2,7 @@
 //! from boot to boot is named by its pool and volume.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Directory, Source};
@@ -12,7 +12,7 @@ use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::export::check_not_exported;
-use super::files::{self, Access};
+use super::files::{self, Access, IMAGE};
 use super::inspect;
 use super::lease::Acquired;
 use super::meta::VolumeMeta;
@@ -35,7 +35,10 @@ impl Connect for ImageBackend {
         };
         // Of several readers, each has a device of its own.
         let new_reader = request.read_only && acquired == Some(Acquired::Now);
-        let there = if new_reader { confirm(request.earlier, image.inode)? } else { bound(id, image.inode)? };
+        let there = match confirm(id, request.earlier, image.inode)? {
+            None if !new_reader => bound(id, image.inode)?,
+            confirmed => confirmed,
+        };
         if let Some(device) = there {
             return Ok(Outcome::Unchanged(source(&device, named(image.inode))));
         }
@@ -62,7 +65,7 @@ impl Connect for ImageBackend {
     fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
         match self.inode(id) {
             Ok(Some((ready, inode))) => {
-                let found = match confirm(hint, inode)? {
+                let found = match confirm(id, hint, inode)? {
                     Some(device) => Some(device),
                     // On a machine with several drivers it may be another's.
                     None if self.shared && !self.holds(&ready, id)? => None,
@@ -90,11 +93,11 @@ impl Connect for ImageBackend {
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
         let devices = match self.inode(id) {
-            Ok(Some((ready, inode))) => match confirm(hint, inode)? {
+            Ok(Some((ready, inode))) => match confirm(id, hint, inode)? {
                 Some(device) if self.shared => vec![device],
                 None if self.shared && !self.holds(&ready, id)? => self.orphan(hint)?.into_iter().collect(),
                 confirmed => {
-                    let mut devices = loopdev::find(inode)?;
+                    let mut devices = loopdev::find(inode, &image_name(id))?;
                     // The image may have been replaced by another since: then the device shows what is no file of the pool's any
                     // more.
                     if confirmed.is_none() {
@@ -116,7 +119,7 @@ impl Connect for ImageBackend {
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
         let (_, inode) = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let device = confirm(Some(source), inode)?.ok_or_else(|| not_this(id, path_of(source)))?;
+        let device = confirm(id, Some(source), inode)?.ok_or_else(|| not_this(id, path_of(source)))?;
         let size = step("refresh loop device", &device.path.display(), || loopdev::refresh(&device.path))?;
         Ok(Bytes(size))
     }
@@ -178,15 +181,27 @@ fn seen_image(ready: &Ready, id: &VolumeId) -> Result<Option<files::Seen>> {
     ready.look_at_image(Kind::Volume, id.local()).map_err(|error| ready.down(error.to_string()))
 }
 
-/// The device of a hint, if it shows this image now.
-fn confirm(hint: Option<&Source>, inode: Inode) -> Result<Option<Loop>> {
+/// The device of a hint, if it shows this image now. One that shows a file of another name is not asked, since its disk may hang; where it
+/// is this image nevertheless, the walk over all devices finds it.
+fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<Loop>> {
     let Some(Source::Device(told)) = hint else { return Ok(None) };
-    Ok(status(&told.path)?.filter(|device| device.backing == inode))
+    if !loopdev::shows(&told.path, &image_name(id))? {
+        return Ok(None);
+    }
+    match loopdev::status(&told.path) {
+        Err(error) if error.is_missing() => Ok(None),
+        device => Ok(device?.filter(|device| device.backing == inode)),
+    }
+}
+
+/// The end of the path of a volume's image.
+pub(super) fn image_name(id: &VolumeId) -> PathBuf {
+    Path::new(Kind::Volume.folder()).join(id.local()).join(IMAGE)
 }
 
 /// A device that is no longer there shows nothing.
 pub(super) fn status(path: &Path) -> Result<Option<Loop>> {
-    match loopdev::status(path) {
+    match loopdev::status_in_time(path) {
         Err(error) if error.is_missing() => Ok(None),
         other => Ok(other?),
     }
@@ -195,7 +210,7 @@ pub(super) fn status(path: &Path) -> Result<Option<Loop>> {
 /// The device that shows this image, found by a walk. There should be one; of several the first serves, and all are let go
 /// together.
 fn bound(id: &VolumeId, inode: Inode) -> Result<Option<Loop>> {
-    let mut devices = loopdev::find(inode)?;
+    let mut devices = loopdev::find(inode, &image_name(id))?;
     if devices.len() > 1 {
         let paths: Vec<_> = devices.iter().map(|device| device.path.display().to_string()).collect();
         tracing::warn!(volume = %id, devices = paths.join(" "), "several loop devices show one image; the first is used");

@@ -12,7 +12,7 @@
 //! to write meanwhile: each write sets the image's modification time, which must be the same after the copy.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -23,6 +23,7 @@ use crate::os::loopdev;
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::ImageBackend;
+use super::connect::image_name;
 use super::draft::Draft;
 use super::files::IMAGE;
 use super::pool::{Kind, Ready};
@@ -174,12 +175,12 @@ fn used_on_this_machine(job: &Job<'_>) -> Result<Option<String>> {
 
 /// The loop devices of this machine that show a volume's image, whoever made them.
 pub(super) fn devices_of(id: &VolumeId, inode: (u64, u64)) -> Result<Vec<PathBuf>> {
-    match loopdev::find(inode) {
+    match loopdev::find(inode, &image_name(id)) {
         Ok(devices) => Ok(devices.into_iter().map(|device| device.path).collect()),
         // A controller without rights, or without the nodes of devices, is still told what their files are called. Other
         // devices on its machine must not keep it from its work.
         Err(error) if matches!(error.errno(), Some(libc::EACCES | libc::EPERM | libc::ENOENT)) => {
-            Ok(loopdev::find_by_name(&Path::new(Kind::Volume.folder()).join(id.local()).join(IMAGE))?)
+            Ok(loopdev::find_by_name(&image_name(id))?)
         }
         Err(error) => Err(error.into()),
     }

@@ -176,7 +176,8 @@ fn may_join(id: &VolumeId, record: &Record, mode: AccessMode) -> Result<()> {
 /// Whether nobody else shows the image: two caches of one file lose data.
 fn check_unused(id: &VolumeId, image: &Image, lio: &Lio, first: bool) -> Result<()> {
     let in_use = |by: String| Err(Error::InUse { object: format!("volume {id}"), by });
-    if let Some(device) = loopdev::find(image.inode)?.first() {
+    let name = image.path.strip_prefix(&image.pool).unwrap_or(&image.path);
+    if let Some(device) = loopdev::find(image.inode, name)?.first() {
         return in_use(format!("{0} shows its image on this machine; see with `losetup {0}` who uses it", device.path.display()));
     }
     match lio.shows(image.inode)?.filter(|_| first) {
