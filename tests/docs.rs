@@ -143,7 +143,7 @@ fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
         ("`image`, shared", Arc::new(ImageBackend::open_remembering(shared, role, None, Some(holder)).expect("a shared pool"))),
         ("`nfs`", Arc::new(NfsBackend::open(nfs, role, below).expect("nfs"))),
         ("`iscsi`", Arc::new(IscsiBackend::open(iscsi, role, node.clone(), below).expect("iscsi"))),
-        ("`ec2`", Arc::new(ec2::open(ebs, controller, CloudRequests::default()).expect("ec2"))),
+        ("`ec2`", Arc::new(ec2::open(ebs, controller, CloudRequests::default(), None).expect("ec2"))),
         ("`fake`", Arc::new(Fake::new(FakeConfig::named("fake".parse().expect("a name")), node).expect("fake"))),
     ]
 }

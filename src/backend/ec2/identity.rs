@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::os::single::{NoResult, Single};
+use crate::os::single::Single;
 use crate::os::{durable, lock};
 use crate::volume::{BackendName, NodeId, Result};
 
@@ -98,7 +98,7 @@ impl Identity {
             state: state.to_owned(),
             evidence,
             verified: Mutex::default(),
-            asking: Single::default(),
+            asking: Single::new("ask metadata"),
         }
     }
 
@@ -129,15 +129,8 @@ impl Identity {
             return Ok(instance.clone());
         }
         let metadata = self.metadata.clone();
-        let asked = match self.asking.run(PATIENCE, move || metadata.instance()) {
-            Ok(asked) => asked,
-            Err(NoResult::Running(since)) => {
-                let since = humantime::format_duration(Duration::from_secs(since.as_secs()));
-                Err(format!("the instance metadata service has not answered for {since}"))
-            }
-            Err(NoResult::Panicked) => Err("asking the instance metadata service failed".to_owned()),
-            Err(NoResult::NoThread(error)) => Err(format!("no thread to ask the instance metadata service: {error}")),
-        };
+        let asked = self.asking.run(PATIENCE, move || metadata.instance());
+        let asked = asked.unwrap_or_else(|none| Err(none.reason("asking the instance metadata service")));
         match asked {
             Ok(instance) => self.verify(instance),
             Err(reason) => self.recorded(&reason),
