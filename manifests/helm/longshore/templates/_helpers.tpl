@@ -8,6 +8,20 @@ app.kubernetes.io/name: longshore
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Of a pod. Call with (dict "root" . "component" "node"). */}}
+{{- define "longshore.podLabels" -}}
+{{- $own := include "longshore.labels" .root | fromYaml | merge (dict "app.kubernetes.io/component" .component) -}}
+{{- merge (dict) (get .root.Values .component).podLabels $own | toYaml -}}
+{{- end }}
+
+{{/* The name of a pod's service account. Call with (dict "root" . "component" "node"). */}}
+{{- define "longshore.account" -}}
+{{- (get .root.Values .component).serviceAccount.name | default (printf "%s-%s" (include "longshore.name" .root) .component) -}}
 {{- end }}
 
 {{/* Call with (dict "root" . "component" "node"). */}}
@@ -18,7 +32,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "longshore.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{/* The folder of the socket, on the node and, for the driver, in its container: the kubelet looks for it there. */}}
@@ -175,7 +189,7 @@ seLinuxOptions: {type: spc_t}
   args:
     - --v={{ .root.Values.sidecars.verbosity }}
     - --csi-address=/csi/csi.sock
-    {{- range .flags }}
+    {{- range concat .flags .sidecar.extraArgs }}
     - {{ . }}
     {{- end }}
   {{- with .env }}
