@@ -164,11 +164,8 @@ fn every_documented_command_works_in_the_pod_of_its_driver() {
         let flag = format!("longshore serve --check --config {}", harness.path("config.yaml").display());
         assert!(in_pod(&elsewhere, &flag).status.success());
 
-        let unstage = csi::NodeUnstageVolumeRequest {
-            volume_id: stage.volume_id,
-            staging_target_path: stage.staging_target_path,
-            ..Default::default()
-        };
+        let unstage =
+            csi::NodeUnstageVolumeRequest { volume_id: stage.volume_id, staging_target_path: stage.staging_target_path };
         harness.block_on(harness.node().node_unstage_volume(unstage)).expect("unstaged");
         assert!(harness.stop());
     });

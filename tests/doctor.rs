@@ -268,3 +268,70 @@ fn every_check_is_documented() {
         }
     });
 }
+
+/// This folder of the machine for this test alone, with these files.
+fn with_files(harness: &Harness, folder: &str, files: &[(&str, &str)]) {
+    let layers = harness.path(&folder.replace('/', "-"));
+    let layer = |name: &str| {
+        fs::create_dir_all(layers.join(name)).expect("a folder");
+        layers.join(name)
+    };
+    let tmpfs = layer("layers");
+    let none: Option<&str> = None;
+    mount(Some("tmpfs"), &tmpfs, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
+    let (upper, work) = (tmpfs.join("upper"), tmpfs.join("work"));
+    fs::create_dir(&upper).and_then(|()| fs::create_dir(&work)).expect("folders");
+    let options = format!("lowerdir={folder},upperdir={},workdir={}", upper.display(), work.display());
+    mount(Some("overlay"), folder, Some("overlay"), MsFlags::empty(), Some(options.as_str())).expect("an overlay");
+    for (name, content) in files {
+        let path = Path::new(folder).join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(path, content).expect("written");
+    }
+}
+
+#[test]
+fn what_the_node_would_take_up_of_a_tenants_disk_is_told() {
+    for (files, words, wanted) in [
+        (&[("lvm/lvm.conf", "devices {\n# global_filter = [ \"a|.*|\" ]\n}\n")][..], "every physical volume", "warning"),
+        (&[("lvm/lvm.conf", "devices {\n  global_filter = [ \"r|.*|\" ]\n}\n")], "global_filter accepts", "ok"),
+        (&[("lvm/lvm.conf", "global {\n event_activation=0\n}\n")], "event_activation=0", "ok"),
+        (&[("lvm/lvm.conf", ""), ("lvm/devices/system.devices", "")], "system.devices only", "ok"),
+        (&[("lvm/lvm.conf", "use_devicesfile = 0\n"), ("lvm/devices/system.devices", "")], "every physical volume", "warning"),
+    ] {
+        isolated(move || {
+            let harness = Harness::new(Pool::Local);
+            with_files(&harness, "/etc", files);
+            assert_eq!(level(&checks(&harness, 0, &[]), "lvm-activation", words), wanted, "{files:?}");
+        });
+    }
+    for (line, words, wanted) in [
+        ("# AUTO -all\n", "assembles every array", "warning"),
+        ("ARRAY /dev/md0 UUID=a\nAUTO +imsm\n", "assembles every array", "warning"),
+        ("HOMEHOST <system>\nauto +1.x -all\n", "AUTO -all", "ok"),
+    ] {
+        isolated(move || {
+            let harness = Harness::new(Pool::Local);
+            with_files(&harness, "/usr/sbin", &[("mdadm", "")]);
+            with_files(&harness, "/etc", &[("mdadm/mdadm.conf", line)]);
+            assert_eq!(level(&checks(&harness, 0, &[]), "md-assembly", words), wanted, "{line}");
+        });
+    }
+    // The container's own /etc says nothing of the node's.
+    isolated(|| {
+        let harness = Harness::new(Pool::Local);
+        with_files(&harness, "/etc", &[("lvm/lvm.conf", "")]);
+        let output = output(command(&harness, "doctor").arg("--json").envs([IN_POD]));
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("lvm-activation"));
+    });
+    for (startup, wanted) in [("automatic", "warning"), ("manual", "ok")] {
+        isolated(move || {
+            let harness = Harness::new(Pool::Local);
+            fs::write(harness.path("config.yaml"), "backends: [{name: san, type: iscsi}]\n").expect("written");
+            with_files(&harness, "/etc", &[("iscsi/iscsid.conf", &format!("node.startup = {startup}\n"))]);
+            let output = output(command(&harness, "doctor").arg("--json"));
+            let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            assert_eq!(level(report["checks"].as_array().expect("checks"), "iscsi-startup", "iscsid logs in"), wanted);
+        });
+    }
+}

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+mod activation;
 mod host;
 mod places;
 
@@ -91,6 +92,7 @@ pub fn examine(setup: &Setup) -> Vec<Check> {
         work.push(("permissions", with(host::permissions)));
         work.push(("loop", with(host::loops)));
         work.push(("devices", with(host::devices)));
+        work.push(("activation", with(activation::activation)));
         let needed = host::TOOLS.iter().filter(|tool| tool.only_for.is_none_or(|backend| setup.backends.contains(backend)));
         work.extend(needed.map(|tool| {
             let check: Work = Box::new(|| vec![host::tool(tool)]);
