@@ -87,11 +87,18 @@ app.kubernetes.io/component: {{ .component }}
 /etc/longshore/{{ if include "longshore.exports" . }}node{{ else }}longshore{{ end }}.yaml
 {{- end }}
 
-{{/* Call with (dict "root" . "config" "/etc/longshore/longshore.yaml" "port" 9809). */}}
+{{/* Where health is served. Who is in the node's network is asked at its loopback, which nobody else reaches. Call with
+     (dict "root" . "host" "true"), host being empty for a pod with a network of its own. */}}
+{{- define "longshore.httpAddress" -}}
+{{- .root.Values.driver.http.address | default (.host | ternary "127.0.0.1" "[::]") -}}
+{{- end }}
+
+{{/* Call with (dict "root" . "config" "/etc/longshore/longshore.yaml" "host" "true" "port" 9809 "metricsPort" 9808). */}}
 {{- define "longshore.driverFlags" -}}
 - --config={{ .config }}
 - --grace={{ .root.Values.driver.grace }}s
-- --http-endpoint={{ .root.Values.driver.http.address }}:{{ .port }}
+- --http-endpoint={{ include "longshore.httpAddress" . }}:{{ .port }}
+- --metrics-endpoint={{ if .root.Values.driver.metrics.enabled }}{{ .root.Values.driver.metrics.address | default "[::]" }}:{{ .metricsPort }}{{ else }}off{{ end }}
 {{- with .root.Values.driver.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}
@@ -118,23 +125,35 @@ app.kubernetes.io/component: {{ .component }}
       - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end }}
 
-{{/* /healthz says whether the process answers, /readyz whether its storage and the kubelet do. Call with the port. */}}
+{{/* What `longshore inspect`, `doctor` and `call` read in this container. Call with (dict "endpoint" ... "config" ... "mode" ...). */}}
+{{- define "longshore.place" -}}
+- {name: CSI_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: LONGSHORE_CONFIG, value: {{ .config | quote }}}
+- {name: LONGSHORE_MODE, value: {{ .mode | quote }}}
+{{- end }}
+
+{{/* /healthz says whether the process answers, /readyz whether its storage and the kubelet do. Call as driverFlags. */}}
 {{- define "longshore.probes" -}}
+{{- $address := include "longshore.httpAddress" . | trimAll "[]" -}}
+{{- $at := has $address (list "127.0.0.1" "::1") | ternary (printf ", host: %q" $address) "" -}}
 ports:
-  - {name: http, containerPort: {{ . }}, protocol: TCP}
+  - {name: http, containerPort: {{ .port }}, protocol: TCP}
+  {{- if .root.Values.driver.metrics.enabled }}
+  - {name: metrics, containerPort: {{ .metricsPort }}, protocol: TCP}
+  {{- end }}
 startupProbe:
-  httpGet: {path: /healthz, port: http}
+  httpGet: {path: /healthz, port: http{{ $at }}}
   # Starting takes milliseconds, and some seconds where storage does not answer.
   periodSeconds: 1
   timeoutSeconds: 2
   failureThreshold: 120
 livenessProbe:
-  httpGet: {path: /healthz, port: http}
+  httpGet: {path: /healthz, port: http{{ $at }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: /readyz, port: http{{ $at }}}
   periodSeconds: 5
   timeoutSeconds: 4
   failureThreshold: 2
