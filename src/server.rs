@@ -178,10 +178,10 @@ pub async fn serve(settings: Settings, services: Services, shutdown: impl Future
     let Settings { endpoint, registration, http, metrics, log, grace } = settings;
     let mut ports = Vec::new();
     if let Some(address) = http {
-        ports.push(Http::bind(address, Pages { health: true, metrics: metrics == Metrics::WithHealth }).await?);
+        ports.push(Http::bind(address, Pages { health: true, metrics: metrics == Metrics::WithHealth })?);
     }
     if let Metrics::At(address) = metrics {
-        ports.push(Http::bind(address, Pages { health: false, metrics: true }).await?);
+        ports.push(Http::bind(address, Pages { health: false, metrics: true })?);
     }
     let (listener, file) = Socket::bind(endpoint.path()).await?.split();
     let registrar = match registration {

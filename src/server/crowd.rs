@@ -43,12 +43,12 @@ impl Crowd {
         let peer = one_of(peer);
         let (stay, gone) = oneshot::channel();
         let mut places = self.places();
-        let mut of = BTreeMap::<IpAddr, usize>::new();
-        places.taken.values().for_each(|taken| *of.entry(taken.peer).or_default() += 1);
-        let most = of.values().copied().max().unwrap_or_default();
-        if of.get(&peer).is_some_and(|number| *number >= MOST_OF_PEER) {
+        if places.taken.values().filter(|taken| taken.peer == peer).count() >= MOST_OF_PEER {
             places.drop_oldest(|taken| taken.peer == peer);
         } else if places.taken.len() >= MOST {
+            let mut of = BTreeMap::<IpAddr, usize>::new();
+            places.taken.values().for_each(|taken| *of.entry(taken.peer).or_default() += 1);
+            let most = of.values().copied().max().unwrap_or_default();
             places.drop_oldest(|taken| of[&taken.peer] == most);
         }
         let number = places.next;

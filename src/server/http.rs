@@ -16,7 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::crowd::{Crowd, Place};
 use super::registration::Watched;
@@ -27,6 +27,8 @@ use crate::rpc::Services;
 const LONGEST: Duration = Duration::from_secs(10);
 /// And this long for the head of its request, which those who ask here send in one piece.
 const LONGEST_SILENCE: Duration = Duration::from_secs(2);
+/// Connections that wait to be accepted. Where they are too many, the kernel drops a new one, which then comes again after a second.
+const BACKLOG: u32 = 4096;
 /// Bytes of a request's head. Those who ask here send a few hundred.
 const LONGEST_HEAD: usize = 16 << 10;
 /// The kubelet gives a probe one second, if nobody says otherwise.
@@ -58,11 +60,11 @@ impl Http {
     ///
     /// # Errors
     /// `HttpTaken` for a port in use.
-    pub async fn bind(address: SocketAddr, pages: Pages) -> Result<Http> {
+    pub fn bind(address: SocketAddr, pages: Pages) -> Result<Http> {
         let option = if pages.health { "--http-endpoint" } else { "--metrics-endpoint" };
-        let mut bound = TcpListener::bind(address).await;
+        let mut bound = listen(address);
         if address.is_ipv6() && address.ip().is_unspecified() && bound.as_ref().is_err_and(lacks_ipv6) {
-            bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+            bound = listen((Ipv4Addr::UNSPECIFIED, address.port()).into());
         }
         match bound {
             Ok(listener) => {
@@ -97,6 +99,14 @@ impl Http {
             }
         }
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // As TcpListener::bind has it: connections of an earlier driver may still be closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn lacks_ipv6(error: &io::Error) -> bool {
