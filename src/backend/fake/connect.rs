@@ -176,7 +176,7 @@ impl Fake {
         {
             return Ok(vec![bound]);
         }
-        Ok(contents.devices(id)?)
+        contents.devices(id)
     }
 
     /// The device that the hint names, if it is still what it was then and no volume of this process is behind it.
