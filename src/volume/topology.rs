@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 /// the SP").
 pub const NODE: &str = "topology.longshore.csi.dev/node";
 pub const ZONE: &str = "topology.longshore.csi.dev/zone";
+/// Where in its zone, if not in the zone's own data centers.
+pub const OUTPOST: &str = "topology.longshore.csi.dev/outpost";
 
 /// Segments such as `topology.longshore.csi.dev/node = worker-3`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -173,6 +173,8 @@ pub struct Disk {
     pub state: DiskState,
     pub capacity: Bytes,
     pub zone: String,
+    /// Where in its zone, if not in the zone's own data centers (EC2: an Outpost's ARN): only machines there can have it attached.
+    pub site: Option<String>,
     pub tags: Tags,
     pub attachments: Vec<Attachment>,
     pub snapshot: Option<CloudSnapshotId>,
@@ -276,6 +278,8 @@ pub struct CloudSnapshot {
 pub struct Instance {
     pub id: NodeId,
     pub zone: String,
+    /// As [`Disk::site`].
+    pub site: Option<String>,
     /// Such as `m5.large`.
     pub kind: String,
     /// Whether it runs, or may run again with its disks still attached.

@@ -159,6 +159,11 @@ impl Controller {
             let reason = format!("node {node} is in zone {}, disk {} in zone {}", instance.zone, disk.id, disk.zone);
             return Err(Error::invalid("node_id", reason));
         }
+        if instance.site != disk.site {
+            let place = |site: &Option<String>| site.clone().unwrap_or_else(|| format!("in the data centers of {}", disk.zone));
+            let reason = format!("node {node} is {}, disk {} is {}", place(&instance.site), disk.id, place(&disk.site));
+            return Err(Error::invalid("node_id", reason));
+        }
         let full = |reason: String| Err(Error::NodeFull { node: node.to_string(), reason });
         let (given, mut taken) = self.nodes.with(node, |names| {
             let given: Vec<String> = names.given.keys().cloned().collect();

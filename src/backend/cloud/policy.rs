@@ -58,8 +58,24 @@ pub trait Policy: Send + Sync + 'static {
     /// The zone that these segments mean, if they mean one.
     fn zone(&self, segments: &Topology) -> Option<String>;
 
-    /// The segments of what lies in `zone`.
-    fn place(&self, zone: &str) -> Topology;
+    /// The segments of what is where this disk is.
+    fn place(&self, disk: &Disk) -> Topology;
+
+    /// The site within the zone ([`Disk::site`]) that these segments mean, if they mean one.
+    ///
+    /// # Errors
+    /// `Invalid` where they name one that cannot be.
+    fn site(&self, _segments: &Topology) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// The settings of a new disk ([`Draft::settings`]) that is to be at this site.
+    ///
+    /// # Errors
+    /// `Invalid` where its parameters say another one.
+    fn placed(&self, settings: Value, _site: &str) -> Result<Value> {
+        Ok(settings)
+    }
 
     /// Sizes are whole ones of these, in bytes.
     fn unit(&self) -> u64 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec, with_own_part};
 use crate::os::step::step;
 use crate::volume::digest::{sha256, sha256_of};
-use crate::volume::{Bytes, ContentSource, Error, Left, Outcome, Result, Volume, VolumeId};
+use crate::volume::{Bytes, ContentSource, Error, Left, Outcome, Result, Topology, Volume, VolumeId};
 
 use super::find::{Located, SHOWN};
 use super::frame::Controller;
@@ -61,16 +61,21 @@ impl Provision for Controller {
             let reason = format!("{} cannot be: with these parameters a volume has {least} to {most}", spec.capacity);
             return Err(Error::OutOfRange { field: "capacity_range", reason });
         }
+        let (zone, site) = self.choose_zone(spec)?;
+        let settings = match site {
+            Some(site) => self.policy.placed(draft.settings, &site)?,
+            None => draft.settings,
+        };
         let snapshot = self.origin(spec, quiesce)?;
         let recorded = with_own_part(&spec.parameters, |own| self.policy.as_asked(own));
         let request = DiskSpec {
             token: String::new(),
             capacity: spec.capacity,
-            zone: self.choose_zone(spec)?,
+            zone,
             snapshot,
             tags: self.owner.disk(spec, &recorded, &draft.tags),
             multi_attach: draft.multi_attach,
-            settings: draft.settings,
+            settings,
         };
         let is_copy = matches!(spec.source, Some(ContentSource::Volume(_)));
         let disk = match self.make(&spec.id, request) {
@@ -136,14 +141,21 @@ impl Controller {
     }
 
     /// The zone that is preferred, else one that is allowed, else any: then each volume's by its digest, so that they are spread.
-    fn choose_zone(&self, spec: &VolumeSpec) -> Result<String> {
-        let zone = |segments| self.policy.zone(segments);
-        if let Some(preferred) = spec.topology.preferred.iter().find_map(zone) {
-            return Ok(preferred);
+    /// With it the site in the zone, where one is asked for; nobody gets to one by chance.
+    fn choose_zone(&self, spec: &VolumeSpec) -> Result<(String, Option<String>)> {
+        let place = |segments: &Topology| {
+            let zone = self.policy.zone(segments)?;
+            Some(self.policy.site(segments).map(|site| (zone, site)))
+        };
+        if let Some(preferred) = spec.topology.preferred.iter().find_map(place) {
+            return preferred;
         }
-        let mut zones: Vec<String> = spec.topology.requisite.iter().filter_map(zone).collect();
+        let mut zones: Vec<_> = spec.topology.requisite.iter().filter_map(place).collect::<Result<_>>()?;
+        if zones.iter().any(|(_, site)| site.is_none()) {
+            zones.retain(|(_, site)| site.is_none());
+        }
         if zones.is_empty() {
-            zones = self.zones()?;
+            zones = self.zones()?.into_iter().map(|zone| (zone, None)).collect();
         }
         zones.sort();
         zones.dedup();

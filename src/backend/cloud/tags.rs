@@ -130,7 +130,7 @@ impl Owner {
                 capacity: disk.capacity,
                 source,
                 parameters: parameters(&disk.tags)?,
-                topology: Some(policy.place(&disk.zone)),
+                topology: Some(policy.place(disk)),
                 for_one_node: !disk.multi_attach,
             })
         };

@@ -223,6 +223,7 @@ impl Ec2Cloud {
         Some(Instance {
             id: found.instance_id.parse().ok()?,
             zone: found.zone.clone(),
+            site: found.outpost_arn.clone(),
             kind: found.instance_type.clone(),
             running: matches!(found.state, State::Running | State::Pending | State::Stopping | State::Stopped),
             attached: found.disks.iter().map(|disk| (disk.device.clone(), DiskId(disk.volume_id.clone()))).collect(),
@@ -273,6 +274,7 @@ fn select<Id>(which: &Which<Id>, page: Option<&str>, text: impl Fn(&Id) -> &str)
 
 fn disk(volume: api::Volume) -> Disk {
     use api::VolumeState as State;
+    let site = volume.outpost_arn.clone();
     let settings = DiskSettings {
         kind: Kind::named(&volume.volume_type).unwrap_or_default(),
         iops: volume.iops.and_then(|iops| u32::try_from(iops).ok()),
@@ -295,6 +297,7 @@ fn disk(volume: api::Volume) -> Disk {
         },
         capacity: Bytes(volume.size.saturating_mul(GIB)),
         zone: volume.zone,
+        site,
         tags: volume.tags,
         attachments: volume.attachments.into_iter().filter_map(attachment).collect(),
         snapshot: volume.snapshot_id.map(CloudSnapshotId),
@@ -392,6 +395,7 @@ mod tests {
         let instance = Instance {
             id: "i-1".parse().expect("a node"),
             zone: "z".to_owned(),
+            site: None,
             kind: "m5.large".to_owned(),
             running: true,
             attached: attached.into(),

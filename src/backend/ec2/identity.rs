@@ -32,6 +32,9 @@ pub struct Instance {
     pub zone: String,
     /// Such as `m5.large`; empty where it is not known.
     pub kind: String,
+    /// The ARN of the Outpost that it is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outpost: Option<String>,
 }
 
 /// What is kept in the state directory.
@@ -212,6 +215,17 @@ impl Place {
         match &self.zone {
             Some(zone) => Ok(zone.clone()),
             None => self.identity.instance().map(|instance| instance.zone),
+        }
+    }
+
+    /// The ARN of the Outpost that it is on. Where the operator says the zone, it is on none.
+    ///
+    /// # Errors
+    /// As [`Identity::instance`].
+    pub fn outpost(&self) -> Result<Option<String>> {
+        match &self.zone {
+            Some(_) => Ok(None),
+            None => self.identity.instance().map(|instance| instance.outpost),
         }
     }
 

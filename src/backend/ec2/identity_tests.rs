@@ -5,8 +5,11 @@ use super::super::connect::Node;
 use super::super::disks::Disks;
 use super::super::limits::Limits;
 use super::super::metadata::tests::{Asked, instance, service};
+use super::super::policy::Ec2Policy;
 use super::*;
 use crate::backend::Connect;
+use crate::backend::cloud::{Policy, Tags};
+use crate::volume::Topology;
 
 const THIS: &str = "i-0123456789abcdef0";
 const OTHER: &str = "i-0fedcba9876543210";
@@ -112,6 +115,35 @@ fn record_on_a_copied_disk_is_not_believed() {
     assert_eq!(identity.node_id().expect("the hypervisor says it").as_str(), OTHER);
     let error = Place { identity, zone: None, kind: None }.zone().expect_err("that of another").to_string();
     assert!(error.contains(THIS) && error.contains("not proven"), "{error}");
+}
+
+#[test]
+fn node_on_an_outpost_says_so_also_without_metadata() {
+    const ARN: &str = "arn:aws:outposts:eu-west-1:123456789012:outpost/op-0123456789abcdef0";
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("boot"), "first").expect("an id");
+    let away = Arc::new(AtomicUsize::new(0));
+    let is_away = Arc::clone(&away);
+    let (metadata, _asked) = service(move |asked| match asked.path.as_str() {
+        _ if is_away.load(Ordering::SeqCst) > 0 => Some((503, "busy")),
+        "/latest/meta-data/outpost-arn" => Some((200, ARN)),
+        _ => instance(asked),
+    });
+    for _ in 0..2 {
+        let evidence = Evidence { dmi: folder.path().join("none"), boot: folder.path().join("boot") };
+        let identity = Identity::with(metadata.clone(), &"worker-1".parse().expect("an id"), folder.path(), evidence);
+        let policy = Ec2Policy { tags: Tags::new(), place: Some(Place { identity: Arc::new(identity), zone: None, kind: None }) };
+        let segments = policy.topology().expect("known").expect("a node").0;
+        assert_eq!(segments["topology.longshore.csi.dev/zone"], "eu-west-1a");
+        assert_eq!(segments["topology.longshore.csi.dev/outpost"], "aws.eu-west-1.123456789012.op-0123456789abcdef0");
+        assert_eq!(policy.site(&Topology(segments)).expect("one of ours").as_deref(), Some(ARN), "which CreateVolume takes");
+        away.store(1, Ordering::SeqCst);
+    }
+    let policy = Ec2Policy { tags: Tags::new(), place: None };
+    let settings = policy.placed(serde_json::json!({"kind": "gp2"}), ARN);
+    assert_eq!(settings.map(|settings| settings["outpost_arn"].clone()).ok(), Some(ARN.into()));
+    let other = serde_json::json!({"kind": "gp2", "outpost_arn": "arn:other"});
+    assert!(policy.placed(other, ARN).expect_err("two places").to_string().contains("arn:other"));
 }
 
 #[test]

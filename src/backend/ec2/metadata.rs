@@ -30,6 +30,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const INSTANCE: &str = "instance-id";
 const KIND: &str = "instance-type";
 const ZONE: &str = "placement/availability-zone";
+/// An ARN; an instance in a zone's data centers has none.
+const OUTPOST: &str = "outpost-arn";
 /// A line each.
 const INTERFACES: &str = "network/interfaces/macs/";
 /// A line each: `ami`, `root`, `ebs1`, `ephemeral0`. As it was when the instance was last started.
@@ -57,9 +59,9 @@ impl Metadata {
     /// # Errors
     /// Why it is not known.
     pub(super) fn instance(&self) -> Result<Instance, String> {
-        let mut answers = self.ask(&[INSTANCE, ZONE, KIND])?.into_iter();
+        let mut answers = self.ask(&[INSTANCE, ZONE, KIND, OUTPOST])?.into_iter();
         let mut next = || answers.next().flatten().unwrap_or_default();
-        let (id, zone, kind) = (next(), next(), next());
+        let (id, zone, kind, outpost) = (next(), next(), next(), next());
         if !is_instance(&id) {
             return Err(format!("the instance metadata service says {id:?}, which is no instance's id"));
         }
@@ -67,7 +69,7 @@ impl Metadata {
             return Err(format!("the instance metadata service does not know {ZONE}"));
         }
         let id = id.parse().map_err(|error: Error| error.to_string())?;
-        Ok(Instance { id, zone, kind })
+        Ok(Instance { id, zone, kind, outpost: Some(outpost).filter(|arn| !arn.is_empty()) })
     }
 
     /// What is attached to the instance now: network interfaces come and go.
@@ -246,7 +248,7 @@ pub(super) mod tests {
 
     fn this() -> Instance {
         let id = "i-0123456789abcdef0".parse().expect("an id");
-        Instance { id, zone: "eu-west-1a".to_owned(), kind: "m5.large".to_owned() }
+        Instance { id, zone: "eu-west-1a".to_owned(), kind: "m5.large".to_owned(), outpost: None }
     }
 
     #[test]

@@ -66,15 +66,31 @@ impl Policy for Ec2Policy {
 
     fn topology(&self) -> Result<Option<Topology>> {
         let Some(place) = &self.place else { return Ok(None) };
-        Ok(Some(zone::segments(&place.zone()?)))
+        Ok(Some(zone::segments(&place.zone()?, place.outpost()?.as_deref())))
     }
 
     fn zone(&self, segments: &Topology) -> Option<String> {
         zone::named_by(segments).map(str::to_owned)
     }
 
-    fn place(&self, zone: &str) -> Topology {
-        zone::segments(zone)
+    fn place(&self, disk: &Disk) -> Topology {
+        zone::segments(&disk.zone, disk.site.as_deref())
+    }
+
+    fn site(&self, segments: &Topology) -> Result<Option<String>> {
+        zone::outpost_named_by(segments)
+    }
+
+    fn placed(&self, settings: Value, outpost: &str) -> Result<Value> {
+        let mut settings = DiskSettings::read(&settings)?;
+        if let Some(other) = settings.outpost_arn.filter(|said| said != outpost) {
+            let reason = format!(
+                "outpostArn: the volume is asked for on Outpost {outpost}, and its class says {other}; leave it out there"
+            );
+            return Err(Error::invalid("parameters", reason));
+        }
+        settings.outpost_arn = Some(outpost.to_owned());
+        to_json(&settings)
     }
 
     fn bounds(&self, parameters: &Value) -> (Bytes, Bytes) {

@@ -111,6 +111,31 @@ fn no_name_is_given_twice() {
     assert_eq!(bench.backend.attach().expect("a controller").limit(&node("i-1")).expect("told"), Some(8));
 }
 
+#[test]
+fn disk_at_a_site_is_made_and_attached_there_only() {
+    let bench = Bench::new();
+    bench.cloud.state().instances.get_mut(&node("i-2")).expect("a machine").site = Some("outpost".to_owned());
+    let make = |name: &str, requisite: Vec<Topology>, preferred: Vec<Topology>| {
+        let spec = VolumeSpec { topology: TopologyRequirement { requisite, preferred }, ..spec(name) };
+        let made = bench.provision().create(&spec, &Nothing).expect("made");
+        bench.handles.lock().expect("no panic").insert(name.to_owned(), made.id.clone());
+        made.topology.expect("a place")
+    };
+    let there = || at("a", Some("outpost"));
+    assert_eq!(make("there", vec![zone("a"), there()], vec![there(), zone("a")]), there());
+    assert_eq!(make("only", vec![there()], Vec::new()), there());
+    // By chance nobody gets there, whatever its digest.
+    for number in 0..8 {
+        assert_eq!(make(&format!("any{number}"), vec![there(), zone("a")], Vec::new()), zone("a"));
+    }
+    bench.attach("there", "i-2").expect("there");
+    for (name, machine) in [("only", "i-1"), ("any1", "i-2")] {
+        let error = bench.attach(name, machine).expect_err("elsewhere");
+        assert!(matches!(&error, Error::Invalid { field: "node_id", .. } if error.to_string().contains("outpost")), "{error}");
+    }
+    assert_eq!(bench.cloud.count("attach_disk"), 1);
+}
+
 /// What publish_context says.
 fn made_empty(bench: &Bench, name: &str, on: &str) -> bool {
     let attach = bench.backend.attach().expect("a controller");

@@ -50,6 +50,7 @@ impl Bench {
             let instance = Instance {
                 id: node(name),
                 zone: "a".to_owned(),
+                site: None,
                 kind: "m5.large".to_owned(),
                 running: true,
                 attached: [].into(),
@@ -175,7 +176,12 @@ fn spec(name: &str) -> VolumeSpec {
 }
 
 fn zone(name: &str) -> Topology {
-    Topology([("zone".to_owned(), name.to_owned())].into())
+    at(name, None)
+}
+
+fn at(zone: &str, site: Option<&str>) -> Topology {
+    let site = site.map(|site| ("site".to_owned(), site.to_owned()));
+    Topology([("zone".to_owned(), zone.to_owned())].into_iter().chain(site).collect())
 }
 
 fn member(name: &str, source: VolumeId) -> SnapshotSpec {
@@ -241,8 +247,15 @@ impl Policy for TestPolicy {
     fn zone(&self, segments: &Topology) -> Option<String> {
         segments.0.get("zone").cloned()
     }
-    fn place(&self, name: &str) -> Topology {
-        zone(name)
+    fn place(&self, disk: &Disk) -> Topology {
+        at(&disk.zone, disk.site.as_deref())
+    }
+    fn site(&self, segments: &Topology) -> Result<Option<String>> {
+        Ok(segments.0.get("site").cloned())
+    }
+    fn placed(&self, mut settings: Value, site: &str) -> Result<Value> {
+        settings["site"] = site.into();
+        Ok(settings)
     }
     fn bounds(&self, _: &Value) -> (Bytes, Bytes) {
         (GIB, Bytes(GIB.0 << 14))

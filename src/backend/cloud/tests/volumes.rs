@@ -165,6 +165,7 @@ fn many_at_once_are_few_questions() {
         let one = Instance {
             id: node(&name),
             zone: "a".to_owned(),
+            site: None,
             kind: "m5.large".to_owned(),
             running: true,
             attached: [].into(),
