@@ -25,6 +25,7 @@ pub use value::{
 const DEFAULT_STATE_DIR: &str = "/var/lib/longshore";
 const DEFAULT_KUBELET_DIR: &str = "/var/lib/kubelet";
 const DEFAULT_INLINE_MAX_SIZE: Bytes = Bytes(16 << 30);
+const DEFAULT_INLINE_PARAMETERS: [&str; 2] = ["size", "fsType"];
 
 /// A configuration that can't be used. Each names where it was said.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +57,7 @@ pub struct Layer {
     pub log: LogLayer,
     pub grace: Option<Grace>,
     pub inline_max_size: Option<Bytes>,
+    pub allow_inline_parameters: Option<Vec<String>>,
     pub http_endpoint: Option<HttpEndpoint>,
     pub metrics_endpoint: Option<MetricsEndpoint>,
     pub otlp_endpoint: Option<OtlpEndpoint>,
@@ -115,6 +117,7 @@ impl Layer {
             log: LogLayer { format: self.log.format.or(below.log.format), level: self.log.level.or(below.log.level) },
             grace: self.grace.or(below.grace),
             inline_max_size: self.inline_max_size.or(below.inline_max_size),
+            allow_inline_parameters: self.allow_inline_parameters.or(below.allow_inline_parameters),
             http_endpoint: self.http_endpoint.or(below.http_endpoint),
             metrics_endpoint: self.metrics_endpoint.or(below.metrics_endpoint),
             otlp_endpoint: self.otlp_endpoint.or(below.otlp_endpoint),
@@ -123,6 +126,10 @@ impl Layer {
             backends: self.backends.or(below.backends),
         }
     }
+}
+
+fn default_inline_parameters() -> Vec<String> {
+    DEFAULT_INLINE_PARAMETERS.map(str::to_owned).to_vec()
 }
 
 fn read<T: FromStr>(variable: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<T>, ConfigError>
@@ -149,6 +156,8 @@ pub struct Config {
     pub grace: Grace,
     /// How large an ephemeral inline volume may be, in bytes.
     pub inline_max_size: Bytes,
+    /// What the attributes of an ephemeral inline volume may set: whoever may create pods chooses them.
+    pub allow_inline_parameters: Vec<String>,
     /// Where health is served, if at all, and metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_endpoint: Option<HttpEndpoint>,
@@ -208,6 +217,7 @@ impl Config {
             log: Log { format: said.log.format.unwrap_or_default(), level: said.log.level.unwrap_or_default() },
             grace: said.grace.unwrap_or_default(),
             inline_max_size: said.inline_max_size.unwrap_or(DEFAULT_INLINE_MAX_SIZE),
+            allow_inline_parameters: said.allow_inline_parameters.unwrap_or_else(default_inline_parameters),
             http_endpoint: said.http_endpoint,
             metrics_endpoint: said.metrics_endpoint,
             otlp_endpoint: said.otlp_endpoint,
@@ -247,6 +257,7 @@ kubeletDir: /srv/kubelet
 log: {format: json, level: debug}
 grace: 2m
 inlineMaxSize: 2GiB
+allowInlineParameters: [size, pool]
 httpEndpoint: 127.0.0.1:9809
 metricsEndpoint: 10.0.0.1:9808
 kubeletRegistration: true
@@ -277,6 +288,7 @@ backends:
         assert_eq!(config.endpoint.to_string(), DEFAULT_ENDPOINT);
         assert_eq!((config.mode, config.node_id.as_str(), config.grace), (Mode::All, "worker-1", Grace(Duration::from_secs(30))));
         assert_eq!(config.inline_max_size, Bytes(16 << 30));
+        assert_eq!(config.allow_inline_parameters, ["size", "fsType"]);
         let [BackendConfig::Image(image)] = config.backends.as_slice() else { panic!("one image backend") };
         assert_eq!((image.name.as_str(), image.pools[0].name.as_str()), ("image", "default"));
         assert_eq!(image.pools[0].path, Path::new("/var/lib/longshore/pool"));
@@ -295,6 +307,7 @@ backends:
         assert_eq!(config.log.level.as_str(), "debug", "an empty variable says nothing");
         assert_eq!((config.mode, config.state_dir.path()), (Mode::All, Path::new("/srv/state")));
         assert_eq!((config.backends.len(), config.inline_max_size), (2, Bytes(2 << 30)));
+        assert_eq!(config.allow_inline_parameters, ["size", "pool"]);
     }
 
     #[test]

@@ -651,6 +651,7 @@ fn setup(world: &World) -> Setup {
             kubelet_dir: world.harness.path("kubelet"),
             state_dir: world.harness.path("state"),
             inline_max_size: longshore::volume::Bytes::GIB,
+            allow_inline_parameters: Vec::new(),
         },
         driver: "longshore.csi.dev".to_owned(),
         endpoint: world.harness.path("csi.sock"),

@@ -81,8 +81,8 @@ A configuration file:
           path: /var/lib/longshore/pool
     - name: memory
       type: fake
-It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, httpEndpoint, metricsEndpoint, otlpEndpoint,
-kubeletRegistration, kubeletEndpoint, and log with format and level.";
+It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, allowInlineParameters, httpEndpoint,
+metricsEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and log with format and level.";
 
 /// What `serve` is told by flags.
 #[derive(Debug, Default, Args)]

@@ -116,6 +116,7 @@ fn setup(config: &Config) -> Setup {
             kubelet_dir: config.kubelet_dir.path().to_owned(),
             state_dir: config.state_dir.path().to_owned(),
             inline_max_size: config.inline_max_size,
+            allow_inline_parameters: config.allow_inline_parameters.clone(),
         },
         driver: config.driver_name.to_string(),
         endpoint: config.endpoint.path().to_owned(),

@@ -279,6 +279,7 @@ fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Res
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         state_dir: config.state_dir.path().to_owned(),
         inline_max_size: config.inline_max_size,
+        allow_inline_parameters: config.allow_inline_parameters.clone(),
     };
     Node::open(settings, registry.clone(), locks.clone(), RECOVERY_PATIENCE)
 }

@@ -211,8 +211,10 @@ impl Harness {
             .into_iter()
             .map(|(name, path)| format!("      - name: {name}\n        path: {}\n        overcommit: 8.0\n", path.display()))
             .collect();
-        let backends =
-            format!("backends:\n  - name: image\n    type: image\n    pools:\n{pools}  - name: fake\n    type: fake\n");
+        // There are two backends: inline volumes have to say which.
+        let backends = format!(
+            "allowInlineParameters: [size, fsType, backend, encryption, mkfsOptions]\nbackends:\n  - name: image\n    type: image\n    pools:\n{pools}  - name: fake\n    type: fake\n"
+        );
         fs::write(harness.path("config.yaml"), backends).expect("the configuration");
         harness
     }

@@ -312,6 +312,15 @@ fn attributes_that_outlive_the_pod_or_the_limit_are_refused_and_earlier_volumes_
             let error = node.publish(&request(world, &[("size", "16MiB"), ("onDelete", value)])).unwrap_err();
             assert!(matches!(&error, Error::Invalid { field: "volume_context.onDelete", .. }) && is_final(&error), "{error}");
         }
+        for (key, value) in [("encryption", "luks2"), ("preallocate", "true"), ("pool", "other"), ("anything", "x")] {
+            let error = node.publish(&request(world, &[("size", "16MiB"), (key, value)])).unwrap_err();
+            assert!(matches!(&error, Error::Invalid { field: "volume_context", .. }) && is_final(&error), "{error}");
+            let text = error.to_string();
+            assert!(
+                text.contains(&format!("parameter {key} is not allowed")) && text.contains("allowInlineParameters"),
+                "{text}"
+            );
+        }
         assert!(world.backend.names.lock().unwrap().is_empty());
         assert_nothing_left(world);
         node.publish(&request(world, &[("size", "16MiB")])).unwrap();

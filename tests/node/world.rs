@@ -255,6 +255,7 @@ impl World {
             kubelet_dir: self.path("kubelet"),
             state_dir: self.path(state),
             inline_max_size: Bytes(self.inline_max_size.load(Ordering::SeqCst)),
+            allow_inline_parameters: inline_parameters(),
         };
         fs::create_dir_all(&settings.state_dir).expect("a folder");
         Node::open(settings, registry, locks, RECOVERED).expect("opens")
@@ -285,6 +286,7 @@ impl World {
             kubelet_dir: self.path(&format!("kubelet-{name}")),
             state_dir: self.path(&format!("state-{name}")),
             inline_max_size: Bytes::GIB,
+            allow_inline_parameters: inline_parameters(),
         };
         let registry = Registry::new(vec![self.backend.clone()]).expect("one backend");
         Node::open(settings, registry, Locks::default(), RECOVERED).expect("opens")
@@ -459,4 +461,9 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = std::process::Command::new(program).args(arguments).output().expect("it is installed");
     assert!(output.status.success(), "{program}: {output:?}");
     String::from_utf8(output.stdout).expect("UTF-8").trim().to_owned()
+}
+
+/// More than the default.
+fn inline_parameters() -> Vec<String> {
+    ["size", "fsType", "discard", "backend", "mkfsOptions"].map(str::to_owned).to_vec()
 }

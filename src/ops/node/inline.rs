@@ -16,6 +16,7 @@ use crate::ops::lock::Key;
 use crate::ops::parameters::{CONTEXT_KEY, Parameters};
 use crate::os;
 use crate::os::step::step;
+use crate::volume::parameters::KUBERNETES_PREFIX;
 use crate::volume::{
     AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, Volume,
     VolumeId,
@@ -182,12 +183,23 @@ fn is_there(node: &Node, recipe: &Recipe<'_>) -> Result<bool> {
 /// What the attributes of a new volume may not ask for. One that is there already is as it is.
 ///
 /// # Errors
-/// `Invalid` for `onDelete`, by which a pod's author could fill the storage with volumes that outlive the pod; `OutOfRange` for a size
-/// above the node's limit.
+/// `Invalid` for `onDelete`, by which a pod's author could fill the storage with volumes that outlive the pod, and for what the operator
+/// did not allow; `OutOfRange` for a size above the node's limit.
 fn check(node: &Node, attributes: &BTreeMap<String, String>) -> Result<()> {
     if attributes.contains_key("onDelete") {
         let reason = "an ephemeral inline volume is deleted with its pod; leave onDelete out, or use a PersistentVolumeClaim";
         return Err(Error::invalid("volume_context.onDelete", reason));
+    }
+    let allowed = &node.settings.allow_inline_parameters;
+    let not_allowed =
+        |key: &&String| *key != CONTEXT_KEY && !key.starts_with(KUBERNETES_PREFIX) && !allowed.iter().any(|name| name == *key);
+    if let Some(key) = attributes.keys().find(not_allowed) {
+        let reason = format!(
+            "parameter {key} is not allowed for an ephemeral inline volume (allowed: {}); leave it out, use a PersistentVolumeClaim, or \
+             add it to allowInlineParameters in the driver's configuration",
+            allowed.join(", ")
+        );
+        return Err(Error::invalid("volume_context", reason));
     }
     let most = node.settings.inline_max_size;
     match size(attributes)? {

@@ -58,6 +58,8 @@ pub struct NodeSettings {
     pub state_dir: PathBuf,
     /// How large an ephemeral inline volume may be.
     pub inline_max_size: Bytes,
+    /// What its attributes may set.
+    pub allow_inline_parameters: Vec<String>,
 }
 
 /// A volume as the CO names it to a node.
