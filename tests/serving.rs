@@ -68,6 +68,8 @@ struct Stand {
     measured: AtomicUsize,
     creating: Gate,
     created: AtomicUsize,
+    reading: Gate,
+    reads: AtomicUsize,
     volumes: Mutex<BTreeMap<VolumeId, Volume>>,
 }
 
@@ -82,6 +84,8 @@ impl Stand {
             measured: AtomicUsize::new(0),
             creating: Gate::default(),
             created: AtomicUsize::new(0),
+            reading: Gate::default(),
+            reads: AtomicUsize::new(0),
             volumes: Mutex::default(),
         })
     }
@@ -165,6 +169,8 @@ impl Snapshots for Stand {
     }
 
     fn list_snapshots(&self, _source: Option<&VolumeId>, _after: Option<&SnapshotId>, _max: usize) -> Result<Vec<Snapshot>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.reading.pass();
         Ok(Vec::new())
     }
 }
@@ -229,10 +235,14 @@ impl Provision for Stand {
     }
 
     fn list(&self, _after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.reading.pass();
         Ok(self.volumes.lock().expect("no panic").values().take(max).cloned().collect())
     }
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.reading.pass();
         Ok(CapacityAnswer { available: Bytes::GIB, maximum: Bytes::GIB, minimum: query.least })
     }
 }
@@ -593,6 +603,42 @@ async fn a_client_that_leaves_ends_the_walk() {
     stream.message().await.expect("no error").expect("a first message");
     drop(stream);
     assert!(driver.services.tasks().drained(LONG).await, "nothing runs for a client that has gone");
+}
+
+/// Each would keep a thread for as long as the storage hangs.
+#[tokio::test]
+async fn repeated_lists_and_capacities_of_hung_storage_take_one_thread_each() {
+    let (driver, second) = Driver::start_with_two().await;
+    let of = |backend: &str| csi::GetCapacityRequest {
+        parameters: HashMap::from([("backend".to_owned(), backend.to_owned())]),
+        ..Default::default()
+    };
+    driver.stand.reading.shut();
+    let controller = driver.controller().await;
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let (mut lists, mut snapshots, mut capacities) = (controller.clone(), controller.clone(), controller.clone());
+        let capacity = of("stand");
+        calls.spawn(async move { lists.list_volumes(csi::ListVolumesRequest::default()).await.map(drop) });
+        calls.spawn(async move { snapshots.list_snapshots(csi::ListSnapshotsRequest::default()).await.map(drop) });
+        calls.spawn(async move { capacities.get_capacity(capacity).await.map(drop) });
+    }
+    for _ in 0..57 {
+        let status = calls.join_next().await.expect("57 end").expect("no panic").expect_err("one of its kind hangs");
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+        let words = ["all volumes", "all snapshots", "backend stand"];
+        assert!(words.iter().any(|word| status.message().contains(word)), "{status}");
+    }
+    assert_eq!(driver.stand.reads.load(Ordering::SeqCst), 3, "one of each kind is at the storage");
+    // The lists began with it.
+    let before = second.reads.load(Ordering::SeqCst);
+    controller.clone().get_capacity(of("second")).await.expect("that of another backend");
+    assert_eq!(second.reads.load(Ordering::SeqCst), before + 1);
+    driver.stand.reading.open();
+    while let Some(call) = calls.join_next().await {
+        call.expect("no panic").expect("it ends");
+    }
+    controller.clone().get_capacity(of("stand")).await.expect("it answers again");
 }
 
 #[tokio::test]

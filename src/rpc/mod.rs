@@ -278,6 +278,10 @@ impl Services {
 fn read_object(rpc: Rpc, subject: Subject<'_>) -> Option<String> {
     let kind = match rpc {
         Rpc::NodeGetStorageHealth => return Some("storage".to_owned()),
+        Rpc::ListVolumes | Rpc::ControllerListVolumeHealth => return Some("all volumes".to_owned()),
+        Rpc::ListSnapshots if subject.id().is_none() => return Some("all snapshots".to_owned()),
+        // One that hangs must not keep the scheduler from those of others.
+        Rpc::GetCapacity => return Some(subject.place().unwrap_or_else(|| "all backends".to_owned())),
         Rpc::GetSnapshot | Rpc::ListSnapshots => "snapshot",
         Rpc::GetVolumeGroupSnapshot => "group snapshot",
         rpc if rpc.mutates() => return None,

@@ -48,6 +48,14 @@ impl<'a> Subject<'a> {
         self.id
     }
 
+    /// The backend and pool that the parameters name; `None` where they name none.
+    pub(super) fn place(self) -> Option<String> {
+        let named = |key: &str| self.context.and_then(|context| context.get(key)).and_then(|text| shown(text));
+        let words = ["backend", "pool"].into_iter().filter_map(|key| named(key).map(|name| format!("{key} {name}")));
+        let words: Vec<String> = words.collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+
     /// A span for all that happens during the call, with what an operator looks for. At the error level, so that it is there
     /// for whatever is logged in it.
     pub(super) fn span(self, rpc: Rpc, this_node: Option<&str>) -> Span {
@@ -121,7 +129,7 @@ observed! {
     ControllerGetVolumeHealthRequest id volume_id;
     ControllerGetVolumeRequest id volume_id;
     ControllerModifyVolumeRequest id volume_id;
-    GetCapacityRequest;
+    GetCapacityRequest context parameters;
     CreateSnapshotRequest id name context parameters;
     DeleteSnapshotRequest id snapshot_id;
     ListSnapshotsRequest id snapshot_id;
