@@ -32,6 +32,7 @@ const CLAIM_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a device may take to say what it is bound to. The kernel asks the backing file's file system then (loop_get_status calls
 /// vfs_getattr), which may hang with a disk or server.
 const STATUS_DEADLINE: Duration = Duration::from_secs(2);
+const READ_STATUS: &str = "read status of";
 /// How often others may be faster.
 const ATTEMPTS: u32 = 256;
 
@@ -222,7 +223,7 @@ pub fn status(path: &Path) -> Result<Option<Loop>> {
     match info(device.file().as_raw_fd()) {
         Ok(info) => described(path, &info).map(Some),
         Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(Error::io("read status of", path, errno)),
+        Err(errno) => Err(Error::io(READ_STATUS, path, errno)),
     }
 }
 
@@ -231,7 +232,7 @@ pub fn backing_of(device: &Device) -> Result<Option<(u64, u64)>> {
     match info(device.file().as_raw_fd()) {
         Ok(info) => Ok(Some(backing(&info))),
         Err(Errno::ENXIO | Errno::ENOTTY | Errno::EINVAL) => Ok(None),
-        Err(errno) => Err(Error::io("read status of", device.path(), errno)),
+        Err(errno) => Err(Error::io(READ_STATUS, device.path(), errno)),
     }
 }
 
@@ -276,17 +277,18 @@ pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The devices bound to the file with this device and inode, whose file system has just answered, and whose path ends with `name`. A
-/// device that gives no answer lies on another file system, then: it is left out unless the kernel calls its file so, too.
+/// device that cannot be asked (its disk or server hangs, or is gone) lies on another file system, then: it is left out unless the kernel
+/// calls its file so, too.
 ///
 /// # Errors
-/// `Deadline` for such a device.
+/// Those of such a device; `Deadline` where it hangs.
 pub fn find(backing: (u64, u64), name: &Path) -> Result<Vec<Loop>> {
     let (found, silent) = ask(bound()?)?;
-    for device in silent {
+    for Silent { device, reason } in silent {
         if shows(&device, name)? {
-            return Err(silence(&device));
+            return Err(reason);
         }
-        tracing::warn!(device = %device.display(), "this loop device gives no answer: the disk or server of its file may hang");
+        tracing::warn!(device = %device.display(), error = %reason, "this loop device cannot be asked: the disk or server of its file may hang, or be gone");
     }
     Ok(found.into_iter().filter(|device| device.backing == backing).collect())
 }
@@ -300,14 +302,22 @@ pub fn status_in_time(path: &Path) -> Result<Option<Loop>> {
     if Path::new("/dev").join(name) != path || !is_bound(name)? {
         return status(path);
     }
-    match ask(vec![name.to_owned()])? {
-        (_, silent) if !silent.is_empty() => Err(silence(path)),
-        (found, _) => Ok(found.into_iter().next()),
+    let (found, silent) = ask(vec![name.to_owned()])?;
+    match silent.into_iter().next() {
+        Some(silent) => Err(silent.reason),
+        None => Ok(found.into_iter().next()),
     }
 }
 
-/// All devices that have a backing file, by number, and those that give no answer, because the disk or server of their file hangs.
-pub fn list() -> Result<(Vec<Loop>, Vec<PathBuf>)> {
+/// A device that cannot be asked what it is bound to: the disk or server of its file hangs (`Deadline`), or is gone.
+#[derive(Debug)]
+pub struct Silent {
+    pub device: PathBuf,
+    pub reason: Error,
+}
+
+/// All devices that have a backing file, by number, and those that cannot be asked.
+pub fn list() -> Result<(Vec<Loop>, Vec<Silent>)> {
     ask(bound()?)
 }
 
@@ -350,22 +360,23 @@ impl Drop for Asking {
     }
 }
 
-/// What these are bound to, by number, and those that give no answer. One thread asks them one after the other; where a device hangs, it
+/// What these are bound to, by number, and those that cannot be asked. One thread asks them one after the other; where a device hangs, it
 /// is left with that one, which is not asked again before it has answered, and another thread goes on.
-fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<PathBuf>)> {
+fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<Silent>)> {
     let device = |name: &OsStr| Path::new("/dev").join(name);
-    let hangs = |name: &OsString| lock(&ASKED).iter().any(|(asked, since)| asked == name && since.elapsed() >= STATUS_DEADLINE);
-    let (hung, mut left): (Vec<_>, Vec<_>) = names.into_iter().partition(hangs);
-    let mut silent: Vec<PathBuf> = hung.iter().map(|name| device(name)).collect();
-    let mut found = Vec::new();
+    let (mut left, mut found, mut silent) = (names, Vec::new(), Vec::new());
     while !left.is_empty() {
         let (tell, told) = mpsc::channel();
         let wanted = left.clone();
         let thread = std::thread::Builder::new().name("ask loop".to_owned()).spawn(move || {
             for name in wanted {
-                let asking = Asking::new(&name);
-                let answer = status_of_bound(&name);
-                drop(asking);
+                let hangs = lock(&ASKED).iter().any(|(asked, since)| *asked == name && since.elapsed() >= STATUS_DEADLINE);
+                let answer = if hangs {
+                    Err(silence(&Path::new("/dev").join(&name)))
+                } else {
+                    let _asking = Asking::new(&name);
+                    status_of_bound(&name)
+                };
                 if tell.send(answer).is_err() {
                     break;
                 }
@@ -376,11 +387,18 @@ fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<PathBuf>)> {
         loop {
             match told.recv_timeout(STATUS_DEADLINE) {
                 Ok(answer) => {
-                    found.extend(answer?);
-                    left.remove(0);
+                    let device = device(&left.remove(0));
+                    match answer {
+                        // The kernel's answer is that of the backing file's file system. Any other error is ours, and says nothing of it.
+                        Err(reason @ (Error::Io { action: READ_STATUS, .. } | Error::Deadline { .. })) => {
+                            silent.push(Silent { device, reason })
+                        }
+                        answer => found.extend(answer?),
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    silent.push(device(&left.remove(0)));
+                    let device = device(&left.remove(0));
+                    silent.push(Silent { reason: silence(&device), device });
                     break;
                 }
                 Err(RecvTimeoutError::Disconnected) if left.is_empty() => break,
@@ -404,7 +422,7 @@ fn status_of_bound(name: &OsStr) -> Result<Option<Loop>> {
 }
 
 fn silence(device: &Path) -> Error {
-    Error::Deadline { action: "read status of", object: device.display().to_string(), after: STATUS_DEADLINE }
+    Error::Deadline { action: READ_STATUS, object: device.display().to_string(), after: STATUS_DEADLINE }
 }
 
 /// Whether the device has a backing file that the kernel calls `.../<name>`. No file system is asked.
@@ -462,7 +480,7 @@ pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
     match info(device.as_raw_fd()) {
         Ok(info) if self::backing(&info) == backing => {}
         Ok(_) | Err(Errno::ENXIO) => return Ok(()),
-        Err(errno) => return Err(Error::io("read status of", path, errno)),
+        Err(errno) => return Err(Error::io(READ_STATUS, path, errno)),
     }
     // SAFETY: the descriptor is open, no memory is passed.
     match unsafe { kernel::clear(device.as_raw_fd()) } {
@@ -1079,24 +1097,30 @@ mod tests {
 
             let found = || find(ours.backing, Path::new(NAME)).unwrap();
             assert_eq!(found(), std::slice::from_ref(&ours), "the other does not answer");
+            // Another test's look may have asked it at the same moment.
+            let left = stuck();
             let started = Instant::now();
             for _ in 0..20 {
                 assert_eq!(found(), std::slice::from_ref(&ours));
             }
             assert!(started.elapsed() < STATUS_DEADLINE, "it is known by now which one hangs: {:?}", started.elapsed());
-            assert_eq!(stuck(), 1, "and it is not asked again");
+            assert_eq!(stuck(), left, "and it is not asked again");
             assert_eq!(status_in_time(&ours.path).unwrap().as_ref(), Some(&ours));
             for refused in [find(hung.backing, hung_name).map(drop), status_in_time(&hung.path).map(drop)] {
                 let error = refused.unwrap_err();
                 let named = matches!(&error, Error::Deadline { object, .. } if Path::new(object) == hung.path);
                 assert!(named, "it may be bound to the file: {error}");
             }
-            assert!(list().unwrap().1.contains(&hung.path));
+            assert!(list().unwrap().1.iter().any(|silent| silent.device == hung.path));
             assert!(shows(&hung.path, hung_name).unwrap() && !shows(&ours.path, hung_name).unwrap(), "sysfs asks no file");
 
             served.end();
             let until = Instant::now().checked_add(Duration::from_secs(30));
             assert!(udev::wait_until(until, || Ok(stuck() == 0)).unwrap(), "its thread has ended");
+            // Now the kernel says ENOTCONN of its file.
+            assert_eq!(found(), std::slice::from_ref(&ours), "the file system of the other is gone");
+            let error = find(hung.backing, hung_name).unwrap_err();
+            assert!(error.errno() == Some(libc::ENOTCONN), "it may be bound to the file: {error}");
         });
     }
 

@@ -139,8 +139,13 @@ impl Inspect for ImageBackend {
         survey.volumes.sort_by(|a, b| a.id.cmp(&b.id));
         let pools: Vec<PathBuf> = self.pools.iter().filter_map(|pool| pool.config.path.canonicalize().ok()).collect();
         let (devices, silent) = loopdev::list()?;
-        let unanswered = "it gives no answer: the disk or server of its file may hang; see /sys/block for which that is";
-        survey.unseen.extend(silent.iter().map(|device| (format!("loop device {}", device.display()), unanswered.to_owned())));
+        survey.unseen.extend(silent.iter().map(|silent| {
+            let reason = format!(
+                "{}; the disk or server of its file may hang, or be gone: see /sys/block for which that is",
+                silent.reason
+            );
+            (format!("loop device {}", silent.device.display()), reason)
+        }));
         for device in devices {
             if let Some(file) = loopdev::file_of(&device.path)? {
                 survey.devices.extend(self.shown(&device, &file, &images, &pools));
