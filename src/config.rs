@@ -18,7 +18,7 @@ mod value;
 
 pub use backends::BackendConfig;
 pub use value::{
-    DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DriverName, Endpoint, Folder, Grace, HttpEndpoint, LogFormat, LogLevel,
+    DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DirectoryPath, DriverName, Endpoint, Grace, HttpEndpoint, LogFormat, LogLevel,
     MetricsEndpoint, Mode, OtlpEndpoint,
 };
 
@@ -52,8 +52,8 @@ pub struct Layer {
     pub driver_name: Option<DriverName>,
     #[serde(deserialize_with = "value::optional_text")]
     pub node_id: Option<NodeId>,
-    pub state_dir: Option<Folder>,
-    pub kubelet_dir: Option<Folder>,
+    pub state_dir: Option<DirectoryPath>,
+    pub kubelet_dir: Option<DirectoryPath>,
     pub log: LogLayer,
     pub grace: Option<Grace>,
     pub inline_max_size: Option<Bytes>,
@@ -149,14 +149,14 @@ pub struct Config {
     pub driver_name: DriverName,
     pub node_id: NodeId,
     /// The node's journal and the default pool lie here.
-    pub state_dir: Folder,
+    pub state_dir: DirectoryPath,
     /// Staging and target paths must lie below it.
-    pub kubelet_dir: Folder,
+    pub kubelet_dir: DirectoryPath,
     pub log: Log,
     pub grace: Grace,
     /// How large an ephemeral inline volume may be, in bytes.
     pub inline_max_size: Bytes,
-    /// What the attributes of an ephemeral inline volume may set: whoever may create pods chooses them.
+    /// What the attributes of an ephemeral inline volume may set: anyone who may create pods chooses them.
     pub allow_inline_parameters: Vec<String>,
     /// Where health is served, if at all, and metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -190,7 +190,7 @@ impl Config {
         let node_id = said.node_id.map_or_else(|| host_name.parse(), Ok).map_err(|error: volume::Error| {
             ConfigError::Default { field: "nodeId", reason: format!("the host name does not do ({error}); give --node-id") }
         })?;
-        let state_dir = said.state_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_STATE_DIR));
+        let state_dir = said.state_dir.unwrap_or_else(|| DirectoryPath::fixed(DEFAULT_STATE_DIR));
         let backends = said.backends.map_or_else(|| default_backends(&state_dir, &node_id), Ok)?;
         let backends = backends.into_iter().map(|backend| backend.on_node(&node_id)).collect();
         let mode = said.mode.unwrap_or_default();
@@ -200,7 +200,7 @@ impl Config {
             return Err(ConfigError::Contradiction { field: "kubeletRegistration", reason });
         }
         if said.kubelet_endpoint.is_some() && !kubelet_registration {
-            let reason = "it is only told to the kubelet by kubeletRegistration, which is off";
+            let reason = "it has no effect while kubeletRegistration is off";
             return Err(ConfigError::Contradiction { field: "kubeletEndpoint", reason });
         }
         if said.otlp_endpoint.is_some() && !cfg!(feature = "otlp") {
@@ -213,7 +213,7 @@ impl Config {
             driver_name: said.driver_name.unwrap_or_default(),
             node_id,
             state_dir,
-            kubelet_dir: said.kubelet_dir.unwrap_or_else(|| Folder::fixed(DEFAULT_KUBELET_DIR)),
+            kubelet_dir: said.kubelet_dir.unwrap_or_else(|| DirectoryPath::fixed(DEFAULT_KUBELET_DIR)),
             log: Log { format: said.log.format.unwrap_or_default(), level: said.log.level.unwrap_or_default() },
             grace: said.grace.unwrap_or_default(),
             inline_max_size: said.inline_max_size.unwrap_or(DEFAULT_INLINE_MAX_SIZE),
@@ -234,7 +234,7 @@ impl Config {
 }
 
 /// One pool on this node's disk, which no other node reaches.
-fn default_backends(state_dir: &Folder, node_id: &NodeId) -> Result<Vec<BackendConfig>, ConfigError> {
+fn default_backends(state_dir: &DirectoryPath, node_id: &NodeId) -> Result<Vec<BackendConfig>, ConfigError> {
     let name =
         "image".parse().map_err(|error: volume::Error| ConfigError::Default { field: "backends", reason: error.to_string() })?;
     let pool = PoolConfig { name: "default".to_owned(), path: state_dir.path().join("pool"), overcommit: 1.0, capacity: None };
@@ -283,7 +283,7 @@ backends:
     }
 
     #[test]
-    fn without_anything_there_is_one_pool_under_the_state_folder() {
+    fn without_anything_there_is_one_pool_under_the_state_directory() {
         let config = Config::resolve([], "worker-1").expect("the defaults are valid");
         assert_eq!(config.endpoint.to_string(), DEFAULT_ENDPOINT);
         assert_eq!((config.mode, config.node_id.as_str(), config.grace), (Mode::All, "worker-1", Grace(Duration::from_secs(30))));
@@ -358,7 +358,7 @@ backends:
             (
                 "backends:\n- {name: a, type: image, pools: [{name: p, path: /srv}]}\n\
                  - {name: b, type: image, pools: [{name: p, path: /srv/x}]}\n",
-                &["backends", "b: pool /srv/x shares its folder with one of a"],
+                &["backends", "b: pool /srv/x shares its directory with one of a"],
             ),
             ("mode: all\n}\n", &["line 2"]),
         ] {

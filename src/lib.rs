@@ -5,7 +5,7 @@
 //!  gRPC request
 //!    -> rpc/      one file per CSI service: decode -> run -> encode. No I/O, no policy.
 //!    -> ops/      the CSI state machine, written once for all backends: lock, observe, plan, execute, undo.
-//!    -> backend/  one folder per storage system, each implementing the small traits of backend/mod.rs.
+//!    -> backend/  one directory per storage system, each implementing the small traits of backend/mod.rs.
 //!    -> os/       alone in touching Linux: mounts, loop devices, mkfs, processes, paths. Knows no CSI.
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
 //!       metrics   what is counted, and how it is shown; used by rpc, ops and os.
@@ -28,20 +28,20 @@
 //! - A device is disconnected only once the kernel lets us have it exclusively: our own mountinfo shows nothing of other mount namespaces.
 //! - Of a volume that several nodes reach, the storage says which node has it: an attachment, a LUN's access list, a lease in the pool.
 //! - A snapshot is of one instant, or it is refused ([`backend::Held::writers`]).
-//! - Nothing is deleted outside a folder of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
+//! - Nothing is deleted outside a directory of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - The start waits for no storage: pools are opened, and what was interrupted is recovered, on threads of their own. The volumes to be
 //!   recovered are locked before the first call is taken ([`os::single`], [`ops::node`]).
-//! - A server may be dead: whoever would wait for one asks first whether it answers ([`os::answers`]), one question at a time and with a
+//! - A server may be dead: anyone who would wait for one asks first whether it answers ([`os::answers`]), one question at a time and with a
 //!   deadline; unmounting looks at nothing of what it unmounts.
 //! - In a cloud an answer may be lost, late or out of date: what may have been done is found out about by token and tag, nothing is
 //!   concluded from an absence alone, nor from a part of a list ([`backend::cloud::pages`]), and only what carries the cluster's tag is
 //!   changed ([`backend::cloud`]).
 //! - Which disk or snapshot of a cloud a call is about, the cloud's own id says, which is recorded in the volume's or snapshot's id
 //!   ([`volume::VolumeId::recorded`]); tags are copied by others, and alone prove nothing.
-//! - A volume that someone made by hand may be called anything: its backend is told from its attributes, and later from the journal.
-//! - One process at a time serves a node from a state folder, or mends it ([`ops::node::lone`]); whoever only looks takes no lock.
+//! - A static volume may be called anything: its backend is told from its attributes, and later from the journal.
+//! - One process at a time serves a node from a state directory, or repairs it ([`ops::node::lone`]); anyone who only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.
 //! - Secrets are of a type that cannot be printed, mount options of one that prints their names ([`volume::MountFlags`]); messages that

@@ -50,12 +50,12 @@ declared! {
     SNAPSHOTS "longshore_snapshots" "Snapshots, by backend and pool";
     ATTACHED "longshore_attachments" "Attachments of volumes to nodes, by backend";
     POOL_TOTAL "longshore_pool_total_bytes" "Size of the storage below a pool, in bytes";
-    POOL_USED "longshore_pool_used_bytes" "Bytes of the storage below a pool that are taken, by whatever it is";
-    POOL_PROMISABLE "longshore_pool_promisable_bytes" "Bytes that may be promised to volumes and snapshots of a pool: its capacity times its overcommit";
-    POOL_PROMISED "longshore_pool_promised_bytes" "Bytes that are promised to volumes and snapshots of a pool";
+    POOL_USED "longshore_pool_used_bytes" "Bytes of the storage below a pool that are in use";
+    POOL_PROVISIONABLE "longshore_pool_provisionable_bytes" "Bytes that may be provisioned to volumes and snapshots of a pool: its capacity times its overcommit";
+    POOL_PROVISIONED "longshore_pool_provisioned_bytes" "Bytes that are provisioned to volumes and snapshots of a pool";
     STAGES "longshore_stages" "Volumes that are staged on this node, by its journal; also what was begun and not yet undone";
     PUBLISHES "longshore_publishes" "Targets at which volumes are published on this node, by its journal";
-    LOOPS "longshore_loop_devices" "Loop devices in use on this node, whoever made them";
+    LOOPS "longshore_loop_devices" "Loop devices in use on this node, no matter who made them";
     CLOUD_REQUESTS "longshore_cloud_requests" "Requests sent to a cloud, by backend, action and outcome";
     CLOUD_SECONDS "longshore_cloud_request_seconds" "How long a cloud took to answer a request, in seconds";
     CLOUD_WAITS "longshore_cloud_wait_seconds" "How long requests to a cloud waited to be sent, so as not to be throttled, in seconds";
@@ -311,8 +311,8 @@ pub struct PoolSeen {
     pub name: String,
     pub total: Option<u64>,
     pub used: Option<u64>,
-    pub promisable: Option<u64>,
-    pub promised: Option<u64>,
+    pub provisionable: Option<u64>,
+    pub provisioned: Option<u64>,
     pub volumes: Option<u64>,
     pub snapshots: Option<u64>,
 }
@@ -338,8 +338,8 @@ impl Seen {
             (SNAPSHOTS, |pool| pool.snapshots),
             (POOL_TOTAL, |pool| pool.total),
             (POOL_USED, |pool| pool.used),
-            (POOL_PROMISABLE, |pool| pool.promisable),
-            (POOL_PROMISED, |pool| pool.promised),
+            (POOL_PROVISIONABLE, |pool| pool.provisionable),
+            (POOL_PROVISIONED, |pool| pool.provisioned),
         ] {
             let pools = self.backends.iter().flat_map(|backend| backend.pools.iter().map(move |pool| (backend, pool)));
             let some = pools.filter_map(|(backend, pool)| Some((backend, pool, of(pool)?)));

@@ -61,11 +61,11 @@ pub enum Error {
     NoSocket { path: PathBuf, option: &'static str },
 
     #[error(
-        "{}: there is no such folder, in which the kubelet would look for the driver; name the kubelet's folder by --kubelet-dir, \
+        "{}: there is no such directory, in which the kubelet would look for the driver; name the kubelet's directory by --kubelet-dir, \
          mount it into the container, or leave --kubelet-registration out",
-        folder.display()
+        directory.display()
     )]
-    NoRegistry { folder: PathBuf },
+    NoRegistry { directory: PathBuf },
 
     #[error("{address}: a living process listens there; stop it, or use another {option}")]
     HttpTaken { address: SocketAddr, option: &'static str },
@@ -128,7 +128,7 @@ impl FromStr for Endpoint {
         if path.contains('\0') {
             return refuse("it holds a NUL character");
         }
-        let Ok(path) = std::path::absolute(path) else { return refuse("the current folder is not known") };
+        let Ok(path) = std::path::absolute(path) else { return refuse("the current directory is not known") };
         if path.as_os_str().len() > LONGEST_PATH {
             return refuse("a socket's path has at most 107 bytes");
         }
@@ -296,17 +296,17 @@ struct SocketFile {
 }
 
 impl Socket {
-    /// The driver's own, in a folder that is made if need be.
+    /// The driver's own, in a directory that is made if need be.
     async fn bind(path: &Path) -> Result<Self> {
-        make_folder(folder_of(path))?;
+        make_directory(directory_of(path))?;
         Socket::bind_in_place(path, "--endpoint").await
     }
 
-    /// In a folder that is there. `option` is how another path is said.
+    /// In a directory that is there. `option` is how another path is said.
     async fn bind_in_place(path: &Path, option: &'static str) -> Result<Self> {
-        let folder = folder_of(path);
+        let directory = directory_of(path);
         // Held until the socket listens: of two processes that start at once, the second sees the first one's.
-        let _turn = lock(folder)?;
+        let _turn = lock(directory)?;
         remove_dead(path, option).await?;
         let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
         let socket = UnixSocket::new_stream().map_err(io("make a socket for"))?;
@@ -332,7 +332,7 @@ impl Socket {
 impl SocketFile {
     /// Removes it, if it is still ours.
     fn remove(&self) {
-        match lock(folder_of(&self.path)) {
+        match lock(directory_of(&self.path)) {
             Ok(_turn) => self.remove_locked(),
             Err(error) => tracing::warn!(%error, "the socket's file stays"),
         }
@@ -359,21 +359,21 @@ fn missing_is_fine(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// An endpoint is absolute and has a file name, so it has a folder.
-fn folder_of(path: &Path) -> &Path {
+/// An endpoint is absolute and has a file name, so it has a directory.
+fn directory_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-fn make_folder(folder: &Path) -> Result<()> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(folder);
-    made.map_err(|source| Error::Io { action: "make folder", path: folder.to_owned(), source })
+fn make_directory(directory: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(directory);
+    made.map_err(|source| Error::Io { action: "make directory", path: directory.to_owned(), source })
 }
 
-/// A lock of the folder itself, since the specification allows no further file beside the socket.
-fn lock(folder: &Path) -> Result<fs::File> {
-    let io = |action| move |source| Error::Io { action, path: folder.to_owned(), source };
-    let opened = fs::File::open(folder).map_err(io("open folder"))?;
-    rustix::fs::flock(&opened, FlockOperation::LockExclusive).map_err(|errno| io("lock folder")(errno.into()))?;
+/// A lock of the directory itself, since the specification allows no further file beside the socket.
+fn lock(directory: &Path) -> Result<fs::File> {
+    let io = |action| move |source| Error::Io { action, path: directory.to_owned(), source };
+    let opened = fs::File::open(directory).map_err(io("open directory"))?;
+    rustix::fs::flock(&opened, FlockOperation::LockExclusive).map_err(|errno| io("lock directory")(errno.into()))?;
     Ok(opened)
 }
 
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(path("unix:///run/x/csi.sock").expect("valid"), Path::new("/run/x/csi.sock"));
         assert_eq!(path("/run/x/csi.sock").expect("valid"), Path::new("/run/x/csi.sock"));
         assert_eq!(path("unix:/run/csi.sock").expect("valid"), Path::new("/run/csi.sock"));
-        let here = std::env::current_dir().expect("a folder");
+        let here = std::env::current_dir().expect("a directory");
         assert_eq!(path("unix:csi.sock").expect("valid"), here.join("csi.sock"));
         assert_eq!("/run/csi.sock".parse::<Endpoint>().expect("valid").to_string(), "unix:///run/csi.sock");
         for bad in ["", "unix:", "unix://", "unix://host/csi.sock", "tcp://1.2.3.4:5", "csi.sock", "/run/", "/a\0b"] {
@@ -418,13 +418,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_socket_is_private_and_its_folder_is_made() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("sub/csi.sock");
+    async fn the_socket_is_private_and_its_directory_is_made() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("sub/csi.sock");
         let socket = Socket::bind(&path).await.expect("bound");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
-        let names: Vec<_> = fs::read_dir(folder.path().join("sub")).expect("a folder").collect();
+        let names: Vec<_> = fs::read_dir(directory.path().join("sub")).expect("a directory").collect();
         assert_eq!(names.len(), 1, "nothing beside the socket");
         socket.file.remove();
         assert!(!path.exists());
@@ -432,8 +432,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_dead_socket_is_replaced_and_a_living_one_is_not() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("csi.sock");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("csi.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
         let socket = Socket::bind(&path).await.expect("the dead one is replaced");
         assert!(matches!(Socket::bind(&path).await, Err(Error::Taken { .. })));
@@ -443,8 +443,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_socket_is_left_alone() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, link) = (folder.path().join("file"), folder.path().join("link"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, link) = (directory.path().join("file"), directory.path().join("link"));
         fs::write(&path, "data").expect("written");
         std::os::unix::fs::symlink(&path, &link).expect("linked");
         for path in [&path, &link] {
@@ -455,10 +455,10 @@ mod tests {
 
     #[tokio::test]
     async fn another_process_s_socket_is_not_removed_at_the_end() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("csi.sock");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("csi.sock");
         let socket = Socket::bind(&path).await.expect("bound");
-        fs::rename(&path, folder.path().join("old")).expect("moved away");
+        fs::rename(&path, directory.path().join("old")).expect("moved away");
         let _other = std::os::unix::net::UnixListener::bind(&path).expect("bound by another");
         socket.file.remove();
         assert!(path.exists());

@@ -29,7 +29,7 @@ fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
     }
-    let entries = fs::read_dir(path).expect("a readable folder");
+    let entries = fs::read_dir(path).expect("a readable directory");
     entries
         .flat_map(|entry| sources(&entry.expect("a readable entry").path()))
         .filter(|path| path.extension().is_some_and(|end| end == "rs"))

@@ -24,7 +24,7 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// Where the kubelet has a pod's volume and a staged one, below its folder.
+/// Where the kubelet has a pod's volume and a staged one, below its directory.
 const TARGET: &str = "pods/7f3a/volumes/kubernetes.io~csi/pv/mount";
 const DEVICE: &str = "pods/7f3a/volumeDevices/kubernetes.io~csi/pv";
 const STAGING: &str = "plugins/kubernetes.io/csi/csi.longshore.dev/5e8f/globalmount";
@@ -35,7 +35,7 @@ const RACE: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 300;
 const FEWEST: usize = 10;
 
-/// All that is to be seen of a file without leaving a trace; for a folder the times tell what came and went.
+/// All that is to be seen of a file without leaving a trace; for a directory the times tell what came and went.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     inode: (u64, u64),
@@ -45,7 +45,7 @@ struct Seen {
     content: Vec<u8>,
 }
 
-/// What must not change: trees, and every mount that is not below the kubelet's or the state folder or is the other driver's.
+/// What must not change: trees, and every mount that is not below the kubelet's or the state directory or is the other driver's.
 struct Victim {
     trees: Vec<PathBuf>,
     ours: [PathBuf; 2],
@@ -81,8 +81,8 @@ impl Victim {
             let mut content = Vec::new();
             let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             if stat.is_dir() {
-                let folder = rustix::fs::open(&path, flags | OFlags::DIRECTORY, Mode::empty()).expect("a folder");
-                for entry in rustix::fs::Dir::new(folder).expect("a folder") {
+                let directory = rustix::fs::open(&path, flags | OFlags::DIRECTORY, Mode::empty()).expect("a directory");
+                for entry in rustix::fs::Dir::new(directory).expect("a directory") {
                     let name = entry.expect("an entry").file_name().to_bytes().to_vec();
                     if name != b"." && name != b".." {
                         left.push(path.join(OsString::from_vec(name)));
@@ -137,7 +137,7 @@ impl Victim {
     }
 }
 
-/// A driver, and around it what is not its own: a mirror of the kubelet's folder with mounts where links would lead, and
+/// A driver, and around it what is not its own: a mirror of the kubelet's directory with mounts where links would lead, and
 /// another driver's volume.
 struct Ground {
     harness: Harness,
@@ -160,13 +160,13 @@ impl Ground {
         }
         // Where a raw block volume's target would be: an empty file, and one with data.
         let device = mirror.join(DEVICE);
-        fs::create_dir_all(device.parent().expect("a parent")).expect("folders");
+        fs::create_dir_all(device.parent().expect("a parent")).expect("directories");
         fs::write(&device, "").expect("a file");
-        fs::create_dir_all(mirror.join("empty/mount")).expect("a folder");
+        fs::create_dir_all(mirror.join("empty/mount")).expect("a directory");
         for path in [TARGET, DEVICE, STAGING] {
-            fs::create_dir_all(kubelet.join(path).parent().expect("a parent")).expect("folders");
+            fs::create_dir_all(kubelet.join(path).parent().expect("a parent")).expect("directories");
         }
-        fs::create_dir(kubelet.join(STAGING)).expect("a folder");
+        fs::create_dir(kubelet.join(STAGING)).expect("a directory");
         harness.start();
         let victim = Victim::look(&harness);
         let (node, controller) = (harness.node(), harness.controller());
@@ -327,9 +327,9 @@ struct Volumes {
 
 /// A mount with data, which notes every access.
 fn tmpfs(path: &Path) {
-    fs::create_dir_all(path).expect("folders");
+    fs::create_dir_all(path).expect("directories");
     mount(Some("victim"), path, Some("tmpfs"), MsFlags::MS_STRICTATIME, Some("size=1m")).expect("mounted");
-    fs::create_dir_all(path.join("sub/mount")).expect("folders");
+    fs::create_dir_all(path.join("sub/mount")).expect("directories");
     fs::write(path.join("data"), "precious").expect("data");
 }
 
@@ -365,7 +365,7 @@ impl Drop for Swapped {
     }
 }
 
-/// `from` as seen from the folder `to_be_in`, both absolute.
+/// `from` as seen from the directory `to_be_in`, both absolute.
 fn relative(from: &Path, to_be_in: &Path) -> PathBuf {
     let up = to_be_in.components().count() - 1;
     Path::new(&"../".repeat(up)).join(from.strip_prefix("/").expect("absolute"))
@@ -446,11 +446,15 @@ fn odd_names_are_names() {
             &"n".repeat(255),
         ];
         for name in names {
-            let folder = pods.join(name);
-            fs::create_dir(&folder).expect("a folder");
-            let target = folder.join(name);
+            let directory = pods.join(name);
+            fs::create_dir(&directory).expect("a directory");
+            let target = directory.join(name);
             ground.publish(&volumes.staged, Some("ext4"), &ground.kubelet(STAGING), &target).expect("published");
-            assert_ne!(target.metadata().expect("a folder").dev(), folder.metadata().expect("a folder").dev(), "{name:?}");
+            assert_ne!(
+                target.metadata().expect("a directory").dev(),
+                directory.metadata().expect("a directory").dev(),
+                "{name:?}"
+            );
             ground.look_at(&volumes.staged, &target)[0].clone().expect("statistics");
             ground.unpublish(&volumes.staged, &target).expect("unpublished");
             ground.publish(&volumes.block, None, &volumes.block_staging, &target).expect("published");
@@ -458,9 +462,9 @@ fn odd_names_are_names() {
             assert!(!target.exists());
             ground.stage(&volumes.fresh, Some("ext4"), &target).expect("staged");
             ground.unstage(&volumes.fresh, &target).expect("unstaged");
-            // Its staging folder is the CO's.
+            // Its staging directory is the CO's.
             let _ = fs::remove_dir(&target);
-            fs::remove_dir(&folder).expect("nothing is left in it");
+            fs::remove_dir(&directory).expect("nothing is left in it");
         }
         ground.finish(&volumes);
         ground.figure("odd names", 0);
@@ -560,20 +564,20 @@ fn mounts_inside_a_target_are_told_and_left() {
     });
 }
 
-/// Swaps a folder and a link all the time, until dropped.
+/// Swaps a directory and a link all the time, until dropped.
 struct Swapping {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<usize>>,
-    folder: PathBuf,
+    directory: PathBuf,
     link: PathBuf,
 }
 
 impl Swapping {
-    fn begin(folder: &Path, link_to: &Path) -> Swapping {
-        let link = folder.with_file_name("swapped");
+    fn begin(directory: &Path, link_to: &Path) -> Swapping {
+        let link = directory.with_file_name("swapped");
         symlink(link_to, &link).expect("a link");
         let stop = Arc::new(AtomicBool::new(false));
-        let (seen, one, other) = (stop.clone(), folder.to_owned(), link.clone());
+        let (seen, one, other) = (stop.clone(), directory.to_owned(), link.clone());
         let swap = move || {
             let mut count = 0;
             while !seen.load(Ordering::Relaxed) {
@@ -586,18 +590,18 @@ impl Swapping {
             }
             count
         };
-        Swapping { stop, thread: Some(std::thread::spawn(swap)), folder: folder.to_owned(), link }
+        Swapping { stop, thread: Some(std::thread::spawn(swap)), directory: directory.to_owned(), link }
     }
 
-    /// The folder is where it was.
+    /// The directory is where it was.
     fn end(&mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return 0 };
         let count = thread.join().expect("it swapped");
-        if self.folder.is_symlink() {
-            fs::rename(&self.folder, self.folder.with_file_name("aside")).expect("renamed");
-            fs::rename(&self.link, &self.folder).expect("renamed");
-            fs::rename(self.folder.with_file_name("aside"), &self.link).expect("renamed");
+        if self.directory.is_symlink() {
+            fs::rename(&self.directory, self.directory.with_file_name("aside")).expect("renamed");
+            fs::rename(&self.link, &self.directory).expect("renamed");
+            fs::rename(self.directory.with_file_name("aside"), &self.link).expect("renamed");
         }
         fs::remove_file(&self.link).expect("the link");
         count
@@ -611,8 +615,8 @@ impl Drop for Swapping {
 }
 
 /// Runs rounds while a component is swapped; answers how many.
-fn race(folder: &Path, link_to: &Path, mut round: impl FnMut()) -> usize {
-    let mut swapping = Swapping::begin(folder, link_to);
+fn race(directory: &Path, link_to: &Path, mut round: impl FnMut()) -> usize {
+    let mut swapping = Swapping::begin(directory, link_to);
     let begun = Instant::now();
     let mut rounds = 0;
     while rounds < ROUNDS && (begun.elapsed() < RACE || rounds < FEWEST) {
@@ -788,27 +792,27 @@ fn links_planted_in_the_pool() {
     isolated(|| {
         let mut ground = Ground::new();
         let (pool, stolen) = (ground.harness.path("pool/images"), ground.harness.path("victim/volumes"));
-        fs::create_dir(&stolen).expect("a folder");
-        for name in ["folder", "meta", "image", "gone"] {
+        fs::create_dir(&stolen).expect("a directory");
+        for name in ["directory", "meta", "image", "gone"] {
             ground.volume(name, Some("ext4"));
         }
-        // A volume's folder, its metadata, its image lie elsewhere, with a link in their place.
-        for path in ["folder", "meta/meta.json", "image/image"] {
+        // A volume's directory, its metadata, its image lie elsewhere, with a link in their place.
+        for path in ["directory", "meta/meta.json", "image/image"] {
             let (from, to) = (pool.join("volumes").join(path), stolen.join(path.replace('/', "-")));
             fs::rename(&from, &to).expect("moved");
             symlink(&to, &from).expect("a link");
         }
-        let device = run("losetup", ["--find", "--show", &text(&stolen.join("folder/image"))]);
+        let device = run("losetup", ["--find", "--show", &text(&stolen.join("directory/image"))]);
         let _detached = Detached(device);
         // What is made or removed next, and what is swept at a start.
         for name in ["tmp/volume~made", "trash/volume~gone", "trash/volume~old", "snapshots/s"] {
-            symlink(stolen.join("folder"), pool.join(name)).expect("a link");
+            symlink(stolen.join("directory"), pool.join(name)).expect("a link");
         }
         ground.victim = Victim::look(&ground.harness);
         assert_eq!(ground.victim.loops.len(), 1);
 
         let staging = ground.kubelet(STAGING);
-        for name in ["folder", "meta", "image"] {
+        for name in ["directory", "meta", "image"] {
             let id = format!("image:{name}");
             ground.stage(&id, Some("ext4"), &staging).expect_err("it is not whole");
             let _ = ground.unstage(&id, &staging);
@@ -921,7 +925,7 @@ fn names_and_parameters_that_are_paths() {
             ("backend", "../image"),
             ("backend", "image:x"),
             ("onDelete", "../archive"),
-            // mkfs runs as root, in the root folder: files to read, files to write, devices to format.
+            // mkfs runs as root, in the root directory: files to read, files to write, devices to format.
             ("mkfsOptions", &format!("-d {bare}")),
             ("mkfsOptions", &format!("-d{}", text(&outside))),
             ("mkfsOptions", "-d etc"),

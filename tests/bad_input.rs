@@ -96,7 +96,7 @@ fn paths_that_lead_elsewhere() {
         harness.start();
         let good = staged(&harness);
         let outside = harness.path("outside");
-        fs::create_dir(&outside).expect("a folder");
+        fs::create_dir(&outside).expect("a directory");
         let link = harness.path("kubelet/pods/link");
         symlink(&outside, &link).expect("a link");
         let final_link = harness.path("kubelet/pods/v/final");

@@ -18,7 +18,7 @@ use common::{isolated, loop_files, mount_points, run, skipped};
 const DRIVER: &str = env!("CARGO_BIN_EXE_longshore");
 /// The user of the controller's pod.
 const NOBODY: u32 = 65532;
-/// A root that cannot be written to but for one folder, no capability, and none to be had.
+/// A root that cannot be written to but for one directory, no capability, and none to be had.
 const CONFINED: &str = "mount --rbind \"$1\" \"$1\" && mount -o remount,bind,ro / && shift && \
     exec setpriv --reuid=65532 --regid=65532 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs \"$@\"";
 
@@ -56,10 +56,10 @@ impl Drop for Driver {
     }
 }
 
-fn serve(command: &mut Command, folder: &Path, mode: &str) -> Driver {
-    let flag = |name: &str, value: &str| format!("--{name}={}", folder.join(value).display());
-    let own = folder.join(mode);
-    fs::create_dir(&own).expect("a folder");
+fn serve(command: &mut Command, directory: &Path, mode: &str) -> Driver {
+    let flag = |name: &str, value: &str| format!("--{name}={}", directory.join(value).display());
+    let own = directory.join(mode);
+    fs::create_dir(&own).expect("a directory");
     if mode == "controller" {
         chown(&own, Some(NOBODY), Some(NOBODY)).expect("given away");
     }
@@ -68,11 +68,11 @@ fn serve(command: &mut Command, folder: &Path, mode: &str) -> Driver {
     Driver::start(command.arg(flag("endpoint", &format!("{mode}/csi.sock"))))
 }
 
-/// Both halves over one pool, with a folder each.
+/// Both halves over one pool, with a directory each.
 struct Halves {
     controller: Driver,
     node: Driver,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Halves {
@@ -82,17 +82,17 @@ impl Halves {
             skipped("only root mounts");
             return None;
         }
-        let folder = tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/var/tmp").expect("a folder");
-        let path = folder.path();
+        let directory = tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/var/tmp").expect("a directory");
+        let path = directory.path();
         let of = |name: &str| path.join(name).display().to_string();
         for name in ["pool", "kubelet"] {
-            fs::create_dir(path.join(name)).expect("a folder");
+            fs::create_dir(path.join(name)).expect("a directory");
         }
         // Unbound when the last mount namespace that has it ends.
         run("truncate", ["-s", "4G", &of("pool.img")]);
         run(&format!("mkfs.{fstype}"), ["-q", &of("pool.img")]);
         run("mount", ["-o", "loop", &of("pool.img"), &of("pool")]);
-        fs::create_dir(path.join("pool/images")).expect("a folder");
+        fs::create_dir(path.join("pool/images")).expect("a directory");
         for name in ["pool", "pool/images"] {
             chown(path.join(name), Some(NOBODY), Some(NOBODY)).expect("given away");
         }
@@ -105,11 +105,11 @@ impl Halves {
         confined.args(["--mount", "--propagation=private", "sh", "-c", CONFINED, "sh", &path.display().to_string(), DRIVER]);
         let controller = serve(&mut confined, path, "controller");
         let node = serve(&mut Command::new(DRIVER), path, "node");
-        Some(Halves { controller, node, folder })
+        Some(Halves { controller, node, directory })
     }
 
     fn of(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
+        self.directory.path().join(name).display().to_string()
     }
 
     fn arguments(&self, mode: &str, words: &[&str]) -> Vec<String> {
@@ -132,7 +132,7 @@ impl Halves {
 
     /// A name that no other test uses: without rights, devices are told by what their files are called.
     fn name(&self) -> String {
-        self.folder.path().file_name().expect("a name").to_string_lossy().into_owned()
+        self.directory.path().file_name().expect("a name").to_string_lossy().into_owned()
     }
 
     /// Makes a volume with an xfs, and publishes it; what brings it to the node again.
@@ -141,7 +141,7 @@ impl Halves {
         let answer: serde_json::Value = serde_json::from_str(&self.call("controller", &made)).expect("JSON");
         let context = answer["volume"]["volume_context"]["longshore.dev/parameters"].as_str().expect("a context");
         let staging = self.of(&format!("kubelet/staging-{name}"));
-        fs::create_dir(&staging).expect("a folder");
+        fs::create_dir(&staging).expect("a directory");
         let placed = Placed {
             volume: format!("shared:{name}"),
             context: format!("--context=longshore.dev/parameters={context}"),
@@ -159,9 +159,9 @@ impl Halves {
         self.call("node", &["unstage-volume", &placed.volume, &placed.staging]);
     }
 
-    /// What lies in a folder of the pool.
+    /// What lies in a directory of the pool.
     fn count(&self, name: &str) -> usize {
-        fs::read_dir(self.folder.path().join("pool/images").join(name)).map_or(0, Iterator::count)
+        fs::read_dir(self.directory.path().join("pool/images").join(name)).map_or(0, Iterator::count)
     }
 }
 
@@ -171,7 +171,7 @@ impl Drop for Halves {
         for half in [&mut self.controller, &mut self.node] {
             half.end();
         }
-        let ours = format!("{}/", self.folder.path().display());
+        let ours = format!("{}/", self.directory.path().display());
         let detach = |device: &str| {
             Command::new("losetup").args(["--detach", device]).status().ok();
         };
@@ -250,7 +250,7 @@ fn snapshot_by_controller_without_node_is_of_one_instant_with_reflinks() {
         for round in 0..3 {
             let before = writer.acknowledged();
             halves.call("controller", &["create-snapshot", &format!("--name=s{round}"), &placed[0].volume]);
-            let image = halves.folder.path().join(format!("pool/images/snapshots/s{round}/image"));
+            let image = halves.directory.path().join(format!("pool/images/snapshots/s{round}/image"));
             let last = last_of_one_instant(&image, 0, BLOCKS);
             assert!(last >= before, "{before} were acknowledged, the snapshot has {last}");
             halves.call("controller", &["delete-snapshot", &format!("shared:s{round}")]);

@@ -40,15 +40,15 @@ fn assert_fails(output: &Output, code: i32, words: &[&str]) {
 }
 
 struct File {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     path: PathBuf,
 }
 
 fn file(text: &str) -> File {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("longshore.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("longshore.yaml");
     fs::write(&path, text).expect("written");
-    File { _folder: folder, path }
+    File { _directory: directory, path }
 }
 
 fn text(path: &Path) -> &str {
@@ -198,8 +198,8 @@ fn wrong_usage_ends_with_2() {
 
 #[test]
 fn a_socket_that_is_not_there_ends_with_3() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let socket = folder.path().join("csi.sock");
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("csi.sock");
     let output = longshore(&["call", "probe", "--endpoint", text(&socket)]);
     assert_fails(&output, 3, &[text(&socket), "cannot be reached", "No such file or directory"]);
     let from_environment = command(&["call", "probe"]).env("CSI_ENDPOINT", &socket).output().expect("the program starts");
@@ -211,19 +211,19 @@ struct Driver {
     child: Child,
     /// Nobody reads on after the start; the pipe must stay open all the same.
     log: Lines<BufReader<ChildStderr>>,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Driver {
     fn start() -> Driver {
-        let folder = tempfile::tempdir().expect("a folder");
-        let config = folder.path().join("longshore.yaml");
+        let directory = tempfile::tempdir().expect("a directory");
+        let config = directory.path().join("longshore.yaml");
         fs::write(&config, "mode: controller\nbackends:\n- name: memory\n  type: fake\n").expect("written");
         let mut command = command(&["serve", "--log-format", "json", "--node-id", "n1", "--config", text(&config)]);
-        command.arg("--endpoint").arg(folder.path().join("csi.sock")).arg("--state-dir").arg(folder.path().join("state"));
+        command.arg("--endpoint").arg(directory.path().join("csi.sock")).arg("--state-dir").arg(directory.path().join("state"));
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the driver starts");
         let log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        let mut driver = Driver { child, log, folder };
+        let mut driver = Driver { child, log, directory };
         let lines = std::iter::from_fn(|| driver.log.next()?.ok());
         let listening = lines
             .map(|line| serde_json::from_str::<Value>(&line).expect("JSON lines"))
@@ -233,7 +233,7 @@ impl Driver {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("csi.sock")
+        self.directory.path().join("csi.sock")
     }
 
     fn call(&self, line: &str) -> Output {

@@ -34,7 +34,8 @@ const RUN: [(&str, &[i32]); 17] = [
 ];
 
 /// What is not run, and why; the program must understand it all the same.
-const PARSED: [(&str, &str); 9] = [
+const PARSED: [(&str, &str); 10] = [
+    ("longshore pre-stop", "needs an API server: src/cli/pre_stop.rs, sidecars/cluster"),
     ("longshore serve", "it is what runs already"),
     ("longshore serve --mode controller", "it is what runs already"),
     ("longshore call metadata-allocated", "needs the id of a snapshot: tests/lifecycle.rs"),
@@ -214,8 +215,8 @@ fn the_list_of_a_lost_nodes_volumes_is_made_of_all_kinds_of_volumes() {
         { "metadata": { "name": "elsewhere" }, "spec": { "csi": { "driver": "longshore.csi.dev" }, "claimRef": { "namespace": "shop", "name": "x" },
             "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [{ "key": "k", "operator": "In", "values": ["NODE-2"] }] }] } } } },
     ] });
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("volumes.json");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("volumes.json");
     fs::write(&file, volumes.to_string()).expect("written");
     assert_eq!(common::run("jq", ["-r", filter, &text(&file)]).trim(), "here shop/data");
 }

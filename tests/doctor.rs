@@ -51,8 +51,8 @@ fn level(checks: &[Value], name: &str, words: &str) -> String {
 }
 
 fn files(harness: &Harness) -> String {
-    let folders = ["state", "kubelet", "pool"].map(|name| text(&harness.path(name)));
-    run("find", folders.iter().map(String::as_str).chain(["-printf", "%p %i %s %T@\n"]))
+    let directories = ["state", "kubelet", "pool"].map(|name| text(&harness.path(name)));
+    run("find", directories.iter().map(String::as_str).chain(["-printf", "%p %i %s %T@\n"]))
 }
 
 /// Seen where `setup` made it so.
@@ -118,7 +118,7 @@ fn a_controller_needs_no_node() {
 }
 
 #[test]
-fn in_a_pod_a_private_kubelet_folder_is_an_error_and_the_driver_does_not_start() {
+fn in_a_pod_a_private_kubelet_directory_is_an_error_and_the_driver_does_not_start() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         let kubelet = harness.path("kubelet");
@@ -173,12 +173,12 @@ fn a_socket_that_another_has() {
 fn a_registration_that_answers_and_one_that_does_not() {
     isolated(|| {
         let harness = Harness::new(Pool::Local);
-        let folder = harness.path("kubelet/plugins_registry");
-        fs::create_dir(&folder).expect("a folder");
-        let listening = UnixListener::bind(folder.join("longshore.csi.dev-reg.sock")).expect("bound");
+        let directory = harness.path("kubelet/plugins_registry");
+        fs::create_dir(&directory).expect("a directory");
+        let listening = UnixListener::bind(directory.join("longshore.csi.dev-reg.sock")).expect("bound");
         assert_eq!(level(&checks(&harness, 0, &[]), "registration", "answers"), "ok");
         drop(listening);
-        assert_eq!(level(&checks(&harness, 0, &[]), "registration", "nobody listens"), "warning");
+        assert_eq!(level(&checks(&harness, 0, &[]), "registration", "no process listens"), "warning");
     });
 }
 
@@ -189,13 +189,13 @@ fn read_only(path: &Path) {
 }
 
 #[test]
-fn folders_that_cannot_be_used() {
+fn directories_that_cannot_be_used() {
     told(("state-dir", "Read-only", "error"), 1, |harness| read_only(&harness.path("state")));
     told(("pool", "Read-only", "error"), 1, |harness| read_only(&harness.path("pool/images")));
     told(("pool", "is no pool, and not empty", "error"), 1, |harness| {
         fs::write(harness.path("pool/images/thesis.tex"), "precious").expect("written");
     });
-    told(("kubelet-dir", "is no folder", "error"), 1, |harness| {
+    told(("kubelet-dir", "is no directory", "error"), 1, |harness| {
         fs::remove_dir(harness.path("kubelet")).expect("removed");
         fs::write(harness.path("kubelet"), "").expect("written");
     });
@@ -269,23 +269,23 @@ fn every_check_is_documented() {
     });
 }
 
-/// This folder of the machine for this test alone, with these files.
-fn with_files(harness: &Harness, folder: &str, files: &[(&str, &str)]) {
-    let layers = harness.path(&folder.replace('/', "-"));
+/// This directory of the machine for this test alone, with these files.
+fn with_files(harness: &Harness, directory: &str, files: &[(&str, &str)]) {
+    let layers = harness.path(&directory.replace('/', "-"));
     let layer = |name: &str| {
-        fs::create_dir_all(layers.join(name)).expect("a folder");
+        fs::create_dir_all(layers.join(name)).expect("a directory");
         layers.join(name)
     };
     let tmpfs = layer("layers");
     let none: Option<&str> = None;
     mount(Some("tmpfs"), &tmpfs, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
     let (upper, work) = (tmpfs.join("upper"), tmpfs.join("work"));
-    fs::create_dir(&upper).and_then(|()| fs::create_dir(&work)).expect("folders");
-    let options = format!("lowerdir={folder},upperdir={},workdir={}", upper.display(), work.display());
-    mount(Some("overlay"), folder, Some("overlay"), MsFlags::empty(), Some(options.as_str())).expect("an overlay");
+    fs::create_dir(&upper).and_then(|()| fs::create_dir(&work)).expect("directories");
+    let options = format!("lowerdir={directory},upperdir={},workdir={}", upper.display(), work.display());
+    mount(Some("overlay"), directory, Some("overlay"), MsFlags::empty(), Some(options.as_str())).expect("an overlay");
     for (name, content) in files {
-        let path = Path::new(folder).join(name);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        let path = Path::new(directory).join(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, content).expect("written");
     }
 }

@@ -213,10 +213,10 @@ fn nothing_but_a_blank_device_is_formatted() {
 }
 
 fn known_signatures(proof: &mut Proof) {
-    let folder = proof.harness.path("folder");
-    fs::create_dir(&folder).expect("a folder");
-    fs::write(folder.join("file"), "x").expect("a file");
-    let (folder, key) = (text(&folder), text(&proof.harness.path("folder/file")));
+    let directory = proof.harness.path("directory");
+    fs::create_dir(&directory).expect("a directory");
+    fs::write(directory.join("file"), "x").expect("a file");
+    let (directory, key) = (text(&directory), text(&proof.harness.path("directory/file")));
     let luks = |version: &'static str| {
         ["luksFormat", "--batch-mode", "--type", version, "--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000", "--key-file"]
     };
@@ -228,8 +228,8 @@ fn known_signatures(proof: &mut Proof) {
         ("fat32", "vfat", "mkfs.vfat", &["-F", "32", "IMAGE"]),
         ("ntfs", "ntfs", "mkntfs", &["-F", "-Q", "-q", "IMAGE"]),
         ("f2fs", "f2fs", "mkfs.f2fs", &["-q", "IMAGE"]),
-        ("squashfs", "squashfs", "mksquashfs", &[&folder, "IMAGE", "-noappend", "-quiet", "-no-progress"]),
-        ("iso9660", "iso9660", "genisoimage", &["-quiet", "-o", "IMAGE", &folder]),
+        ("squashfs", "squashfs", "mksquashfs", &[&directory, "IMAGE", "-noappend", "-quiet", "-no-progress"]),
+        ("iso9660", "iso9660", "genisoimage", &["-quiet", "-o", "IMAGE", &directory]),
         ("swap", "swap", "mkswap", &["-q", "IMAGE"]),
         ("bcache", "bcache", "make-bcache", &["-B", "IMAGE"]),
         ("luks1", "LUKS", "cryptsetup", &[luks("luks1").as_slice(), &[&key, "IMAGE"]].concat()),
@@ -276,7 +276,7 @@ fn zfs_labels(image: &Path, which: &[u64]) -> bool {
 }
 
 fn backups_only(proof: &mut Proof) {
-    let key = text(&proof.harness.path("folder/file"));
+    let key = text(&proof.harness.path("directory/file"));
     let luks2 = [
         "luksFormat",
         "--batch-mode",
@@ -577,11 +577,11 @@ impl Drop for Bound {
 /// descriptor that was probed, so none of them is hit.
 fn swapped(proof: &mut Proof) {
     let tool = fs::canonicalize("/usr/sbin/mkfs.ext4").expect("mkfs.ext4");
-    let folder = proof.harness.path("tool");
-    fs::create_dir(&folder).expect("a folder");
+    let directory = proof.harness.path("tool");
+    fs::create_dir(&directory).expect("a directory");
     // By its name it knows what to make.
-    fs::copy(&tool, folder.join("mkfs.ext4")).expect("copied");
-    let script = folder.join("script");
+    fs::copy(&tool, directory.join("mkfs.ext4")).expect("copied");
+    let script = directory.join("script");
     let cases = [
         ("swapped-image", "mv OTHER IMAGE"),
         ("swapped-node", "mount --bind NODE $device"),
@@ -596,8 +596,8 @@ fn swapped(proof: &mut Proof) {
         let bound = (name == "swapped-node").then(|| Bound::to(&other));
         let node = bound.as_ref().map_or("", |bound| bound.0.as_str());
         let swap = swap.replace("NODE", node).replace("OTHER", &text(&other)).replace("IMAGE", &text(&image));
-        let real = text(&folder.join("mkfs.ext4"));
-        let said = folder.join("said");
+        let real = text(&directory.join("mkfs.ext4"));
+        let said = directory.join("said");
         let lines = format!(
             "#!/bin/sh\nfor word; do case $word in /proc/*) device=$(readlink $word) ;; esac; done\necho $device >{}\n{swap}\nexec {real} \"$@\"\n",
             text(&said)
@@ -632,7 +632,7 @@ fn swapped(proof: &mut Proof) {
 }
 
 #[test]
-fn a_corrupt_ext4_is_mended_or_left_alone() {
+fn a_corrupt_ext4_is_repaired_or_left_alone() {
     isolated(|| {
         let proof = proof();
         let image = proof.volume("v", SMALL);
@@ -644,9 +644,9 @@ fn a_corrupt_ext4_is_mended_or_left_alone() {
 
         debugfs("set_super_value free_blocks_count 7");
         debugfs("set_super_value state 2");
-        proof.stage("v", capability(Some("ext4"))).expect("mended");
+        proof.stage("v", capability(Some("ext4"))).expect("repaired");
         assert_eq!(fs::read_to_string(staging.join("data")).expect("a file"), "kept");
-        assert!(proof.harness.log().contains("mended"));
+        assert!(proof.harness.log().contains("repaired"));
         proof.unstage("v");
         run("e2fsck", ["-fn", &text(&image)]);
 
@@ -654,16 +654,16 @@ fn a_corrupt_ext4_is_mended_or_left_alone() {
         File::options().write(true).open(&image).and_then(|file| file.write_all_at(b"7", 1024 + 52)).expect("number of mounts");
         proof.stage("v", capability(Some("ext4"))).expect("completed");
         assert_eq!(fs::read_to_string(staging.join("data")).expect("a file"), "kept");
-        assert!(proof.harness.log().contains("an earlier check was cut off"));
+        assert!(proof.harness.log().contains("an earlier check was interrupted"));
         proof.unstage("v");
         run("e2fsck", ["-fn", &text(&image)]);
 
-        // Without its root folder it is for a person to decide.
+        // Without its root directory it is for a person to decide.
         debugfs("clri <2>");
         debugfs("set_super_value state 2");
         let uuid = || run("blkid", ["-p", "-s", "UUID", "-o", "value", &text(&image)]);
         let before = uuid();
-        let status = proof.stage("v", capability(Some("ext4"))).expect_err("beyond mending");
+        let status = proof.stage("v", capability(Some("ext4"))).expect_err("beyond repairing");
         assert!(status.message().contains("run `e2fsck -f`"), "{status}");
         assert_eq!(uuid(), before, "not made anew");
         proof.harness.assert_nothing_left();

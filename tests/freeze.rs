@@ -1,4 +1,4 @@
-//! Freezing file systems: what the kernel shows, and that a thaw comes whoever dies.
+//! Freezing file systems: what the kernel shows, and that a thaw comes no matter who dies.
 #![allow(clippy::unwrap_used, reason = "a test ends so")]
 
 use std::fs::File;
@@ -71,8 +71,8 @@ impl Drop for Thawed<'_> {
 }
 
 /// Makes a file there in a thread, and says when it is done: not before the thaw.
-fn write_to(folder: &Path) -> mpsc::Receiver<()> {
-    let path = folder.join("written");
+fn write_to(directory: &Path) -> mpsc::Receiver<()> {
+    let path = directory.join("written");
     let (done, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         std::fs::write(path, "x").unwrap();
@@ -95,16 +95,16 @@ fn a_group_is_frozen_until_it_is_thawed() {
         else {
             return;
         };
-        let folders: Vec<File> = scratches.iter().map(|scratch| File::open(scratch.path()).unwrap()).collect();
-        let _thawed: Vec<_> = folders.iter().map(Thawed).collect();
-        let frozen = freeze(&folders.iter().collect::<Vec<_>>(), LONG).unwrap();
-        assert!(folders.iter().all(is_frozen));
-        assert!(folders.iter().all(|folder| frozen.holds(folder.as_fd()).unwrap()));
+        let directories: Vec<File> = scratches.iter().map(|scratch| File::open(scratch.path()).unwrap()).collect();
+        let _thawed: Vec<_> = directories.iter().map(Thawed).collect();
+        let frozen = freeze(&directories.iter().collect::<Vec<_>>(), LONG).unwrap();
+        assert!(directories.iter().all(is_frozen));
+        assert!(directories.iter().all(|directory| frozen.holds(directory.as_fd()).unwrap()));
         let written = write_to(scratches[0].path());
         assert!(written.recv_timeout(Duration::from_millis(200)).is_err(), "a write waits");
         frozen.thaw().unwrap();
         written.recv_timeout(LONG).unwrap();
-        assert!(!folders.iter().any(is_frozen));
+        assert!(!directories.iter().any(is_frozen));
         assert_eq!(children(), [], "the guard has ended");
     });
 }
@@ -113,10 +113,10 @@ fn a_group_is_frozen_until_it_is_thawed() {
 fn a_drop_thaws() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let _thawed = Thawed(&folder);
-        drop(freeze(&[&folder], LONG).unwrap());
-        assert!(!is_frozen(&folder));
+        let directory = File::open(scratch.path()).unwrap();
+        let _thawed = Thawed(&directory);
+        drop(freeze(&[&directory], LONG).unwrap());
+        assert!(!is_frozen(&directory));
     });
 }
 
@@ -142,11 +142,11 @@ fn all_or_none() {
 fn one_file_system_twice_counts_once() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
+        let directory = File::open(scratch.path()).unwrap();
         let again = File::open(scratch.path()).unwrap();
-        let _thawed = Thawed(&folder);
-        freeze(&[&folder, &again], LONG).unwrap().thaw().unwrap();
-        assert!(!is_frozen(&folder));
+        let _thawed = Thawed(&directory);
+        freeze(&[&directory, &again], LONG).unwrap().thaw().unwrap();
+        assert!(!is_frozen(&directory));
     });
 }
 
@@ -154,13 +154,13 @@ fn one_file_system_twice_counts_once() {
 fn at_the_deadline_it_thaws_and_says_so() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("xfs", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let _thawed = Thawed(&folder);
+        let directory = File::open(scratch.path()).unwrap();
+        let _thawed = Thawed(&directory);
         let begun = Instant::now();
-        let frozen = freeze(&[&folder], Duration::from_millis(300)).unwrap();
+        let frozen = freeze(&[&directory], Duration::from_millis(300)).unwrap();
         write_to(scratch.path()).recv_timeout(LONG).unwrap();
         assert!(begun.elapsed() >= Duration::from_millis(300));
-        assert!(!is_frozen(&folder));
+        assert!(!is_frozen(&directory));
         let error = frozen.thaw().unwrap_err().to_string();
         assert!(error.contains("thawed before their time"), "{error}");
     });
@@ -170,9 +170,9 @@ fn at_the_deadline_it_thaws_and_says_so() {
 fn who_else_thaws_is_found_out() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let frozen = freeze(&[&folder], LONG).unwrap();
-        thaw(folder.as_fd()).unwrap();
+        let directory = File::open(scratch.path()).unwrap();
+        let frozen = freeze(&[&directory], LONG).unwrap();
+        thaw(directory.as_fd()).unwrap();
         let error = frozen.thaw().unwrap_err();
         assert!(error.to_string().contains("something else thawed it"), "{error}");
     });
@@ -182,11 +182,11 @@ fn who_else_thaws_is_found_out() {
 fn what_cannot_be_frozen_is_written_out() {
     in_namespace(|| {
         let Some(scratch) = Scratch::tmpfs() else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let frozen = freeze(&[&folder], LONG).unwrap();
-        assert!(!frozen.holds(folder.as_fd()).unwrap(), "and that is reported");
+        let directory = File::open(scratch.path()).unwrap();
+        let frozen = freeze(&[&directory], LONG).unwrap();
+        assert!(!frozen.holds(directory.as_fd()).unwrap(), "and that is reported");
         frozen.thaw().unwrap();
-        thaw(folder.as_fd()).unwrap();
+        thaw(directory.as_fd()).unwrap();
         assert_eq!(children(), []);
     });
 }
@@ -195,18 +195,18 @@ fn what_cannot_be_frozen_is_written_out() {
 fn signals_that_ask_it_to_end_do_not() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let _thawed = Thawed(&folder);
-        let frozen = freeze(&[&folder], LONG).unwrap();
+        let directory = File::open(scratch.path()).unwrap();
+        let _thawed = Thawed(&directory);
+        let frozen = freeze(&[&directory], LONG).unwrap();
         let guards = children();
         assert_eq!(guards.len(), 1);
         assert_eq!(nix::unistd::getpgid(Some(guards[0])).unwrap(), guards[0], "a group of its own");
         for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
             nix::sys::signal::kill(guards[0], signal).unwrap();
         }
-        assert!(is_frozen(&folder));
+        assert!(is_frozen(&directory));
         frozen.thaw().unwrap();
-        assert!(!is_frozen(&folder));
+        assert!(!is_frozen(&directory));
     });
 }
 
@@ -214,16 +214,16 @@ fn signals_that_ask_it_to_end_do_not() {
 fn a_killed_guard_is_stood_in_for() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let _thawed = Thawed(&folder);
-        let frozen = freeze(&[&folder], LONG).unwrap();
+        let directory = File::open(scratch.path()).unwrap();
+        let _thawed = Thawed(&directory);
+        let frozen = freeze(&[&directory], LONG).unwrap();
         let guards = children();
         assert_eq!(guards.len(), 1);
         nix::sys::signal::kill(guards[0], Signal::SIGKILL).unwrap();
-        assert!(is_frozen(&folder));
+        assert!(is_frozen(&directory));
         let error = frozen.thaw().unwrap_err().to_string();
         assert!(error.contains("the guard was killed"), "{error}");
-        assert!(!is_frozen(&folder));
+        assert!(!is_frozen(&directory));
     });
 }
 
@@ -231,8 +231,8 @@ fn a_killed_guard_is_stood_in_for() {
 #[test]
 fn when_we_are_killed_it_thaws() {
     if let Some(place) = std::env::var_os(VICTIM) {
-        let folder = File::open(place).unwrap();
-        let _frozen = freeze(&[&folder], LONG).unwrap();
+        let directory = File::open(place).unwrap();
+        let _frozen = freeze(&[&directory], LONG).unwrap();
         println!("frozen");
         loop {
             std::thread::park();
@@ -240,8 +240,8 @@ fn when_we_are_killed_it_thaws() {
     }
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
-        let folder = File::open(scratch.path()).unwrap();
-        let _thawed = Thawed(&folder);
+        let directory = File::open(scratch.path()).unwrap();
+        let _thawed = Thawed(&directory);
         #[allow(clippy::disallowed_methods, reason = "a process to be killed")]
         let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "when_we_are_killed_it_thaws", "--nocapture"])
@@ -251,12 +251,12 @@ fn when_we_are_killed_it_thaws() {
             .unwrap();
         let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().ends_with("frozen")));
-        assert!(is_frozen(&folder));
+        assert!(is_frozen(&directory));
         let written = write_to(scratch.path());
         assert!(written.recv_timeout(Duration::from_millis(200)).is_err(), "a write waits");
         victim.kill().unwrap();
         victim.wait().unwrap();
         written.recv_timeout(Duration::from_secs(10)).unwrap();
-        assert!(!is_frozen(&folder));
+        assert!(!is_frozen(&directory));
     });
 }

@@ -1,5 +1,5 @@
-//! `longshore inspect` on the real kernel: every kind of orphan is made for real; it is named, the command that is printed mends it,
-//! `--fix` mends it, and what is not the driver's stays as it is.
+//! `longshore inspect` on the real kernel: every kind of orphan is made for real; it is named, the command that is printed repairs it,
+//! `--fix` repairs it, and what is not the driver's stays as it is.
 
 #![allow(clippy::disallowed_methods, reason = "the program itself is what is tested")]
 
@@ -17,7 +17,7 @@ use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig};
 use longshore::csi;
 use longshore::ops::node::NodeSettings;
-use longshore::ops::node::inspect::{Configured, Mend, Mender, Setup, inspect};
+use longshore::ops::node::inspect::{Configured, Repair, Repairer, Setup, inspect};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ struct World {
     bystander: Option<Bystander>,
 }
 
-/// Another driver's loop device, mounted within the kubelet's folder.
+/// Another driver's loop device, mounted within the kubelet's directory.
 struct Bystander {
     device: String,
     image: PathBuf,
@@ -106,7 +106,7 @@ impl World {
     fn bystander(&mut self) {
         let image = self.harness.path("pool/other-driver.img");
         let place = self.harness.path("kubelet/plugins/other.driver/globalmount");
-        fs::create_dir_all(&place).expect("a folder");
+        fs::create_dir_all(&place).expect("a directory");
         run("truncate", ["-s", "16M", &text(&image)]);
         run("mkfs.ext4", ["-q", "-F", &text(&image)]);
         let device = run("losetup", ["--find", "--show", &text(&image)]);
@@ -128,7 +128,7 @@ impl World {
                 finding["commands"].as_array().expect("commands").iter().map(|line| line.as_str().expect("text").to_owned()),
             );
         }
-        let program = Path::new(env!("CARGO_BIN_EXE_longshore")).parent().expect("a folder");
+        let program = Path::new(env!("CARGO_BIN_EXE_longshore")).parent().expect("a directory");
         let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
         run("env", [&format!("PATH={path}"), "sh", "-c", &lines.join("\n")]);
     }
@@ -148,7 +148,7 @@ fn kinds(seen: &Value) -> Vec<String> {
     findings.iter().map(|finding| finding["kind"].as_str().expect("a kind").to_owned()).collect()
 }
 
-/// What `break_it` makes is named by inspect; the printed commands mend it, and so does `--fix`, which leaves the bystander alone.
+/// What `break_it` makes is named by inspect; the printed commands repair it, and so does `--fix`, which leaves the bystander alone.
 fn orphan(expected: &[&str], break_it: impl Fn(&mut World, &str) + Send + 'static) {
     let expected: Vec<String> = expected.iter().map(|kind| (*kind).to_owned()).collect();
     isolated(move || {
@@ -183,11 +183,11 @@ fn orphan(expected: &[&str], break_it: impl Fn(&mut World, &str) + Send + 'stati
 }
 
 fn forget(world: &World, id: &str) {
-    let folder = world.harness.path("state/journal").join(id);
-    for entry in fs::read_dir(&folder).expect("a journal") {
+    let directory = world.harness.path("state/journal").join(id);
+    for entry in fs::read_dir(&directory).expect("a journal") {
         fs::remove_file(entry.expect("an entry").path()).expect("removed");
     }
-    fs::remove_dir(&folder).expect("removed");
+    fs::remove_dir(&directory).expect("removed");
 }
 
 fn edit(world: &World, id: &str, field: &str, value: Value) {
@@ -272,7 +272,7 @@ fn a_mount_that_was_moved() {
         let (_, staging) = world.staged(name);
         world.harness.kill();
         let elsewhere = world.harness.path(&format!("kubelet/moved it's {name}"));
-        fs::create_dir(&elsewhere).expect("a folder");
+        fs::create_dir(&elsewhere).expect("a directory");
         mount(Some(&staging), &elsewhere, None::<&str>, MsFlags::MS_MOVE, None::<&str>).expect("moved");
     });
 }
@@ -305,8 +305,8 @@ fn a_target_that_is_gone() {
 }
 
 #[test]
-fn a_stage_that_was_cut_off() {
-    orphan(&["stage-cut-off"], |world, name| {
+fn a_stage_that_was_interrupted() {
+    orphan(&["stage-interrupted"], |world, name| {
         let (id, _) = world.staged(name);
         world.harness.kill();
         edit(world, &id, "phase", "unstaging".into());
@@ -380,10 +380,10 @@ fn drafts_and_trash_of_a_killed_driver() {
         let mut world = World::new();
         world.harness.kill();
         for by_hand in [true, false] {
-            for folder in ["tmp/volume~a", "trash/snapshot~b"] {
-                let folder = world.harness.path("pool/images").join(folder);
-                fs::create_dir(&folder).expect("a folder");
-                fs::write(folder.join("image"), "half").expect("written");
+            for directory in ["tmp/volume~a", "trash/snapshot~b"] {
+                let directory = world.harness.path("pool/images").join(directory);
+                fs::create_dir(&directory).expect("a directory");
+                fs::write(directory.join("image"), "half").expect("written");
             }
             let seen = world.seen(1, &[]);
             assert_eq!(kinds(&seen), ["draft", "trash"], "{seen:#}");
@@ -396,14 +396,14 @@ fn drafts_and_trash_of_a_killed_driver() {
             world.harness.assert_pool_empty();
         }
         // What is not ours is told, and stays.
-        let folder = world.harness.path("pool/images/tmp/volume~c");
-        fs::create_dir(&folder).expect("a folder");
-        fs::write(folder.join("thesis.tex"), "precious").expect("written");
+        let directory = world.harness.path("pool/images/tmp/volume~c");
+        fs::create_dir(&directory).expect("a directory");
+        fs::write(directory.join("thesis.tex"), "precious").expect("written");
         world.seen(1, &["--fix", "--yes"]);
-        assert_eq!(fs::read_to_string(folder.join("thesis.tex")).expect("there"), "precious");
+        assert_eq!(fs::read_to_string(directory.join("thesis.tex")).expect("there"), "precious");
         // What a driver makes just now is no leftover.
         world.harness.start();
-        fs::create_dir(world.harness.path("pool/images/tmp/volume~d")).expect("a folder");
+        fs::create_dir(world.harness.path("pool/images/tmp/volume~d")).expect("a directory");
         assert_eq!(kinds(&world.seen(0, &[])), Vec::<String>::new());
     });
 }
@@ -415,15 +415,15 @@ fn data_without_metadata_is_told_and_never_deleted() {
             let mut world = World::new();
             let id = world.volume("a", Some("ext4"));
             world.harness.kill();
-            let folder = world.harness.path("pool/images/volumes/a");
-            fs::remove_file(folder.join(gone)).expect("removed");
+            let directory = world.harness.path("pool/images/volumes/a");
+            fs::remove_file(directory.join(gone)).expect("removed");
             let seen = world.seen(1, &["--fix", "--yes"]);
             assert_eq!((kinds(&seen), &seen["findings"][0]["fix"]), (vec![kind.to_owned()], &Value::Bool(false)), "{seen:#}");
             assert_eq!(seen["volumes"][0]["id"], id.as_str());
-            assert!(folder.exists(), "--fix moves and deletes no data");
+            assert!(directory.exists(), "--fix moves and deletes no data");
             world.paste(&seen);
             world.seen(0, &[]);
-            let kept = fs::read_dir(world.harness.path("pool/images/retained")).expect("a folder").count();
+            let kept = fs::read_dir(world.harness.path("pool/images/retained")).expect("a directory").count();
             assert_eq!(kept, 1, "it is kept aside");
         });
     }
@@ -438,7 +438,7 @@ fn a_volume_that_a_pod_has_is_never_unmounted_by_us() {
         world.harness.kill();
         forget(&world, &id);
         let by_hand = world.harness.path("by-hand");
-        fs::create_dir(&by_hand).expect("a folder");
+        fs::create_dir(&by_hand).expect("a directory");
         mount(Some(&staging), &by_hand, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bound");
         let seen = world.seen(1, &["--fix", "--yes"]);
         assert_eq!((mounts_at(&target), mounts_at(&by_hand)), (1, 1), "{seen:#}");
@@ -565,12 +565,12 @@ fn documented(value: &Value) {
     }
 }
 
-fn world_files(folder: &Path) -> String {
-    run("find", [&text(folder), "-printf", "%p %i %s %T@ %C@\n"])
+fn world_files(directory: &Path) -> String {
+    run("find", [&text(directory), "-printf", "%p %i %s %T@ %C@\n"])
 }
 
 #[test]
-fn nothing_is_mended_beside_a_driver() {
+fn nothing_is_repaired_beside_a_driver() {
     isolated(|| {
         let mut world = World::new();
         let (id, _) = world.staged("a");
@@ -590,9 +590,9 @@ fn nothing_is_mended_beside_a_driver() {
     });
 }
 
-/// What was found is looked at again: by the time that it is mended, its name may be another's.
+/// What was found is looked at again: by the time that it is repaired, its name may be another's.
 #[test]
-fn what_is_anothers_by_now_is_not_mended() {
+fn what_is_anothers_by_now_is_not_repaired() {
     // Between two commands another process may take the number of the loop device; then nothing was tested.
     isolated(|| while !anothers_device_and_mount_are_left_alone() {});
 }
@@ -604,8 +604,8 @@ fn anothers_device_and_mount_are_left_alone() -> bool {
     forget(&world, &id);
     let setup = setup(&world);
     let report = inspect(&setup).expect("looked at");
-    let mends: Vec<&Mend> = report.findings.iter().filter_map(|finding| finding.mend.as_ref()).collect();
-    assert!(matches!(mends.as_slice(), [Mend::Unmount { .. }, Mend::Release { .. }]), "{mends:?}");
+    let repairs: Vec<&Repair> = report.findings.iter().filter_map(|finding| finding.repair.as_ref()).collect();
+    assert!(matches!(repairs.as_slice(), [Repair::Unmount { .. }, Repair::Release { .. }]), "{repairs:?}");
     // Somebody takes it down, and has the same device and place for something else.
     let device = world.harness.loops().remove(0);
     unmount(&staging);
@@ -616,17 +616,17 @@ fn anothers_device_and_mount_are_left_alone() -> bool {
     if !Command::new("losetup").args([&device, &text(&image)]).status().expect("losetup").success() {
         return false;
     }
-    let mender = Mender::new(&setup).expect("no driver runs");
-    assert!(mender.mend(mends[1]).is_err(), "the device shows another file");
+    let repairer = Repairer::new(&setup).expect("no driver runs");
+    assert!(repairer.repair(repairs[1]).is_err(), "the device shows another file");
     mount(Some(device.as_str()), &staging, Some("ext4"), MsFlags::empty(), None::<&str>).expect("mounted");
-    assert!(mender.mend(mends[0]).is_err(), "it is another mount");
+    assert!(repairer.repair(repairs[0]).is_err(), "it is another mount");
     assert_eq!(mounts_at(&staging), 1);
     assert!(loop_files().contains(&(device.clone(), text(&image))));
     unmount(&staging);
     run("losetup", ["--detach", &device]);
     // A driver cannot start meanwhile.
     assert!(!world.harness.try_start() && world.harness.log().contains("serves this node"), "{}", world.harness.log());
-    drop(mender);
+    drop(repairer);
     world.harness.start();
     true
 }
@@ -731,14 +731,14 @@ fn what_could_not_be_looked_at_is_not_taken_for_absent() {
         assert_eq!(world.inspect(&["no-such"]).status.code(), Some(3), "it may be where we could not look");
         fs::rename(&away, &pool).expect("renamed");
         world.seen(0, &[]);
-        let nowhere = PathBuf::from("/no/such/folder");
+        let nowhere = PathBuf::from("/no/such/directory");
         let [state, kubelet] = ["state", "kubelet"].map(|name| world.harness.path(name));
         for (name, state, kubelet) in [("state_dir", &nowhere, &kubelet), ("kubelet_dir", &state, &nowhere)] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
             command.arg("inspect").arg("--state-dir").arg(state).arg("--kubelet-dir").arg(kubelet);
             let output = command.output().expect("it runs");
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.code() == Some(2) && said.contains(name) && said.contains("/no/such/folder"), "{said}");
+            assert!(output.status.code() == Some(2) && said.contains(name) && said.contains("/no/such/directory"), "{said}");
         }
     });
 }
@@ -753,7 +753,7 @@ fn a_dead_file_system_does_not_hang_it() {
         world.harness.kill();
         let Ok(fuse) = fs::File::options().read(true).write(true).open("/dev/fuse") else { return skipped("no FUSE") };
         let dead = world.harness.path("dead");
-        fs::create_dir(&dead).expect("a folder");
+        fs::create_dir(&dead).expect("a directory");
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
         mount(Some("dead"), &dead, Some("fuse"), MsFlags::empty(), Some(options.as_str())).expect("mounted");
         let config = fs::read_to_string(world.harness.path("config.yaml")).expect("a file");
@@ -776,7 +776,7 @@ fn a_dead_file_system_does_not_hang_it() {
 }
 
 #[test]
-fn one_driver_at_a_time_serves_a_state_folder() {
+fn one_driver_at_a_time_serves_a_state_directory() {
     isolated(|| {
         let mut world = World::new();
         let (state, kubelet) = (world.harness.path("state"), world.harness.path("kubelet"));

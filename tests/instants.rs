@@ -136,8 +136,8 @@ fn assert_refused(harness: &Harness, pool: &str, refused: &Status, reasons: &[&s
     for reason in reasons {
         assert!(refused.message().contains(reason), "{reason}: {refused}");
     }
-    for folder in ["snapshots", "groups", "tmp", "trash"] {
-        let path = harness.path(pool).join("images").join(folder);
+    for directory in ["snapshots", "groups", "tmp", "trash"] {
+        let path = harness.path(pool).join("images").join(directory);
         let left: Vec<_> = std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
         assert!(left.is_empty(), "left by a refused call: {left:?}");
     }

@@ -667,7 +667,7 @@ fn damage(harness: &Harness, requests: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn errors_that_fsck_may_mend_are_mended_before_the_mount_and_others_are_told() {
+fn errors_that_fsck_may_repair_are_repaired_before_the_mount_and_others_are_told() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         harness.start();
@@ -679,17 +679,17 @@ fn errors_that_fsck_may_mend_are_mended_before_the_mount_and_others_are_told() {
         };
         take_off();
         let image = damage(&harness, &["set_super_value free_blocks_count 1"]);
-        harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("mended and staged");
+        harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("repaired and staged");
         harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published");
         assert_eq!(fs::read_to_string(placed.target.join("file")).expect("still there"), "kept");
         take_off();
         common::run("e2fsck", ["-fn", &text(&image)]);
-        assert!(harness.log().contains("mended errors"), "it is told");
+        assert!(harness.log().contains("repaired errors"), "it is told");
 
         damage(&harness, &["clri <2>"]);
         let before = fs::read(&image).expect("the image");
         let status =
-            harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect_err("not for a machine to mend");
+            harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect_err("not for a machine to repair");
         assert!(status.message().contains("e2fsck"), "{status}");
         harness.assert_nothing_left();
         assert!(before.len() == fs::read(&image).expect("the image").len(), "it is neither formatted nor cut");

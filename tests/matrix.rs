@@ -34,7 +34,7 @@ const EXT4: Variant = Variant { name: "ext4", ..PLAIN };
 const XFS: Variant = Variant { name: "xfs", fstype: Some("xfs"), ..PLAIN };
 const BTRFS: Variant = Variant { name: "btrfs", fstype: Some("btrfs"), ..PLAIN };
 const BLOCK: Variant = Variant { name: "raw block", fstype: None, ..PLAIN };
-/// Without reflinks: what is copied is held still meanwhile.
+/// Without reflinks: what is copied is frozen meanwhile.
 const COPIES: Variant = Variant { name: "pool without reflinks", pool: Pool::Local, only: &Call::COPYING, ..PLAIN };
 const TARGETS: Variant =
     Variant { name: "several targets", calls: &Call::TARGETS, only: &[Call::PublishReadOnly, Call::Unpublish], ..PLAIN };
@@ -62,7 +62,7 @@ const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"),
 const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
 const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
-/// Publishing a share's folder is binding it, as staging is; a clone is copied as a snapshot is restored.
+/// Publishing a share's directory is binding it, as staging is; a clone is copied as a snapshot is restored.
 const NFS_CALLS: [Call; 8] =
     [Call::Create, Call::Stage, Call::Expand, Call::Snapshot, Call::Restore, Call::Unstage, Call::DeleteSnapshot, Call::Delete];
 
@@ -84,7 +84,7 @@ struct Count {
     cells: u64,
     kills: u64,
     faults: u64,
-    cut_off: u64,
+    interrupted: u64,
 }
 
 /// Tells the story of a variant, with `wrong` at every call; prints what was counted.
@@ -107,7 +107,7 @@ fn matrix(suite: &'static str, variant: Variant, only: &'static [Call], wrong: f
     }
     story.end();
     let of = |number: u64, noun: &str| if number == 0 { String::new() } else { format!(", {number} {noun}") };
-    let more = [of(count.kills, "kills"), of(count.faults, "faults"), of(count.cut_off, "programs cut off")].concat();
+    let more = [of(count.kills, "kills"), of(count.faults, "faults"), of(count.interrupted, "programs interrupted")].concat();
     println!("FIGURE: {suite} {}: {} cells{more}", variant.name, count.cells);
 }
 
@@ -150,7 +150,7 @@ fn crash(story: &mut Story, index: usize, count: &mut Count) {
 const LONGEST_STEP: u64 = 500_000;
 
 /// The driver is killed within each step: at several moments of one that runs a program, in the middle of any other that
-/// lasts. A program that was cut off must be gone, and must not have become a mounted half-made file system, nor a volume
+/// lasts. A program that was interrupted must be gone, and must not have become a mounted half-made file system, nor a volume
 /// that can never be used.
 fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
     for step in story.steps(index) {
@@ -167,13 +167,13 @@ fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
             // The kill may come a moment after the answer.
             let _answer = story.perform(index);
             assert!(story.reached(number), "the step was not reached {when}");
-            let cut_off = story.killed(&when);
+            let interrupted = story.killed(&when);
             (count.cells, count.kills) = (count.cells + 1, count.kills + 1);
-            count.cut_off += cut_off.len() as u64;
+            count.interrupted += interrupted.len() as u64;
             story.lingering = !step.programs.is_empty();
             settle(story, index, way, &when);
             story.lingering = false;
-            for pid in cut_off {
+            for pid in interrupted {
                 assert!(story::is_gone(pid), "a program that the killed driver had started still runs {when}");
             }
         }

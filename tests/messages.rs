@@ -56,14 +56,14 @@ fn kinds() -> Vec<Error> {
         Error::NodeFull { node: "node-1".to_owned(), reason: "26 volumes are attached".to_owned() },
         Error::NoCapacity { place: "pool default".to_owned(), reason: reason() },
         Error::Busy { object: word(), operation: "stage", step: "mkfs /dev/loop3".to_owned(), since: Duration::from_secs(3) },
-        Error::BadToken { token: "x".to_owned() },
-        Error::Pending { object: word(), reason: "its copy has 3 GiB left".to_owned() },
-        Error::BackendDown { backend: "nfs".to_owned(), reason: "nobody answers at its port".to_owned() },
+        Error::InvalidPageToken { token: "x".to_owned() },
+        Error::InProgress { object: word(), reason: "its copy has 3 GiB left".to_owned() },
+        Error::BackendUnavailable { backend: "nfs".to_owned(), reason: "cannot connect to its TCP port".to_owned() },
         Error::Stale { object: "nas:/a".to_owned(), reason: "its share was mounted anew".to_owned() },
         Error::Throttled { backend: "ec2".to_owned(), reason: "RequestLimitExceeded".to_owned() },
         Error::Denied { object: word(), reason: "UnauthorizedOperation".to_owned() },
         Error::Unsupported { what: "encryption".to_owned(), reason: "it has no devices".to_owned() },
-        Error::Unproven { device: "/dev/loop3".to_owned(), reason: "there is data at 4096".to_owned() },
+        Error::Unverified { device: "/dev/loop3".to_owned(), reason: "there is data at 4096".to_owned() },
         Error::failed("grow the mounted ext4 on", "/dev/loop9", io_error()),
     ];
     for error in &all {
@@ -79,14 +79,14 @@ fn kinds() -> Vec<Error> {
             | Error::NodeFull { .. }
             | Error::NoCapacity { .. }
             | Error::Busy { .. }
-            | Error::BadToken { .. }
-            | Error::Pending { .. }
-            | Error::BackendDown { .. }
+            | Error::InvalidPageToken { .. }
+            | Error::InProgress { .. }
+            | Error::BackendUnavailable { .. }
             | Error::Stale { .. }
             | Error::Throttled { .. }
             | Error::Denied { .. }
             | Error::Unsupported { .. }
-            | Error::Unproven { .. }
+            | Error::Unverified { .. }
             | Error::Failed { .. } => {}
         }
     }
@@ -144,8 +144,8 @@ fn every_kind_of_error_reads_as_a_sentence() {
     assert_eq!(said, "mkfs.ext4 /dev/loop9: exit status 1: no room (rolled back)", "each part once");
 }
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+fn sources(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
     let inner = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
     inner.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
 }

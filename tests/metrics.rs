@@ -101,11 +101,12 @@ impl Watch {
 fn slow_mkfs(harness: &Harness) -> PathBuf {
     let pipe = harness.path("mkfs.pipe");
     nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe");
-    let folder = "/usr/local/sbin";
-    mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs of our own");
-    let real = ["/usr/sbin", "/sbin"].into_iter().map(|folder| Path::new(folder).join("mkfs.ext4")).find(|path| path.exists());
+    let directory = "/usr/local/sbin";
+    mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs of our own");
+    let real =
+        ["/usr/sbin", "/sbin"].into_iter().map(|directory| Path::new(directory).join("mkfs.ext4")).find(|path| path.exists());
     let script = format!("#!/bin/sh\ncat '{}'\nexec '{}' \"$@\"\n", pipe.display(), real.expect("mkfs.ext4").display());
-    let path = Path::new(folder).join("mkfs.ext4");
+    let path = Path::new(directory).join("mkfs.ext4");
     fs::write(&path, script).expect("a script");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
     pipe
@@ -119,7 +120,7 @@ fn all_that_is_declared_is_there_and_moves() {
         harness.with_http();
         harness.configure("kubeletRegistration: true");
         let registry = harness.path("kubelet/plugins_registry");
-        fs::create_dir(&registry).expect("the kubelet's folder");
+        fs::create_dir(&registry).expect("the kubelet's directory");
         harness.start();
         let mut watch = Watch { last: Scrape::of(&harness), moved: BTreeSet::new() };
         watch.last.assert("longshore_kubelet_registered", 0.0);
@@ -147,9 +148,9 @@ fn all_that_is_declared_is_there_and_moves() {
         let room = nix::sys::statvfs::statvfs(&harness.path("pool/images")).expect("the pool");
         let total = (room.blocks() * room.fragment_size()) as f64;
         now.assert(&format!("longshore_pool_total_bytes{{{image}}}"), total);
-        now.assert(&format!("longshore_pool_promisable_bytes{{{image}}}"), total * 8.0);
-        // A snapshot is promised what its source has allocated: nothing yet.
-        now.assert(&format!("longshore_pool_promised_bytes{{{image}}}"), 64.0 * MIB as f64);
+        now.assert(&format!("longshore_pool_provisionable_bytes{{{image}}}"), total * 8.0);
+        // A snapshot is provisioned what its source has allocated: nothing yet.
+        now.assert(&format!("longshore_pool_provisioned_bytes{{{image}}}"), 64.0 * MIB as f64);
         now.assert(&format!("longshore_volumes{{{image}}}"), 1.0);
         now.assert(&format!("longshore_snapshots{{{image}}}"), 1.0);
         now.assert("longshore_volumes{backend=\"fake\",pool=\"memory\"}", 1.0);

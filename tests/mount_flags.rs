@@ -26,9 +26,9 @@ fn assert_hidden(place: &str, content: &[u8]) {
     assert!(!found, "the value is in {place}: {}", String::from_utf8_lossy(content));
 }
 
-/// No file below the folder has it.
-fn assert_hidden_below(folder: &Path) {
-    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+/// No file below the directory has it.
+fn assert_hidden_below(directory: &Path) {
+    for entry in fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry")) {
         let path = entry.path();
         match entry.file_type().expect("a type") {
             kind if kind.is_dir() => assert_hidden_below(&path),

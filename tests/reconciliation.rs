@@ -145,9 +145,9 @@ impl Node {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "in the test's own folder, and never mounted upon")]
-fn lose(folder: &Path) {
-    fs::remove_dir_all(folder).expect("lost");
+#[allow(clippy::disallowed_methods, reason = "in the test's own directory, and never mounted upon")]
+fn lose(directory: &Path) {
+    fs::remove_dir_all(directory).expect("lost");
 }
 
 fn stranger_on(path: &Path) {
@@ -213,7 +213,7 @@ const CASES: &[Case] = &[
         node.harness.start();
         node.ends();
     }),
-    ("a torn journal, and what a cut-off write leaves", |node| {
+    ("a torn journal, and what an interrupted write leaves", |node| {
         node.harness.kill();
         for entry in fs::read_dir(node.journal()).expect("a journal").flatten() {
             let whole = fs::read(entry.path()).expect("an entry");
@@ -325,7 +325,7 @@ const CASES: &[Case] = &[
     ("another volume is mounted at the target", |node| {
         only_staged(node);
         let target = node.target("v");
-        fs::create_dir(&target).expect("a folder");
+        fs::create_dir(&target).expect("a directory");
         other_volume_on(node, &target);
         node.publish_is_refused("this volume");
         node.unpublish("v").expect_err("not ours");
@@ -360,7 +360,7 @@ const CASES: &[Case] = &[
         node.lives_on();
     }),
     ("the image is removed", |node| {
-        lose(node.image("v").parent().expect("a folder"));
+        lose(node.image("v").parent().expect("a directory"));
         node.unpublish("v").expect("unpublished");
         node.restart();
         node.unstage("v").expect("unstaged");
@@ -416,7 +416,7 @@ fn what_the_kernel_shows_counts() {
     });
 }
 
-/// The staging mount goes while a publish runs: then the folder beneath is the node's own disk.
+/// The staging mount goes while a publish runs: then the directory beneath is the node's own disk.
 #[test]
 fn a_stage_that_vanishes_while_it_is_published_shows_no_disk_of_the_node() {
     isolated(|| {

@@ -1,5 +1,5 @@
 //! The driver registers itself with the kubelet. The kubelet here is a stand-in, written from the protocol and from what the
-//! kubelet's plugin manager does: it watches the folder, asks each socket that comes who it is, checks that, calls
+//! kubelet's plugin manager does: it watches the directory, asks each socket that comes who it is, checks that, calls
 //! NodeGetInfo on the endpoint that it is given, and tells the socket what has become of it.
 #![allow(clippy::disallowed_methods, reason = "a test starts a second driver")]
 
@@ -41,7 +41,7 @@ enum Seen {
 
 /// Dropped as a kubelet is that ends: nobody is told.
 struct Kubelet {
-    folder: PathBuf,
+    directory: PathBuf,
     watch: OwnedFd,
     known: BTreeSet<String>,
     /// What it says of the next plugin, instead of taking it up.
@@ -49,34 +49,34 @@ struct Kubelet {
 }
 
 impl Kubelet {
-    fn folder(harness: &Harness) -> PathBuf {
+    fn directory(harness: &Harness) -> PathBuf {
         harness.path("kubelet").join("plugins_registry")
     }
 
-    /// Makes the folder, as the kubelet does at its start.
+    /// Makes the directory, as the kubelet does at its start.
     fn start(harness: &Harness) -> Kubelet {
-        let folder = Kubelet::folder(harness);
-        fs::create_dir_all(&folder).expect("the folder");
+        let directory = Kubelet::directory(harness);
+        fs::create_dir_all(&directory).expect("the directory");
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC).expect("inotify");
         let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVE;
-        inotify::add_watch(&watch, &folder, events).expect("the folder is watched");
-        Kubelet { folder, watch, known: BTreeSet::new(), refuses: None }
+        inotify::add_watch(&watch, &directory, events).expect("the directory is watched");
+        Kubelet { directory, watch, known: BTreeSet::new(), refuses: None }
     }
 
     /// The sockets that were there before, as after a restart.
     fn find(&mut self, harness: &Harness) -> Vec<Seen> {
-        let entries = fs::read_dir(&self.folder).expect("the folder");
+        let entries = fs::read_dir(&self.directory).expect("the directory");
         let names: Vec<String> =
             entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name")).collect();
         names.into_iter().filter_map(|name| self.came(harness, name)).collect()
     }
 
-    /// Follows the folder until something has come of it.
+    /// Follows the directory until something has come of it.
     fn next(&mut self, harness: &Harness) -> Seen {
         let until = Instant::now() + LONG;
         loop {
             for name in self.changed(until) {
-                let there = fs::symlink_metadata(self.folder.join(&name)).is_ok();
+                let there = fs::symlink_metadata(self.directory.join(&name)).is_ok();
                 if there && !self.known.contains(&name) {
                     if let Some(seen) = self.came(harness, name) {
                         return seen;
@@ -111,7 +111,7 @@ impl Kubelet {
 
     /// A socket came: it is asked who it is, and told what has become of it.
     fn came(&mut self, harness: &Harness, name: String) -> Option<Seen> {
-        let path = self.folder.join(&name);
+        let path = self.directory.join(&name);
         // Names with a dot in front are none of the kubelet's, nor is what is no socket.
         if name.starts_with('.') || !fs::symlink_metadata(&path).ok()?.file_type().is_socket() {
             return None;
@@ -151,7 +151,7 @@ async fn patiently<T>(call: impl AsyncFn() -> Result<T, tonic::Status>) -> T {
     }
 }
 
-/// What the kubelet's CSI plugin checks of whoever says that he is a CSI driver, and does then; the node's name by the driver.
+/// What the kubelet's CSI plugin checks of anyone who says that he is a CSI driver, and does then; the node's name by the driver.
 async fn register(info: &PluginInfo) -> Result<String, String> {
     if info.r#type != "CSIPlugin" {
         return Err(format!("no handler registered for plugin type {}", info.r#type));
@@ -185,7 +185,7 @@ fn registered() -> Seen {
 }
 
 fn socket(harness: &Harness) -> PathBuf {
-    Kubelet::folder(harness).join(format!("{NAME}-reg.sock"))
+    Kubelet::directory(harness).join(format!("{NAME}-reg.sock"))
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -261,7 +261,7 @@ fn a_socket_that_is_removed_or_replaced_is_made_again() {
         assert_eq!(kubelet.next(&harness), registered());
 
         // One that nobody listens on any more: another process has put it there and ended.
-        let other = Kubelet::folder(&harness).join(".other");
+        let other = Kubelet::directory(&harness).join(".other");
         drop(UnixListener::bind(&other).expect("bound"));
         fs::rename(&other, socket(&harness)).expect("in its place");
         kubelet.known.clear();
@@ -287,21 +287,23 @@ impl Kubelet {
 fn a_kubelet_that_starts_again_finds_the_driver() {
     isolated(|| {
         let mut harness = registering();
-        // The kubelet's folder is older than the driver; the kubelet itself comes later, and again.
-        fs::create_dir_all(Kubelet::folder(&harness)).expect("the folder");
+        // The kubelet's directory is older than the driver; the kubelet itself comes later, and again.
+        fs::create_dir_all(Kubelet::directory(&harness)).expect("the directory");
         harness.start();
         for _ in 0..2 {
             let mut kubelet = Kubelet::start(&harness);
             assert_eq!(kubelet.find(&harness), [registered()]);
             ready(&harness);
         }
-        // Its folder is lost, and made anew.
+        // Its directory is lost, and made anew.
         fs::remove_file(socket(&harness)).expect("removed");
-        fs::remove_dir(Kubelet::folder(&harness)).expect("removed");
+        fs::remove_dir(Kubelet::directory(&harness)).expect("removed");
         let until = Instant::now() + LONG;
         loop {
             let (_, body) = harness.get("/readyz");
-            if body.contains("there is no socket for the kubelet") && body.contains("plugins_registry: there is no such folder") {
+            if body.contains("there is no socket for the kubelet")
+                && body.contains("plugins_registry: there is no such directory")
+            {
                 break;
             }
             assert!(Instant::now() < until, "{body}");
@@ -367,9 +369,9 @@ fn a_living_driver_s_socket_is_not_taken_and_a_dead_one_s_is() {
         harness.start();
         assert_eq!(kubelet.next_registered(&harness), registered());
 
-        // Whoever has taken the name meanwhile keeps it, also at our end.
-        let other = UnixListener::bind(Kubelet::folder(&harness).join(".other")).expect("bound");
-        fs::rename(Kubelet::folder(&harness).join(".other"), socket(&harness)).expect("in its place");
+        // Anyone who has taken the name meanwhile keeps it, also at our end.
+        let other = UnixListener::bind(Kubelet::directory(&harness).join(".other")).expect("bound");
+        fs::rename(Kubelet::directory(&harness).join(".other"), socket(&harness)).expect("in its place");
         let until = Instant::now() + LONG;
         while !harness.get("/readyz").1.contains("a living process listens there") {
             assert!(Instant::now() < until, "{}", harness.log());
@@ -381,14 +383,14 @@ fn a_living_driver_s_socket_is_not_taken_and_a_dead_one_s_is() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_told_at_the_start() {
+fn a_directory_that_is_not_there_is_told_at_the_start() {
     isolated(|| {
         let mut harness = registering();
         assert!(!harness.try_start());
         assert!(harness.wait_end());
-        let folder = Kubelet::folder(&harness).display().to_string();
+        let directory = Kubelet::directory(&harness).display().to_string();
         let log = harness.log();
-        assert!(log.contains(&format!("{folder}: there is no such folder")) && log.contains("--kubelet-dir"), "{log}");
+        assert!(log.contains(&format!("{directory}: there is no such directory")) && log.contains("--kubelet-dir"), "{log}");
         assert!(!harness.path("csi.sock").exists(), "the driver's own socket is gone again");
     });
 }

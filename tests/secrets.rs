@@ -97,17 +97,17 @@ impl Sent {
 /// The tools of the driver are run by way of a script that writes down how each was called.
 fn watch_tools(harness: &Harness) -> PathBuf {
     let record = harness.path("tools.record");
-    let folder = "/usr/local/sbin";
-    mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs of our own");
+    let directory = "/usr/local/sbin";
+    mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs of our own");
     for tool in ["mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs", "cryptsetup"] {
-        let real = ["/usr/sbin", "/sbin"].into_iter().map(|folder| Path::new(folder).join(tool)).find(|path| path.exists());
+        let real = ["/usr/sbin", "/sbin"].into_iter().map(|directory| Path::new(directory).join(tool)).find(|path| path.exists());
         let Some(real) = real else { continue };
         let script = format!(
             "#!/bin/sh\n{{ tr '\\0' ' ' </proc/$$/cmdline; tr '\\0' ' ' </proc/$$/environ; echo; }} >>'{}'\nexec '{}' \"$@\"\n",
             record.display(),
             real.display()
         );
-        let path = Path::new(folder).join(tool);
+        let path = Path::new(directory).join(tool);
         fs::write(&path, script).expect("a script");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
     }
@@ -303,13 +303,13 @@ fn search(harness: &Harness, http: SocketAddr, record: &Path) {
         let content = fs::read(format!("/proc/{}/{file}", harness.pid())).expect("the driver runs");
         find(&format!("the driver's {file}"), &content);
     }
-    for folder in ["state", "pool/images", "kubelet"] {
-        search_below(&harness.path(folder));
+    for directory in ["state", "pool/images", "kubelet"] {
+        search_below(&harness.path(directory));
     }
 }
 
-fn search_below(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry")) {
+fn search_below(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().map(|entry| entry.expect("an entry")) {
         let path = entry.path();
         find("a file's name", path.as_os_str().as_encoded_bytes());
         match entry.file_type().expect("a type") {

@@ -105,16 +105,16 @@ impl Backend for Stand {
         self.probing.pass();
         match self.down.load(Ordering::SeqCst) {
             false => Ok(()),
-            true => Err(Error::BackendDown { backend: self.name.to_string(), reason: "unplugged; plug it in".to_owned() }),
+            true => Err(Error::BackendUnavailable { backend: self.name.to_string(), reason: "unplugged; plug it in".to_owned() }),
         }
     }
 
     fn usage(&self) -> Usage {
         self.measured.fetch_add(1, Ordering::SeqCst);
         self.measuring.pass();
-        let (total, promisable) = (Bytes(7), Bytes(7));
+        let (total, provisionable) = (Bytes(7), Bytes(7));
         Usage {
-            pools: vec![("pool".to_owned(), Some(PoolUsage { total, used: None, promisable, provisioned: None }))],
+            pools: vec![("pool".to_owned(), Some(PoolUsage { total, used: None, provisionable, provisioned: None }))],
             attachments: None,
         }
     }
@@ -199,7 +199,7 @@ impl ChangedBlocks for Stand {
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { emit(extent) }
         })?;
-        Err(Error::BackendDown { backend: "stand".to_owned(), reason: "broke half-way".to_owned() })
+        Err(Error::BackendUnavailable { backend: "stand".to_owned(), reason: "broke half-way".to_owned() })
     }
 }
 
@@ -272,7 +272,7 @@ struct Driver {
     path: PathBuf,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<server::Result<()>>,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Driver {
@@ -302,8 +302,8 @@ impl Driver {
             locks,
             metrics: Metrics::new("csi.longshore.dev", "1.2.3"),
         });
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("csi.sock");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("csi.sock");
         let endpoint: Endpoint = path.to_str().expect("a plain path").parse().expect("an endpoint");
         let (stop, stopped) = oneshot::channel();
         let shared = services.clone();
@@ -312,7 +312,7 @@ impl Driver {
             let (metrics, log) = (server::Metrics::WithHealth, server::Log::fixed());
             server::serve(Settings { endpoint, registration: None, http: None, metrics, log, grace }, shared, stopped).await
         });
-        Driver { stand, services, path, stop: Some(stop), serving, _folder: folder }
+        Driver { stand, services, path, stop: Some(stop), serving, _directory: directory }
     }
 
     async fn channel(&self) -> Channel {

@@ -131,9 +131,9 @@ fn a_pool_that_is_frozen_at_the_start_is_used_when_it_is_thawed_and_no_other_wai
 }
 
 /// Makes the journal say that the driver was killed in the unstage of a volume.
-fn cut_off_unstage(harness: &Harness, name: &str) {
-    let folder = harness.path("state/journal").join(format!("image:{name}"));
-    let path = folder.join("stage.json");
+fn interrupted_unstage(harness: &Harness, name: &str) {
+    let directory = harness.path("state/journal").join(format!("image:{name}"));
+    let path = directory.join("stage.json");
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{error}: {:?}", harness.journal()));
     let mut entry: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     entry["phase"] = "unstaging".into();
@@ -152,7 +152,7 @@ fn a_volume_that_hangs_in_recovery_is_told_and_no_other_waits_for_it() {
         fs::write(harness.staging("cold").join("data"), "precious").expect("written");
         harness.kill();
         for name in ["cold", "cut"] {
-            cut_off_unstage(&harness, name);
+            interrupted_unstage(&harness, name);
         }
 
         // Its unmounting writes to a file that is frozen.

@@ -36,7 +36,7 @@ type kubelet struct {
 	volume.VolumeHost
 	volume.KubeletVolumeHost
 	node    string
-	folder  string
+	directory  string
 	client  kubernetes.Interface
 	factory informers.SharedInformerFactory
 	drivers cache.SharedIndexInformer
@@ -51,10 +51,10 @@ type mounted struct {
 	path   string
 }
 
-func (k *kubelet) GetPluginDir(name string) string { return filepath.Join(k.folder, "plugins", name) }
-func (k *kubelet) GetPodsDir() string              { return filepath.Join(k.folder, "pods") }
+func (k *kubelet) GetPluginDir(name string) string { return filepath.Join(k.directory, "plugins", name) }
+func (k *kubelet) GetPodsDir() string              { return filepath.Join(k.directory, "pods") }
 func (k *kubelet) GetPodVolumeDir(pod types.UID, plugin, name string) string {
-	return filepath.Join(k.folder, "pods", string(pod), "volumes", plugin, name)
+	return filepath.Join(k.directory, "pods", string(pod), "volumes", plugin, name)
 }
 func (k *kubelet) GetKubeClient() kubernetes.Interface                 { return k.client }
 func (k *kubelet) GetMounter() mount.Interface                         { return mount.New("") }
@@ -83,7 +83,7 @@ func (k *kubelet) GetServiceAccountTokenFunc() func(string, string, *authenticat
 	}
 }
 
-// kubelet NODE FOLDER KUBECONFIG
+// kubelet NODE DIRECTORY KUBECONFIG
 func runKubelet(arguments []string) error {
 	kubeconfig, err := clientcmd.BuildConfigFromFlags("", arguments[2])
 	if err != nil {
@@ -94,7 +94,7 @@ func runKubelet(arguments []string) error {
 		return err
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	k := &kubelet{node: arguments[0], folder: arguments[1], client: client, factory: factory,
+	k := &kubelet{node: arguments[0], directory: arguments[1], client: client, factory: factory,
 		drivers: factory.Storage().V1().CSIDrivers().Informer(), running: map[types.UID][]mounted{}}
 	ctx := context.Background()
 	factory.Start(ctx.Done())
@@ -102,7 +102,7 @@ func runKubelet(arguments []string) error {
 	if err := k.plugin.Init(k); err != nil {
 		return err
 	}
-	manager := pluginmanager.NewPluginManager(filepath.Join(k.folder, "plugins_registry"), k.GetEventRecorder())
+	manager := pluginmanager.NewPluginManager(filepath.Join(k.directory, "plugins_registry"), k.GetEventRecorder())
 	manager.AddHandler(pluginregistration.CSIPlugin, csi.PluginHandler)
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	go manager.Run(ctx, ready, ctx.Done())

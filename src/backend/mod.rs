@@ -49,7 +49,7 @@ pub trait Backend: Send + Sync {
     /// Whether all of it can be used right now.
     ///
     /// # Errors
-    /// `BackendDown` with what to do.
+    /// `BackendUnavailable` with what to do.
     fn probe(&self) -> Result<()>;
 
     /// Whether some of its storage can be used right now, where `probe` failed: one pool of several.
@@ -76,13 +76,13 @@ pub trait Backend: Send + Sync {
         Err(Error::invalid("parameters", format!("{raw:?}: this backend knows none of its own")))
     }
 
-    /// Whether these attributes are those of a volume of this kind that someone made by hand (an export, a LUN), and that is only
+    /// Whether these attributes are those of a static volume (an export, a LUN), and that is only
     /// to be connected. Its handle may be any text.
-    fn describes(&self, _attributes: &RawParameters) -> bool {
+    fn accepts_static(&self, _attributes: &RawParameters) -> bool {
         false
     }
 
-    /// Parses the attributes of a volume that was made by hand.
+    /// Parses the attributes of a static volume.
     ///
     /// # Errors
     /// As `parameters`.
@@ -92,14 +92,14 @@ pub trait Backend: Send + Sync {
 
     /// The parameters of a volume by which a repeated CreateVolume is compared with it: without those that `create` has filled in or kept
     /// elsewhere.
-    fn as_asked(&self, made: &serde_json::Value) -> serde_json::Value {
+    fn requested_parameters(&self, made: &serde_json::Value) -> serde_json::Value {
         made.clone()
     }
 
     /// The segments that this node adds to its topology for this backend; `None` if reachable from everywhere.
     ///
     /// # Errors
-    /// `BackendDown` while it is not known where this node is.
+    /// `BackendUnavailable` while it is not known where this node is.
     fn topology(&self) -> Result<Option<Topology>> {
         Ok(None)
     }
@@ -165,10 +165,10 @@ pub struct Usage {
 pub struct PoolUsage {
     /// What lies below it.
     pub total: Bytes,
-    /// Of that, by whatever it is.
+    /// Of that, by any file.
     pub used: Option<Bytes>,
-    /// What may be promised.
-    pub promisable: Bytes,
+    /// What may be provisioned.
+    pub provisionable: Bytes,
     /// `None` where this process does not provision from it.
     pub provisioned: Option<Provisioned>,
 }
@@ -176,7 +176,7 @@ pub struct PoolUsage {
 /// What was provisioned from a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Provisioned {
-    pub promised: Bytes,
+    pub provisioned: Bytes,
     pub volumes: u64,
     pub snapshots: u64,
 }
@@ -212,7 +212,7 @@ pub struct CapacityQuery {
 /// What GetCapacity answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapacityAnswer {
-    /// Bytes that can still be promised.
+    /// Bytes that can still be provisioned.
     pub available: Bytes,
     /// The largest single volume.
     pub maximum: Bytes,
@@ -235,7 +235,7 @@ pub trait Provision: Send + Sync {
     /// away does not count where it is certain that it does not hold the volume.
     ///
     /// # Errors
-    /// `BackendDown` where that is not certain, with what to do: two volumes of one id must never be made.
+    /// `BackendUnavailable` where that is not certain, with what to do: two volumes of one id must never be made.
     fn find_for_create(&self, id: &VolumeId, _parameters: &serde_json::Value) -> Result<Option<Volume>> {
         self.find(id)
     }
@@ -256,11 +256,11 @@ pub trait Provision: Send + Sync {
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer>;
 
-    /// On which nodes the volume is connected, as its storage knows it; whoever copies or changes it asks. An answer is of this
+    /// On which nodes the volume is connected, as its storage knows it; anyone who copies or changes it asks. An answer is of this
     /// instant. `None` where the storage does not know it: not that there is none.
     ///
     /// # Errors
-    /// `NotFound`; `Unproven` where what says it cannot be read.
+    /// `NotFound`; `Unverified` where what says it cannot be read.
     fn holders(&self, _id: &VolumeId) -> Result<Option<Vec<Holding>>> {
         Ok(None)
     }
@@ -456,20 +456,20 @@ pub enum Source {
     Device(BlockDevice),
     /// Something to mount as it is: tmpfs.
     Filesystem { fstype: String, source: String, options: Vec<String> },
-    /// A folder of what this node has mounted for several volumes: NFS.
+    /// A directory of what this node has mounted for several volumes: NFS.
     Directory(Directory),
 }
 
-/// A folder of a shared mount, to be bound wherever the volume is staged. Others may have the same folder, so that a mount is this
+/// A directory of a shared mount, to be bound wherever the volume is staged. Others may have the same directory, so that a mount is this
 /// volume's by the journal's word for its place, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Directory {
-    /// Where the shared mount is, in a folder of the driver's own.
+    /// Where the shared mount is, in a directory of the driver's own.
     pub mount: PathBuf,
     /// Below it; empty for all of it.
-    pub folder: PathBuf,
-    /// As mountinfo shows a bind mount of the folder.
+    pub directory: PathBuf,
+    /// As mountinfo shows a bind mount of the directory.
     pub fstype: String,
     pub source: String,
     /// Of the shared mount's file system.
@@ -532,10 +532,10 @@ impl Link {
     }
 }
 
-/// What was to be mended is not what it was when it was looked at.
+/// What was to be repaired is not what it was when it was looked at.
 fn changed(object: impl Display) -> Error {
     let reason = "it is not what it was a moment ago; look again".to_owned();
-    Error::Unproven { device: object.to_string(), reason }
+    Error::Unverified { device: object.to_string(), reason }
 }
 
 /// A command for people.
@@ -565,7 +565,7 @@ pub trait Connect: Send + Sync {
     /// Makes the volume appear on this node. Connected already is fine.
     ///
     /// # Errors
-    /// `NotFound`; `WrongNode` where it lies elsewhere; `Pending` for a device that has not shown up in time.
+    /// `NotFound`; `WrongNode` where it lies elsewhere; `InProgress` for a device that has not shown up in time.
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>>;
 
     /// Whether it is connected, and as what. `hint` is what `connect` answered, from the journal, if that is known:
@@ -574,7 +574,7 @@ pub trait Connect: Send + Sync {
 
     /// Whether a device still is what it was when `connect` answered it, be that no volume's any more: its name and number may be
     /// another's by now, and then the mounts of it are, too. Without an answer of the backend's own, no device is believed.
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         Ok(matches!(source, Source::Filesystem { .. }))
     }
 
@@ -591,7 +591,7 @@ pub trait Connect: Send + Sync {
     /// asked before anything that would wait for it.
     ///
     /// # Errors
-    /// `BackendDown`; `Stale` where it answers, but what was mounted is no longer there.
+    /// `BackendUnavailable`; `Stale` where it answers, but what was mounted is no longer there.
     fn reach(&self, _source: &Source) -> Result<()> {
         Ok(())
     }
@@ -623,14 +623,14 @@ pub trait Connect: Send + Sync {
     /// `None` where there is no such file.
     ///
     /// # Errors
-    /// `Unproven` where the open device is not this volume's, whatever its name.
-    fn beneath(&self, _id: &VolumeId, _device: &Device) -> Result<Option<File>> {
+    /// `Unverified` where the open device is not this volume's, whatever its name.
+    fn backing_file(&self, _id: &VolumeId, _device: &Device) -> Result<Option<File>> {
         Ok(None)
     }
 
     /// Whether the storage says that this very volume was empty when it was attached, and that its device never was anything else: reading
     /// all of a disk over a network would take hours. Its signatures' places and samples of it are read all the same.
-    fn made_empty(&self, _publish_context: &BTreeMap<String, String>) -> bool {
+    fn known_blank(&self, _publish_context: &BTreeMap<String, String>) -> bool {
         false
     }
 
@@ -642,7 +642,7 @@ pub trait Connect: Send + Sync {
     /// The id that this node has with its storage, where the CO must know it by that one.
     ///
     /// # Errors
-    /// `BackendDown` while it is not known.
+    /// `BackendUnavailable` while it is not known.
     fn node_id(&self) -> Result<Option<NodeId>> {
         Ok(None)
     }
@@ -735,7 +735,7 @@ pub struct Connected {
     pub release: Vec<String>,
 }
 
-/// Something in the storage that belongs to nothing.
+/// An orphaned resource in the storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
     pub kind: LeftoverKind,
@@ -743,7 +743,7 @@ pub struct Leftover {
     pub id: String,
     pub object: PathBuf,
     pub what: String,
-    /// The commands that mend it, each as words.
+    /// The commands that repair it, each as words.
     pub commands: Vec<Vec<String>>,
     /// [`Inspect::remove`] does it: no data is lost by it.
     pub removable: bool,

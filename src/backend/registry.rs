@@ -46,12 +46,12 @@ impl Registry {
         })
     }
 
-    /// The backend of a volume that was made by hand, by its attributes: the one that `backend` names, else the first that knows
+    /// The backend of a static volume, by its attributes: the one that `backend` names, else the first that knows
     /// them for its own.
     pub fn describing(&self, attributes: &RawParameters) -> Option<&Arc<dyn Backend>> {
         let mut rest = attributes.clone();
         let named = rest.take("backend");
-        let mut candidates = self.backends.values().filter(|backend| backend.describes(&rest));
+        let mut candidates = self.backends.values().filter(|backend| backend.accepts_static(&rest));
         match named {
             Some(name) => candidates.find(|backend| backend.name().as_str() == name),
             None => candidates.next(),

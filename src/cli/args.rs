@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::{
-    DriverName, Endpoint, Folder, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, MetricsEndpoint, Mode, OtlpEndpoint,
+    DirectoryPath, DriverName, Endpoint, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, MetricsEndpoint, Mode,
+    OtlpEndpoint,
 };
 use crate::volume::{Bytes, NodeId};
 
@@ -41,9 +42,9 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Call a CSI driver over its socket, this one or any other
     Call(Box<CallArgs>),
-    /// Show this node's volumes with their stacks, what belongs to nothing, and what mends it; with or without a driver
+    /// Show this node's volumes with their stacks, orphaned resources, and what repairs it; with or without a driver
     Inspect(Box<InspectArgs>),
-    /// Check a node or a configuration before trouble: tools, kernel, folders, pools, sockets
+    /// Check a node or a configuration before trouble: tools, kernel, directories, pools, sockets
     Doctor(Box<DoctorArgs>),
     /// Show the level of a running driver's log, or change it until the driver ends
     #[command(
@@ -65,7 +66,7 @@ pub enum Command {
 
 const SERVE_EXAMPLES: &str = "\
 A flag goes before the environment, that before the file, that before the default.
-Without --config there is one backend, `image`, with one pool in the folder `pool` of the state folder.
+Without --config there is one backend, `image`, with one pool in the directory `pool` of the state directory.
 
 Examples:
   longshore serve
@@ -105,7 +106,7 @@ pub struct ServeArgs {
     /// How large an ephemeral inline volume may be [default: 16GiB]
     #[arg(long, value_name = "SIZE")]
     pub inline_max_size: Option<Bytes>,
-    /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to whoever reaches it
+    /// Serve /healthz, /readyz and /metrics there, such as :9809 or 127.0.0.1:9809; in clear, to anyone who reaches it
     #[arg(long, value_name = "ADDR:PORT")]
     pub http_endpoint: Option<HttpEndpoint>,
     /// Serve /metrics there, and not at --http-endpoint; `off`: nowhere
@@ -114,7 +115,7 @@ pub struct ServeArgs {
     /// Send traces there by OTLP over gRPC, such as http://127.0.0.1:4317; only if built with the feature `otlp`
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<OtlpEndpoint>,
-    /// Register with the kubelet, without node-driver-registrar: plugins_registry/<driver name>-reg.sock in its folder
+    /// Register with the kubelet, without node-driver-registrar: plugins_registry/<driver name>-reg.sock in its directory
     #[arg(long)]
     pub kubelet_registration: bool,
     /// The driver's socket as the kubelet sees it [default: the path of --endpoint]
@@ -148,7 +149,7 @@ Reads the configuration that `serve` reads. Changes nothing, and hinders no driv
 
 Exit codes:
   0  all is well
-  1  something belongs to nothing, or is not as it should be
+  1  a resource is orphaned, or is not as it should be
   2  wrong usage or configuration; or no volume is called so
   3  something could not be looked at
   4  --fix was refused, since a driver runs; nothing was done
@@ -169,7 +170,7 @@ pub struct InspectArgs {
     /// For programs: docs/inspect.md has each field
     #[arg(long)]
     pub json: bool,
-    /// Mend what can be mended without touching anybody else's and without losing data; shows the plan and asks
+    /// Repair what can be repaired without touching anybody else's and without losing data; shows the plan and asks
     #[arg(long)]
     pub fix: bool,
     /// With --fix: do not ask
@@ -253,7 +254,7 @@ pub struct PreStopArgs {
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     pub timeout: Grace,
     /// Where the pod has its token (`token`) and the API server's certificate (`ca.crt`)
-    #[arg(long, value_name = "FOLDER", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
     pub service_account: PathBuf,
     #[command(flatten)]
     pub place: PlaceArgs,
@@ -272,11 +273,11 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "NAME")]
     pub node_id: Option<NodeId>,
     /// Where the node's journal and the default pool lie; must survive a reboot [default: /var/lib/longshore]
-    #[arg(long, value_name = "FOLDER")]
-    pub state_dir: Option<Folder>,
-    /// The kubelet's folder, below which staging and target paths must lie [default: /var/lib/kubelet]
-    #[arg(long, value_name = "FOLDER")]
-    pub kubelet_dir: Option<Folder>,
+    #[arg(long, value_name = "DIRECTORY")]
+    pub state_dir: Option<DirectoryPath>,
+    /// The kubelet's directory, below which staging and target paths must lie [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub kubelet_dir: Option<DirectoryPath>,
     /// The driver's configuration file, in YAML [env: LONGSHORE_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! `longshore inspect`: shows what `ops::node::inspect` found, and asks before anything is mended.
+//! `longshore inspect`: shows what `ops::node::inspect` found, and asks before anything is repaired.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
@@ -18,7 +18,7 @@ use crate::config::{BackendConfig, Config};
 #[cfg(feature = "ec2")]
 use crate::metrics::CloudRequests;
 use crate::ops::node::NodeSettings;
-use crate::ops::node::inspect::{self, Configured, Finding, Mender, Report, Role, Setup, State, Volume};
+use crate::ops::node::inspect::{self, Configured, Finding, Repairer, Report, Role, Setup, State, Volume};
 use crate::volume;
 
 use super::args::InspectArgs;
@@ -34,7 +34,7 @@ const UNSEEN: u8 = 3;
 /// Answers the exit code.
 pub fn run(args: &InspectArgs) -> Result<u8, Failure> {
     if args.fix && !args.yes && (args.json || !io::stdin().is_terminal()) {
-        return Err(Failure::Usage("--fix asks before it does anything; where nobody can answer, add --yes".to_owned()));
+        return Err(Failure::Usage("--fix asks for confirmation; without a terminal, add --yes".to_owned()));
     }
     let config = serve::configure(args.place.layer(), args.place.config.as_deref())?;
     #[cfg(feature = "ec2")]
@@ -84,7 +84,7 @@ fn no_such(text: &str, several: &[String], report: &Report) -> Failure {
         return Failure::Usage(format!("no volume on this node or in its storage is called {text:?}"));
     }
     let reason = format!("{text:?} was not found, but not everything could be looked at: {}", unseen.join("; "));
-    Failure::Node(volume::Error::Pending { object: "inspect".to_owned(), reason })
+    Failure::Node(volume::Error::InProgress { object: "inspect".to_owned(), reason })
 }
 
 /// Nothing is made.
@@ -163,7 +163,7 @@ fn fix(setup: &Setup, report: Report, args: &InspectArgs) -> Result<u8, Failure>
         }
         return Ok(exit_code(&report));
     }
-    let actions = mend(setup, &plan, !args.json)?;
+    let actions = repair(setup, &plan, !args.json)?;
     let after = look(setup, None).map(|mut after| {
         if let (Some(_), [volume]) = (&args.volume, report.volumes.as_slice()) {
             after.retain(&volume.id);
@@ -182,12 +182,12 @@ fn fix(setup: &Setup, report: Report, args: &InspectArgs) -> Result<u8, Failure>
     Ok(code)
 }
 
-fn mend<'a>(setup: &Setup, plan: &[&'a Finding], aloud: bool) -> Result<Vec<Action<'a>>, Failure> {
-    let mender = Mender::new(setup)?;
+fn repair<'a>(setup: &Setup, plan: &[&'a Finding], aloud: bool) -> Result<Vec<Action<'a>>, Failure> {
+    let repairer = Repairer::new(setup)?;
     let mut actions = Vec::new();
     for &finding in plan {
-        let Some(mend) = &finding.mend else { continue };
-        let error = mender.mend(mend).err().map(|error| volume::error::chain(&error));
+        let Some(repair) = &finding.repair else { continue };
+        let error = repairer.repair(repair).err().map(|error| volume::error::chain(&error));
         let result = if error.is_some() { "failed" } else { "done" };
         if aloud {
             let why = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
@@ -207,7 +207,7 @@ fn agreed(count: usize) -> Result<bool, Failure> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// What a finding's mend comes to, for people.
+/// What a finding's repair comes to, for people.
 fn told(finding: &Finding) -> String {
     let name = kind(finding);
     match finding.commands.as_slice() {
@@ -298,7 +298,7 @@ fn stack(volume: &Volume, now: u64) -> Branch {
         State::Staging => format!("stage begun{}", since.unwrap_or_default()),
         State::Staged => format!("staged{}", since.unwrap_or_default()),
         State::Unstaging => "being unstaged".to_owned(),
-        State::CutOff => "cut off while it was written; the next stage ends it".to_owned(),
+        State::Interrupted => "interrupted while it was written; the next stage ends it".to_owned(),
         State::BeforeBoot => format!("staged before the last boot{}", since.unwrap_or_default()),
         State::Unowned => "no stage is journaled".to_owned(),
     };
@@ -360,9 +360,9 @@ fn story(volume: &Volume, report: &Report) -> String {
         let access = journal.access.map(|access| format!(", {access}")).unwrap_or_default();
         let read_only = if journal.read_only { ", read-only" } else { "" };
         let boot = if journal.same_boot { "" } else { ", before the last boot" };
-        let cut_off = journal.cut_off.map(|what| format!(", {what} was begun and not ended")).unwrap_or_default();
+        let interrupted = journal.interrupted.map(|what| format!(", {what} was begun and not ended")).unwrap_or_default();
         let targets: String = journal.targets.iter().map(|target| format!("\n          target {}", target.display())).collect();
-        format!("{phase}{at}{access}{read_only}{boot}{cut_off}{targets}")
+        format!("{phase}{at}{access}{read_only}{boot}{interrupted}{targets}")
     });
     writeln!(text, "\njournal:  {journal}").ok();
     let differs: Vec<&str> = report.findings.iter().map(|finding| finding.what.as_str()).collect();
@@ -396,7 +396,7 @@ fn summary(report: &Report) -> String {
     let staged = report.volumes.iter().filter(|volume| volume.state == State::Staged).count();
     let unhealthy = report.volumes.iter().filter(|volume| !volume.problems.is_empty()).count();
     let (volumes, findings, unseen) = (report.volumes.len(), report.findings.len(), report.not_seen.len());
-    format!("{volumes} volumes, {staged} staged, {unhealthy} unhealthy; {findings} to mend; {unseen} not looked at")
+    format!("{volumes} volumes, {staged} staged, {unhealthy} unhealthy; {findings} to repair; {unseen} not looked at")
 }
 
 /// Whether people with this environment read UTF-8.

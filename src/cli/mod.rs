@@ -50,9 +50,9 @@ enum Failure {
     NotReady,
     #[error("cannot {step}: {source}")]
     Serve { step: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
-    #[error("cannot make the folder {}: {source}", path.display())]
-    Folder { path: PathBuf, source: io::Error },
-    /// The node, or a part of it, cannot be looked at or mended.
+    #[error("cannot make the directory {}: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    /// The node, or a part of it, cannot be looked at or repaired.
     #[error(transparent)]
     Node(#[from] volume::Error),
     /// What the driver ends without having seen.
@@ -71,7 +71,7 @@ impl Failure {
             Failure::PreStop(_) => 1,
             Failure::NotReady => 4,
             Failure::Call { code, .. } if call::may_still_run(*code) => 4,
-            Failure::Call { .. } | Failure::Serve { .. } | Failure::Folder { .. } | Failure::Output(_) => 1,
+            Failure::Call { .. } | Failure::Serve { .. } | Failure::Directory { .. } | Failure::Output(_) => 1,
             Failure::Usage(_) | Failure::Config(_) | Failure::Unreadable { .. } => 2,
             Failure::Node(volume::Error::Invalid { .. }) => 2,
             Failure::Node(volume::Error::InUse { .. }) => 4,

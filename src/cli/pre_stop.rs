@@ -186,7 +186,7 @@ impl Api {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let ca = account.join("ca.crt");
         let certificates = fs::read(&ca).map_err(|error| {
-            format!("read {}: {error}; the container needs the service account's folder: node.preStop.enabled", ca.display())
+            format!("read {}: {error}; the container needs the service account's directory: node.preStop.enabled", ca.display())
         })?;
         let context = TlsContext::builder().with_trust_store(TrustStore::empty().with_pem_certificate(certificates)).build();
         let context = context.map_err(|error| format!("trust {}: {}", ca.display(), chain(&error)))?;

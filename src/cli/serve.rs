@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::ops::doctor;
 use crate::ops::lock::Locks;
 use crate::ops::node::NodeSettings;
-use crate::ops::node::lone::Alone;
+use crate::ops::node::lone::StateDirLock;
 use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
 use crate::os::memory;
@@ -59,7 +59,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     if args.check {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
-    memory::be_frugal();
+    memory::limit_malloc_arenas();
     let runtime = runtime()?;
     // Dropped before the runtime by which it sends.
     let (log, _traces) = start_log(&config, &runtime)?;
@@ -161,18 +161,22 @@ fn runtime() -> Result<Runtime, Failure> {
 
 /// Opens the backends and the node's journal, and finishes what an earlier process left. The node is ours alone until the lock is
 /// dropped.
-fn build(config: Config) -> Result<(Services, Option<Alone>), Failure> {
-    make_folder(config.state_dir.path(), 0o700)?;
+fn build(config: Config) -> Result<(Services, Option<StateDirLock>), Failure> {
+    make_directory(config.state_dir.path(), 0o700)?;
     if config.mode.node() {
         let reach = doctor::reaches_pods(config.kubelet_dir.path(), in_pod());
         if reach.level == doctor::Level::Error {
             return Err(Failure::Usage(format!("{}; {}", reach.found, reach.remedy.unwrap_or_default())));
         }
         // The kubelet makes it with this mode; where there is none, there is nobody else to make it.
-        make_folder(config.kubelet_dir.path(), 0o750)?;
+        make_directory(config.kubelet_dir.path(), 0o750)?;
     }
-    let alone =
-        config.mode.node().then(|| Alone::take(config.state_dir.path())).transpose().map_err(failed("use the state folder"))?;
+    let alone = config
+        .mode
+        .node()
+        .then(|| StateDirLock::take(config.state_dir.path()))
+        .transpose()
+        .map_err(failed("use the state directory"))?;
     let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
     let (config, identity) = name_node(config)?;
     let config = &config;
@@ -196,8 +200,12 @@ fn build(config: Config) -> Result<(Services, Option<Alone>), Failure> {
     Ok((services, alone))
 }
 
-fn make_folder(path: &Path, mode: u32) -> Result<(), Failure> {
-    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|source| Failure::Folder { path: path.to_owned(), source })
+fn make_directory(path: &Path, mode: u32) -> Result<(), Failure> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(|source| Failure::Directory { path: path.to_owned(), source })
 }
 
 /// At the same time: one whose storage hangs makes the start wait once.

@@ -53,7 +53,7 @@ impl BackendConfig {
         }
     }
 
-    /// Its folders of images.
+    /// Its directories of images.
     pub fn pools(&self) -> &[PoolConfig] {
         match self {
             BackendConfig::Image(config) => &config.pools,
@@ -177,7 +177,9 @@ impl<'de, M: MapAccess<'de>> MapAccess<'de> for Fields<M> {
 /// Each backend by itself, then all together.
 pub(super) fn check(backends: &[BackendConfig]) -> Result<(), String> {
     if backends.is_empty() {
-        return Err("none is given; name at least one, or leave the field out for an image pool in the state folder".to_owned());
+        return Err(
+            "none is given; name at least one, or leave the field out for an image pool in the state directory".to_owned()
+        );
     }
     let mut names = BTreeSet::new();
     let mut pools: Vec<(&BackendName, &Path)> = Vec::new();
@@ -189,7 +191,10 @@ pub(super) fn check(backends: &[BackendConfig]) -> Result<(), String> {
         backend.validate().map_err(|error| format!("{name}: {error}"))?;
         for path in backend.pools().iter().map(|pool| pool.path.as_path()) {
             if let Some((other, _)) = pools.iter().find(|(_, used)| used.starts_with(path) || path.starts_with(used)) {
-                return Err(format!("{name}: pool {} shares its folder with one of {other}; each needs its own", path.display()));
+                return Err(format!(
+                    "{name}: pool {} shares its directory with one of {other}; each needs its own",
+                    path.display()
+                ));
             }
         }
         pools.extend(backend.pools().iter().map(|pool| (name, pool.path.as_path())));

@@ -191,14 +191,14 @@ impl fmt::Display for DriverName {
 
 as_text!(DriverName);
 
-/// A folder: an absolute path without `.` and `..`.
+/// A directory: an absolute path without `.` and `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Folder(PathBuf);
+pub struct DirectoryPath(PathBuf);
 
-impl Folder {
+impl DirectoryPath {
     /// One of our defaults.
     pub(super) fn fixed(path: &'static str) -> Self {
-        Folder(path.into())
+        DirectoryPath(path.into())
     }
 
     pub fn path(&self) -> &Path {
@@ -206,25 +206,25 @@ impl Folder {
     }
 }
 
-impl FromStr for Folder {
+impl FromStr for DirectoryPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let path = Path::new(text);
         if !plain(path) {
-            return Err(format!("{text:?} is no folder that can be used: it must be absolute, not /, and without . and .."));
+            return Err(format!("{text:?} is no directory that can be used: it must be absolute, not /, and without . and .."));
         }
-        Ok(Folder(path.components().collect()))
+        Ok(DirectoryPath(path.components().collect()))
     }
 }
 
-impl fmt::Display for Folder {
+impl fmt::Display for DirectoryPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.display().fmt(f)
     }
 }
 
-as_text!(Folder);
+as_text!(DirectoryPath);
 
 /// Absolute, deeper than `/`, without `.` and `..`.
 fn plain(path: &Path) -> bool {

@@ -104,8 +104,8 @@ fn seen(name: &str, usage: Option<Usage>) -> BackendSeen {
             name: name.clone(),
             total: Some(usage.total.0),
             used: usage.used.map(|bytes| bytes.0),
-            promisable: Some(usage.promisable.0),
-            promised: usage.provisioned.map(|provisioned| provisioned.promised.0),
+            provisionable: Some(usage.provisionable.0),
+            provisioned: usage.provisioned.map(|provisioned| provisioned.provisioned.0),
             volumes: usage.provisioned.map(|provisioned| provisioned.volumes),
             snapshots: usage.provisioned.map(|provisioned| provisioned.snapshots),
         })

@@ -36,7 +36,7 @@ impl fmt::Display for Key {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum LockMode {
     Exclusive,
     Shared,
 }
@@ -50,7 +50,7 @@ struct Holder {
 
 #[derive(Debug)]
 struct Entry {
-    way: Way,
+    way: LockMode,
     /// Oldest first, never empty; one where it is exclusive.
     holders: Vec<Arc<Holder>>,
 }
@@ -85,7 +85,7 @@ impl Locks {
     /// # Errors
     /// `Busy`, with what the holder does and since when.
     pub fn exclusive(&self, key: Key, operation: &'static str) -> Result<Guard> {
-        self.take(key, operation, Way::Exclusive)
+        self.take(key, operation, LockMode::Exclusive)
     }
 
     /// Together with others that share it.
@@ -93,7 +93,7 @@ impl Locks {
     /// # Errors
     /// `Busy` while someone holds it alone.
     pub fn shared(&self, key: Key, operation: &'static str) -> Result<Guard> {
-        self.take(key, operation, Way::Shared)
+        self.take(key, operation, LockMode::Shared)
     }
 
     /// What runs now, oldest first.
@@ -113,13 +113,13 @@ impl Locks {
         running
     }
 
-    fn take(&self, key: Key, operation: &'static str, way: Way) -> Result<Guard> {
+    fn take(&self, key: Key, operation: &'static str, way: LockMode) -> Result<Guard> {
         let key = key.unrecorded();
         let holder = Arc::new(Holder { operation, since: Instant::now(), progress: step::current() });
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = held.entry(key.clone()).or_insert(Entry { way, holders: Vec::new() });
         if let Some(oldest) = entry.holders.first()
-            && (way, entry.way) != (Way::Shared, Way::Shared)
+            && (way, entry.way) != (LockMode::Shared, LockMode::Shared)
         {
             return Err(Error::Busy {
                 object: key.to_string(),

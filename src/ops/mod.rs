@@ -23,7 +23,7 @@ mod sync {
     pub use std::sync::Mutex;
 }
 
-/// Where the kubelet, which watches this folder of its own, looks for a driver.
+/// Where the kubelet, which watches this directory of its own, looks for a driver.
 pub fn registration_socket(kubelet_dir: &Path, driver_name: &str) -> PathBuf {
     kubelet_dir.join("plugins_registry").join(format!("{driver_name}-reg.sock"))
 }

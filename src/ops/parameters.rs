@@ -88,8 +88,8 @@ fn attributes(context: &BTreeMap<String, String>) -> RawParameters {
     raw
 }
 
-/// The backend of a volume that someone made by hand, by its attributes; `None` where they are not such a volume's.
-pub fn made_by_hand<'a>(registry: &'a Registry, context: &BTreeMap<String, String>) -> Option<&'a Arc<dyn Backend>> {
+/// The backend of a static volume, by its attributes; `None` where they are not such a volume's.
+pub fn static_volume_backend<'a>(registry: &'a Registry, context: &BTreeMap<String, String>) -> Option<&'a Arc<dyn Backend>> {
     if context.contains_key(CONTEXT_KEY) {
         return None;
     }

@@ -151,7 +151,7 @@ impl Tasks {
             let _entered = span.enter();
             if waiting.upgrade().is_none() {
                 drop(work);
-                return Err(Error::Pending { object: "operation".to_owned(), reason: "nobody waits for it".to_owned() });
+                return Err(Error::InProgress { object: "operation".to_owned(), reason: "no caller waits for it".to_owned() });
             }
             step::with_progress(progress, work)
         });

@@ -182,7 +182,7 @@ impl Device {
 fn kind_name(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file",
-        FileType::Directory => "a folder",
+        FileType::Directory => "a directory",
         FileType::CharacterDevice => "a character device",
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_is_no_block_device_is_refused_and_named() {
-        for (path, what) in [("/dev/null", "a character device"), ("/proc/self/stat", "a regular file"), ("/", "a folder")] {
+        for (path, what) in [("/dev/null", "a character device"), ("/proc/self/stat", "a regular file"), ("/", "a directory")] {
             match Device::open(Path::new(path), false) {
                 Err(Error::Unexpected { object, reason }) => {
                     assert_eq!(object, path);
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn a_fifo_does_not_hang_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("fifo");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(matches!(Device::open(&path, false), Err(Error::Unexpected { .. })));
     }

@@ -26,7 +26,7 @@ pub struct Mapped {
     pub number: (u32, u32),
     /// Who made it, and of what: `CRYPT-LUKS2-<uuid>-<name>`.
     pub uuid: String,
-    /// It has a table. One that has none was cut off while it was made.
+    /// It has a table. One that has none was interrupted while it was made.
     pub live: bool,
     /// What it lies on.
     pub below: Vec<(u32, u32)>,
@@ -197,15 +197,15 @@ pub fn holders(number: (u32, u32)) -> Result<Vec<String>> {
 }
 
 fn neighbours((major, minor): (u32, u32), kind: &str) -> Result<Vec<(String, (u32, u32))>> {
-    let folder = Path::new("/sys/dev/block").join(format!("{major}:{minor}")).join(kind);
-    let entries = match fs::read_dir(&folder) {
+    let directory = Path::new("/sys/dev/block").join(format!("{major}:{minor}")).join(kind);
+    let entries = match fs::read_dir(&directory) {
         // The device is gone, or is a partition, whose holders are its disk's.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(|error| Error::io("list", &folder, error))?,
+        entries => entries.map_err(|error| Error::io("list", &directory, error))?,
     };
     let mut found = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|error| Error::io("list", &folder, error))?;
+        let entry = entry.map_err(|error| Error::io("list", &directory, error))?;
         let path = entry.path().join("dev");
         let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
         let number = text.trim().split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));

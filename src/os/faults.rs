@@ -141,7 +141,7 @@ pub(super) fn ended(program: &str) {
     }
 }
 
-/// Tells it by one write(2), so that whoever dies meanwhile leaves a whole line or none.
+/// Tells it by one write(2), so that no matter who dies meanwhile leaves a whole line or none.
 fn tell(what: fmt::Arguments<'_>) {
     io::stderr().write_all(format!("fault: {what}\n").as_bytes()).ok();
 }

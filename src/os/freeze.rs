@@ -6,7 +6,7 @@
 //! but to that pipe: a write to a frozen file system would wait for itself.
 //!
 //! What it cannot outlive: SIGKILL to itself while we live ([`Frozen::thaw`] then thaws in its stead), and SIGKILL to both at once,
-//! as when the first process of a container's PID namespace dies. After that the kernel keeps the freeze, and whoever starts next
+//! as when the first process of a container's PID namespace dies. After that the kernel keeps the freeze, and anyone who starts next
 //! calls [`thaw`] for what it knows.
 #![allow(unsafe_code, reason = "FIFREEZE, FITHAW, syncfs of inherited descriptors, and what a child does between fork and exec")]
 
@@ -67,7 +67,7 @@ enum Action {
     Thaw,
 }
 
-/// File systems held still. Thawed on drop.
+/// File systems frozen. Thawed on drop.
 #[derive(Debug)]
 pub struct Frozen {
     guard: Guard,

@@ -100,8 +100,8 @@ impl Lio {
     /// # Errors
     /// `Unexpected` where configfs is not mounted: then nothing is known.
     pub fn open() -> Result<Option<Lio>> {
-        let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let mounted = rustix::fs::open(CONFIGFS, folder, Mode::empty())
+        let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mounted = rustix::fs::open(CONFIGFS, directory, Mode::empty())
             .and_then(|configfs| Ok((rustix::fs::fstatfs(&configfs)?.f_type, configfs)));
         let configfs = match mounted {
             #[allow(clippy::unnecessary_cast, clippy::useless_conversion, reason = "the type differs between architectures")]
@@ -118,14 +118,14 @@ impl Lio {
             Err(errno) => return Err(Error::io("open", CONFIGFS, errno)),
         };
         let path = Path::new(CONFIGFS).join("target");
-        match rustix::fs::openat(&configfs, "target", folder, Mode::empty()) {
+        match rustix::fs::openat(&configfs, "target", directory, Mode::empty()) {
             Ok(root) => Ok(Some(Lio { root, path })),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(Error::io("open", path, errno)),
         }
     }
 
-    /// As `open`, for whoever needs it.
+    /// As `open`, for anyone who needs it.
     ///
     /// # Errors
     /// `Unexpected` with what to load.
@@ -141,47 +141,47 @@ impl Lio {
     /// `Unexpected` where a disk of this name shows another file.
     pub fn make_disk(&self, hba: u32, name: &str, disk: &Disk<'_>) -> Result<()> {
         let inode = inode_of(disk.file, disk.label)?;
-        let folder = disk_folder(hba, name);
-        self.make_disk_folder(hba, &folder)?;
+        let directory = disk_directory(hba, name);
+        self.make_disk_directory(hba, &directory)?;
         if let Some(seen) = self.disk(hba, name)?
-            && self.is_on(&folder.join("enable"))?
+            && self.is_on(&directory.join("enable"))?
         {
             if seen.inode != Some(inode) {
                 let reason = format!("it shows {}, not {}; take it down by hand", seen.label.display(), disk.label.display());
-                return Err(Error::Unexpected { object: self.shown(&folder), reason });
+                return Err(Error::Unexpected { object: self.shown(&directory), reason });
             }
         } else {
-            // By descriptor, so that it is this file; a path would also be cut off at 255 bytes, and at its first comma.
+            // By descriptor, so that it is this file; a path would also be interrupted at 255 bytes, and at its first comma.
             let file = format!("/proc/self/fd/{}", disk.file.as_raw_fd());
-            self.write(&folder.join("control"), &format!("fd_dev_name={file},fd_dev_size={}", disk.bytes))?;
-            self.write(&folder.join("udev_path"), label(disk.label))?;
-            self.write(&folder.join("alias"), &format!("{}:{}", inode.0, inode.1))?;
-            self.write(&folder.join("wwn/vpd_unit_serial"), disk.serial)?;
-            self.write(&folder.join("enable"), "1")?;
+            self.write(&directory.join("control"), &format!("fd_dev_name={file},fd_dev_size={}", disk.bytes))?;
+            self.write(&directory.join("udev_path"), label(disk.label))?;
+            self.write(&directory.join("alias"), &format!("{}:{}", inode.0, inode.1))?;
+            self.write(&directory.join("wwn/vpd_unit_serial"), disk.serial)?;
+            self.write(&directory.join("enable"), "1")?;
         }
-        self.set(&folder.join("attrib/emulate_tpu"), "1")?;
+        self.set(&directory.join("attrib/emulate_tpu"), "1")?;
         // Copies between disks at an initiator's word (XCOPY) are for none of ours.
-        self.set(&folder.join("attrib/emulate_3pc"), "0")
+        self.set(&directory.join("attrib/emulate_3pc"), "0")
     }
 
-    fn make_disk_folder(&self, hba: u32, folder: &Path) -> Result<()> {
-        // Whoever takes the last disk of it down removes the adapter, perhaps just now.
+    fn make_disk_directory(&self, hba: u32, directory: &Path) -> Result<()> {
+        // Anyone who takes the last disk of it down removes the adapter, perhaps just now.
         for _ in 0..100 {
-            self.make_folder(&adapter(hba)).map_err(|error| refused(error, &self.path))?;
-            match self.make_folder(folder) {
+            self.make_directory(&adapter(hba)).map_err(|error| refused(error, &self.path))?;
+            match self.make_directory(directory) {
                 Err(error) if error.is_missing() => {}
                 made => return made,
             }
         }
-        Err(Error::io("make folder", self.path.join(folder), Errno::NOENT))
+        Err(Error::io("make directory", self.path.join(directory), Errno::NOENT))
     }
 
     /// `None` where there is no such disk.
     pub fn disk(&self, hba: u32, name: &str) -> Result<Option<DiskSeen>> {
-        let folder = disk_folder(hba, name);
-        let Some(info) = self.read(&folder.join("info"))? else { return Ok(None) };
-        let alias = self.read(&folder.join("alias"))?.unwrap_or_default();
-        let label = self.read(&folder.join("udev_path"))?.unwrap_or_default();
+        let directory = disk_directory(hba, name);
+        let Some(info) = self.read(&directory.join("info"))? else { return Ok(None) };
+        let alias = self.read(&directory.join("alias"))?.unwrap_or_default();
+        let label = self.read(&directory.join("udev_path"))?.unwrap_or_default();
         Ok(Some(DiskSeen {
             inode: parse_inode(&alias),
             label: PathBuf::from(label.trim_end()),
@@ -191,16 +191,16 @@ impl Lio {
 
     /// The names of the disks of an adapter.
     pub fn disks(&self, hba: u32) -> Result<Vec<String>> {
-        self.folders(&adapter(hba))
+        self.directories(&adapter(hba))
     }
 
-    /// Whether some disk, whoever made it, is known to show this file.
+    /// Whether some disk, no matter who made it, is known to show this file.
     pub fn shows(&self, inode: (u64, u64)) -> Result<Option<String>> {
-        for adapter in self.folders(Path::new("core"))? {
-            for disk in self.folders(&Path::new("core").join(&adapter))? {
-                let folder = Path::new("core").join(&adapter).join(&disk);
-                if self.read(&folder.join("alias"))?.as_deref().and_then(parse_inode) == Some(inode) {
-                    return Ok(Some(self.shown(&folder)));
+        for adapter in self.directories(Path::new("core"))? {
+            for disk in self.directories(&Path::new("core").join(&adapter))? {
+                let directory = Path::new("core").join(&adapter).join(&disk);
+                if self.read(&directory.join("alias"))?.as_deref().and_then(parse_inode) == Some(inode) {
+                    return Ok(Some(self.shown(&directory)));
                 }
             }
         }
@@ -209,13 +209,13 @@ impl Lio {
 
     /// Makes a disk as large as its file has become. Initiators see it when they look again.
     pub fn resize(&self, hba: u32, name: &str, bytes: u64) -> Result<()> {
-        let folder = disk_folder(hba, name);
-        self.write(&folder.join("control"), &format!("fd_dev_size={bytes}"))?;
+        let directory = disk_directory(hba, name);
+        self.write(&directory.join("control"), &format!("fd_dev_size={bytes}"))?;
         match self.disk(hba, name)? {
             Some(seen) if seen.bytes == bytes => Ok(()),
             seen => {
                 let reason = format!("it was to have {bytes} bytes, but is {seen:?}");
-                Err(Error::Unexpected { object: self.shown(&folder), reason })
+                Err(Error::Unexpected { object: self.shown(&directory), reason })
             }
         }
     }
@@ -241,8 +241,8 @@ impl Lio {
     /// # Errors
     /// `Io` with EBUSY while it is some target's LUN.
     pub fn remove_disk(&self, hba: u32, name: &str) -> Result<()> {
-        self.remove_folder(&disk_folder(hba, name))?;
-        match self.remove_folder(&adapter(hba)) {
+        self.remove_directory(&disk_directory(hba, name))?;
+        match self.remove_directory(&adapter(hba)) {
             Err(error) if matches!(error.errno(), Some(libc::ENOTEMPTY | libc::EBUSY)) => Ok(()),
             done => done,
         }
@@ -252,10 +252,10 @@ impl Lio {
 
     /// Makes a target with this disk as LUN 0, listening nowhere yet; lets nobody in.
     pub fn make_target(&self, target: &str, hba: u32, disk: &str, chap: bool) -> Result<()> {
-        self.make_folder(Path::new("iscsi")).map_err(|error| refused(error, &self.path))?;
-        self.make_folder(&Path::new("iscsi").join(target))?;
+        self.make_directory(Path::new("iscsi")).map_err(|error| refused(error, &self.path))?;
+        self.make_directory(&Path::new("iscsi").join(target))?;
         let group = group(target);
-        self.make_folder(&group)?;
+        self.make_directory(&group)?;
         // The credentials in it are for root alone: the kernel's default is that everybody may read.
         self.close_to_others(&group)?;
         for (attribute, value) in [
@@ -268,18 +268,18 @@ impl Lio {
         ] {
             self.set(&group.join("attrib").join(attribute), value)?;
         }
-        self.make_folder(&group.join("lun/lun_0"))?;
-        self.link(&disk_folder(hba, disk), &group.join("lun/lun_0/disk"))
+        self.make_directory(&group.join("lun/lun_0"))?;
+        self.link(&disk_directory(hba, disk), &group.join("lun/lun_0/disk"))
     }
 
     /// Listens on exactly these addresses, whether this machine has them now or not.
     pub fn listen(&self, target: &str, portals: &[SocketAddr]) -> Result<()> {
-        let folder = group(target).join("np");
+        let directory = group(target).join("np");
         let wanted: Vec<String> = portals.iter().map(SocketAddr::to_string).collect();
-        for other in self.folders(&folder)?.iter().filter(|bound| !wanted.contains(bound)) {
-            self.remove_folder(&folder.join(other))?;
+        for other in self.directories(&directory)?.iter().filter(|bound| !wanted.contains(bound)) {
+            self.remove_directory(&directory.join(other))?;
         }
-        wanted.iter().try_for_each(|portal| self.make_folder(&folder.join(portal)))?;
+        wanted.iter().try_for_each(|portal| self.make_directory(&directory.join(portal)))?;
         self.set(&group(target).join("enable"), "1")
     }
 
@@ -288,12 +288,12 @@ impl Lio {
         if !self.is_on(&group(target).join("enable"))? {
             return Ok(Vec::new());
         }
-        Ok(self.folders(&group(target).join("np"))?.iter().filter_map(|portal| portal.parse().ok()).collect())
+        Ok(self.directories(&group(target).join("np"))?.iter().filter_map(|portal| portal.parse().ok()).collect())
     }
 
     /// The targets whose names begin so.
     pub fn targets(&self, prefix: &str) -> Result<Vec<String>> {
-        let mut names = self.folders(Path::new("iscsi"))?;
+        let mut names = self.directories(Path::new("iscsi"))?;
         names.retain(|name| name.starts_with(prefix));
         Ok(names)
     }
@@ -301,12 +301,12 @@ impl Lio {
     /// Lets an initiator in.
     pub fn admit(&self, target: &str, initiator: &Initiator<'_>) -> Result<()> {
         let acl = acl(target, initiator.name);
-        self.make_folder(&acl)?;
+        self.make_directory(&acl)?;
         self.close_to_others(&acl)?;
-        self.make_folder(&acl.join("lun_0"))?;
+        self.make_directory(&acl.join("lun_0"))?;
         self.link(&group(target).join("lun/lun_0"), &acl.join("lun_0/lun"))?;
         self.set(&acl.join("lun_0/write_protect"), if initiator.write_protect { "1" } else { "0" })?;
-        // Last: without them nobody can log in, and whoever does sees the LUN as he should.
+        // Last: without them nobody can log in, and anyone who does sees the LUN as he should.
         let Some(chap) = initiator.chap else { return Ok(()) };
         let values = [
             ("userid_mutual", chap.mutual_user),
@@ -326,13 +326,13 @@ impl Lio {
 
     /// Who is let in.
     pub fn initiators(&self, target: &str) -> Result<Vec<String>> {
-        self.folders(&group(target).join("acls"))
+        self.directories(&group(target).join("acls"))
     }
 
     /// Shuts an initiator out: on return its sessions are ended, all that they had begun is done or dropped, and it cannot come
     /// back. Whether it had been let in.
     ///
-    /// First its credentials are spoilt and its sessions ended, and only then is the LUN taken away: without a LUN, a session is
+    /// First its credentials are made invalid and its sessions ended, and only then is the LUN taken away: without a LUN, a session is
     /// shown an empty disk of the kernel's in its place, and reads zeroes from it.
     pub fn expel(&self, target: &str, name: &str) -> Result<bool> {
         let acl = acl(target, name);
@@ -344,11 +344,11 @@ impl Lio {
         let depth = acl.join("cmdsn_depth");
         let now = self.read(&depth)?.and_then(|depth| depth.trim().parse::<u32>().ok()).unwrap_or(0);
         self.write(&depth, if now == 64 { "63" } else { "64" })?;
-        for lun in self.folders(&acl)?.iter().filter(|name| name.starts_with("lun_")) {
+        for lun in self.directories(&acl)?.iter().filter(|name| name.starts_with("lun_")) {
             self.remove_linking(&acl.join(lun))?;
         }
         // Waits until the last command of the last session has ended.
-        self.remove_folder(&acl)?;
+        self.remove_directory(&acl)?;
         Ok(true)
     }
 
@@ -364,15 +364,15 @@ impl Lio {
                 return Err(Error::Unexpected { object: self.shown(&group), reason });
             }
             self.set(&group.join("enable"), "0")?;
-            for portal in self.folders(&group.join("np"))? {
-                self.remove_folder(&group.join("np").join(portal))?;
+            for portal in self.directories(&group.join("np"))? {
+                self.remove_directory(&group.join("np").join(portal))?;
             }
-            for lun in self.folders(&group.join("lun"))? {
+            for lun in self.directories(&group.join("lun"))? {
                 self.remove_linking(&group.join("lun").join(lun))?;
             }
-            self.remove_folder(&group)?;
+            self.remove_directory(&group)?;
         }
-        self.remove_folder(&Path::new("iscsi").join(target))
+        self.remove_directory(&Path::new("iscsi").join(target))
     }
 
     // ---- configfs
@@ -435,10 +435,10 @@ impl Lio {
         }
     }
 
-    fn make_folder(&self, relative: &Path) -> Result<()> {
+    fn make_directory(&self, relative: &Path) -> Result<()> {
         match rustix::fs::mkdirat(&self.root, relative, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
-            Err(errno) => Err(self.error("make folder", relative, errno)),
+            Err(errno) => Err(self.error("make directory", relative, errno)),
         }
     }
 
@@ -456,7 +456,7 @@ impl Lio {
     }
 
     /// Removes an object of the kernel's; gone is fine.
-    fn remove_folder(&self, relative: &Path) -> Result<()> {
+    fn remove_directory(&self, relative: &Path) -> Result<()> {
         match rustix::fs::unlinkat(&self.root, relative, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(self.error("remove", relative, errno)),
@@ -471,10 +471,10 @@ impl Lio {
                 Err(errno) => return Err(self.error("unlink", &relative.join(link), errno)),
             }
         }
-        self.remove_folder(relative)
+        self.remove_directory(relative)
     }
 
-    fn folders(&self, relative: &Path) -> Result<Vec<String>> {
+    fn directories(&self, relative: &Path) -> Result<Vec<String>> {
         self.entries(relative, FileType::Directory)
     }
 
@@ -482,13 +482,13 @@ impl Lio {
     fn entries(&self, relative: &Path, kind: FileType) -> Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let failed = |errno| self.error("list", relative, errno);
-        let folder = match rustix::fs::openat(&self.root, relative, flags, Mode::empty()) {
-            Ok(folder) => folder,
+        let directory = match rustix::fs::openat(&self.root, relative, flags, Mode::empty()) {
+            Ok(directory) => directory,
             Err(Errno::NOENT) => return Ok(Vec::new()),
             Err(errno) => return Err(failed(errno)),
         };
         let mut names = Vec::new();
-        for entry in Dir::read_from(folder.as_fd()).map_err(failed)? {
+        for entry in Dir::read_from(directory.as_fd()).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if let Ok(name) = entry.file_name().to_str()
                 && entry.file_type() == kind
@@ -505,12 +505,12 @@ fn adapter(hba: u32) -> PathBuf {
     PathBuf::from(format!("core/fileio_{hba}"))
 }
 
-fn disk_folder(hba: u32, name: &str) -> PathBuf {
+fn disk_directory(hba: u32, name: &str) -> PathBuf {
     adapter(hba).join(name)
 }
 
 fn access_state(hba: u32, name: &str) -> PathBuf {
-    disk_folder(hba, name).join("alua/default_tg_pt_gp/alua_access_state")
+    disk_directory(hba, name).join("alua/default_tg_pt_gp/alua_access_state")
 }
 
 fn group(target: &str) -> PathBuf {
@@ -547,7 +547,7 @@ fn parse_bytes(info: &str) -> Option<u64> {
     info.rsplit_once("Size: ")?.1.split_whitespace().next()?.parse().ok()
 }
 
-/// A folder that the kernel makes by loading a module.
+/// A directory that the kernel makes by loading a module.
 fn refused(error: Error, root: &Path) -> Error {
     match error.errno() {
         Some(libc::ENOENT | libc::EINVAL | libc::ENODEV) => not_loaded(root),

@@ -452,7 +452,7 @@ pub fn file_of(device: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// How many are in use, whoever made them. One file to read, which lists the block devices that have a size: no walk, and
+/// How many are in use, no matter who made them. One file to read, which lists the block devices that have a size: no walk, and
 /// nothing in it waits for a device.
 ///
 /// # Errors
@@ -464,7 +464,7 @@ pub fn in_use() -> Result<u64> {
     Ok(names.filter(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).count() as u64)
 }
 
-/// Whether this block device is a loop device with a backing file: only then sysfs has its folder `loop`.
+/// Whether this block device is a loop device with a backing file: only then sysfs has its directory `loop`.
 fn is_bound(name: &OsStr) -> Result<bool> {
     let path = Path::new(SYS_BLOCK).join(name).join("loop");
     match path.try_exists() {
@@ -501,7 +501,7 @@ pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
 
 /// Opens the device for nobody else: O_EXCL is refused where someone has it exclusively (a mounted file system, device-mapper), and keeps
 /// such users off from then on. `None` where it is not, or no longer, bound to `backing`: another's device is not even opened so, since
-/// that would fail whoever mounts or detaches it at that moment. For the same reason a refusal is believed only after a while.
+/// that would fail anyone who mounts or detaches it at that moment. For the same reason a refusal is believed only after a while.
 fn open_exclusively(path: &Path, backing: (u64, u64)) -> Result<Option<File>> {
     let mut exclusive = None;
     let until = Instant::now().checked_add(CLAIM_DEADLINE);
@@ -540,7 +540,7 @@ fn is_unbound_from(path: &Path, backing: (u64, u64)) -> Result<bool> {
     }
 }
 
-/// Takes back a LOOP_CLR_FD that has not come to effect: else the device would vanish under whoever is told that it could
+/// Takes back a LOOP_CLR_FD that has not come to effect: else the device would vanish under anyone who is told that it could
 /// not be detached, as soon as its present user is done.
 fn keep_bound(path: &Path, backing: (u64, u64)) -> Result<()> {
     let device = match File::open(path) {
@@ -590,7 +590,7 @@ mod tests {
 
     /// A file of a MiB, detached from whatever it is bound to when it goes out of scope.
     struct Backing {
-        folder: tempfile::TempDir,
+        directory: tempfile::TempDir,
         file: File,
         identity: (u64, u64),
     }
@@ -628,11 +628,11 @@ mod tests {
             eprintln!("SKIPPED: loop devices: {CONTROL}: {error}");
             return None;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("image")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(directory.path().join("image")).unwrap();
         file.set_len(1 << 20).unwrap();
         let metadata = file.metadata().unwrap();
-        Some(Backing { folder, file, identity: (metadata.dev(), metadata.ino()) })
+        Some(Backing { directory, file, identity: (metadata.dev(), metadata.ino()) })
     }
 
     fn sys(device: &Loop, attribute: &str) -> String {
@@ -647,8 +647,8 @@ mod tests {
         let device = attach(&backing.file, "label", false).unwrap();
         assert_eq!(device.backing, backing.identity);
         assert!(!device.read_only);
-        assert_eq!(sys(&device, "loop/backing_file"), backing.folder.path().join("image").display().to_string());
-        assert_eq!(file_of(&device.path).unwrap(), Some(backing.folder.path().join("image")));
+        assert_eq!(sys(&device, "loop/backing_file"), backing.directory.path().join("image").display().to_string());
+        assert_eq!(file_of(&device.path).unwrap(), Some(backing.directory.path().join("image")));
         assert_eq!(device.label, "label");
         assert_eq!(sys(&device, "dev"), format!("{}:{}", device.number.0, device.number.1));
         assert_eq!(sys(&device, "queue/logical_block_size"), "512");
@@ -668,7 +668,7 @@ mod tests {
         assert_eq!(&content, b"through");
 
         // A renamed file is the same file.
-        std::fs::rename(backing.folder.path().join("image"), backing.folder.path().join("renamed")).unwrap();
+        std::fs::rename(backing.directory.path().join("image"), backing.directory.path().join("renamed")).unwrap();
         assert_eq!(find(backing.identity, Path::new(NAME)).unwrap(), std::slice::from_ref(&device));
 
         // Not by a wrong identity.
@@ -683,7 +683,7 @@ mod tests {
     #[test]
     fn the_mode_and_flags_of_the_given_descriptor_do_not_matter() {
         let Some(backing) = backing() else { return };
-        let path = backing.folder.path().join("image");
+        let path = backing.directory.path().join("image");
         for file in [File::open(&path).unwrap(), File::options().append(true).open(&path).unwrap()] {
             let device = attach(&file, "label", false).unwrap();
             assert!(!device.read_only);
@@ -722,7 +722,7 @@ mod tests {
         assert_eq!(sys(&device, "ro"), "0");
     }
 
-    /// The kernel keeps it with the number; a program that was killed in between leaves it to whoever comes next.
+    /// The kernel keeps it with the number; a program that was killed in between leaves it to anyone who comes next.
     #[test]
     fn an_earlier_user_s_write_protection_is_not_ours() {
         let Some(first) = (0..8).map(|_| backing()).collect::<Option<Vec<_>>>() else { return };
@@ -776,7 +776,7 @@ mod tests {
         detach(&device.path, device.backing).unwrap();
     }
 
-    /// A journal of another driver, or of an earlier life, names this number: its owner mounts and detaches it as if alone. Whoever claimed
+    /// A journal of another driver, or of an earlier life, names this number: its owner mounts and detaches it as if alone. Anyone who claimed
     /// it here would be refused, since its owner has claimed it.
     #[test]
     fn device_of_another_is_not_claimed_by_detach() {
@@ -849,7 +849,7 @@ mod tests {
             return;
         }
         in_own_namespace(|| {
-            let root = Root::open(backing.folder.path()).unwrap();
+            let root = Root::open(backing.directory.path()).unwrap();
             let path = root.path().join("mounted");
             let target = root.make_dir(&path, 0o700).unwrap();
             let fs = mount::new_filesystem("ext4", &device.path, &MountFlags::default(), &Attributes::default()).unwrap();
@@ -881,7 +881,7 @@ mod tests {
             match unsafe { kernel::configure(device.as_raw_fd(), &raw const config) } {
                 Ok(_) => {
                     let device = status(&device.path().unwrap()).unwrap().unwrap();
-                    // Another test leaves its write protection to whoever has its number next.
+                    // Another test leaves its write protection to anyone who has its number next.
                     Device::open(&device.path, false).unwrap().set_read_only(false).unwrap();
                     return device;
                 }
@@ -911,7 +911,7 @@ mod tests {
                 }
             }
             in_own_namespace(|| {
-                let root = Root::open(disk.folder.path()).unwrap();
+                let root = Root::open(disk.directory.path()).unwrap();
                 let path = root.path().join(fstype);
                 let target = root.make_dir(&path, 0o700).unwrap();
                 let fs = mount::new_filesystem(fstype, device, &MountFlags::default(), &Attributes::default()).unwrap();
@@ -1001,7 +1001,7 @@ mod tests {
                 }
                 // Until the sender is dropped.
                 ended.recv_timeout(LONGEST_HANG).ok();
-                // By force: whoever waits for an answer gets an error.
+                // By force: anyone who waits for an answer gets an error.
                 nix::mount::umount2(&path, nix::mount::MntFlags::MNT_FORCE | nix::mount::MntFlags::MNT_DETACH).unwrap();
             });
             Some(Served { stop, end: Some(end), server: Some(server) })
@@ -1083,12 +1083,12 @@ mod tests {
     fn device_whose_file_hangs_holds_up_no_look_for_another() {
         in_own_namespace(|| {
             let Some(backing) = backing() else { return };
-            let folder = tempfile::tempdir().unwrap();
+            let directory = tempfile::tempdir().unwrap();
             // Dropped after the file system.
             let mut unbound = Unbound(None);
-            let Some(mut served) = Served::at(folder.path()) else { return };
+            let Some(mut served) = Served::at(directory.path()) else { return };
             let hung_name = Path::new("hung");
-            let file = File::open(folder.path().join(hung_name)).unwrap();
+            let file = File::open(directory.path().join(hung_name)).unwrap();
             let hung = attach(&file, "label", true).unwrap();
             unbound.0 = Some(hung.path.clone());
             let ours = attach(&backing.file, "label", false).unwrap();
@@ -1126,8 +1126,8 @@ mod tests {
 
     #[test]
     fn what_is_no_file_cannot_back_a_device() {
-        let folder = File::open("/").unwrap();
-        assert!(matches!(attach(&folder, "/", true), Err(Error::Unexpected { .. })));
+        let directory = File::open("/").unwrap();
+        assert!(matches!(attach(&directory, "/", true), Err(Error::Unexpected { .. })));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! LUKS2 (cryptsetup(8)): an encrypted device, its header, and the mapping that shows it in clear.
 //!
-//! A header says in its `subsystem` field what is behind it ([`State`]), so that a mkfs or a growth that was cut off is known
+//! A header says in its `subsystem` field what is behind it ([`State`]), so that a mkfs or a growth that was interrupted is known
 //! for one on whatever node the volume turns up next.
 
 use std::os::fd::AsFd;
@@ -83,7 +83,7 @@ fn parse(bytes: &[u8; 512]) -> Option<Header> {
 /// Writes a header onto a device that was proven blank, marked as new.
 ///
 /// # Errors
-/// `Tool` with what cryptsetup said. Cut off, it leaves a part within the first [`OVERHEAD`] bytes.
+/// `Tool` with what cryptsetup said. Interrupted, it leaves a part within the first [`OVERHEAD`] bytes.
 pub fn format(device: &Device, passphrase: &str) -> Result<()> {
     let arguments = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", State::New.subsystem()];
     cryptsetup(device, &[&arguments, COST].concat(), None, passphrase, &[0])?;
@@ -142,7 +142,7 @@ fn cryptsetup(device: &Device, options: &[&str], name: Option<&str>, passphrase:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::fs::cut_off::killed_at_write;
+    use crate::os::fs::interrupted::killed_at_write;
     use crate::os::fs::testing::Loop;
 
     fn bytes(version: u8, subsystem: &[u8]) -> [u8; 512] {

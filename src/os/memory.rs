@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "mallopt and malloc_trim have no safe wrapper")]
 
 /// Few heaps, and large blocks go back at once. For the start of the program, before there are other threads.
-pub fn be_frugal() {
+pub fn limit_malloc_arenas() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, 128 << 10), (libc::M_MMAP_THRESHOLD, 128 << 10)] {
         // SAFETY: mallopt takes plain numbers; one that it does not know it refuses.

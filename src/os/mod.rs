@@ -15,11 +15,11 @@ pub mod answers;
 pub mod block;
 pub mod copy;
 pub mod deadline;
+pub mod dir;
 pub mod dm;
 pub mod durable;
 #[cfg(feature = "faults")]
 mod faults;
-pub mod folder;
 pub mod freeze;
 pub mod fs;
 #[cfg(feature = "faults")]
@@ -77,7 +77,7 @@ pub enum Error {
     #[error("{action} {object}: no answer within {}", humantime::format_duration(*after))]
     Deadline { action: &'static str, object: String, after: Duration },
 
-    /// A path that leaves its folder, holds a link, or cannot be one.
+    /// A path that leaves its directory, holds a link, or cannot be one.
     #[error("{}: {reason}", path.display())]
     Path { path: PathBuf, reason: String },
 
@@ -125,7 +125,7 @@ impl From<Error> for volume::Error {
             Error::Path { path, reason } => volume::Error::invalid("path", format!("{}: {reason}", path.display())),
             Error::Io { action, object, source } => volume::Error::failed(action, object, source),
             Error::Tool { tool, object, status, output } => volume::Error::failed(tool, object, ended(&status, &output)),
-            Error::Deadline { action, object, after } => volume::Error::Pending {
+            Error::Deadline { action, object, after } => volume::Error::InProgress {
                 object: format!("{action} {object}"),
                 reason: format!("no answer within {}", humantime::format_duration(after)),
             },

@@ -214,15 +214,15 @@ fn said(context: &OwnedFd) -> String {
     if messages.is_empty() { String::new() } else { format!(" ({})", messages.join("; ")) }
 }
 
-/// Opens a folder (O_PATH) of the file system mounted at `mount`, a path of the driver's own; never through a link, and not of what
+/// Opens a directory (O_PATH) of the file system mounted at `mount`, a path of the driver's own; never through a link, and not of what
 /// is mounted inside.
 ///
-/// Each folder on the way is asked of its server before its name for the next is believed (statx(2), AT_STATX_FORCE_SYNC): a client of
-/// NFS keeps names for a minute, and one of them may be another folder's by now, its old one being in somebody's trash.
+/// Each directory on the way is asked of its server before its name for the next is believed (statx(2), AT_STATX_FORCE_SYNC): a client of
+/// NFS keeps names for a minute, and one of them may be another directory's by now, its old one being in somebody's trash.
 ///
 /// # Errors
 /// `Path` where a link or a file is in the way; `Io`: ENOENT, ESTALE.
-pub fn open_in(mount: &Path, folder: &Path) -> Result<OwnedFd> {
+pub fn open_in(mount: &Path, directory: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     let asked = |open: OwnedFd, path: &Path| match rustix::fs::statx(
@@ -237,21 +237,21 @@ pub fn open_in(mount: &Path, folder: &Path) -> Result<OwnedFd> {
     let top = rustix::fs::open(mount, flags | OFlags::NOFOLLOW, Mode::empty());
     let mut open = asked(top.map_err(|errno| Error::io("open mount", mount, errno))?, mount)?;
     let mut path = mount.to_owned();
-    for name in folder {
+    for name in directory {
         path.push(name);
         let next = rustix::fs::openat2(&open, name, flags, Mode::empty(), resolve).map_err(|errno| match errno {
             Errno::LOOP | Errno::XDEV | Errno::NOTDIR => Error::Path {
-                path: mount.join(folder),
+                path: mount.join(directory),
                 reason: "leads over a link, into another file system, or through a file; nothing of it is used".to_owned(),
             },
-            errno => Error::io("open folder", &path, errno),
+            errno => Error::io("open directory", &path, errno),
         })?;
         open = asked(next, &path)?;
     }
     Ok(open)
 }
 
-/// Makes a detached copy of the mount at `from` (an O_PATH descriptor of a folder, file or device node), with
+/// Makes a detached copy of the mount at `from` (an O_PATH descriptor of a directory, file or device node), with
 /// `attributes` set before anyone can see it. Not recursive. What the original mount forbids (`ro`, `noexec`, ...) the copy
 /// forbids too: attributes are added, never taken away.
 pub fn clone_mount(from: BorrowedFd<'_>, attributes: &Attributes) -> Result<OwnedFd> {
@@ -303,13 +303,13 @@ pub fn is_supported() -> Result<()> {
 /// Moves a detached mount onto `target` (O_PATH); on top, where something is mounted there already.
 ///
 /// # Errors
-/// `Io`: EINVAL where one is a folder and the other is not.
+/// `Io`: EINVAL where one is a directory and the other is not.
 pub fn attach(mount: OwnedFd, target: BorrowedFd<'_>, target_path: &Path) -> Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(&mount, "", target, "", flags).map_err(|errno| Error::io("mount onto", target_path, errno))
 }
 
-/// Unmounts the mount `id` (of mountinfo), which is on top at `path`. Through the open parent folder, and only if it is this
+/// Unmounts the mount `id` (of mountinfo), which is on top at `path`. Through the open parent directory, and only if it is this
 /// mount that lies there: the path may by now lead over a link, or to another's. Nothing of the mount itself is looked at: its server
 /// may be dead.
 ///
@@ -317,16 +317,16 @@ pub fn attach(mount: OwnedFd, target: BorrowedFd<'_>, target_path: &Path) -> Res
 /// `Path`, `Unexpected` where it is not there any more; `Io`: EBUSY.
 pub fn unmount(root: &Root, path: &Path, id: u64) -> Result<()> {
     let (parent, name) = root.parent(path)?;
-    let folder = format!("/proc/self/fd/{}", parent.as_raw_fd());
+    let directory = format!("/proc/self/fd/{}", parent.as_raw_fd());
     let unexpected = |reason: &str| Err(Error::Unexpected { object: path.display().to_string(), reason: reason.to_owned() });
-    // The open folder is the one that mountinfo speaks of, before and after it was read. What is mounted upon cannot be renamed,
-    // so that from then on the name in the open folder leads to that mount.
-    let is_folder =
-        || rustix::fs::readlink(&folder, Vec::new()).is_ok_and(|link| Some(link.as_bytes()) == path.parent().map(bytes));
-    if !is_folder() || MountTable::read()?.at(path).last().map(|top| top.id) != Some(id) || !is_folder() {
+    // The open directory is the one that mountinfo speaks of, before and after it was read. What is mounted upon cannot be renamed,
+    // so that from then on the name in the open directory leads to that mount.
+    let is_directory =
+        || rustix::fs::readlink(&directory, Vec::new()).is_ok_and(|link| Some(link.as_bytes()) == path.parent().map(bytes));
+    if !is_directory() || MountTable::read()?.at(path).last().map(|top| top.id) != Some(id) || !is_directory() {
         return unexpected("another mount is there by now");
     }
-    let place = Path::new(&folder).join(name);
+    let place = Path::new(&directory).join(name);
     rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(|errno| Error::io("unmount", path, errno))
 }
 
@@ -373,7 +373,7 @@ pub(crate) mod testing {
     impl Drop for Hung<'_> {
         fn drop(&mut self) {
             nix::mount::umount2(self.path, nix::mount::MntFlags::MNT_DETACH).unwrap();
-            // Whoever waits for an answer gets an error.
+            // Anyone who waits for an answer gets an error.
             self.server.take();
         }
     }
@@ -474,11 +474,11 @@ mod tests {
         }
     }
 
-    /// A folder that may be mounted on, below which paths are resolved.
+    /// A directory that may be mounted on, below which paths are resolved.
     fn ground() -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::open(folder.path()).unwrap();
-        (folder, root)
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::open(directory.path()).unwrap();
+        (directory, root)
     }
 
     fn tmpfs(source: &str, attributes: &Attributes) -> OwnedFd {
@@ -489,8 +489,8 @@ mod tests {
         MountTable::read().unwrap().at(path).into_iter().cloned().collect()
     }
 
-    fn create(folder: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
-        openat(folder, name, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)
+    fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
+        openat(directory, name, OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)
     }
 
     #[test]
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn mounts_come_late_and_stack() {
         in_own_namespace(|| {
-            let (_folder, root) = ground();
+            let (_directory, root) = ground();
             let path = root.path().join("a b");
             let target = root.make_dir(&path, 0o700).unwrap();
             // The second is made first: the ids say nothing of who is on top.
@@ -551,11 +551,11 @@ mod tests {
     #[test]
     fn a_read_only_clone_is_never_writable() {
         in_own_namespace(|| {
-            let (_folder, root) = ground();
+            let (_directory, root) = ground();
             let (stage, target) = (root.path().join("stage"), root.path().join("target"));
             let stage_fd = root.make_dir(&stage, 0o700).unwrap();
             attach(tmpfs("x", &Attributes::default()), stage_fd.as_fd(), &stage).unwrap();
-            // Opened again: the first descriptor is of the folder below the mount.
+            // Opened again: the first descriptor is of the directory below the mount.
             let staged = root.open_path(&stage).unwrap().unwrap();
 
             let clone = clone_mount(staged.as_fd(), &Attributes { read_only: true, ..Attributes::default() }).unwrap();
@@ -579,7 +579,7 @@ mod tests {
     #[test]
     fn attributes_are_those_the_kernel_shows() {
         in_own_namespace(|| {
-            let (_folder, root) = ground();
+            let (_directory, root) = ground();
             let all = Attributes {
                 read_only: true,
                 nosuid: true,
@@ -623,7 +623,7 @@ mod tests {
     #[test]
     fn files_and_device_nodes_can_be_cloned_onto_files_only() {
         in_own_namespace(|| {
-            let (_folder, root) = ground();
+            let (_directory, root) = ground();
             let path = root.path().join("device");
             let target = root.make_file(&path, 0o600).unwrap();
             let null = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
@@ -635,18 +635,18 @@ mod tests {
             unmount(&root, &path, at(&path)[0].id).unwrap();
             assert!(path.metadata().unwrap().is_file());
 
-            let folder = root.path().join("folder");
-            let folder_fd = root.make_dir(&folder, 0o700).unwrap();
+            let directory = root.path().join("directory");
+            let directory_fd = root.make_dir(&directory, 0o700).unwrap();
             let clone = clone_mount(null.as_fd(), &Attributes::default()).unwrap();
-            assert_eq!(attach(clone, folder_fd.as_fd(), &folder).unwrap_err().errno(), Some(libc::EINVAL));
-            assert!(at(&folder).is_empty());
+            assert_eq!(attach(clone, directory_fd.as_fd(), &directory).unwrap_err().errno(), Some(libc::EINVAL));
+            assert!(at(&directory).is_empty());
         });
     }
 
     #[test]
     fn unmount_follows_no_link_and_says_busy() {
         in_own_namespace(|| {
-            let (_folder, root) = ground();
+            let (_directory, root) = ground();
             let (path, link) = (root.path().join("a"), root.path().join("link"));
             let target = root.make_dir(&path, 0o700).unwrap();
             attach(tmpfs("x", &Attributes::default()), target.as_fd(), &path).unwrap();

@@ -20,7 +20,7 @@ pub struct Mount {
     pub parent: u64,
     /// Major and minor of the file system's device.
     pub device: (u32, u32),
-    /// What of the file system is mounted: `/`, or a folder or file in it for a bind mount. If that was removed since,
+    /// What of the file system is mounted: `/`, or a directory or file in it for a bind mount. If that was removed since,
     /// it ends in `//deleted`.
     pub root: PathBuf,
     pub mount_point: PathBuf,
@@ -116,7 +116,7 @@ impl MountTable {
     }
 
     /// What is mounted exactly at `path`: none, one, or a stack, the topmost last. It is what one finds who goes there: a mount
-    /// at the same path that lies hidden below a mount on some folder above is not among them ([`MountTable::of_device`] shows it).
+    /// at the same path that lies hidden below a mount on some directory above is not among them ([`MountTable::of_device`] shows it).
     ///
     /// The order of the lines does not say which mount is on top (since Linux 6.8 they are sorted by id, and a detached
     /// mount may be older than what it is put upon); the parents do.
@@ -177,7 +177,7 @@ impl<'a> Index<'a> {
     }
 }
 
-/// What one finds at `path`, `on_the_way` being all mounts at it or at a folder above.
+/// What one finds at `path`, `on_the_way` being all mounts at it or at a directory above.
 fn stack_at<'a>(path: &Path, mut on_the_way: Vec<&'a Mount>) -> Vec<&'a Mount> {
     let mut stack: Vec<&'a Mount> = Vec::new();
     while let Some(next) = next_crossed(&on_the_way, stack.last().copied()) {
@@ -197,7 +197,7 @@ fn stack_at<'a>(path: &Path, mut on_the_way: Vec<&'a Mount>) -> Vec<&'a Mount> {
 fn next_crossed<'a>(candidates: &[&'a Mount], current: Option<&Mount>) -> Option<&'a Mount> {
     let is_next = |mount: &&&Mount| match current {
         Some(current) => mount.parent == current.id,
-        // The root of the namespace, or what hangs on a mount that our root folder does not show.
+        // The root of the namespace, or what hangs on a mount that our root directory does not show.
         None => mount.parent == mount.id || candidates.iter().all(|other| other.id != mount.parent),
     };
     candidates.iter().filter(is_next).min_by_key(|mount| mount.mount_point.as_os_str().len()).copied()

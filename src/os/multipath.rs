@@ -29,8 +29,8 @@ pub struct Map {
 impl Map {
     /// The map of this kernel name (`dm-3`); `None` where it is none of multipathd's, or gone.
     pub fn of(kernel_name: &str) -> Result<Option<Map>> {
-        let folder = Path::new("/sys/block").join(kernel_name);
-        let get = |file: &str| attribute(&folder, file);
+        let directory = Path::new("/sys/block").join(kernel_name);
+        let get = |file: &str| attribute(&directory, file);
         let (Some(uuid), Some(name), Some(number)) = (get("dm/uuid")?, get("dm/name")?, get("dev")?.as_deref().and_then(number))
         else {
             return Ok(None);
@@ -51,7 +51,7 @@ impl Map {
 
     /// The disks that are its paths.
     pub fn disks(&self) -> Result<Vec<String>> {
-        children(&self.folder().join("slaves"))
+        children(&self.directory().join("slaves"))
     }
 
     /// Whether it shows the disk of this identity, and no other.
@@ -72,7 +72,7 @@ impl Map {
 
     /// In bytes.
     pub fn size(&self) -> Result<u64> {
-        size_of(&self.folder())
+        size_of(&self.directory())
     }
 
     /// Makes the map as large as its paths, which have grown.
@@ -88,7 +88,7 @@ impl Map {
         order(&["disablequeueing", "map", &self.name])
     }
 
-    fn folder(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         Path::new("/sys/block").join(self.path.file_name().unwrap_or_default())
     }
 }
@@ -108,10 +108,10 @@ pub fn size_of_disk(disk: &Disk) -> Result<u64> {
     size_of(&Path::new("/sys/block").join(&disk.name))
 }
 
-fn size_of(folder: &Path) -> Result<u64> {
-    let sectors = attribute(folder, "size")?.and_then(|size| size.parse::<u64>().ok());
+fn size_of(directory: &Path) -> Result<u64> {
+    let sectors = attribute(directory, "size")?.and_then(|size| size.parse::<u64>().ok());
     let sectors = sectors.ok_or_else(|| Error::Unexpected {
-        object: folder.display().to_string(),
+        object: directory.display().to_string(),
         reason: "it has no size; the device is gone".to_owned(),
     })?;
     Ok(sectors.saturating_mul(512))

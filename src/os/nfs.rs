@@ -115,7 +115,7 @@ pub fn answers(place: &Path, deadline: Duration) -> Result<()> {
     ask(place, Vec::new(), deadline, move || rustix::fs::statfs(&path).map(drop))
 }
 
-/// As `answers`, of the open top folder of a mount to which no path leads.
+/// As `answers`, of the open top directory of a mount to which no path leads.
 ///
 /// # Errors
 /// As `answers`.

@@ -71,10 +71,10 @@ pub fn disks(sysfs: &Path) -> Result<Vec<Disk>> {
     let block = sysfs.join("block");
     let mut disks = Vec::new();
     for name in children(&block)? {
-        let folder = block.join(&name);
-        let Some(serial) = attribute(&folder, "device/serial")? else { continue };
-        let Some(number) = attribute(&folder, "dev")?.as_deref().and_then(number) else { continue };
-        let model = attribute(&folder, "device/model")?.unwrap_or_default();
+        let directory = block.join(&name);
+        let Some(serial) = attribute(&directory, "device/serial")? else { continue };
+        let Some(number) = attribute(&directory, "dev")?.as_deref().and_then(number) else { continue };
+        let model = attribute(&directory, "device/model")?.unwrap_or_default();
         disks.push(Disk { name, number, serial, model });
     }
     Ok(disks)
@@ -97,10 +97,11 @@ pub fn size(device: &Device) -> Result<Option<u64>> {
 
 /// Has the kernel look at a disk's controllers anew; what has changed is taken over a little later.
 pub fn rescan(sysfs: &Path, disk: &str) -> Result<()> {
-    let folder = sysfs.join("block").join(disk).join("device");
+    let directory = sysfs.join("block").join(disk).join("device");
     // With several paths to a disk `device` is its subsystem, in which the controllers are.
-    let mut controllers: Vec<PathBuf> = vec![folder.clone()];
-    controllers.extend(children(&folder)?.into_iter().filter(|name| name.starts_with("nvme")).map(|name| folder.join(name)));
+    let mut controllers: Vec<PathBuf> = vec![directory.clone()];
+    controllers
+        .extend(children(&directory)?.into_iter().filter(|name| name.starts_with("nvme")).map(|name| directory.join(name)));
     for order in controllers.iter().map(|controller| controller.join("rescan_controller")).filter(|order| order.exists()) {
         std::fs::write(&order, "1").map_err(|error| Error::io("write", &order, error))?;
     }
@@ -186,10 +187,10 @@ mod tests {
 
     #[test]
     fn sysfs_shows_disks_with_a_serial() {
-        let root = tempfile::tempdir().expect("a folder");
+        let root = tempfile::tempdir().expect("a directory");
         let put = |path: &str, text: &str| {
             let path = root.path().join("block").join(path);
-            std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
             std::fs::write(path, text).expect("a file");
         };
         put("nvme1n1/device/serial", "vol0123456789abcdef0\n");
@@ -204,7 +205,7 @@ mod tests {
             model: "Amazon Elastic Block Store".to_owned(),
         };
         assert_eq!(disks(root.path()).expect("reads"), [disk]);
-        assert_eq!(disks(Path::new("/no/such/folder")).expect("none"), []);
+        assert_eq!(disks(Path::new("/no/such/directory")).expect("none"), []);
 
         put("nvme1n1/device/rescan_controller", "");
         put("nvme2n1/device/nvme2/rescan_controller", "");

@@ -1,4 +1,4 @@
-//! Paths from outside, resolved below a folder of ours without following links (openat2(2)).
+//! Paths from outside, resolved below a directory of ours without following links (openat2(2)).
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,24 +18,24 @@ const NAME_LIMIT: usize = 255;
 /// down is a volume, and nothing is done in one.
 const FURNITURE: usize = 2;
 
-/// A folder below which everything asked for must lie: the kubelet's folder, the state folder, a pool.
+/// A directory below which everything asked for must lie: the kubelet's directory, the state directory, a pool.
 #[derive(Debug)]
 pub struct Root {
     given: PathBuf,
     path: PathBuf,
-    folder: OwnedFd,
+    directory: OwnedFd,
 }
 
 impl Root {
-    /// Opens an existing folder. Links in `path` itself are followed: it is the operator's.
+    /// Opens an existing directory. Links in `path` itself are followed: it is the operator's.
     ///
     /// # Errors
-    /// `Io`: ENOENT, or ENOTDIR where it is no folder.
+    /// `Io`: ENOENT, or ENOTDIR where it is no directory.
     pub fn open(path: &Path) -> Result<Root> {
-        let canonical = path.canonicalize().map_err(|error| Error::io("open folder", path, error))?;
-        let folder = rustix::fs::open(&canonical, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| Error::io("open folder", path, errno))?;
-        Ok(Root { given: path.to_owned(), path: canonical, folder })
+        let canonical = path.canonicalize().map_err(|error| Error::io("open directory", path, error))?;
+        let directory = rustix::fs::open(&canonical, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| Error::io("open directory", path, errno))?;
+        Ok(Root { given: path.to_owned(), path: canonical, directory })
     }
 
     /// As given to `open`, made canonical: mountinfo shows mount points below this path, whatever name the caller uses.
@@ -43,8 +43,8 @@ impl Root {
         &self.path
     }
 
-    /// Checks, without touching the disk, that `path` is absolute, lies below this folder (not the folder itself), has
-    /// no `.`/`..`/empty components and no NUL, and gives it relative to the folder. The folder may be called what it was
+    /// Checks, without touching the disk, that `path` is absolute, lies below this directory (not the directory itself), has
+    /// no `.`/`..`/empty components and no NUL, and gives it relative to the directory. The directory may be called what it was
     /// called in `open`, or by its canonical path.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl Root {
         }
         let relative = path.strip_prefix(&self.given).or_else(|_| path.strip_prefix(&self.path));
         match relative {
-            Ok(relative) if relative.as_os_str().is_empty() => refuse("is the folder itself, not something in it".to_owned()),
+            Ok(relative) if relative.as_os_str().is_empty() => refuse("is the directory itself, not something in it".to_owned()),
             Ok(relative) => Ok(relative.to_owned()),
             Err(_) => refuse(format!("is not below {}", self.path.display())),
         }
@@ -87,19 +87,19 @@ impl Root {
             Err(error) if error.is_missing() => return Ok(None),
             place => place?,
         };
-        match beneath(&place.parent, place.name.as_ref(), OFlags::PATH, 0) {
+        match open_beneath(&place.parent, place.name.as_ref(), OFlags::PATH, 0) {
             Ok(fd) => Ok(Some(fd)),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(self.error("open", path, &place.relative, errno)),
         }
     }
 
-    /// The open parent folder of `path`, as in `open_path`, and its name in there.
+    /// The open parent directory of `path`, as in `open_path`, and its name in there.
     pub fn parent(&self, path: &Path) -> Result<(OwnedFd, OsString)> {
         self.place(path).map(|place| (place.parent, place.name))
     }
 
-    /// Makes one folder (its parent exists) and opens it with O_PATH. An existing folder is fine. `mode` is less the umask.
+    /// Makes one directory (its parent exists) and opens it with O_PATH. An existing directory is fine. `mode` is less the umask.
     ///
     /// # Errors
     /// `Path` where a link or a file is there, `Io` where the parent is missing.
@@ -107,17 +107,19 @@ impl Root {
         let place = self.place(path)?;
         match rustix::fs::mkdirat(&place.parent, &place.name, Mode::from_raw_mode(mode)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(self.error("make folder", path, &place.relative, errno)),
+            Err(errno) => return Err(self.error("make directory", path, &place.relative, errno)),
         }
-        match beneath(&place.parent, place.name.as_ref(), OFlags::PATH | OFlags::DIRECTORY, 0) {
+        match open_beneath(&place.parent, place.name.as_ref(), OFlags::PATH | OFlags::DIRECTORY, 0) {
             Ok(fd) => Ok(fd),
-            Err(Errno::NOTDIR) => Err(Error::Path { path: path.to_owned(), reason: "is there, but not as a folder".to_owned() }),
-            Err(errno) => Err(self.error("open folder", path, &place.relative, errno)),
+            Err(Errno::NOTDIR) => {
+                Err(Error::Path { path: path.to_owned(), reason: "is there, but not as a directory".to_owned() })
+            }
+            Err(errno) => Err(self.error("open directory", path, &place.relative, errno)),
         }
     }
 
     /// Makes one empty file (its parent exists) to mount a device on, and opens it with O_PATH. An existing empty
-    /// file or device node is fine, a folder or a file with data is not. `mode` is less the umask.
+    /// file or device node is fine, a directory or a file with data is not. `mode` is less the umask.
     ///
     /// # Errors
     /// `Path` where a link or anything else is there, `Io` where the parent is missing.
@@ -125,21 +127,21 @@ impl Root {
         let place = self.place(path)?;
         let fail = |action, errno| self.error(action, path, &place.relative, errno);
         // With O_EXCL, so that what is there is never opened for writing: opening a device or a FIFO does things.
-        match beneath(&place.parent, place.name.as_ref(), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode) {
+        match open_beneath(&place.parent, place.name.as_ref(), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode) {
             Ok(_) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(fail("make file", errno)),
         }
-        let fd = beneath(&place.parent, place.name.as_ref(), OFlags::PATH, 0).map_err(|errno| fail("open file", errno))?;
+        let fd = open_beneath(&place.parent, place.name.as_ref(), OFlags::PATH, 0).map_err(|errno| fail("open file", errno))?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| fail("stat", errno))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile if stat.st_size > 0 => Err(with_data(path)),
             FileType::RegularFile | FileType::BlockDevice | FileType::CharacterDevice => Ok(fd),
-            FileType::Directory => Err(Error::Path { path: path.to_owned(), reason: "is a folder, not a file".to_owned() }),
+            FileType::Directory => Err(Error::Path { path: path.to_owned(), reason: "is a directory, not a file".to_owned() }),
             _ => Err(Error::Path { path: path.to_owned(), reason: "is neither a file nor a device".to_owned() }),
         }
     }
 
-    /// Removes one empty folder or one empty file (never a tree). Missing is fine. Whoever calls has seen in mountinfo that it is
+    /// Removes one empty directory or one empty file (never a tree). Missing is fine. Anyone who calls has seen in mountinfo that it is
     /// no mount.
     ///
     /// # Errors
@@ -166,27 +168,27 @@ impl Root {
         }
     }
 
-    /// The open parent folder of `path`, and its name in there.
+    /// The open parent directory of `path`, and its name in there.
     fn place(&self, path: &Path) -> Result<Place> {
         let relative = self.relative(path)?;
         let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else {
             return Err(Error::Path { path: path.to_owned(), reason: "has no name".to_owned() });
         };
         let name = name.to_owned();
-        match self.folder(parent) {
-            Ok(folder) => Ok(Place { parent: folder, name, relative }),
-            Err(errno) => Err(self.error("open folder", &self.path.join(parent), parent, errno)),
+        match self.directory(parent) {
+            Ok(directory) => Ok(Place { parent: directory, name, relative }),
+            Err(errno) => Err(self.error("open directory", &self.path.join(parent), parent, errno)),
         }
     }
 
-    /// Opens a folder at a relative path, perhaps an empty one.
-    fn folder(&self, relative: &Path) -> Result<OwnedFd, Errno> {
+    /// Opens a directory at a relative path, perhaps an empty one.
+    fn directory(&self, relative: &Path) -> Result<OwnedFd, Errno> {
         let mut components = relative.components();
         let furniture: PathBuf = std::iter::once(Component::CurDir).chain(components.by_ref().take(FURNITURE)).collect();
-        let folder = resolve(&self.folder, &furniture, OFlags::PATH | OFlags::DIRECTORY, 0, WITHOUT_LINKS)?;
+        let directory = resolve(&self.directory, &furniture, OFlags::PATH | OFlags::DIRECTORY, 0, WITHOUT_LINKS)?;
         match components.as_path() {
-            rest if rest.as_os_str().is_empty() => Ok(folder),
-            rest => resolve(&folder, rest, OFlags::PATH | OFlags::DIRECTORY, 0, WITHOUT_LINKS | ResolveFlags::NO_XDEV),
+            rest if rest.as_os_str().is_empty() => Ok(directory),
+            rest => resolve(&directory, rest, OFlags::PATH | OFlags::DIRECTORY, 0, WITHOUT_LINKS | ResolveFlags::NO_XDEV),
         }
     }
 
@@ -209,7 +211,7 @@ impl Root {
         prefixes.reverse();
         let is_link = |prefix: &&Path| {
             // With O_NOFOLLOW the last component may be a link, and is then opened itself.
-            beneath(&self.folder, prefix, OFlags::PATH | OFlags::NOFOLLOW, 0)
+            open_beneath(&self.directory, prefix, OFlags::PATH | OFlags::NOFOLLOW, 0)
                 .and_then(rustix::fs::fstat)
                 .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
         };
@@ -225,15 +227,15 @@ struct Place {
 
 const WITHOUT_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-fn beneath(folder: impl AsFd, path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
-    resolve(folder, path, flags, mode, WITHOUT_LINKS)
+fn open_beneath(directory: impl AsFd, path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
+    resolve(directory, path, flags, mode, WITHOUT_LINKS)
 }
 
 /// openat2(2). It answers EAGAIN when something was renamed or mounted at the wrong moment.
-fn resolve(folder: impl AsFd, path: &Path, flags: OFlags, mode: u32, how: ResolveFlags) -> Result<OwnedFd, Errno> {
+fn resolve(directory: impl AsFd, path: &Path, flags: OFlags, mode: u32, how: ResolveFlags) -> Result<OwnedFd, Errno> {
     let mut tries = 0;
     loop {
-        match rustix::fs::openat2(&folder, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode), how) {
+        match rustix::fs::openat2(&directory, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode), how) {
             Err(Errno::AGAIN | Errno::INTR) if tries < 100 => tries += 1,
             answer => return answer,
         }
@@ -266,20 +268,20 @@ mod tests {
 
     use super::*;
 
-    /// A folder `root` to work in and a folder `outside` beside it, with a file that must survive.
+    /// A directory `root` to work in and a directory `outside` beside it, with a file that must survive.
     struct Ground {
-        folder: tempfile::TempDir,
+        directory: tempfile::TempDir,
         root: Root,
     }
 
     fn ground() -> Ground {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for name in ["root", "outside"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::create_dir(directory.path().join(name)).unwrap();
         }
-        std::fs::write(folder.path().join("outside/file"), "precious").unwrap();
-        let root = Root::open(&folder.path().join("root")).unwrap();
-        Ground { folder, root }
+        std::fs::write(directory.path().join("outside/file"), "precious").unwrap();
+        let root = Root::open(&directory.path().join("root")).unwrap();
+        Ground { directory, root }
     }
 
     impl Ground {
@@ -288,7 +290,7 @@ mod tests {
         }
 
         fn outside(&self) -> PathBuf {
-            self.folder.path().join("outside")
+            self.directory.path().join("outside")
         }
 
         fn assert_outside_untouched(&self) {
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_paths_below_the_folder_are_taken() {
+    fn only_plain_paths_below_the_directory_are_taken() {
         let ground = ground();
         let root = ground.root.path().display().to_string();
         for good in ["a", "a/b c/d\ne", "...", "a/.b/..c"] {
@@ -317,7 +319,7 @@ mod tests {
         for (bad, why) in [
             ("a/b".to_owned(), "not absolute"),
             (String::new(), "not absolute"),
-            (root.clone(), "folder itself"),
+            (root.clone(), "directory itself"),
             (format!("{root}/"), "empty component"),
             (format!("{root}/a//b"), "empty component"),
             (format!("{root}/a/"), "empty component"),
@@ -375,9 +377,9 @@ mod tests {
     }
 
     #[test]
-    fn a_linked_folder_may_be_called_by_either_name() {
+    fn a_linked_directory_may_be_called_by_either_name() {
         let ground = ground();
-        let link = ground.folder.path().join("link");
+        let link = ground.directory.path().join("link");
         symlink(ground.root.path(), &link).unwrap();
         let root = Root::open(&link).unwrap();
         assert_eq!(root.path(), ground.root.path());
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_must_be_one() {
+    fn the_directory_must_be_one() {
         let ground = ground();
         assert!(Root::open(&ground.at("missing")).unwrap_err().is_missing());
         assert_eq!(Root::open(&ground.outside().join("file")).unwrap_err().errno(), Some(libc::ENOTDIR));
@@ -426,11 +428,11 @@ mod tests {
     #[test]
     fn what_is_of_another_kind_is_refused() {
         let ground = ground();
-        std::fs::create_dir(ground.at("folder")).unwrap();
+        std::fs::create_dir(ground.at("directory")).unwrap();
         std::fs::write(ground.at("file"), "kept").unwrap();
         nix::unistd::mkfifo(&ground.at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(reason(ground.root.make_dir(&ground.at("file"), 0o700)).contains("not as a folder"));
-        assert!(reason(ground.root.make_file(&ground.at("folder"), 0o600)).contains("is a folder"));
+        assert!(reason(ground.root.make_dir(&ground.at("file"), 0o700)).contains("not as a directory"));
+        assert!(reason(ground.root.make_file(&ground.at("directory"), 0o600)).contains("is a directory"));
         assert!(reason(ground.root.make_file(&ground.at("fifo"), 0o600)).contains("neither"));
         assert!(reason(ground.root.make_file(&ground.at("file"), 0o600)).contains("with data"));
         assert!(reason(ground.root.remove(&ground.at("file"))).contains("with data"));
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_swapped_for_a_link_meanwhile_leads_nowhere() {
+    fn a_directory_swapped_for_a_link_meanwhile_leads_nowhere() {
         let ground = ground();
         std::fs::create_dir(ground.at("a")).unwrap();
         symlink(ground.outside(), ground.at("b")).unwrap();
@@ -474,7 +476,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    rustix::fs::renameat_with(&ground.root.folder, "a", &ground.root.folder, "b", RenameFlags::EXCHANGE).unwrap();
+                    rustix::fs::renameat_with(&ground.root.directory, "a", &ground.root.directory, "b", RenameFlags::EXCHANGE)
+                        .unwrap();
                 }
             });
             let begun = Instant::now();
@@ -483,15 +486,15 @@ mod tests {
                     ground.root.make_file(&ground.at("a/new"), 0o600).map(drop),
                     ground.root.open_path(&ground.at("a/new")).map(drop),
                     ground.root.remove(&ground.at("a/new")),
-                    ground.root.make_dir(&ground.at("a/folder"), 0o700).map(drop),
-                    ground.root.remove(&ground.at("a/folder")),
+                    ground.root.make_dir(&ground.at("a/directory"), 0o700).map(drop),
+                    ground.root.remove(&ground.at("a/directory")),
                     ground.root.remove(&ground.at("a/file")),
                 ];
                 for result in results {
                     match result {
                         Ok(()) => inside += 1,
                         Err(Error::Path { .. }) => refused += 1,
-                        // Made in one moment, looked for in another folder the next.
+                        // Made in one moment, looked for in another directory the next.
                         Err(error) if error.is_missing() => {}
                         Err(error) => panic!("{error}"),
                     }

@@ -18,7 +18,7 @@ use super::{Error, Result, nfs};
 /// What comes on top of mount.nfs's own deadline until a caller no longer waits.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// Mounts `source` (`server:/path`) with these options; answers its top folder, open for reading. `at` is an existing folder, on
+/// Mounts `source` (`server:/path`) with these options; answers its top directory, open for reading. `at` is an existing directory, on
 /// which nothing is ever seen.
 ///
 /// # Errors
@@ -107,15 +107,15 @@ mod tests {
     #[test]
     fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
         crate::os::mount::testing::in_own_namespace(|| {
-            let folder = tempfile::tempdir().unwrap();
+            let directory = tempfile::tempdir().unwrap();
             let options = ["soft".to_owned()];
-            match mount("127.0.0.1:/nowhere", &options, folder.path(), Duration::from_secs(20)) {
+            match mount("127.0.0.1:/nowhere", &options, directory.path(), Duration::from_secs(20)) {
                 Err(Error::ToolMissing { tool, .. }) => assert_eq!(tool, "mount.nfs"),
                 Err(Error::Tool { tool, object, .. }) => assert_eq!((tool, object.as_str()), ("mount.nfs", "127.0.0.1:/nowhere")),
                 other => panic!("{other:?}"),
             }
             let table = MountTable::read().unwrap();
-            assert!(table.iter().all(|mount| !mount.mount_point.starts_with(folder.path())));
+            assert!(table.iter().all(|mount| !mount.mount_point.starts_with(directory.path())));
         });
     }
 }

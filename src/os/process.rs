@@ -45,7 +45,7 @@ impl Tool {
     pub fn find(&self) -> Result<PathBuf> {
         SEARCH
             .split(':')
-            .map(|folder| Path::new(folder).join(self.name))
+            .map(|directory| Path::new(directory).join(self.name))
             .find(|path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
             .ok_or(Error::ToolMissing { tool: self.name, package: self.package })
     }
@@ -102,13 +102,13 @@ impl fmt::Debug for Run<'_> {
     }
 }
 
-/// A view of the machine's files that only one program has: over some folders lie empty ones in memory, with files that may hold
+/// A view of the machine's files that only one program has: over some directories lie empty ones in memory, with files that may hold
 /// secrets. It is gone with the program, however that ends. The memory is ramfs's, which no kernel swaps to a disk.
 #[derive(Default)]
 pub struct Private {
     covered: Vec<CString>,
     /// Below those, each after its parent.
-    folders: Vec<CString>,
+    directories: Vec<CString>,
     files: Vec<(CString, Vec<u8>)>,
 }
 
@@ -120,20 +120,20 @@ impl fmt::Debug for Private {
 }
 
 impl Private {
-    /// Puts an empty folder over one that exists.
-    pub fn cover(&mut self, folder: &Path) -> Result<()> {
-        self.covered.push(c_path(folder)?);
+    /// Puts an empty directory over one that exists.
+    pub fn cover(&mut self, directory: &Path) -> Result<()> {
+        self.covered.push(c_path(directory)?);
         Ok(())
     }
 
-    /// Puts a file into a covered folder, with the folders that lead to it.
+    /// Puts a file into a covered directory, with the directories that lead to it.
     pub fn add(&mut self, covered: &Path, name: &Path, content: &[u8]) -> Result<()> {
-        let mut folder = covered.to_owned();
+        let mut directory = covered.to_owned();
         for part in name.parent().into_iter().flat_map(Path::components) {
-            folder.push(part);
-            let path = c_path(&folder)?;
-            if !self.folders.contains(&path) {
-                self.folders.push(path);
+            directory.push(part);
+            let path = c_path(&directory)?;
+            if !self.directories.contains(&path) {
+                self.directories.push(path);
             }
         }
         self.files.push((c_path(&covered.join(name))?, content.to_vec()));
@@ -150,12 +150,12 @@ impl Private {
             // Nothing of it may be seen outside; but what is unmounted outside must go here too: a private copy of a volume's mount would
             // keep its file system in the kernel for as long as this program runs (mount_namespaces(7)).
             done(libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_SLAVE, none.cast()))?;
-            for folder in &self.covered {
+            for directory in &self.covered {
                 let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-                done(libc::mount(c"none".as_ptr(), folder.as_ptr(), c"ramfs".as_ptr(), flags, c"mode=700".as_ptr().cast()))?;
+                done(libc::mount(c"none".as_ptr(), directory.as_ptr(), c"ramfs".as_ptr(), flags, c"mode=700".as_ptr().cast()))?;
             }
-            for folder in &self.folders {
-                done(libc::mkdir(folder.as_ptr(), 0o700))?;
+            for directory in &self.directories {
+                done(libc::mkdir(directory.as_ptr(), 0o700))?;
             }
             for (path, content) in &self.files {
                 let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
@@ -470,23 +470,23 @@ mod tests {
 
     #[test]
     fn files_of_its_own_are_seen_by_no_other() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("public"), "x").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("public"), "x").unwrap();
         let mut files = Private::default();
-        files.cover(folder.path()).unwrap();
-        files.add(folder.path(), Path::new("a/b/secret"), b"hush").unwrap();
-        files.add(folder.path(), Path::new("a/other"), b"").unwrap();
+        files.cover(directory.path()).unwrap();
+        files.add(directory.path(), Path::new("a/b/secret"), b"hush").unwrap();
+        files.add(directory.path(), Path::new("a/other"), b"").unwrap();
         assert!(!format!("{files:?}").contains("hush"));
         let script = format!(
             "cd {} && find . -type f -printf '%p %m\\n' | sort; cat a/b/secret; stat -f -c ' %T' .; echo more >left",
-            folder.path().display()
+            directory.path().display()
         );
         let output = run_private(sh(&script), files).unwrap();
         assert_eq!(output.stdout, "./a/b/secret 600\n./a/other 600\nhush ramfs\n", "{}", output.stderr);
-        let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["public"]);
-        assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(folder.path().to_str().unwrap()));
+        assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(directory.path().to_str().unwrap()));
     }
 
     /// As the kubelet's directory is: shared.
@@ -560,8 +560,8 @@ mod tests {
 
     #[test]
     fn at_the_deadline_the_whole_group_is_killed_and_the_child_reaped() {
-        let folder = tempfile::tempdir().unwrap();
-        let pids = folder.path().join("pids");
+        let directory = tempfile::tempdir().unwrap();
+        let pids = directory.path().join("pids");
         let script = format!("trap '' TERM; sleep 1000 & echo $! $$ >{}; wait", pids.display());
         let begun = Instant::now();
         let error = run(Run { deadline: Duration::from_millis(500), ..sh(&script) }).unwrap_err();

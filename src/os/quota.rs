@@ -1,4 +1,4 @@
-//! Project quotas of xfs: a folder and all that is made in it is one project, which may have so many bytes.
+//! Project quotas of xfs: a directory and all that is made in it is one project, which may have so many bytes.
 //!
 //! ioctl_xfs_fsgetxattr(2), quotactl_fd(2) with Q_XSETQLIM and Q_XGETQUOTA (linux/dqblk_xfs.h).
 #![allow(unsafe_code, reason = "the ioctls and quotactl_fd(2) have no safe wrapper")]
@@ -22,7 +22,7 @@ struct FsXattr {
     pad: [u8; 8],
 }
 
-/// FS_XFLAG_PROJINHERIT: what is made in a folder has its project.
+/// FS_XFLAG_PROJINHERIT: what is made in a directory has its project.
 const INHERIT: u32 = 0x200;
 
 nix::ioctl_read!(get_attributes, b'X', 31, FsXattr);
@@ -69,9 +69,9 @@ pub struct Quota {
     pub used: u64,
 }
 
-/// Makes an empty folder, and all that will be in it, part of a project.
-pub fn set_project(folder: impl AsFd, project: u32) -> Result<()> {
-    let fd = folder.as_fd();
+/// Makes an empty directory, and all that will be in it, part of a project.
+pub fn set_project(directory: impl AsFd, project: u32) -> Result<()> {
+    let fd = directory.as_fd();
     let mut attributes = FsXattr::default();
     // SAFETY: the descriptor is open, and the struct is the kernel's.
     unsafe { get_attributes(fd.as_raw_fd(), &raw mut attributes) }.map_err(|errno| failed("read the project of", fd, errno))?;

@@ -16,7 +16,7 @@ pub struct Unit {
     /// The kernel's number of it.
     pub lun: u64,
     /// In sysfs.
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// The block device of a unit.
@@ -36,34 +36,34 @@ impl Disk {
 impl Unit {
     /// What is called by the name of a disk.
     pub fn of(disk: &str) -> Option<Unit> {
-        let folder = Path::new("/sys/block").join(disk).join("device").canonicalize().ok()?;
-        unit_at(folder)
+        let directory = Path::new("/sys/block").join(disk).join("device").canonicalize().ok()?;
+        unit_at(directory)
     }
 
     /// `host:channel:target:lun`.
     pub fn address(&self) -> String {
-        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        self.directory.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     pub fn is_disk(&self) -> Result<bool> {
-        Ok(attribute(&self.folder, "type")?.is_none_or(|kind| kind == DISK))
+        Ok(attribute(&self.directory, "type")?.is_none_or(|kind| kind == DISK))
     }
 
     /// Its identity in the whole world (VPD page 0x83): `naa.6001405...`, `eui...`, `t10...`. `None` where it has none.
     pub fn wwid(&self) -> Result<Option<String>> {
-        Ok(attribute(&self.folder, "wwid")?.map(|wwid| wwid.split_whitespace().collect::<Vec<_>>().join(" ")))
+        Ok(attribute(&self.directory, "wwid")?.map(|wwid| wwid.split_whitespace().collect::<Vec<_>>().join(" ")))
     }
 
     /// `running`; `blocked` while its session is tried again; `transport-offline` when that was given up for now.
     pub fn state(&self) -> Result<String> {
-        Ok(attribute(&self.folder, "state")?.unwrap_or_default())
+        Ok(attribute(&self.directory, "state")?.unwrap_or_default())
     }
 
     /// Its block device; `None` where there is none (yet).
     pub fn disk(&self) -> Result<Option<Disk>> {
-        let folder = self.folder.join("block");
-        let Some(name) = children(&folder)?.into_iter().next() else { return Ok(None) };
-        let number = attribute(&folder.join(&name), "dev")?.as_deref().and_then(number);
+        let directory = self.directory.join("block");
+        let Some(name) = children(&directory)?.into_iter().next() else { return Ok(None) };
+        let number = attribute(&directory.join(&name), "dev")?.as_deref().and_then(number);
         Ok(number.map(|number| Disk { name, number }))
     }
 
@@ -77,7 +77,7 @@ impl Unit {
     /// # Errors
     /// EBUSY while its disk is mounted, or lies below another device.
     pub fn remove(&self) -> Result<()> {
-        // The kernel itself would take it from below whoever uses it. Held until it is gone, so that nobody comes to.
+        // The kernel itself would take it from below anyone who uses it. Held until it is gone, so that nobody comes to.
         let alone = |disk: Disk| rustix::fs::open(disk.path(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
         let alone = self.disk()?.map(alone);
         // A dead path cannot be opened, and that is no hindrance.
@@ -85,7 +85,7 @@ impl Unit {
             return Err(Error::io("remove", self.address(), errno));
         }
         self.order("delete")?;
-        if self.folder.exists() {
+        if self.directory.exists() {
             return Err(Error::Unexpected {
                 object: self.address(),
                 reason: "it is still there after it was removed".to_owned(),
@@ -95,27 +95,27 @@ impl Unit {
     }
 
     fn order(&self, file: &'static str) -> Result<()> {
-        let path = self.folder.join(file);
+        let path = self.directory.join(file);
         std::fs::write(&path, "1").map_err(|error| Error::io("write", &path, error))
     }
 }
 
-/// The units of an iSCSI session, or of another transport's, by its folder in sysfs.
+/// The units of an iSCSI session, or of another transport's, by its directory in sysfs.
 pub(super) fn units_below(session: &Path) -> Result<Vec<Unit>> {
     let mut units = Vec::new();
     for target in children(session)?.iter().filter(|name| name.starts_with("target")) {
-        let folder = session.join(target);
-        units.extend(children(&folder)?.iter().filter_map(|name| unit_at(folder.join(name))));
+        let directory = session.join(target);
+        units.extend(children(&directory)?.iter().filter_map(|name| unit_at(directory.join(name))));
     }
     Ok(units)
 }
 
 /// `3:0:0:5`
-fn unit_at(folder: PathBuf) -> Option<Unit> {
-    let name = folder.file_name()?.to_str()?;
+fn unit_at(directory: PathBuf) -> Option<Unit> {
+    let name = directory.file_name()?.to_str()?;
     let parts: Vec<u64> = name.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
     let [_, _, _, lun] = parts.as_slice() else { return None };
-    Some(Unit { lun: *lun, folder })
+    Some(Unit { lun: *lun, directory })
 }
 
 /// `8:16`
@@ -126,8 +126,8 @@ pub(super) fn number(text: &str) -> Option<(u32, u32)> {
 
 /// What a file of sysfs says, without its newline; `None` where it is not there, or has nothing to say. An object may go at any
 /// time: then its files answer ENODEV, or EINVAL while it is half gone.
-pub(super) fn attribute(folder: &Path, name: &str) -> Result<Option<String>> {
-    let path = folder.join(name);
+pub(super) fn attribute(directory: &Path, name: &str) -> Result<Option<String>> {
+    let path = directory.join(name);
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
         Err(error) if is_gone(&error) || error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
@@ -135,18 +135,18 @@ pub(super) fn attribute(folder: &Path, name: &str) -> Result<Option<String>> {
     }
 }
 
-/// The names in a folder of sysfs, in their order; none where it is gone.
-pub(super) fn children(folder: &Path) -> Result<Vec<String>> {
-    let entries = match std::fs::read_dir(folder) {
+/// The names in a directory of sysfs, in their order; none where it is gone.
+pub(super) fn children(directory: &Path) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(directory) {
         Err(error) if is_gone(&error) => return Ok(Vec::new()),
-        entries => entries.map_err(|error| Error::io("list", folder, error))?,
+        entries => entries.map_err(|error| Error::io("list", directory, error))?,
     };
     let mut names = Vec::new();
     for entry in entries {
         match entry {
             Ok(entry) => names.push(entry.file_name().to_string_lossy().into_owned()),
             Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(Error::io("list", folder, error)),
+            Err(error) => return Err(Error::io("list", directory, error)),
         }
     }
     names.sort();
@@ -163,9 +163,9 @@ mod tests {
 
     #[test]
     fn units_are_found_by_their_address() {
-        let root = tempfile::tempdir().expect("a folder");
+        let root = tempfile::tempdir().expect("a directory");
         for name in ["target3:0:0/3:0:0:5/block/sdq", "target3:0:0/power", "connection1:0", "target3:0:1/3:0:1:x"] {
-            std::fs::create_dir_all(root.path().join(name)).expect("a folder");
+            std::fs::create_dir_all(root.path().join(name)).expect("a directory");
         }
         let unit = root.path().join("target3:0:0/3:0:0:5");
         std::fs::write(unit.join("wwid"), "t10.LIO     disk  \n").expect("a file");

@@ -1,4 +1,4 @@
-//! One attempt at a time at what may hang: it runs on a thread of its own, and whoever wants its result meanwhile waits for this one,
+//! One attempt at a time at what may hang: it runs on a thread of its own, and anyone who wants its result meanwhile waits for this one,
 //! but only so long. The thread waits for the next attempt for a while, so that frequent ones start none.
 
 use std::io;

@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn the_living_the_dead_and_the_missing_are_told_apart() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.sock");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.sock");
         let look = || listener(&path, Duration::from_secs(30));
         assert_eq!(look().unwrap(), Listener::None);
         let bound = UnixListener::bind(&path).unwrap();

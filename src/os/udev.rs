@@ -11,7 +11,7 @@ use super::process::poll;
 use super::{Error, Result};
 
 /// How long we rely on an event to come before we look for ourselves. Events do not reach everyone: those of udevd stay in its
-/// network namespace, and a node made by hand makes none.
+/// network namespace, and a device node made with mknod makes none.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Waits until the device node is there, on kernel events rather than by polling; at most `deadline`.
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn a_node_that_comes_is_seen() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("node");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| wait_for_node(&path, Duration::from_secs(30)));
             std::fs::write(&path, "").unwrap();

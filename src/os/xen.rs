@@ -17,11 +17,11 @@ pub struct Disk {
 
 /// The disk of this name; `None` where there is none, or none of Xen's.
 pub fn disk(sysfs: &Path, name: &str) -> Result<Option<Disk>> {
-    let folder = sysfs.join("block").join(name);
-    if attribute(&folder, "device/devtype")?.as_deref() != Some("vbd") {
+    let directory = sysfs.join("block").join(name);
+    if attribute(&directory, "device/devtype")?.as_deref() != Some("vbd") {
         return Ok(None);
     }
-    let Some(number) = attribute(&folder, "dev")?.as_deref().and_then(number) else { return Ok(None) };
-    let sequence = attribute(&folder, "diskseq")?.and_then(|text| text.parse().ok());
+    let Some(number) = attribute(&directory, "dev")?.as_deref().and_then(number) else { return Ok(None) };
+    let sequence = attribute(&directory, "diskseq")?.and_then(|text| text.parse().ok());
     Ok(Some(Disk { name: name.to_owned(), number, sequence }))
 }

@@ -100,7 +100,7 @@ impl Readiness {
         for (probed, answer) in asked {
             match answer.by(deadline).await {
                 Some(condition) => problems.extend(condition.problem),
-                None => problems.push(Arc::new(Error::BackendDown {
+                None => problems.push(Arc::new(Error::BackendUnavailable {
                     backend: probed.backend.name().to_string(),
                     reason: format!("no answer within {}; check its storage", humantime::format_duration(patience)),
                 })),

@@ -44,15 +44,17 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::OutOfRange { .. } => Code::OutOfRange,
         Error::NotFound { .. } => Code::NotFound,
         Error::Conflict { .. } => Code::AlreadyExists,
-        Error::InUse { .. } | Error::WrongNode { .. } | Error::NotStaged { .. } | Error::Unproven { .. } => {
+        Error::InUse { .. } | Error::WrongNode { .. } | Error::NotStaged { .. } | Error::Unverified { .. } => {
             Code::FailedPrecondition
         }
         Error::NodeFull { .. } | Error::NoCapacity { .. } => Code::ResourceExhausted,
-        Error::Busy { .. } | Error::BadToken { .. } => Code::Aborted,
-        Error::Pending { .. } => Code::DeadlineExceeded,
+        Error::Busy { .. } | Error::InvalidPageToken { .. } => Code::Aborted,
+        Error::InProgress { .. } => Code::DeadlineExceeded,
         // Probe has a code of its own for "not healthy" (CSI spec, "Probe Errors").
-        Error::BackendDown { .. } | Error::Throttled { .. } if rpc == Rpc::Probe => Code::FailedPrecondition,
-        Error::BackendDown { .. } | Error::Stale { .. } | Error::Throttled { .. } | Error::StillInUse { .. } => Code::Unavailable,
+        Error::BackendUnavailable { .. } | Error::Throttled { .. } if rpc == Rpc::Probe => Code::FailedPrecondition,
+        Error::BackendUnavailable { .. } | Error::Stale { .. } | Error::Throttled { .. } | Error::StillInUse { .. } => {
+            Code::Unavailable
+        }
         Error::Denied { .. } => Code::PermissionDenied,
         Error::Unsupported { .. } => rpc.unsupported(),
         Error::Failed { left: Left::Nothing, .. } => Code::Internal,
@@ -119,15 +121,15 @@ mod tests {
                 Code::Aborted,
                 false,
             ),
-            (Error::BadToken { token: text() }, Code::Aborted, false),
-            (Error::Pending { object: text(), reason: text() }, Code::DeadlineExceeded, false),
-            (Error::BackendDown { backend: text(), reason: text() }, Code::Unavailable, false),
+            (Error::InvalidPageToken { token: text() }, Code::Aborted, false),
+            (Error::InProgress { object: text(), reason: text() }, Code::DeadlineExceeded, false),
+            (Error::BackendUnavailable { backend: text(), reason: text() }, Code::Unavailable, false),
             (Error::Stale { object: text(), reason: text() }, Code::Unavailable, false),
             (Error::Throttled { backend: text(), reason: text() }, Code::Unavailable, false),
             (Error::StillInUse { object: text(), by: text() }, Code::Unavailable, false),
             (Error::Denied { object: text(), reason: text() }, Code::PermissionDenied, true),
             (Error::Unsupported { what: text(), reason: text() }, Code::FailedPrecondition, true),
-            (Error::Unproven { device: text(), reason: text() }, Code::FailedPrecondition, true),
+            (Error::Unverified { device: text(), reason: text() }, Code::FailedPrecondition, true),
             (failed().nothing_left(), Code::Internal, true),
             (failed().but_left("a loop device"), Code::Unavailable, false),
             (failed().but_left("a loop device").nothing_left(), Code::Unavailable, false),
@@ -163,7 +165,7 @@ mod tests {
         ] {
             assert_eq!(code(rpc, &unsupported), expected, "{}", rpc.name());
         }
-        let down = Error::BackendDown { backend: "local".to_owned(), reason: "the pool is gone".to_owned() };
+        let down = Error::BackendUnavailable { backend: "local".to_owned(), reason: "the pool is gone".to_owned() };
         assert_eq!(code(Rpc::Probe, &down), Code::FailedPrecondition);
         assert!(is_final(Rpc::CreateVolume, Code::ResourceExhausted));
     }

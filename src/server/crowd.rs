@@ -37,7 +37,7 @@ pub(super) struct Place {
 }
 
 impl Crowd {
-    /// Always lets in. Who has too many loses one of its own; where all are too many, whoever has most loses one: the oldest that
+    /// Always lets in. Who has too many loses one of its own; where all are too many, anyone who has most loses one: the oldest that
     /// has asked nothing yet, or else the oldest. What is returned with the place ends when this one must go.
     pub fn enter(&self, peer: IpAddr) -> (Place, oneshot::Receiver<()>) {
         let peer = one_of(peer);
@@ -86,7 +86,7 @@ impl Drop for Place {
     }
 }
 
-/// Whoever has an IPv6 address mostly has the 2^64 beside it too.
+/// Anyone who has an IPv6 address mostly has the 2^64 beside it too.
 fn one_of(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64))),

@@ -1,7 +1,7 @@
 //! Health over HTTP, for the kubelet's probes: `/healthz`, `/readyz`; and `/metrics`, for Prometheus.
 //!
-//! One short request per connection, each with a deadline: whoever connects holds up nobody, and keeps nobody out, however many
-//! connections it makes. No TLS and no secrets: what is told here may be read by whoever reaches the port. Paths and causes are told
+//! One short request per connection, each with a deadline: anyone who connects holds up nobody, and keeps nobody out, however many
+//! connections it makes. No TLS and no secrets: what is told here may be read by anyone who reaches the port. Paths and causes are told
 //! on the machine itself only.
 
 use std::convert::Infallible;
@@ -144,7 +144,7 @@ impl Asked {
             return page(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD are answered\n".to_owned());
         }
         match path {
-            // Whoever reads it knows that the runtime still gets to its tasks.
+            // Anyone who reads it knows that the runtime still gets to its tasks.
             "/healthz" if pages.health => page(StatusCode::OK, PLAIN, "ok\n".to_owned()),
             "/readyz" if pages.health => self.ready(local).await,
             "/metrics" if pages.metrics => self.metrics().await,

@@ -1,6 +1,6 @@
 //! The kubelet is told of the driver by the driver itself, as node-driver-registrar does it from a container of its own.
 //!
-//! The kubelet watches a folder for sockets. It asks each who it is, and says whether it has taken the plugin up. A socket
+//! The kubelet watches a directory for sockets. It asks each who it is, and says whether it has taken the plugin up. A socket
 //! that comes anew is asked anew: that is how a registration that failed is tried again, and how one is renewed whose
 //! socket somebody has removed. A kubelet that starts again asks the sockets that it finds.
 
@@ -15,7 +15,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::authority::AnyAuthority;
-use super::{Error, Result, Socket, SocketFile, folder_of};
+use super::{Error, Result, Socket, SocketFile, directory_of};
 use crate::ops::registration_socket;
 use crate::pluginregistration as protocol;
 use crate::pluginregistration::registration_server::{Registration, RegistrationServer};
@@ -35,7 +35,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// How the driver is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The kubelet's own folder.
+    /// The kubelet's own directory.
     pub kubelet_dir: PathBuf,
     pub driver_name: String,
     /// The driver's socket as the kubelet sees it.
@@ -74,7 +74,7 @@ impl Watched {
         match &*self.state.borrow() {
             State::Registered => None,
             State::Waiting => Some(format!(
-                "the kubelet has not taken the driver up by {socket}; see that it runs, and that --kubelet-dir is its folder"
+                "the kubelet has not taken the driver up by {socket}; see that it runs, and that --kubelet-dir is its directory"
             )),
             State::Refused(why) => Some(format!("the kubelet has refused the driver: {why}; it is tried again")),
             State::NoSocket(why) => Some(format!("there is no socket for the kubelet: {why}; it is tried again")),
@@ -93,7 +93,7 @@ impl Registrar {
     /// Makes the socket.
     ///
     /// # Errors
-    /// `NoRegistry` where the kubelet's folder is not there; those of any socket.
+    /// `NoRegistry` where the kubelet's directory is not there; those of any socket.
     pub async fn open(settings: Settings) -> Result<Registrar> {
         let socket = bind(&settings.socket()).await?;
         Ok(Registrar { settings, state: watch::Sender::new(State::Waiting), socket: Some(socket) })
@@ -123,7 +123,7 @@ impl Registrar {
                     Ended::Refused { registered: false } => {}
                 },
                 Err(error) => {
-                    tracing::warn!(%error, again_after = ?pause, "the kubelet cannot be told of the driver");
+                    tracing::warn!(%error, again_after = ?pause, "the driver cannot be registered with the kubelet");
                     self.state.send_replace(State::NoSocket(error.to_string()));
                 }
             }
@@ -213,9 +213,9 @@ impl Drop for Kept {
 }
 
 async fn bind(path: &Path) -> Result<Socket> {
-    let folder = folder_of(path);
-    if !folder.is_dir() {
-        return Err(Error::NoRegistry { folder: folder.to_owned() });
+    let directory = directory_of(path);
+    if !directory.is_dir() {
+        return Err(Error::NoRegistry { directory: directory.to_owned() });
     }
     Socket::bind_in_place(path, "--driver-name").await
 }

@@ -69,15 +69,15 @@ pub enum Error {
 
     /// A list token that is no longer valid, or never was.
     #[error("starting_token {token:?} is not one of ours; list again from the start")]
-    BadToken { token: String },
+    InvalidPageToken { token: String },
 
     /// Our deadline passed, work goes on; or a device is not visible yet.
     #[error("{object}: {reason}; it is still in progress, retry")]
-    Pending { object: String, reason: String },
+    InProgress { object: String, reason: String },
 
     /// The storage system cannot be reached.
     #[error("backend {backend} cannot be reached: {reason}")]
-    BackendDown { backend: String, reason: String },
+    BackendUnavailable { backend: String, reason: String },
 
     /// What is mounted is no longer there on the server (ESTALE): it must be mounted again.
     #[error("{object} is stale: {reason}")]
@@ -97,7 +97,7 @@ pub enum Error {
 
     /// A device holds something that we did not expect; it is left as it is.
     #[error("{device}: {reason}")]
-    Unproven { device: String, reason: String },
+    Unverified { device: String, reason: String },
 
     /// A step failed.
     #[error("{step} {object}: {}{}", chain(&**source), left_text(left))]

@@ -77,7 +77,7 @@ fn local_from_name(name: &str) -> String {
     // An inline volume's handle from the kubelet has 68; with the longest backend name there is room for a recorded id of 24.
     const LONGEST_PLAIN: usize = 68;
     let reserved =
-        [DIGESTED, BY_HAND].iter().any(|prefix| name.starts_with(prefix)) || split(name).0.is_some() || is_ephemeral(name);
+        [DIGESTED, STATIC].iter().any(|prefix| name.starts_with(prefix)) || split(name).0.is_some() || is_ephemeral(name);
     if name.len() <= LONGEST_PLAIN && valid_local(name) && !reserved {
         return name.to_owned();
     }
@@ -86,8 +86,8 @@ fn local_from_name(name: &str) -> String {
 
 /// How the id of a name begins that could not be one itself.
 const DIGESTED: &str = "h-";
-/// How the id of a volume begins that someone made by hand, and called what he liked.
-const BY_HAND: &str = "x-";
+/// Prefix of the id that we give a static volume.
+const STATIC: &str = "x-";
 
 /// How the id of an object begins whose storage's own id is recorded in it: `d-<storage's id>.<id>`.
 const RECORDED: &str = "d-";
@@ -242,9 +242,9 @@ handle!(
 );
 
 impl VolumeId {
-    /// Our own id of a volume that someone made by hand, whose handle may be any text: never one that [`VolumeId::derive`] gives.
+    /// Our own id of a static volume, whose handle may be any text: never one that [`VolumeId::derive`] gives.
     pub fn by_hand(backend: &BackendName, handle: &str) -> Self {
-        VolumeId { backend: backend.clone(), local: format!("{BY_HAND}{}", digest(handle)) }
+        VolumeId { backend: backend.clone(), local: format!("{STATIC}{}", digest(handle)) }
     }
 
     /// The id of the ephemeral inline volume that `mark` describes: never one that [`VolumeId::derive`] gives.

@@ -36,7 +36,7 @@ pub enum Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// What there is now, whoever made it.
+    /// What there is now, no matter who made it.
     pub fn into_inner(self) -> T {
         match self {
             Outcome::Unchanged(value) | Outcome::Changed(value) => value,

@@ -420,7 +420,7 @@ mod tests {
                 assert!(arguments(options, fstype).is_err(), "{options} for {fstype}");
             }
         }
-        // A folder for mkfs.ext4, a section of the disk or a profile for the others.
+        // A directory for mkfs.ext4, a section of the disk or a profile for the others.
         assert!(arguments("-d etc", FsType::Ext4).is_err() && arguments("-detc", FsType::Ext4).is_err());
         for (options, fstype) in [
             ("", FsType::Ext4),

@@ -1,6 +1,6 @@
 //! What EC2 does for each action, with moto behind it.
 //!
-//! What moto (5.2.5) does otherwise than EC2, and is mended here: it ignores `ClientToken`, so that a second CreateVolume makes a second
+//! What moto (5.2.5) does otherwise than EC2, and is repaired here: it ignores `ClientToken`, so that a second CreateVolume makes a second
 //! disk; every state is final at once; it attaches what is attached already, in another zone, under a name that is taken, and beyond the
 //! machine's limit; it checks no size, no IOPS and no throughput; it modifies as often as one likes; MaxResults and NextToken are ignored;
 //! it tells every modification that ever was; requests for an unknown snapshot or modification are answered with an empty message or

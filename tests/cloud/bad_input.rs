@@ -200,7 +200,7 @@ fn a_key_that_is_refused_at_once_or_too_late() {
     driver.persistent = true;
     cloud.clock.skip(Duration::from_secs(60));
     driver.assert_clean("after a disk that vanished");
-    // The key is mended: the same name is made, although its token is spent.
+    // The key is repaired: the same name is made, although its token is spent.
     driver.create_as(request()).expect("made");
     driver.disk();
     driver.delete("ebs:data").expect("deleted");

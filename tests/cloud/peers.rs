@@ -1,4 +1,4 @@
-//! Two machines, two replicas of the controller, one disk: whoever has it, whatever happened to the call, whoever takes it over, and by
+//! Two machines, two replicas of the controller, one disk: anyone who has it, whatever happened to the call, no matter who takes it over, and by
 //! which replica. Disks of an emulated cloud come to no machine: what a node does ends here with the publish_context that it is given.
 //!
 //! In each cell, as moto sees it: the disk is never attached to two machines, a refusal with a final code attached nothing, an answer names
@@ -166,7 +166,7 @@ impl Peers {
         let (id, a, b) = (self.id(), self.a.clone(), self.b.clone());
         self.replicas[0].create(&format!("cell-{}", self.cells)).expect("created");
         let happened = self.happen(event);
-        // A replica that was not killed goes on, and knows what it knew, whoever leads now.
+        // A replica that was not killed goes on, and knows what it knew, no matter who leads now.
         if by == 0 && self.replicas[0].harness.has_ended() {
             self.replicas[0].harness.start();
         }

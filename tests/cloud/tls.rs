@@ -18,7 +18,7 @@ import datetime, ipaddress, os, socket, ssl, sys, threading
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-folder, cloud, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+directory, cloud, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 def certificate(common_name, key, issuer, issuer_key, *extensions):
     called = lambda text: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -29,7 +29,7 @@ def certificate(common_name, key, issuer, issuer_key, *extensions):
         builder = builder.add_extension(extension, critical)
     return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 def write(file, content):
-    with open(os.path.join(folder, file), 'wb') as out:
+    with open(os.path.join(directory, file), 'wb') as out:
         out.write(content)
     return out.name
 authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -72,22 +72,22 @@ while True:
 /// A front of the cloud, and a driver that is to go by it; not started yet.
 struct Front {
     process: Child,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     driver: Driver,
 }
 
 impl Front {
     fn of(cloud: &Arc<Cloud>, instance: &str, name: &str) -> Front {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (at, port) = (folder.path().display().to_string(), cloud.address.port().to_string());
+        let directory = tempfile::tempdir().expect("a directory");
+        let (at, port) = (directory.path().display().to_string(), cloud.address.port().to_string());
         let (address, process) = moto::serve(&[FRONT, &at, &port, name]).expect("as the cloud has it");
         let mut driver = Driver::new(cloud, SPEED, instance, &format!("https://{address}"));
         driver.persistent = false;
-        Front { process, folder, driver }
+        Front { process, directory, driver }
     }
 
     fn trusting(mut self) -> Front {
-        let authority = self.folder.path().join("authority.pem").display().to_string();
+        let authority = self.directory.path().join("authority.pem").display().to_string();
         self.driver.harness.set("SSL_CERT_FILE", &authority);
         self
     }

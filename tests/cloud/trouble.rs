@@ -195,7 +195,7 @@ macro_rules! troubles {
 troubles! {
     requests_that_never_arrived: Trouble::CutBefore;
     answers_that_were_lost: Trouble::CutAfter;
-    answers_that_were_cut_off: Trouble::CutWithin;
+    answers_that_were_interrupted: Trouble::CutWithin;
     errors_of_what_was_done: Trouble::FailAfter;
     errors_of_what_was_not_done: INTERNAL_ERROR;
     an_overloaded_cloud: UNAVAILABLE;

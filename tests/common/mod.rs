@@ -1,6 +1,6 @@
 //! A driver process on the real kernel, for black-box tests: socket in, kernel out.
 //!
-//! Each test runs on a thread with a mount namespace of its own, in a folder of its own, and takes down what it made also
+//! Each test runs on a thread with a mount namespace of its own, in a directory of its own, and takes down what it made also
 //! when it fails.
 
 #![allow(dead_code, reason = "each test program uses another part of it")]
@@ -35,7 +35,7 @@ pub const MIB: i64 = 1 << 20;
 /// What the pool lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// The folder's own file system.
+    /// The directory's own file system.
     Local,
     /// An xfs with reflinks, over a loop device.
     Xfs,
@@ -72,8 +72,8 @@ pub fn skipped(why: &str) {
     }
 }
 
-/// A child that another test starts has our open files until it runs its program: whoever has a file of a mount open that is then
-/// to be unmounted reads this; whoever starts a program writes it.
+/// A child that another test starts has our open files until it runs its program: anyone who has a file of a mount open that is then
+/// to be unmounted reads this; anyone who starts a program writes it.
 pub static STARTING: std::sync::RwLock<()> = std::sync::RwLock::new(());
 
 /// Runs a program to its end and gives what it printed; a failure ends the test.
@@ -91,9 +91,9 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// A driver with its folders.
+/// A driver with its directories.
 pub struct Harness {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     pool_devices: Vec<String>,
     environment: Vec<(String, String)>,
     node_id: String,
@@ -156,36 +156,36 @@ impl Drop for Machine {
 }
 
 impl Harness {
-    /// Folders and a pool; the driver is not started yet.
+    /// Directories and a pool; the driver is not started yet.
     pub fn new(pool: Pool) -> Harness {
         Harness::new_in("/var/tmp", pool)
     }
 
-    /// As `new`, with all its folders and what the pools lie on below `place`.
+    /// As `new`, with all its directories and what the pools lie on below `place`.
     pub fn new_in(place: &str, pool: Pool) -> Harness {
-        Harness::over(Harness::folder(place), pool)
+        Harness::over(Harness::directory(place), pool)
     }
 
     /// As `new`, but all lies in memory: for tests that start and kill so often that a disk's fsync would be most of their time,
     /// and that look at what a killed process leaves, which no disk decides.
     pub fn in_memory(pool: Pool) -> Harness {
-        let folder = Harness::folder("/var/tmp");
-        mount(Some("longshore-test"), folder.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
-        Harness::over(folder, pool)
+        let directory = Harness::directory("/var/tmp");
+        mount(Some("longshore-test"), directory.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+        Harness::over(directory, pool)
     }
 
-    fn folder(place: &str) -> tempfile::TempDir {
-        tempfile::Builder::new().prefix("longshore-test-").tempdir_in(place).expect("a folder")
+    fn directory(place: &str) -> tempfile::TempDir {
+        tempfile::Builder::new().prefix("longshore-test-").tempdir_in(place).expect("a directory")
     }
 
-    fn over(folder: tempfile::TempDir, pool: Pool) -> Harness {
+    fn over(directory: tempfile::TempDir, pool: Pool) -> Harness {
         for name in ["kubelet", "state", "pool"] {
-            fs::create_dir(folder.path().join(name)).expect("a folder");
+            fs::create_dir(directory.path().join(name)).expect("a directory");
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let node_id = "node-1".to_owned();
         let mut harness = Harness {
-            folder,
+            directory,
             pool_devices: Vec::new(),
             environment: Vec::new(),
             node_id,
@@ -199,12 +199,12 @@ impl Harness {
             Pool::Btrfs => harness.mount_pool("btrfs", "pool"),
             Pool::Xfs | Pool::XfsAndExt4 => harness.mount_pool("xfs", "pool"),
         }
-        fs::create_dir(harness.path("pool/images")).expect("a folder");
+        fs::create_dir(harness.path("pool/images")).expect("a directory");
         let mut pools = vec![("default", harness.path("pool/images"))];
         if pool == Pool::XfsAndExt4 {
-            fs::create_dir(harness.path("pool/plain")).expect("a folder");
+            fs::create_dir(harness.path("pool/plain")).expect("a directory");
             harness.mount_pool("ext4", "pool/plain");
-            fs::create_dir(harness.path("pool/plain/images")).expect("a folder");
+            fs::create_dir(harness.path("pool/plain/images")).expect("a directory");
             pools.push(("plain", harness.path("pool/plain/images")));
         }
         let pools: String = pools
@@ -231,12 +231,12 @@ impl Harness {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// Of this test alone. In the fake backend, volumes of this name are told from other tests' by it.
     pub fn name(&self) -> String {
-        self.folder.path().file_name().expect("a name").to_string_lossy().into_owned()
+        self.directory.path().file_name().expect("a name").to_string_lossy().into_owned()
     }
 
     /// Adds to the configuration of the next driver that is started.
@@ -441,17 +441,17 @@ impl Harness {
         NodeClient::new(self.channel())
     }
 
-    /// A staging folder, as the kubelet makes it.
+    /// A staging directory, as the kubelet makes it.
     pub fn staging(&self, name: &str) -> PathBuf {
         let path = self.path("kubelet").join("plugins").join(name).join("globalmount");
-        fs::create_dir_all(&path).expect("a staging folder");
+        fs::create_dir_all(&path).expect("a staging directory");
         path
     }
 
     /// A target path whose parent is there, as the kubelet gives it.
     pub fn target(&self, name: &str) -> PathBuf {
         let parent = self.path("kubelet").join("pods").join(name);
-        fs::create_dir_all(&parent).expect("a pod's folder");
+        fs::create_dir_all(&parent).expect("a pod's directory");
         parent.join("mount")
     }
 
@@ -466,7 +466,7 @@ impl Harness {
             .collect()
     }
 
-    /// Mounts below the kubelet's and the state folder.
+    /// Mounts below the kubelet's and the state directory.
     pub fn mounts(&self) -> Vec<String> {
         let (kubelet, state) = (self.path("kubelet").display().to_string(), self.path("state").display().to_string());
         let points = self.machine.as_ref().map_or_else(mount_points, Machine::mount_points);
@@ -478,7 +478,7 @@ impl Harness {
         files_below(&self.path("state/journal"))
     }
 
-    /// Nothing is left on this node: no mount, no loop device, no journal entry, no staged folder's content.
+    /// Nothing is left on this node: no mount, no loop device, no journal entry, no staged directory's content.
     pub fn assert_nothing_left(&self) {
         assert_eq!(self.mounts(), Vec::<String>::new(), "mounts are left\n{}", self.log());
         assert_eq!(self.loops(), Vec::<String>::new(), "loop devices are left\n{}", self.log());
@@ -487,7 +487,7 @@ impl Harness {
 
     /// No file is left in the pools, but for those that make them pools.
     pub fn assert_pool_empty(&self) {
-        let of = |folder: &str| files_below(&self.path(folder)).into_iter();
+        let of = |directory: &str| files_below(&self.path(directory)).into_iter();
         let left: Vec<String> = of("pool/images")
             .chain(of("pool/plain/images"))
             .filter(|file| file != "longshore-pool.json" && file != "lock")
@@ -505,7 +505,7 @@ impl Drop for Harness {
         if self.machine.is_some() {
             self.power_off();
         }
-        let ours = self.folder.path().display().to_string();
+        let ours = self.directory.path().display().to_string();
         let mut points: Vec<String> = mount_points().into_iter().filter(|point| point.starts_with(&ours)).collect();
         points.sort();
         let [pool, plain] = ["pool", "pool/plain"].map(|name| self.path(name).display().to_string());
@@ -577,9 +577,9 @@ pub fn mounts_at(path: &Path) -> usize {
     mount_points().into_iter().filter(|point| *point == path).count()
 }
 
-fn files_below(folder: &Path) -> Vec<String> {
-    fn walk(folder: &Path, top: &Path, found: &mut Vec<String>) {
-        let Ok(entries) = fs::read_dir(folder) else { return };
+fn files_below(directory: &Path) -> Vec<String> {
+    fn walk(directory: &Path, top: &Path, found: &mut Vec<String>) {
+        let Ok(entries) = fs::read_dir(directory) else { return };
         for entry in entries.map(|entry| entry.expect("a readable entry")) {
             if entry.file_type().expect("a type").is_dir() {
                 walk(&entry.path(), top, found);
@@ -589,7 +589,7 @@ fn files_below(folder: &Path) -> Vec<String> {
         }
     }
     let mut found = Vec::new();
-    walk(folder, folder, &mut found);
+    walk(directory, directory, &mut found);
     found.sort();
     found
 }

@@ -22,7 +22,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use longshore::backend::cloud::clock::Clock;
-use longshore::backend::cloud::{Because, Tags};
+use longshore::backend::cloud::{CloudErrorKind, Tags};
 use longshore::backend::ec2::api::{
     AttachmentState, CreateSnapshot, CreateVolume, Ec2, Filter, InstanceState, ModifyVolume, Select, Settings, SnapshotState,
     Volume, VolumeState,
@@ -207,13 +207,13 @@ fn live() {
     assert_eq!((machine.state, machine.zone.as_str()), (InstanceState::Running, ZONE));
     assert!(machine.disks.iter().any(|disk| disk.volume_id == id && disk.device == "/dev/xvdaa"), "{machine:?}");
     let busy = client.delete_volume(id).expect_err("attached");
-    assert_eq!(busy.because, Because::InUse, "{busy}");
+    assert_eq!(busy.because, CloudErrorKind::InUse, "{busy}");
     client.detach_volume(id, &instance).expect("begun");
     assert_eq!(volume(&client, id).attachments, []);
     let not = client.detach_volume(id, &instance).expect_err("detached");
-    assert_eq!(not.because, Because::NotAttached, "{not}");
+    assert_eq!(not.because, CloudErrorKind::NotAttached, "{not}");
     let nobody = client.attach_volume(id, "i-0123456789abcdef0", "/dev/xvdaa", None).expect_err("no machine");
-    assert_eq!(nobody.because, Because::NoInstance, "{nobody}");
+    assert_eq!(nobody.because, CloudErrorKind::NoInstance, "{nobody}");
 
     client.modify_volume(&ModifyVolume { volume_id: id.to_owned(), size: Some(5), ..ModifyVolume::default() }).expect("begun");
     assert_eq!(volume(&client, id).size, 5);
@@ -232,10 +232,10 @@ fn live() {
     assert_eq!(client.create_volume(&clone).expect("made").snapshot_id.as_ref(), Some(&snapshot));
 
     client.delete_snapshot(&snapshot).expect("deleted");
-    assert_eq!(client.delete_snapshot(&snapshot).expect_err("gone").because, Because::NotFound);
+    assert_eq!(client.delete_snapshot(&snapshot).expect_err("gone").because, CloudErrorKind::NotFound);
     client.delete_volume(id).expect("deleted");
     let gone = client.delete_volume(id).expect_err("gone");
-    assert_eq!(gone.because, Because::NotFound, "{gone}");
+    assert_eq!(gone.because, CloudErrorKind::NotFound, "{gone}");
     assert!(gone.code == "InvalidVolume.NotFound" && gone.message.contains(id) && gone.request_id.is_some(), "{gone:?}");
 }
 
@@ -471,7 +471,7 @@ fn without_credentials_nothing_is_sent() {
         let refusal = client().delete_volume("vol-1").expect_err("nobody");
         assert_eq!(
             (refusal.because, refusal.code.as_str(), refusal.maybe_done),
-            (Because::Denied, "credentials", false),
+            (CloudErrorKind::Denied, "credentials", false),
             "{refusal}"
         );
         return;

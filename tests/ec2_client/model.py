@@ -13,8 +13,8 @@ import urllib.parse
 
 import botocore
 
-FOLDER = pathlib.Path(botocore.__file__).parent / "data/ec2/2016-11-15"
-MODEL = json.loads(gzip.decompress((FOLDER / "service-2.json.gz").read_bytes()))
+DIRECTORY = pathlib.Path(botocore.__file__).parent / "data/ec2/2016-11-15"
+MODEL = json.loads(gzip.decompress((DIRECTORY / "service-2.json.gz").read_bytes()))
 SHAPES = MODEL["shapes"]
 
 

@@ -60,27 +60,27 @@ impl Kind {
     }
 }
 
-/// A mounted file system of its own, with a folder for a pool. Unmounted and detached when dropped.
+/// A mounted file system of its own, with a directory for a pool. Unmounted and detached when dropped.
 pub struct Disk {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     device: Loop,
     kind: Kind,
 }
 
 impl Disk {
     pub fn new(kind: Kind, mebibytes: u64) -> Disk {
-        let folder = tempfile::Builder::new().prefix("longshore-image-").tempdir_in("/var/tmp").expect("a folder");
-        std::fs::create_dir(folder.path().join("mnt")).expect("a folder");
-        let backing = folder.path().join("disk");
+        let directory = tempfile::Builder::new().prefix("longshore-image-").tempdir_in("/var/tmp").expect("a directory");
+        std::fs::create_dir(directory.path().join("mnt")).expect("a directory");
+        let backing = directory.path().join("disk");
         let file = File::create_new(&backing).expect("a backing file");
         file.set_len(mebibytes * MIB).expect("its length");
         let file = File::options().read(true).write(true).open(&backing).expect("a backing file");
         let device = loopdev::attach(&file, "longshore test disk", false).expect("a loop device");
-        let disk = Disk { folder, device, kind };
+        let disk = Disk { directory, device, kind };
         let quiet = if kind == Kind::Ext4 { "-qF" } else { "-q" };
         run(&format!("mkfs.{}", kind.name()), &[quiet, disk.device.path.to_str().expect("a name")]);
         disk.mount();
-        std::fs::create_dir(disk.pool()).expect("a folder");
+        std::fs::create_dir(disk.pool()).expect("a directory");
         disk
     }
 
@@ -95,7 +95,7 @@ impl Disk {
         mount(None::<&str>, &self.mountpoint(), None::<&str>, flags, None::<&str>).expect("remounted");
     }
 
-    /// As if the disk were pulled: the mount is gone whoever uses it.
+    /// As if the disk were pulled: the mount is gone anyone who uses it.
     pub fn unmount(&self) {
         umount2(&self.mountpoint(), MntFlags::MNT_DETACH).expect("unmounted");
     }
@@ -110,13 +110,13 @@ impl Disk {
         let until = Instant::now().checked_add(Duration::from_secs(10));
         assert!(udev::wait_until(until, alone).expect("looked"), "the file system has left the kernel");
         // While the old number is still taken.
-        let file = File::options().read(true).write(true).open(self.folder.path().join("disk")).expect("a backing file");
+        let file = File::options().read(true).write(true).open(self.directory.path().join("disk")).expect("a backing file");
         let device = loopdev::attach(&file, "longshore test disk", false).expect("a loop device");
         let old = std::mem::replace(&mut self.device, device);
         loopdev::detach(&old.path, old.backing).expect("detached");
         // btrfs takes the first number that is free: others take the one before.
-        let other = self.folder.path().join("other");
-        std::fs::create_dir(&other).expect("a folder");
+        let other = self.directory.path().join("other");
+        std::fs::create_dir(&other).expect("a directory");
         self.mount();
         while number(self) == before {
             umount2(&self.mountpoint(), MntFlags::empty()).expect("unmounted");
@@ -127,7 +127,7 @@ impl Disk {
     }
 
     pub fn mountpoint(&self) -> PathBuf {
-        self.folder.path().join("mnt")
+        self.directory.path().join("mnt")
     }
 
     pub fn pool(&self) -> PathBuf {
@@ -155,12 +155,12 @@ impl Drop for Disk {
     }
 }
 
-/// A plain folder on the machine's own file system.
-pub fn folder() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("longshore-image-").tempdir_in("/var/tmp").expect("a folder")
+/// A plain directory on the machine's own file system.
+pub fn directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("longshore-image-").tempdir_in("/var/tmp").expect("a directory")
 }
 
-/// A child that is being started has our open files until it runs its program: whoever starts one writes this, and whoever unmounts
+/// A child that is being started has our open files until it runs its program: anyone who starts one writes this, and anyone who unmounts
 /// what a file was open on reads it.
 static STARTING: RwLock<()> = RwLock::new(());
 
@@ -268,9 +268,9 @@ pub fn groups(backend: &ImageBackend) -> &dyn Groups {
     backend.groups().expect("groups")
 }
 
-/// The names in a folder, in order.
-pub fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+/// The names in a directory, in order.
+pub fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
     names.sort();

@@ -61,20 +61,20 @@ fn identity_of_an_image_outlasts_a_boot_but_not_its_volume() {
 struct Interrupted {
     driver: Driver,
     disk: Disk,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 const ID: &str = "image:v";
 
 impl Interrupted {
     fn new(kind: Kind) -> Interrupted {
-        let (disk, folder) = (Disk::new(kind, 256), folder());
+        let (disk, directory) = (Disk::new(kind, 256), directory());
         let pools = format!("pools: [{{name: default, path: {}}}]", disk.pool().display());
-        fs::write(folder.path().join("config.yaml"), format!("backends: [{{name: image, type: image, {pools}}}]\n"))
+        fs::write(directory.path().join("config.yaml"), format!("backends: [{{name: image, type: image, {pools}}}]\n"))
             .expect("written");
-        fs::write(folder.path().join("boot"), "11111111-2222-3333-4444-555555555555\n").expect("a boot id");
-        let driver = Driver::new(folder.path(), "node-a");
-        let mut node = Interrupted { driver, disk, folder };
+        fs::write(directory.path().join("boot"), "11111111-2222-3333-4444-555555555555\n").expect("a boot id");
+        let driver = Driver::new(directory.path(), "node-a");
+        let mut node = Interrupted { driver, disk, directory };
         node.driver.start("all", None);
         node.driver.call(&["create-volume", "--name=v", "--size=16MiB", "--fs=ext4"]);
         node.driver.call(&["stage-volume", ID, "--fs=ext4", &node.driver.staging()]);
@@ -89,7 +89,7 @@ impl Interrupted {
         mark.write(&open).expect("marked");
         drop(open);
         node.detach();
-        let journal = node.driver.folder.join("state/journal").join(ID).join("stage.json");
+        let journal = node.driver.directory.join("state/journal").join(ID).join("stage.json");
         let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&journal).expect("a journal")).expect("JSON");
         entry["phase"] = "staging".into();
         entry["format"] = serde_json::json!({ "purpose": mark.purpose, "offset": mark.offset });
@@ -110,7 +110,7 @@ impl Interrupted {
     }
 
     fn boot(&mut self) {
-        self.driver.start("all", Some(&self.folder.path().join("boot")));
+        self.driver.start("all", Some(&self.directory.path().join("boot")));
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is promised, and what happens when there is no more.
+//! What is provisioned, and what happens when there is no more.
 
 use std::fs::File;
 
@@ -24,22 +24,22 @@ fn assert_full<T: std::fmt::Debug>(result: Result<T, Error>) {
 
 #[test]
 fn promises_are_counted_and_given_back() {
-    let folder = folder();
-    let backend = open(vec![limited(folder.path(), 50, 2.0)]);
+    let directory = directory();
+    let backend = open(vec![limited(directory.path(), 50, 2.0)]);
     assert_eq!(available(&backend), 100);
     create(&backend, "v", 60 * MIB);
-    write(&folder.path().join("volumes/v/image"), 0, 5 * MIB, 1);
+    write(&directory.path().join("volumes/v/image"), 0, 5 * MIB, 1);
     take(&backend, "s", "v");
     assert_eq!(available(&backend), 35, "a snapshot counts with what it holds");
     assert_full(create_with(&backend, &spec("w", 36 * MIB, &[])));
     assert_full(backend.expand().expect("expands").expand(&volume_id("v"), Bytes(96 * MIB)));
     assert_full(create_from(&backend, "r", 60 * MIB, ContentSource::Snapshot(snapshot_id("s"))));
-    assert_eq!(names(&folder.path().join("volumes")), ["v"]);
-    assert_clean(folder.path());
+    assert_eq!(names(&directory.path().join("volumes")), ["v"]);
+    assert_clean(directory.path());
     backend.expand().expect("expands").expand(&volume_id("v"), Bytes(95 * MIB)).expect("just fits");
     assert_full(snapshots(&backend).create_snapshot(&snapshot_spec("s2", "v"), &NoQuiesce::default()));
     drop(backend);
-    let backend = open(vec![limited(folder.path(), 50, 2.0)]);
+    let backend = open(vec![limited(directory.path(), 50, 2.0)]);
     assert_eq!(available(&backend), 0, "counted again by the next process");
     snapshots(&backend).delete_snapshot(&snapshot_id("s")).expect("deleted");
     assert_eq!(available(&backend), 5);
@@ -49,13 +49,13 @@ fn promises_are_counted_and_given_back() {
 
 #[test]
 fn what_is_kept_takes_room_until_it_is_removed() {
-    let folder = folder();
-    let backend = open(vec![limited(folder.path(), 10, 1.0)]);
+    let directory = directory();
+    let backend = open(vec![limited(directory.path(), 10, 1.0)]);
     create_with(&backend, &spec("v", 8 * MIB, &[("onDelete", "archive"), ("preallocate", "true")])).expect("created");
     provision(&backend).delete(&volume_id("v")).expect("deleted");
     assert!(available(&backend) <= 2);
     assert_full(create_with(&backend, &spec("w", 8 * MIB, &[])));
-    let archive = folder.path().join("archive");
+    let archive = directory.path().join("archive");
     let kept = archive.join(&names(&archive)[0]);
     std::fs::remove_file(kept.join("image")).expect("removed");
     create(&backend, "w", 8 * MIB);
@@ -63,8 +63,8 @@ fn what_is_kept_takes_room_until_it_is_removed() {
 
 #[test]
 fn concurrent_creates_never_overshoot() {
-    let folder = folder();
-    let backend = open(vec![limited(folder.path(), 100, 1.0)]);
+    let directory = directory();
+    let backend = open(vec![limited(directory.path(), 100, 1.0)]);
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let backend = &backend;
@@ -78,10 +78,10 @@ fn concurrent_creates_never_overshoot() {
             });
         }
     });
-    let images = names(&folder.path().join("volumes"));
+    let images = names(&directory.path().join("volumes"));
     assert_eq!(images.len(), 33, "as many as fit, not one more");
     assert_eq!(available(&backend), 1);
-    assert_clean(folder.path());
+    assert_clean(directory.path());
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_full_disk_can_still_be_opened_and_emptied() {
 
 #[test]
 fn a_new_volume_goes_where_most_room_is_and_a_restored_one_beside_its_source() {
-    let (small, large) = (folder(), folder());
+    let (small, large) = (directory(), directory());
     let backend = open(vec![
         PoolConfig { name: "small".to_owned(), ..limited(small.path(), 20, 1.0) },
         PoolConfig { name: "large".to_owned(), ..limited(large.path(), 100, 1.0) },

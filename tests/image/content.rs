@@ -74,7 +74,7 @@ fn a_snapshot_restores_byte_by_byte_on_every_file_system() {
 }
 
 #[test]
-fn a_source_is_never_cut_off() {
+fn a_source_is_never_interrupted() {
     isolated(|| {
         let disk = Disk::new(Kind::Xfs, 400);
         let backend = open_at(&disk.pool());
@@ -82,7 +82,7 @@ fn a_source_is_never_cut_off() {
         take(&backend, "s", "v");
         let small = create_from(&backend, "r", 4 * MIB, ContentSource::Snapshot(snapshot_id("s"))).expect_err("too small");
         assert!(matches!(small, Error::OutOfRange { .. }), "{small}");
-        // An expansion that was cut off left a longer image: what a file system may have grown into is kept.
+        // An expansion that was interrupted left a longer image: what a file system may have grown into is kept.
         std::fs::File::options()
             .write(true)
             .open(disk.pool().join("volumes/v/image"))
@@ -101,8 +101,8 @@ fn a_source_is_never_cut_off() {
 
 #[test]
 fn a_copy_whose_hold_broke_is_thrown_away() {
-    let folder = folder();
-    let pool = folder.path().join("pool");
+    let directory = directory();
+    let pool = directory.path().join("pool");
     let backend = open_at(&pool);
     create(&backend, "v", 4 * MIB);
     let broken = NoQuiesce { breaks: true, ..NoQuiesce::default() };
@@ -170,10 +170,10 @@ fn on_delete_says_where_the_data_goes() {
             left.resize(usize::try_from(8 * MIB).expect("a length"), 1);
             scrubbed.read_exact_at(&mut left, 0).expect("the unlinked file");
             assert!(left.iter().all(|byte| *byte == 0), "zeroes were written before it went");
-            for (folder, prefix) in [("retained", "r."), ("archive", "a.")] {
-                let kept = names(&pool.join(folder));
+            for (directory, prefix) in [("retained", "r."), ("archive", "a.")] {
+                let kept = names(&pool.join(directory));
                 assert!(kept.len() == 1 && kept[0].starts_with(prefix), "{kept:?}");
-                assert!(holds(&pool.join(folder).join(&kept[0]).join("image"), MIB, MIB, 5));
+                assert!(holds(&pool.join(directory).join(&kept[0]).join("image"), MIB, MIB, 5));
             }
             // The name is free again, twice in a second.
             for round in 2..4 {
@@ -189,8 +189,8 @@ fn on_delete_says_where_the_data_goes() {
 
 #[test]
 fn a_volume_grows_and_never_shrinks() {
-    let folder = folder();
-    let pool = folder.path().join("pool");
+    let directory = directory();
+    let pool = directory.path().join("pool");
     let image = pool.join("volumes/v/image");
     let backend = open_at(&pool);
     create(&backend, "v", 4 * MIB);
@@ -218,8 +218,8 @@ fn a_volume_grows_and_never_shrinks() {
 
 #[test]
 fn parameters_change_during_a_volumes_life() {
-    let folder = folder();
-    let pool = folder.path().join("pool");
+    let directory = directory();
+    let pool = directory.path().join("pool");
     let backend = open_at(&pool);
     let made = create(&backend, "v", 8 * MIB);
     let image = pool.join("volumes/v/image");

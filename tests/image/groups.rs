@@ -17,7 +17,7 @@ fn id() -> GroupId {
 fn all_members_are_taken_under_one_hold() {
     isolated(|| {
         let disk = Disk::new(Kind::Btrfs, 256);
-        let other = folder();
+        let other = directory();
         let backend = open(vec![pool("p", &disk.pool()), pool("q", other.path())]);
         create_with(&backend, &spec("a", 8 * MIB, &[("pool", "p")])).expect("created");
         create_with(&backend, &spec("b", 8 * MIB, &[("pool", "q")])).expect("created");
@@ -48,8 +48,8 @@ fn all_members_are_taken_under_one_hold() {
 
 #[test]
 fn a_group_that_fails_leaves_none() {
-    let folder = folder();
-    let path = folder.path();
+    let directory = directory();
+    let path = directory.path();
     let backend = open_at(path);
     create(&backend, "a", 2 * MIB);
     create(&backend, "b", 2 * MIB);
@@ -61,9 +61,9 @@ fn a_group_that_fails_leaves_none() {
     let error = groups(&backend).create_group(&id(), "g", &missing, &NoQuiesce::default()).expect_err("no c");
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
     // Something stands where the second member would go: the first must go again.
-    fs::create_dir(path.join("snapshots/gb")).expect("a folder");
+    fs::create_dir(path.join("snapshots/gb")).expect("a directory");
     let error = groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect_err("taken");
-    assert!(matches!(error, Error::Unproven { .. }), "{error}");
+    assert!(matches!(error, Error::Unverified { .. }), "{error}");
     fs::remove_dir(path.join("snapshots/gb")).expect("removed");
     assert!(groups(&backend).find_group(&id()).expect("looked").is_none());
     assert_eq!(names(&path.join("snapshots")), [""; 0]);
@@ -74,13 +74,13 @@ fn a_group_that_fails_leaves_none() {
 /// A final error says that nothing was left, also by the calls before it: what those could not roll back is gone.
 #[test]
 fn what_earlier_calls_left_goes_before_a_final_error() {
-    let (folder, other) = (folder(), folder());
-    let backend = open(vec![pool("p", folder.path()), pool("q", other.path())]);
+    let (directory, other) = (directory(), directory());
+    let backend = open(vec![pool("p", directory.path()), pool("q", other.path())]);
     create_with(&backend, &spec("a", 2 * MIB, &[("pool", "p")])).expect("created");
     // As failed calls leave it whose roll-back failed, too.
-    for (path, name) in [(other.path(), "volume~v"), (folder.path(), "snapshot~s"), (folder.path(), "snapshot~gb")] {
+    for (path, name) in [(other.path(), "volume~v"), (directory.path(), "snapshot~s"), (directory.path(), "snapshot~gb")] {
         let left = path.join("tmp").join(name);
-        fs::create_dir(&left).expect("a folder");
+        fs::create_dir(&left).expect("a directory");
         fs::write(left.join("image"), "half").expect("written");
     }
     let error = create_with(&backend, &spec("v", 1 << 60, &[("pool", "p")])).expect_err("there is no such room");
@@ -90,17 +90,17 @@ fn what_earlier_calls_left_goes_before_a_final_error() {
     let members = [snapshot_spec("ga", "a"), snapshot_spec("gb", "gone")];
     let error = groups(&backend).create_group(&id(), "g", &members, &NoQuiesce::default()).expect_err("no source");
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
-    assert_clean(folder.path());
+    assert_clean(directory.path());
     assert_clean(other.path());
 }
 
 /// The CO was never told of the members' ids, so the group's own deletion must find what is left of them.
 #[test]
 fn drafts_that_could_not_be_discarded_go_with_their_group() {
-    let folder = folder();
-    let backend = open_at(folder.path());
+    let directory = directory();
+    let backend = open_at(directory.path());
     create(&backend, "a", 2 * MIB);
-    let draft = folder.path().join("tmp/snapshot~ga");
+    let draft = directory.path().join("tmp/snapshot~ga");
     // Something in the draft that is not ours to remove.
     let disturbing = Disturbing(draft.join("foreign"));
     let error = groups(&backend).create_group(&id(), "g", &[snapshot_spec("ga", "a")], &disturbing).expect_err("the hold broke");
@@ -108,23 +108,23 @@ fn drafts_that_could_not_be_discarded_go_with_their_group() {
     assert!(groups(&backend).delete_group(&id()).is_err(), "it cannot be removed yet");
     fs::remove_dir(&disturbing.0).expect("removed");
     groups(&backend).delete_group(&id()).expect("deleted");
-    assert_clean(folder.path());
+    assert_clean(directory.path());
 }
 
-/// Puts a folder somewhere while volumes are held, and fails.
+/// Puts a directory somewhere while volumes are held, and fails.
 struct Disturbing(PathBuf);
 
 impl Quiesce for Disturbing {
     fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
-        fs::create_dir(&self.0).expect("a folder");
+        fs::create_dir(&self.0).expect("a directory");
         NoQuiesce { breaks: true, ..NoQuiesce::default() }.hold(volumes)
     }
 }
 
 #[test]
 fn members_without_a_record_do_not_exist() {
-    let folder = folder();
-    let path = folder.path();
+    let directory = directory();
+    let path = directory.path();
     let backend = open_at(path);
     create(&backend, "a", 2 * MIB);
     take(&backend, "alone", "a");
@@ -152,7 +152,7 @@ fn members_without_a_record_do_not_exist() {
 
 #[test]
 fn a_record_in_a_pool_that_is_not_configured_is_not_gone() {
-    let (one, two) = (folder(), folder());
+    let (one, two) = (directory(), directory());
     let both = || vec![pool("one", one.path()), pool("two", two.path())];
     let backend = open(both());
     create_with(&backend, &spec("a", 2 * MIB, &[("pool", "one")])).expect("created");
@@ -162,7 +162,7 @@ fn a_record_in_a_pool_that_is_not_configured_is_not_gone() {
     drop(backend);
     let half = open(vec![pool("two", two.path())]);
     let error = snapshots(&half).find_snapshot(&snapshot_id("gb")).expect_err("cannot be seen");
-    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
     assert!(snapshots(&half).delete_snapshot(&snapshot_id("gb")).is_err());
     assert!(groups(&half).delete_group(&id()).is_err());
     assert_eq!(snapshots(&half).list_snapshots(None, None, 9).expect("a list").len(), 1);
@@ -170,7 +170,7 @@ fn a_record_in_a_pool_that_is_not_configured_is_not_gone() {
     drop(half);
     let backend = open(both());
     assert_eq!(groups(&backend).find_group(&id()).expect("looked"), Some(group));
-    // Without the folder of the records nothing is taken for a stray.
+    // Without the directory of the records nothing is taken for a stray.
     fs::remove_file(one.path().join("groups/g.json")).expect("removed");
     fs::remove_dir(one.path().join("groups")).expect("removed");
     assert!(groups(&backend).delete_group(&id()).is_err());

@@ -53,14 +53,14 @@ fn size(device: &BlockDevice) -> u64 {
 
 #[test]
 fn a_volume_is_connected_once_and_found_by_identity() {
-    let folder = folder();
-    let provisioner = open_at(folder.path());
-    let node = ImageBackend::open(config(vec![pool("p", folder.path())]), Role { provision: false }).expect("opens");
+    let directory = directory();
+    let provisioner = open_at(directory.path());
+    let node = ImageBackend::open(config(vec![pool("p", directory.path())]), Role { provision: false }).expect("opens");
     let (v, w) = (volume_id("v"), volume_id("w"));
     for id in ["v", "w"] {
         create(&provisioner, id, 8 * MIB);
     }
-    let image = folder.path().join("volumes/v/image");
+    let image = directory.path().join("volumes/v/image");
     let node_side = node.connect();
     assert!(matches!(connect(&node, &volume_id("none")).expect_err("none"), Error::NotFound { .. }));
 
@@ -74,11 +74,11 @@ fn a_volume_is_connected_once_and_found_by_identity() {
     assert_eq!(size(&found), 8 * MIB);
     let probed = || {
         let open = Device::open(&found.path, false).expect("a device");
-        probe(&open, node_side.beneath(&v, &open).expect("looked").as_ref().into()).expect("a size")
+        probe(&open, node_side.backing_file(&v, &open).expect("looked").as_ref().into()).expect("a size")
     };
     assert_eq!(probed(), Contents::Blank);
     let others = Device::open(&device(&other).path, false).expect("a device");
-    assert!(matches!(node_side.beneath(&v, &others).expect_err("another's"), Error::Unproven { .. }));
+    assert!(matches!(node_side.backing_file(&v, &others).expect_err("another's"), Error::Unverified { .. }));
 
     assert_eq!(connect(&node, &v).expect("again"), Outcome::Unchanged(source.clone()));
     assert_eq!(node_side.connected(&v, None).expect("looked"), Some(source.clone()));
@@ -111,13 +111,13 @@ fn a_volume_is_connected_once_and_found_by_identity() {
 
 #[test]
 fn all_devices_of_an_image_are_let_go() {
-    let folder = folder();
-    let backend = open_at(folder.path());
+    let directory = directory();
+    let backend = open_at(directory.path());
     create(&backend, "v", 2 * MIB);
     let id = volume_id("v");
     let source = connect(&backend, &id).expect("connected").into_inner();
     let _guard = Connected(backend.connect(), id.clone(), source.clone());
-    let image = File::options().read(true).write(true).open(folder.path().join("volumes/v/image")).expect("opens");
+    let image = File::options().read(true).write(true).open(directory.path().join("volumes/v/image")).expect("opens");
     let second = loopdev::attach(&image, "a stray", false).expect("attached");
     assert!(backend.connect().connected(&id, None).expect("looked").is_some());
     backend.connect().disconnect(&id, Some(&source)).expect("disconnected");
@@ -126,8 +126,8 @@ fn all_devices_of_an_image_are_let_go() {
 
 #[test]
 fn a_device_whose_volume_is_gone_is_let_go_by_the_hint() {
-    let folder = folder();
-    let backend = open_at(folder.path());
+    let directory = directory();
+    let backend = open_at(directory.path());
     create(&backend, "v", 2 * MIB);
     create(&backend, "w", 2 * MIB);
     let id = volume_id("v");
@@ -135,7 +135,7 @@ fn a_device_whose_volume_is_gone_is_let_go_by_the_hint() {
     let _guard = Connected(backend.connect(), id.clone(), source.clone());
     let other = connect(&backend, &volume_id("w")).expect("connected").into_inner();
     let _other = Connected(backend.connect(), volume_id("w"), other.clone());
-    let gone = folder.path().join("volumes/v");
+    let gone = directory.path().join("volumes/v");
     fs::remove_file(gone.join("image")).expect("removed");
     fs::remove_file(gone.join("meta.json")).expect("removed");
     fs::remove_dir(&gone).expect("removed");
@@ -163,20 +163,20 @@ fn a_read_only_pool_gives_read_only_devices() {
 
 #[test]
 fn device_that_an_older_version_has_connected_is_the_one_that_it_was() {
-    let folder = folder();
-    let backend = open_at(folder.path());
+    let directory = directory();
+    let backend = open_at(directory.path());
     create(&backend, "v", 2 * MIB);
     let id = volume_id("v");
     let now = connect(&backend, &id).expect("connected").into_inner();
     let _guard = Connected(backend.connect(), id.clone(), now.clone());
-    let stat = fs::metadata(folder.path().join("volumes/v/image")).expect("an image");
+    let stat = fs::metadata(directory.path().join("volumes/v/image")).expect("an image");
     let named = |identity: String| Source::Device(BlockDevice { identity, ..device(&now) });
     let then = named(format!("{}:{}", stat.dev(), stat.ino()));
     assert_eq!(backend.connect().connected(&id, Some(&then)).expect("looked"), Some(then.clone()));
-    assert!(backend.connect().is_still(&then).expect("looked"));
+    assert!(backend.connect().is_same_device(&then).expect("looked"));
     for other in [format!("{}:{}", stat.dev(), stat.ino() + 1), device(&now).identity.replace('@', "1@")] {
         let other = named(other);
-        assert!(!backend.connect().is_still(&other).expect("looked"));
+        assert!(!backend.connect().is_same_device(&other).expect("looked"));
         assert_eq!(backend.connect().connected(&id, Some(&other)).expect("looked"), Some(now.clone()), "never believed");
     }
     assert_eq!(backend.connect().disconnect(&id, Some(&then)).expect("disconnected"), Outcome::Changed(()));

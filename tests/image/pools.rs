@@ -20,42 +20,42 @@ fn try_open(path: &std::path::Path) -> Result<ImageBackend, Error> {
 }
 
 #[test]
-fn a_folder_that_is_not_ours_is_left_as_it_is() {
-    let folder = folder();
-    fs::write(folder.path().join("thesis.txt"), "years of work").expect("written");
-    let error = try_open(folder.path()).expect_err("not empty");
+fn a_directory_that_is_not_ours_is_left_as_it_is() {
+    let directory = directory();
+    fs::write(directory.path().join("thesis.txt"), "years of work").expect("written");
+    let error = try_open(directory.path()).expect_err("not empty");
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains(folder.path().to_str().expect("UTF-8")) && text.contains("empty"), "{text}");
-    assert_eq!(names(folder.path()), ["thesis.txt"]);
+    assert!(text.contains(directory.path().to_str().expect("UTF-8")) && text.contains("empty"), "{text}");
+    assert_eq!(names(directory.path()), ["thesis.txt"]);
 }
 
 #[test]
-fn a_first_use_that_was_cut_off_goes_on() {
-    let folder = folder();
+fn a_first_use_that_was_interrupted_goes_on() {
+    let directory = directory();
     // As a kill between the lock and the marker leaves it, on a fresh ext4.
-    fs::write(folder.path().join("lock"), "").expect("written");
+    fs::write(directory.path().join("lock"), "").expect("written");
     for name in ["volumes", "snapshots", "lost+found"] {
-        fs::create_dir(folder.path().join(name)).expect("a folder");
+        fs::create_dir(directory.path().join(name)).expect("a directory");
     }
-    create(&open_at(folder.path()), "v", MIB);
-    assert_eq!(names(&folder.path().join("volumes")), ["v"]);
+    create(&open_at(directory.path()), "v", MIB);
+    assert_eq!(names(&directory.path().join("volumes")), ["v"]);
 }
 
 #[test]
-fn a_pool_that_lost_a_folder_is_not_an_empty_one() {
-    let folder = folder();
-    drop(open_at(folder.path()));
-    fs::remove_dir(folder.path().join("volumes")).expect("removed");
-    let backend = open_at(folder.path());
+fn a_pool_that_lost_a_directory_is_not_an_empty_one() {
+    let directory = directory();
+    drop(open_at(directory.path()));
+    fs::remove_dir(directory.path().join("volumes")).expect("removed");
+    let backend = open_at(directory.path());
     let error = provision(&backend).find(&volume_id("v")).expect_err("cannot be seen");
-    assert!(matches!(error, Error::BackendDown { .. }) && error.to_string().contains("volumes"), "{error}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }) && error.to_string().contains("volumes"), "{error}");
 }
 
 #[test]
 fn only_one_process_provisions() {
-    let folder = folder();
-    let path = folder.path().join("pool");
+    let directory = directory();
+    let path = directory.path().join("pool");
     let first = open_at(&path);
     let error = try_open(&path).expect_err("taken");
     assert!(matches!(error, Error::InUse { .. }), "{error}");
@@ -73,14 +73,14 @@ fn only_one_process_provisions() {
 
 #[test]
 fn a_pool_belongs_to_one_backend() {
-    let folder = folder();
-    drop(open_at(folder.path()));
-    let mut other = config(vec![pool("p", folder.path())]);
+    let directory = directory();
+    drop(open_at(directory.path()));
+    let mut other = config(vec![pool("p", directory.path())]);
     other.name = "other".parse().expect("a name");
     let error = ImageBackend::open(other, Role { provision: true }).expect_err("another's");
     assert!(error.to_string().contains("\"image\""), "{error}");
-    fs::write(folder.path().join("longshore-pool.json"), "{\"format\": 1,").expect("written");
-    let error = try_open(folder.path()).expect_err("damaged");
+    fs::write(directory.path().join("longshore-pool.json"), "{\"format\": 1,").expect("written");
+    let error = try_open(directory.path()).expect_err("damaged");
     assert!(error.to_string().contains("longshore-pool.json"), "{error}");
 }
 
@@ -88,19 +88,19 @@ fn a_pool_belongs_to_one_backend() {
 fn a_pool_that_is_away_is_told_and_comes_back() {
     isolated(|| {
         let disk = Disk::new(Kind::Xfs, 400);
-        let here = folder();
+        let here = directory();
         let backend = open(vec![pool("away", &disk.pool()), pool("here", here.path())]);
         create_with(&backend, &spec("a", MIB, &[("pool", "away")])).expect("created");
         create_with(&backend, &spec("h", MIB, &[("pool", "here")])).expect("created");
         disk.unmount();
         let error = backend.probe().expect_err("away");
-        assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+        assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
         assert!(error.to_string().contains(disk.pool().to_str().expect("UTF-8")), "{error}");
         for id in ["a", "never"] {
             let error = provision(&backend).find(&volume_id(id)).expect_err("cannot be seen");
-            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
             let error = provision(&backend).delete(&volume_id(id)).expect_err("cannot be seen");
-            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
         }
         let health = backend.health().expect("health");
         assert_eq!(health.storage_health().expect("told")[0].reason, "PoolUnreachable");
@@ -118,14 +118,14 @@ fn a_pool_that_is_away_is_told_and_comes_back() {
 
 #[test]
 fn one_of_two_pools_away_leaves_the_backend_usable_in_part() {
-    let folder = folder();
-    let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+    let directory = directory();
+    let (first, second) = (directory.path().join("a"), directory.path().join("b"));
     let backend = open(vec![pool("a", &first), pool("b", &second)]);
     backend.probe().expect("both are there");
-    fs::rename(&first, folder.path().join("a.away")).expect("moved");
+    fs::rename(&first, directory.path().join("a.away")).expect("moved");
     backend.probe().expect_err("one is away");
     assert!(backend.is_usable_in_part());
-    fs::rename(&second, folder.path().join("b.away")).expect("moved");
+    fs::rename(&second, directory.path().join("b.away")).expect("moved");
     assert!(!backend.is_usable_in_part());
 }
 
@@ -143,9 +143,9 @@ fn provide(backend: &ImageBackend, spec: &VolumeSpec) -> Result<(), Error> {
 
 #[test]
 fn create_skips_a_pool_that_is_away_only_where_it_surely_lacks_the_volume() {
-    let folder = folder();
-    let (first, second, away) = (folder.path().join("a"), folder.path().join("b"), folder.path().join("away"));
-    let memory = folder.path().join("memory");
+    let directory = directory();
+    let (first, second, away) = (directory.path().join("a"), directory.path().join("b"), directory.path().join("away"));
+    let memory = directory.path().join("memory");
     let both = || {
         let _alone = nobody_starts();
         let config = config(vec![pool("a", &first), pool("b", &second)]);
@@ -158,27 +158,27 @@ fn create_skips_a_pool_that_is_away_only_where_it_surely_lacks_the_volume() {
     provide(&backend, &spec("new", MIB, &[])).expect("the pool that is away does not hold it");
     assert_eq!(names(&second.join("volumes")), ["new"]);
     let error = provide(&backend, &spec("old", MIB, &[])).expect_err("the pool that is away holds it");
-    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
     drop(backend);
 
     // Away at the start: nobody knows what it holds.
     let backend = both();
     for name in ["old", "newer"] {
         let error = provide(&backend, &spec(name, MIB, &[])).expect_err("not known");
-        assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+        assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("pool a (") && text.contains("StorageClass") && text.contains("parameter pool"), "{text}");
     }
     provide(&backend, &spec("newer", MIB, &[("pool", "b")])).expect("the class names a pool that is there");
     let error = provide(&backend, &spec("newest", MIB, &[("pool", "a")])).expect_err("the class names the one that is away");
-    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
     assert_eq!(names(&second.join("volumes")), ["new", "newer"]);
 }
 
 #[test]
 fn a_volume_id_in_two_pools_is_refused_and_both_are_named() {
-    let folder = folder();
-    let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+    let directory = directory();
+    let (first, second) = (directory.path().join("a"), directory.path().join("b"));
     for path in [&first, &second] {
         create(&open_at(path), "v", MIB);
     }
@@ -211,8 +211,8 @@ impl Filesystem for Silent {
 #[test]
 fn pool_that_hangs_holds_up_no_volume_of_another() {
     isolated(|| {
-        let folder = folder();
-        let (first, second) = (folder.path().join("a"), folder.path().join("b"));
+        let directory = directory();
+        let (first, second) = (directory.path().join("a"), directory.path().join("b"));
         let backend = Arc::new(open(vec![pool("a", &first), pool("b", &second)]));
         create_with(&backend, &spec("w", MIB, &[("pool", "a")])).expect("created");
         create_with(&backend, &spec("v", MIB, &[("pool", "b")])).expect("created");
@@ -232,7 +232,7 @@ fn pool_that_hangs_holds_up_no_volume_of_another() {
             assert!(own.probe().is_err() && own.is_usable_in_part());
             for answer in [provision(&own).find(&volume_id("w")).map(drop), provide(&own, &spec("w", MIB, &[])).map(drop)] {
                 let error = answer.expect_err("its pool hangs");
-                assert!(matches!(error, Error::BackendDown { .. }) && error.to_string().contains("pool a ("), "{error}");
+                assert!(matches!(error, Error::BackendUnavailable { .. }) && error.to_string().contains("pool a ("), "{error}");
             }
             assert_eq!(provision(&own).delete(&v).expect("deleted"), Outcome::Changed(()));
             tell.send(()).ok();
@@ -244,7 +244,7 @@ fn pool_that_hangs_holds_up_no_volume_of_another() {
         ended.expect("no call about the other pool hangs");
         let until = Instant::now() + Duration::from_secs(60);
         while let Err(error) = provision(&backend).find(&volume_id("w")) {
-            assert!(matches!(error, Error::BackendDown { .. }) && Instant::now() < until, "{error}");
+            assert!(matches!(error, Error::BackendUnavailable { .. }) && Instant::now() < until, "{error}");
         }
         assert!(provision(&backend).find(&volume_id("w")).expect("looked").is_some());
     });
@@ -259,12 +259,12 @@ fn a_read_only_pool_is_read_and_never_half_changed() {
         disk.remount(true);
         let refused = |backend: &ImageBackend| {
             let error = backend.probe().expect_err("read-only");
-            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
             assert!(error.to_string().contains(disk.pool().to_str().expect("UTF-8")), "{error}");
             let error = create_with(backend, &spec("w", MIB, &[])).expect_err("read-only");
-            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
             let error = provision(backend).delete(&volume_id("v")).expect_err("read-only");
-            assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+            assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
             assert!(provision(backend).find(&volume_id("v")).expect("looked").is_some(), "it can still be read");
             assert_eq!(backend.health().expect("health").storage_health().expect("told")[0].reason, "PoolReadOnly");
         };
@@ -282,16 +282,16 @@ fn a_read_only_pool_is_read_and_never_half_changed() {
 
 #[test]
 fn what_interrupted_calls_left_vanishes_and_what_is_not_ours_stays() {
-    let folder = folder();
-    let path = folder.path();
+    let directory = directory();
+    let path = directory.path();
     let backend = open_at(path);
     create(&backend, "v", MIB);
     drop(backend);
-    let elsewhere = tempfile::tempdir().expect("a folder");
+    let elsewhere = tempfile::tempdir().expect("a directory");
     fs::write(elsewhere.path().join("image"), "precious").expect("written");
     for (parent, name) in [("tmp", "volume~a"), ("tmp", "snapshot~b"), ("trash", "volume~v"), ("trash", "volume~strange")] {
         let leftover = path.join(parent).join(name);
-        fs::create_dir(&leftover).expect("a folder");
+        fs::create_dir(&leftover).expect("a directory");
         fs::write(leftover.join("image"), "half").expect("written");
         fs::write(leftover.join(".meta.json.tmp"), "half").expect("written");
     }
@@ -309,8 +309,8 @@ fn what_interrupted_calls_left_vanishes_and_what_is_not_ours_stays() {
 
 #[test]
 fn damage_is_told_and_left_alone() {
-    let folder = folder();
-    let path = folder.path();
+    let directory = directory();
+    let path = directory.path();
     let backend = open_at(path);
     for name in ["whole", "cut", "gone", "short", "other", "linked"] {
         create(&backend, name, 2 * MIB);
@@ -341,7 +341,7 @@ fn damage_is_told_and_left_alone() {
                 backend.expand().expect("expands").expand(&id, Bytes(4 * MIB)).expect_err(name),
                 snapshots(backend).create_snapshot(&snapshot_spec("s", name), &NoQuiesce::default()).expect_err(name),
             ] {
-                assert!(matches!(error, Error::Unproven { .. }), "{name}: {error}");
+                assert!(matches!(error, Error::Unverified { .. }), "{name}: {error}");
                 assert!(error.to_string().contains(&format!("volumes/{name}/")), "{name}: {error}");
             }
             let problems = health.volume_health(&id).expect("told");
@@ -369,7 +369,7 @@ fn damage_is_told_and_left_alone() {
 
 #[test]
 fn lists_are_in_order_over_all_pools_a_page_at_a_time() {
-    let (one, two) = (folder(), folder());
+    let (one, two) = (directory(), directory());
     let backend = open(vec![pool("one", one.path()), pool("two", two.path())]);
     let all: Vec<String> = (0..25).map(|number| format!("v{number:02}")).collect();
     for (number, name) in all.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One pool, several drivers: a controller and two nodes, each a process with its own node id, state and kubelet's folder, and mount
+//! One pool, several drivers: a controller and two nodes, each a process with its own node id, state and kubelet's directory, and mount
 //! namespace. They share one kernel here, and with it the loop devices: a node whose machine dies loses its devices by hand.
 
 use std::collections::BTreeMap;
@@ -21,20 +21,20 @@ const REBOOTED: &str = "mount --bind \"$1\" /proc/sys/kernel/random/boot_id && s
 /// A process of longshore's; killed with the test.
 pub struct Driver {
     name: &'static str,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     child: Option<Child>,
     said: String,
 }
 
 impl Driver {
-    pub fn new(folder: &Path, name: &'static str) -> Driver {
-        let folder = folder.join(name);
-        fs::create_dir_all(folder.join("kubelet")).expect("a folder");
-        Driver { name, folder, child: None, said: String::new() }
+    pub fn new(directory: &Path, name: &'static str) -> Driver {
+        let directory = directory.join(name);
+        fs::create_dir_all(directory.join("kubelet")).expect("a directory");
+        Driver { name, directory, child: None, said: String::new() }
     }
 
     pub fn of(&self, name: &str) -> String {
-        self.folder.join(name).display().to_string()
+        self.directory.join(name).display().to_string()
     }
 
     /// In a mount namespace of its own; `boot` is a file that holds another boot's id.
@@ -44,7 +44,7 @@ impl Driver {
         if let Some(boot) = boot {
             command.args(["sh", "-c", REBOOTED, "sh"]).arg(boot);
         }
-        command.env("LONGSHORE_GATE", self.folder.join("gate"));
+        command.env("LONGSHORE_GATE", self.directory.join("gate"));
         command.args([DRIVER, "serve", &format!("--node-id={}", self.name), &format!("--mode={mode}")]);
         for (flag, value) in
             [("kubelet-dir", "kubelet"), ("state-dir", "state"), ("endpoint", "csi.sock"), ("config", "../config.yaml")]
@@ -85,7 +85,7 @@ impl Driver {
     fn held_at(&self, n: usize, words: &[&str]) -> Option<(String, std::os::unix::net::UnixStream)> {
         use std::io::{Read, Write};
         use std::os::unix::net::{UnixListener, UnixStream};
-        let path = self.folder.join("gate");
+        let path = self.directory.join("gate");
         fs::remove_file(&path).ok();
         let gate = UnixListener::bind(&path).expect("a gate");
         let mut client = start(self.client(words).stdout(Stdio::null()).stderr(Stdio::null()));
@@ -124,12 +124,12 @@ impl Driver {
     }
 
     pub fn staging(&self) -> String {
-        let path = self.folder.join("kubelet/staging");
-        fs::create_dir_all(&path).expect("a folder");
+        let path = self.directory.join("kubelet/staging");
+        fs::create_dir_all(&path).expect("a directory");
         format!("--staging={}", path.display())
     }
 
-    /// Runs a shell in the driver's mount namespace, in the staging folder.
+    /// Runs a shell in the driver's mount namespace, in the staging directory.
     pub fn shell(&self, script: &str) -> String {
         let pid = self.child.as_ref().expect("a driver runs").id();
         let script = format!("cd {} && {script}", self.of("kubelet/staging"));
@@ -150,7 +150,7 @@ impl Drop for Driver {
 }
 
 struct World {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     controller: Driver,
     a: Driver,
     b: Driver,
@@ -166,17 +166,17 @@ const ATTACHED_TO_B: &str = "--publish-context=attachedTo=node-b";
 impl World {
     /// With a volume `v`.
     fn new() -> World {
-        let folder = folder();
-        let pool = folder.path().join("pool");
-        fs::create_dir(&pool).expect("a folder");
+        let directory = directory();
+        let pool = directory.path().join("pool");
+        fs::create_dir(&pool).expect("a directory");
         let pools = format!("pools: [{{name: default, path: {}}}]", pool.display());
         fs::write(
-            folder.path().join("config.yaml"),
+            directory.path().join("config.yaml"),
             format!("backends: [{{name: shared, type: image, shared: true, {pools}}}]\n"),
         )
         .expect("a configuration");
-        let [controller, a, b] = ["controller", "node-a", "node-b"].map(|name| Driver::new(folder.path(), name));
-        let mut world = World { folder, controller, a, b, boots: 0 };
+        let [controller, a, b] = ["controller", "node-a", "node-b"].map(|name| Driver::new(directory.path(), name));
+        let mut world = World { directory, controller, a, b, boots: 0 };
         world.controller.start("controller", None);
         world.a.start("node", None);
         world.b.start("node", None);
@@ -189,7 +189,7 @@ impl World {
     }
 
     fn volume(&self) -> PathBuf {
-        self.folder.path().join("pool/volumes/v")
+        self.directory.path().join("pool/volumes/v")
     }
 
     fn leases(&self) -> Vec<String> {
@@ -201,7 +201,7 @@ impl World {
     }
 
     fn devices(&self) -> Vec<String> {
-        let ours = self.folder.path().join("pool");
+        let ours = self.directory.path().join("pool");
         let devices = loopdev::list().expect("a list").0.into_iter().map(|device| device.path);
         let of = |path: &PathBuf| loopdev::file_of(path).expect("a file").is_some_and(|file| file.starts_with(&ours));
         devices.filter(of).map(|path| path.display().to_string()).collect()
@@ -217,7 +217,7 @@ impl World {
 
     /// After the crash.
     fn boot(&mut self, node: impl Fn(&mut World) -> &mut Driver) {
-        let boot = self.folder.path().join("boot");
+        let boot = self.directory.path().join("boot");
         self.boots += 1;
         fs::write(&boot, format!("11111111-2222-3333-4444-{:012}\n", self.boots)).expect("a boot id");
         node(self).start("node", Some(&boot));
@@ -312,10 +312,10 @@ fn crashed_holder_keeps_its_lease_and_goes_on_with_it() {
         assert_eq!(world.a.shell("cat data"), "kept");
         unstages(&world.a);
         assert_eq!((world.leases(), world.devices()), (vec![], vec![]));
-        // The same node id from another state folder is another driver.
+        // The same node id from another state directory is another driver.
         stages(&world.b, &[]);
-        let mut other = Driver::new(&world.folder.path().join("other"), "node-b");
-        fs::copy(world.folder.path().join("config.yaml"), world.folder.path().join("other/config.yaml")).expect("copied");
+        let mut other = Driver::new(&world.directory.path().join("other"), "node-b");
+        fs::copy(world.directory.path().join("config.yaml"), world.directory.path().join("other/config.yaml")).expect("copied");
         other.start("node", None);
         assert!(stage_is_refused(&other, &[]).contains("node-b"));
     });
@@ -364,7 +364,7 @@ fn interrupted_stage_of_a_detached_node_touches_nothing_at_its_start() {
         stages(&world.a, &[ATTACHED_TO_A]);
         world.crash(|world| &mut world.a);
         // As a kill in the middle of mkfs leaves it.
-        let journal = world.a.folder.join("state/journal").join(ID).join("stage.json");
+        let journal = world.a.directory.join("state/journal").join(ID).join("stage.json");
         let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&journal).expect("a journal")).expect("JSON");
         let format = serde_json::json!({ "purpose": { "filesystem": "ext4" }, "offset": 1 << 20 });
         (entry["phase"], entry["format"]) = ("staging".into(), format);
@@ -483,7 +483,7 @@ fn lease_that_cannot_be_read_is_refused_and_named() {
             assert_eq!(fs::read_to_string(&lease).expect("it stays"), text);
             assert!(world.devices().is_empty());
         }
-        // A deletion that was cut off: no node gets it any more, and it goes on.
+        // A deletion that was interrupted: no node gets it any more, and it goes on.
         fs::write(&lease, whole.replace("\"access\": \"write\"", "\"access\": \"delete\"")).expect("written");
         assert!(stage_is_refused(&world.a, &[]).contains("deletion"));
         world.controller.call(&["delete-volume", ID]);
@@ -593,7 +593,7 @@ fn lease_is_shown_by_inspect_and_an_orphaned_one_with_the_command_that_removes_i
             assert_eq!(kinds(&report), Vec::<String>::new());
         }
         world.crash(|world| &mut world.a);
-        fs::remove_file(world.a.folder.join("state/journal").join(ID).join("stage.json")).expect("a lost journal");
+        fs::remove_file(world.a.directory.join("state/journal").join(ID).join("stage.json")).expect("a lost journal");
         assert_eq!(kinds(&inspect(&world.b)), Vec::<String>::new(), "it is not for node-b to say");
         let report = inspect(&world.a);
         assert_eq!(kinds(&report), ["lease-orphaned"]);
@@ -610,13 +610,13 @@ fn lease_is_shown_by_inspect_and_an_orphaned_one_with_the_command_that_removes_i
 
 #[test]
 fn holders_of_a_volume_are_the_nodes_that_have_it_connected() {
-    let folder = folder();
+    let directory = directory();
     let open = |name: &str, shared: bool, provision: bool| {
-        let state = folder.path().join(name);
-        fs::create_dir_all(&state).expect("a folder");
+        let state = directory.path().join(name);
+        fs::create_dir_all(&state).expect("a directory");
         let holder = Holder::of(name.parse().expect("a node id"), &state).expect("a holder");
         assert_eq!(Holder::of(name.parse().expect("a node id"), &state).expect("again"), holder);
-        let config = ImageConfig { shared, ..config(vec![pool("p", &folder.path().join("pool"))]) };
+        let config = ImageConfig { shared, ..config(vec![pool("p", &directory.path().join("pool"))]) };
         let _alone = nobody_starts();
         ImageBackend::open_remembering(config, Role { provision }, None, Some(holder)).expect("opens")
     };
@@ -658,9 +658,9 @@ fn holders_of_a_volume_are_the_nodes_that_have_it_connected() {
     for (node, device) in [&a, &b].into_iter().zip(&devices) {
         node.connect().disconnect(&id, Some(device)).expect("disconnected");
     }
-    fs::write(folder.path().join("pool/volumes/v/lease"), "torn").expect("written");
-    assert!(matches!(holders(&controller), Err(Error::Unproven { .. })));
-    fs::remove_file(folder.path().join("pool/volumes/v/lease")).expect("removed");
+    fs::write(directory.path().join("pool/volumes/v/lease"), "torn").expect("written");
+    assert!(matches!(holders(&controller), Err(Error::Unverified { .. })));
+    fs::remove_file(directory.path().join("pool/volumes/v/lease")).expect("removed");
     drop(controller);
     assert_eq!(holders(&open("controller", false, true)).expect("asked"), None, "of a local pool the node itself knows");
 }

@@ -30,12 +30,12 @@ pub fn of(harness: &Harness) -> Vec<String> {
     files("pool", &harness.path("pool/images"), &mut lines);
     files("shares of the node", &harness.path("state/nfs/nfs"), &mut lines);
     if let Ok(share) = std::env::var(super::story::NFS_SHARE) {
-        let folder = Path::new(share.split_once(':').expect("server:/path").1);
-        emptied(&folder.join(".longshore/trash"));
+        let directory = Path::new(share.split_once(':').expect("server:/path").1);
+        emptied(&directory.join(".longshore/trash"));
         // What is in a volume is read by the story itself.
-        let names = fs::read_dir(folder).expect("the share").flatten().map(|entry| entry.file_name());
+        let names = fs::read_dir(directory).expect("the share").flatten().map(|entry| entry.file_name());
         lines.extend(names.map(|name| format!("share/{}/", name.to_string_lossy())));
-        files("share/.longshore", &folder.join(".longshore"), &mut lines);
+        files("share/.longshore", &directory.join(".longshore"), &mut lines);
     }
     files("iSCSI pool", &harness.path("pool/iscsi"), &mut lines);
     iscsi(&mut lines);
@@ -44,7 +44,7 @@ pub fn of(harness: &Harness) -> Vec<String> {
 }
 
 /// What is deleted is gone at once from where it was, and emptied behind its caller's back.
-#[allow(clippy::disallowed_methods, reason = "a server tells no client when a folder is empty")]
+#[allow(clippy::disallowed_methods, reason = "a server tells no client when a directory is empty")]
 fn emptied(trash: &Path) {
     let begun = Instant::now();
     while fs::read_dir(trash).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -55,8 +55,8 @@ fn emptied(trash: &Path) {
 
 /// What this machine's kernel exports, and to what it is logged in.
 fn iscsi(lines: &mut Vec<String>) {
-    let names = |folder: &str| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = |directory: &str| {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect::<Vec<_>>()
     };
     for session in names("/sys/class/iscsi_session") {
@@ -115,9 +115,9 @@ fn without_number(name: &str) -> &str {
     }
 }
 
-/// Every file and folder, with its size, or with its content where that is JSON.
-fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
+/// Every file and directory, with its size, or with its content where that is JSON.
+fn files(what: &str, directory: &Path, lines: &mut Vec<String>) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         let path = entry.path();
         let name = format!("{what}/{}", entry.file_name().to_string_lossy());
@@ -141,7 +141,7 @@ fn files(what: &str, folder: &Path, lines: &mut Vec<String>) {
     }
 }
 
-/// What is another in each run. `promised` is what a snapshot has allocated, which the file system rounds as it likes.
+/// What is another in each run. `provisioned` is what a snapshot has allocated, which the file system rounds as it likes.
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {

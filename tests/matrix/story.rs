@@ -123,7 +123,7 @@ impl Call {
         DeleteSnapshot,
         Delete,
     ];
-    /// Of a unit of a storage machine.
+    /// Of a unit of a target server.
     pub const SAN: [Call; 10] = [Create, Attach, Stage, Publish, Expand, NodeExpand, Unpublish, Unstage, Detach, Delete];
     pub const ATTACHED: [Call; 8] = [Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete];
     /// Whose steps differ with the file system, or with what lies on it.
@@ -233,7 +233,7 @@ fn configuration(variant: Variant, harness: &Harness) -> String {
         }
         "iscsi" => {
             let pool = harness.path("pool/iscsi");
-            fs::create_dir_all(&pool).expect("a folder");
+            fs::create_dir_all(&pool).expect("a directory");
             format!(
                 "  - name: iscsi\n    type: iscsi\n    portals: [\"127.0.0.1:3260\"]\n    pools:\n      - name: default\n        path: {}\n",
                 pool.display()
@@ -314,7 +314,7 @@ impl Story {
     pub fn tell_undisturbed(&mut self) {
         self.arm("");
         self.harness.start();
-        self.furnish();
+        self.create_layout();
         self.noted.push(state::of(&self.harness));
         for index in 0..self.calls.len() {
             self.arm("");
@@ -327,7 +327,7 @@ impl Story {
     }
 
     /// A backend's first volume finds its storage bare; what it makes there for itself stays.
-    fn furnish(&mut self) {
+    fn create_layout(&mut self) {
         if matches!(self.variant.backend, "nfs" | "iscsi") {
             let mut controller = self.harness.controller();
             let request = self.request(self.creation("first", self.size()));
@@ -417,12 +417,12 @@ impl Story {
         self.harness.log().contains(what)
     }
 
-    /// The driver has killed itself: starts the next. Answers the programs that were cut off.
+    /// The driver has killed itself: starts the next. Answers the programs that were interrupted.
     pub fn killed(&mut self, when: &str) -> Vec<u32> {
         assert!(self.harness.wait_end(), "it was not killed {when}");
-        let cut_off = cut_off_in(&self.harness.log());
+        let interrupted = interrupted_in(&self.harness.log());
         self.start();
-        cut_off
+        interrupted
     }
 
     /// Kills the driver and starts the next.
@@ -822,7 +822,7 @@ fn steps_in(log: &str) -> Vec<Step> {
 }
 
 /// The processes of programs that had not ended when the driver did.
-fn cut_off_in(log: &str) -> Vec<u32> {
+fn interrupted_in(log: &str) -> Vec<u32> {
     let mut running = Vec::new();
     for line in log.lines().filter_map(|line| line.strip_prefix("fault: ")) {
         let words: Vec<&str> = line.split(' ').collect();

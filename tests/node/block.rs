@@ -56,7 +56,7 @@ fn a_device_is_shown_at_its_target_and_leaves_nothing() {
         assert!(!target.exists());
         assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Changed(()));
         assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Unchanged(()));
-        assert!(staging.exists(), "the staging folder is the CO's");
+        assert!(staging.exists(), "the staging directory is the CO's");
         assert_eq!(node.in_use(&id).unwrap(), None);
         world.assert_gone(&id);
     });

@@ -67,7 +67,7 @@ fn what_is_not_proven_blank_is_never_formatted() {
             image.write_all_at(&[0x5a; 512], offset).unwrap();
             let before = fs::read(world.backend.path(&id)).unwrap();
             let error = node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap_err();
-            assert!(matches!(error, Error::Unproven { .. }) && is_final(&error), "{name}: {error}");
+            assert!(matches!(error, Error::Unverified { .. }) && is_final(&error), "{name}: {error}");
             assert!(fs::read(world.backend.path(&id)).unwrap() == before, "{name}: its bytes changed");
             world.assert_gone(&id);
         }
@@ -144,7 +144,7 @@ fn read_only_is_read_only_from_the_first_instant() {
             let (staging, target) = (world.staging("s"), world.kubelet("t"));
             let reader = Capability { mode: AccessMode::SingleNodeReaderOnly, ..filesystem(Some(fstype)) };
             let error = node.stage(&stage_request(&id, &staging, &reader)).unwrap_err();
-            assert!(matches!(error, Error::Unproven { .. }), "a blank one has nothing to read: {error}");
+            assert!(matches!(error, Error::Unverified { .. }), "a blank one has nothing to read: {error}");
             world.assert_gone(&id);
 
             let writer = filesystem(Some(fstype));

@@ -101,7 +101,7 @@ fn a_wrong_attribute_leaves_nothing() {
 }
 
 #[test]
-fn one_that_was_cut_off_is_gone_after_the_start() {
+fn one_that_was_interrupted_is_gone_after_the_start() {
     world(|world| {
         let node = world.node();
         let publish = request(world, &[("size", "16MiB")]);
@@ -341,7 +341,7 @@ fn volume_of_a_backend_that_left_the_configuration_is_deleted_once_that_is_back(
         let node = world.node_without_backend();
         for _ in 0..2 {
             let error = node.unpublish(&handle, &world.kubelet("t")).unwrap_err();
-            assert!(matches!(&error, Error::BackendDown { backend, .. } if backend == "files"), "{error}");
+            assert!(matches!(&error, Error::BackendUnavailable { backend, .. } if backend == "files"), "{error}");
         }
         drop(node);
         unpublish_handle(&world.node(), &handle, world);

@@ -51,7 +51,7 @@ fn a_stage_that_was_acknowledged_survives_a_restart() {
 }
 
 /// Leaves the device as a kill in the middle of mkfs would.
-fn cut_off_mkfs(world: &crate::world::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
+fn interrupted_mkfs(world: &crate::world::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
     world.node().stage(&stage_request(id, staging, &filesystem(Some(fstype)))).unwrap();
     unmount(staging);
     let device = Device::open(&world.device(id).expect("connected"), true).unwrap();
@@ -72,12 +72,12 @@ fn journaled(mark: &Mark) -> serde_json::Value {
 }
 
 #[test]
-fn a_mkfs_that_was_cut_off_is_done_again() {
+fn a_mkfs_that_was_interrupted_is_done_again() {
     for fstype in FsType::ALL {
         world(|world| {
             let id = world.volume("a", Bytes::mib(320));
             let staging = world.staging("s");
-            cut_off_mkfs(world, &id, &staging, fstype);
+            interrupted_mkfs(world, &id, &staging, fstype);
             let node = world.node();
             assert_eq!(world.device(&id), None, "{fstype}: nothing is left connected meanwhile");
             assert!(node.in_use(&id).unwrap().is_some(), "{fstype}: it must not be deleted unseen");
@@ -93,11 +93,11 @@ fn a_mkfs_that_was_cut_off_is_done_again() {
 }
 
 #[test]
-fn a_mkfs_that_was_cut_off_is_ended_by_unstage() {
+fn a_mkfs_that_was_interrupted_is_ended_by_unstage() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(320));
         let staging = world.staging("s");
-        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
         let node = world.node();
         unstage(&node, &id, &staging).unwrap();
         world.assert_gone(&id);
@@ -107,11 +107,11 @@ fn a_mkfs_that_was_cut_off_is_ended_by_unstage() {
 }
 
 #[test]
-fn a_mkfs_that_was_cut_off_and_cannot_be_ended_now_is_not_forgotten() {
+fn a_mkfs_that_was_interrupted_and_cannot_be_ended_now_is_not_forgotten() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(320));
         let staging = world.staging("s");
-        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
         let node = world.node();
         world.backend.away.store(true, Ordering::SeqCst);
         for _ in 0..2 {
@@ -132,11 +132,11 @@ fn device_without_format_mark_is_not_formatted_on_the_word_of_the_journal() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(320));
         let staging = world.staging("s");
-        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
         let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
         image.write_all_at(&[0x5a; 1 << 20], 319 << 20).unwrap();
         let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
-        assert!(matches!(error, Error::Unproven { .. }) && is_final(&error), "{error}");
+        assert!(matches!(error, Error::Unverified { .. }) && is_final(&error), "{error}");
     });
 }
 
@@ -147,7 +147,7 @@ fn interrupted_mkfs_is_repeated_without_journal_and_after_growth() {
         world(|world| {
             let id = world.volume("a", Bytes::mib(320));
             let staging = world.staging("s");
-            cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+            interrupted_mkfs(world, &id, &staging, FsType::Xfs);
             world.backend.disconnect(&id, None).unwrap();
             let path = world.backend.path(&id);
             fs::copy(&path, path.with_extension("new")).unwrap();
@@ -179,7 +179,7 @@ fn volume_filled_by_another_node_after_interrupted_mkfs_is_kept() {
                 let id = world.volume("a", Bytes::mib(320));
                 let staging = world.staging("s");
                 let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
-                cut_off_mkfs(world, &id, &staging, fstype);
+                interrupted_mkfs(world, &id, &staging, fstype);
                 if cleared {
                     let device = Device::open(&world.device(&id).expect("connected"), true).unwrap();
                     device.zero(0, 320 << 20).unwrap();
@@ -243,11 +243,11 @@ fn format_mark_beside_a_file_system_of_others_or_in_use_is_no_reason_to_format()
     world(|world| {
         let id = world.volume("a", Bytes::mib(320));
         let staging = world.staging("s");
-        cut_off_mkfs(world, &id, &staging, FsType::Xfs);
+        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
         let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
         image.write_all_at(b"SWAPSPACE2", 4086).unwrap();
         let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
-        assert!(matches!(error, Error::Unproven { .. }) && error.to_string().contains("swap"), "{error}");
+        assert!(matches!(error, Error::Unverified { .. }) && error.to_string().contains("swap"), "{error}");
     });
 }
 
@@ -434,7 +434,7 @@ fn a_journal_torn_anywhere_is_no_reason_to_touch_or_to_publish() {
 }
 
 #[test]
-fn a_publish_that_was_cut_off_is_undone_at_the_start() {
+fn a_publish_that_was_interrupted_is_undone_at_the_start() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(16));
         let (staging, target) = (world.staging("s"), world.kubelet("t"));
@@ -554,7 +554,7 @@ fn volume_of_a_backend_that_left_the_configuration_is_not_called_missing() {
             let handle = Handle::Id(id.clone());
             let down = |call: &str, error: Error| {
                 let text = error.to_string();
-                assert!(matches!(&error, Error::BackendDown { backend, .. } if backend == "files"), "{call}: {text}");
+                assert!(matches!(&error, Error::BackendUnavailable { backend, .. } if backend == "files"), "{call}: {text}");
                 assert!(text.contains("not in the configuration") && text.contains(&id.to_string()), "{call}: {text}");
             };
             let expand =

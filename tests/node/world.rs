@@ -1,4 +1,4 @@
-//! What each test stands on: a kubelet's folder, a state folder, and a small backend of files behind loop devices.
+//! What each test stands on: a kubelet's directory, a state directory, and a small backend of files behind loop devices.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,10 +24,10 @@ use longshore::volume::{
 /// Until all is recovered.
 const RECOVERED: Duration = Duration::from_secs(60);
 
-/// Files in one folder; each becomes a loop device.
+/// Files in one directory; each becomes a loop device.
 pub struct Files {
     name: BackendName,
-    folder: PathBuf,
+    directory: PathBuf,
     /// Disconnecting fails, as with a storage that does not answer.
     pub stuck: AtomicBool,
     /// Connecting fails.
@@ -37,10 +37,10 @@ pub struct Files {
 }
 
 impl Files {
-    fn new(folder: PathBuf) -> Files {
+    fn new(directory: PathBuf) -> Files {
         Files {
             name: "files".parse().expect("a name"),
-            folder,
+            directory,
             stuck: AtomicBool::new(false),
             away: AtomicBool::new(false),
             names: Mutex::default(),
@@ -48,7 +48,7 @@ impl Files {
     }
 
     pub fn path(&self, id: &VolumeId) -> PathBuf {
-        self.folder.join(id.local())
+        self.directory.join(id.local())
     }
 
     fn open(&self, id: &VolumeId, write: bool) -> Result<File> {
@@ -87,7 +87,7 @@ impl Connect for Files {
         Ok(loopdev::find(backing, Path::new(id.local()))?.into_iter().next().map(source))
     }
 
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         let Source::Device(told) = source else { panic!("only devices here") };
         match loopdev::status(&told.path) {
             Err(error) if error.is_missing() => Ok(false),
@@ -186,12 +186,12 @@ pub fn world(test: impl FnOnce(&World) + Send) {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("a mount namespace");
         let private = rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
         rustix::mount::mount_change("/", private).expect("private mounts");
-        let base = tempfile::tempdir().expect("a folder");
-        for folder in ["kubelet", "state", "pool"] {
-            fs::create_dir(base.path().join(folder)).expect("a folder");
+        let base = tempfile::tempdir().expect("a directory");
+        for directory in ["kubelet", "state", "pool"] {
+            fs::create_dir(base.path().join(directory)).expect("a directory");
         }
-        let folder = base.path().canonicalize().expect("a folder").join("pool");
-        let world = World { base, backend: Arc::new(Files::new(folder)), inline_max_size: AtomicU64::new(1 << 40) };
+        let directory = base.path().canonicalize().expect("a directory").join("pool");
+        let world = World { base, backend: Arc::new(Files::new(directory)), inline_max_size: AtomicU64::new(1 << 40) };
         test(&world);
     };
     if let Err(panic) = std::thread::scope(|scope| scope.spawn(inside).join()) {
@@ -212,7 +212,7 @@ pub fn unmount(path: &Path) {
 
 impl Drop for World {
     fn drop(&mut self) {
-        let base = self.base.path().canonicalize().expect("the folder is there");
+        let base = self.base.path().canonicalize().expect("the directory is there");
         let table = MountTable::read().expect("mountinfo");
         let mut points: Vec<_> =
             table.iter().map(|mount| mount.mount_point.clone()).filter(|path| path.starts_with(&base)).collect();
@@ -222,7 +222,7 @@ impl Drop for World {
                 eprintln!("unmount {}: {error}", point.display());
             }
         }
-        for entry in fs::read_dir(&self.backend.folder).expect("the pool is there").flatten() {
+        for entry in fs::read_dir(&self.backend.directory).expect("the pool is there").flatten() {
             let stat = entry.metadata().expect("stat");
             let backing = (stat.dev(), stat.ino());
             for device in loopdev::find(backing, &entry.path()).unwrap_or_default() {
@@ -236,7 +236,7 @@ impl Drop for World {
 
 impl World {
     fn path(&self, name: &str) -> PathBuf {
-        self.base.path().canonicalize().expect("the folder is there").join(name)
+        self.base.path().canonicalize().expect("the directory is there").join(name)
     }
 
     /// Starts the driver's node: what a restart does.
@@ -244,7 +244,7 @@ impl World {
         self.node_called("n1", "state")
     }
 
-    /// Starts another node, with a state folder of its own, on the same storage.
+    /// Starts another node, with a state directory of its own, on the same storage.
     pub fn node_called(&self, name: &str, state: &str) -> Arc<Node> {
         self.node_with(name, state, self.registry(), Locks::default())
     }
@@ -257,7 +257,7 @@ impl World {
             inline_max_size: Bytes(self.inline_max_size.load(Ordering::SeqCst)),
             allow_inline_parameters: inline_parameters(),
         };
-        fs::create_dir_all(&settings.state_dir).expect("a folder");
+        fs::create_dir_all(&settings.state_dir).expect("a directory");
         Node::open(settings, registry, locks, RECOVERED).expect("opens")
     }
 
@@ -268,7 +268,7 @@ impl World {
 
     /// The driver's node after its backend left the configuration.
     pub fn node_without_backend(&self) -> Arc<Node> {
-        let other = Files { name: "other".parse().expect("a name"), folder: self.path("other"), ..Files::new(PathBuf::new()) };
+        let other = Files { name: "other".parse().expect("a name"), directory: self.path("other"), ..Files::new(PathBuf::new()) };
         self.node_with("n1", "state", Registry::new(vec![Arc::new(other)]).expect("one backend"), Locks::default())
     }
 
@@ -313,7 +313,7 @@ impl World {
     /// A staging path, made as the CO makes it.
     pub fn staging(&self, name: &str) -> PathBuf {
         let path = self.kubelet(name);
-        fs::create_dir(&path).expect("a folder");
+        fs::create_dir(&path).expect("a directory");
         path
     }
 
@@ -349,7 +349,7 @@ impl World {
 
     /// No volume is left in the storage.
     pub fn assert_storage_empty(&self) {
-        assert_eq!(names(&self.backend.folder), [""; 0]);
+        assert_eq!(names(&self.backend.directory), [""; 0]);
     }
 
     /// Nothing of the volume is left on this node.
@@ -367,8 +367,8 @@ fn edit(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     fs::write(path, entry.to_string()).expect("writes");
 }
 
-pub fn names(folder: &Path) -> Vec<String> {
-    let Ok(list) = fs::read_dir(folder) else { return Vec::new() };
+pub fn names(directory: &Path) -> Vec<String> {
+    let Ok(list) = fs::read_dir(directory) else { return Vec::new() };
     list.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
 }
 
@@ -441,9 +441,9 @@ pub fn is_final(error: &Error) -> bool {
     !matches!(
         error,
         Error::Failed { left: longshore::volume::Left::Unverified | longshore::volume::Left::Something(_), .. }
-            | Error::Pending { .. }
+            | Error::InProgress { .. }
             | Error::Busy { .. }
-            | Error::BackendDown { .. }
+            | Error::BackendUnavailable { .. }
             | Error::Throttled { .. }
             | Error::StillInUse { .. }
     )

@@ -1,4 +1,4 @@
-//! Two nodes, one storage: whoever has a volume, whatever happens to him, whoever takes it over.
+//! Two nodes, one storage: no matter who has a volume, whatever happens to him, no matter who takes it over.
 //!
 //! Three drivers on one pool that all share (`image`, `shared: true`): a controller, and two nodes on machines of their own, each
 //! with its mounts, its network, its state and its view of the pool. Each cell is one volume's life: node A has it, something
@@ -11,7 +11,7 @@
 //! Files cannot shut out a node that goes on writing. So the controller is asked to detach a volume from a node that did not release it
 //! (`Forced`) only where that node's power is off, as Kubernetes' `out-of-service` taint demands.
 #![cfg(feature = "faults")]
-#![allow(clippy::disallowed_methods, reason = "what a failed cell left in folders of the test, on machines that are off")]
+#![allow(clippy::disallowed_methods, reason = "what a failed cell left in directories of the test, on machines that are off")]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -124,9 +124,9 @@ enum Event {
     /// The machine goes down after the driver staged.
     PowerLostStaged,
     /// A's storage answers no request, until somebody is to release the volume on A.
-    CutOffFromStorage,
+    IsolatedFromStorage,
     /// Nobody hears of A's driver; its kernel goes on.
-    CutOffFromController,
+    IsolatedFromController,
     /// Unstaged and detached.
     Moved,
 }
@@ -153,11 +153,11 @@ impl Event {
     /// from it.
     fn take_overs(&self, fences: bool) -> &'static [TakeOver] {
         match self {
-            Event::Nothing | Event::KilledStaged | Event::CutOffFromController if fences => &[InOrder, Without, Forced, Again],
-            Event::Nothing | Event::KilledStaged | Event::CutOffFromStorage => &[InOrder, Without, Again],
+            Event::Nothing | Event::KilledStaged | Event::IsolatedFromController if fences => &[InOrder, Without, Forced, Again],
+            Event::Nothing | Event::KilledStaged | Event::IsolatedFromStorage => &[InOrder, Without, Again],
             Event::Killed(..) => &[InOrder, Without, Rivals, Again],
             Event::PowerLost(..) | Event::PowerLostStaged => &[InOrder, Without, Forced, Rivals, Again],
-            Event::CutOffFromController => &[Without, Again],
+            Event::IsolatedFromController => &[Without, Again],
             Event::Moved => &[Without, Rivals, Again],
         }
     }
@@ -233,9 +233,9 @@ impl Peer {
         self.stopped = signal == nix::sys::signal::Signal::SIGSTOP;
     }
 
-    fn cut_off(&self, cut: bool) {
+    fn isolate(&self, cut: bool) {
         if let Some(share) = &self.share {
-            share.cut_off(cut);
+            share.isolate(cut);
         }
         if let (Some(cable), Some(_)) = (&self.cable, self.harness.machine()) {
             common::run("ip", ["link", "set", cable, if cut { "down" } else { "up" }]);
@@ -257,7 +257,7 @@ impl Peer {
 
     /// It can be asked, and can reach its storage.
     fn revive(&mut self) {
-        self.cut_off(false);
+        self.isolate(false);
         self.arm("");
         if self.stopped {
             self.signal(nix::sys::signal::Signal::SIGCONT);
@@ -316,7 +316,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The ways by which it can write to a volume: loop devices over the image that take writes; of a storage machine, the rights that it
+    /// The ways by which it can write to a volume: loop devices over the image that take writes; of a target server, the rights that it
     /// has there.
     fn writers(&self) -> Vec<String> {
         if self.backend == Backend::Iscsi {
@@ -439,7 +439,7 @@ impl Peers {
     fn one_writer(&self) -> Held {
         let (a, b) = (self.a.writers(), self.b.writers());
         // A node without a way to its storage writes nothing.
-        if a.is_empty() || b.is_empty() || self.a.share.as_ref().is_some_and(Share::is_cut_off) {
+        if a.is_empty() || b.is_empty() || self.a.share.as_ref().is_some_and(Share::is_interrupted) {
             return Ok(());
         }
         Err(format!("TWO WRITERS: node-a has {a:?}, node-b has {b:?}"))
@@ -521,8 +521,8 @@ impl Peers {
         match event {
             Event::KilledStaged => self.a.harness.kill(),
             Event::PowerLostStaged => self.a.power_off(),
-            Event::CutOffFromStorage => self.a.cut_off(true),
-            Event::CutOffFromController => self.a.signal(Signal::SIGSTOP),
+            Event::IsolatedFromStorage => self.a.isolate(true),
+            Event::IsolatedFromController => self.a.signal(Signal::SIGSTOP),
             Event::Moved => self.release(volume, |peers| &peers.a)?,
             Event::Nothing | Event::Killed(..) | Event::PowerLost(..) => {}
         }
@@ -646,13 +646,13 @@ impl Peers {
     /// After a cell that failed: nothing of it is left anywhere.
     fn reset(&mut self) {
         for peer in [&mut self.a, &mut self.b] {
-            peer.cut_off(false);
+            peer.isolate(false);
             peer.stopped = false;
             peer.power_off();
-            for folder in ["state/journal", "state/inline", "kubelet"] {
-                fs::remove_dir_all(peer.harness.path(folder)).ok();
+            for directory in ["state/journal", "state/inline", "kubelet"] {
+                fs::remove_dir_all(peer.harness.path(directory)).ok();
             }
-            fs::create_dir(peer.harness.path("kubelet")).expect("a folder");
+            fs::create_dir(peer.harness.path("kubelet")).expect("a directory");
         }
         self.storage.kill();
         for (device, file) in loop_files() {
@@ -729,9 +729,9 @@ impl Peers {
     }
 }
 
-fn files_named(folder: &Path, name: &str) -> Vec<String> {
+fn files_named(directory: &Path, name: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         if entry.file_name().to_string_lossy().contains(name) {
             found.push(text(&path));
@@ -764,9 +764,9 @@ fn matrix(suite: &'static str, cells: fn(&mut Peers)) {
 fn volume_of_a_staged_node_is_taken_over() {
     matrix("staged", |peers| {
         let mut events =
-            vec![Event::Nothing, Event::KilledStaged, Event::PowerLostStaged, Event::CutOffFromController, Event::Moved];
+            vec![Event::Nothing, Event::KilledStaged, Event::PowerLostStaged, Event::IsolatedFromController, Event::Moved];
         // iscsid has one network for all sessions: connections that are cut are for tests/vm/inside/71-iscsi-multipath.sh.
-        events.extend((peers.backend != Backend::Iscsi).then_some(Event::CutOffFromStorage));
+        events.extend((peers.backend != Backend::Iscsi).then_some(Event::IsolatedFromStorage));
         for (hold, event) in
             [Hold::Writing, Hold::Reading].into_iter().flat_map(|hold| events.iter().map(move |event| (hold, event)))
         {

@@ -1,7 +1,7 @@
 //! A file system that several machines share, as each of them sees it: a FUSE mount that passes every request on to one directory.
 //!
 //! Each mount has a device number of its own, so that the kernel, of which there is only one here, takes the same file for another
-//! on each machine, as it is with a real cluster file system; and each can be cut off from its storage.
+//! on each machine, as it is with a real cluster file system; and each can be interrupted from its storage.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -39,12 +39,12 @@ impl Share {
     }
 
     /// Whether every request for data or names fails from now on. Attributes of what is open are told, as from a cache: the kernel that both
-    /// machines have asks each loop device for its file's, whoever's it is.
-    pub fn cut_off(&self, cut: bool) {
+    /// machines have asks each loop device for its file's, no matter whose it is.
+    pub fn isolate(&self, cut: bool) {
         self.cut.store(cut, Ordering::SeqCst);
     }
 
-    pub fn is_cut_off(&self) -> bool {
+    pub fn is_interrupted(&self) -> bool {
         self.cut.load(Ordering::SeqCst)
     }
 }

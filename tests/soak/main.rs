@@ -60,7 +60,7 @@ fn nothing_is_lost_and_nothing_is_left_over() {
         let violations = world.violations.lock().expect("no worker panicked").len();
         let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
         println!(
-            "soak: {} refused, {} cut off, {} contents compared, slowest start {slowest:?}, {:?} with all verified and torn down",
+            "soak: {} refused, {} interrupted, {} contents compared, slowest start {slowest:?}, {:?} with all verified and torn down",
             count(&world.counts.refused),
             count(&world.counts.cut),
             count(&world.counts.compared),
@@ -91,7 +91,7 @@ impl<'s> Soak<'s> {
         let calm = end - time * u32::try_from(CALM).expect("small") / 100;
         let mut random = Random(world.seed);
         self.start("");
-        let empty = self.promised();
+        let empty = self.provisioned();
         std::thread::scope(|scope| {
             for number in 0..WORKERS {
                 scope.spawn(move || {
@@ -135,8 +135,8 @@ impl<'s> Soak<'s> {
     fn start(&mut self, fault: &str) {
         let log = self.harness.log();
         self.faults += log.lines().filter(|line| is_fault(line)).count();
-        if let Ok(folder) = std::env::var("LONGSHORE_SOAK_LOGS") {
-            fs::write(format!("{folder}/{}.log", self.world.incarnation()), log).expect("the log is kept");
+        if let Ok(directory) = std::env::var("LONGSHORE_SOAK_LOGS") {
+            fs::write(format!("{directory}/{}.log", self.world.incarnation()), log).expect("the log is kept");
         }
         self.harness.forget_log();
         self.harness.set("LONGSHORE_FAULT", fault);
@@ -180,7 +180,7 @@ impl<'s> Soak<'s> {
     }
 
     /// What each pool can still promise.
-    fn promised(&self) -> Vec<Option<i64>> {
+    fn provisioned(&self) -> Vec<Option<i64>> {
         let mut worker = Worker::new(self.world, WORKERS);
         let place = &self.world.places[VOLUMES];
         let ask = |pool: &str| {
@@ -201,9 +201,9 @@ impl<'s> Soak<'s> {
         let before = idle_descriptors(pid, usize::MAX);
         self.each(|worker, index| worker.verify(&world.places[index], &world.places[VOLUMES + worker.number]));
         // The books of a process that lived through all that, and those that a fresh one makes from the disks.
-        let (kept, made) = (self.promised(), {
+        let (kept, made) = (self.provisioned(), {
             self.restart();
-            self.promised()
+            self.provisioned()
         });
         if kept != made {
             world.violation(None, &format!("it could promise {kept:?} bytes, and after a restart {made:?}"));
@@ -216,7 +216,7 @@ impl<'s> Soak<'s> {
         if after > fresh {
             world.violation(None, &format!("it has {after} descriptors open at idle, {fresh} when it was fresh"));
         }
-        let left = self.promised();
+        let left = self.provisioned();
         if left != empty {
             world.violation(None, &format!("it can promise {left:?} bytes with nothing there, {empty:?} at first"));
         }

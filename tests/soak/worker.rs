@@ -309,23 +309,23 @@ impl<'w> Worker<'w> {
 
     /// A deleted volume's data is where its parameters say; the operator then removes it.
     fn kept(&mut self, place: &Place, slot: &mut Slot, before: Option<&Volume>) {
-        for (way, folder) in [("retain", "retained"), ("archive", "archive")] {
-            let kept = self.world.kept(place, folder);
+        for (way, directory) in [("retain", "retained"), ("archive", "archive")] {
+            let kept = self.world.kept(place, directory);
             if let Some(volume) = before {
                 let wanted = usize::from(volume.on_delete == way);
                 if kept.len() != wanted {
-                    self.violation(place, slot, &format!("deleted by {:?}, and {folder} holds {kept:?}", volume.on_delete));
+                    self.violation(place, slot, &format!("deleted by {:?}, and {directory} holds {kept:?}", volume.on_delete));
                 }
-                let image = kept.first().map(|folder| std::fs::read(folder.join("image")));
+                let image = kept.first().map(|directory| std::fs::read(directory.join("image")));
                 if let (Some(image), true) = (image, volume.raw())
                     && let Err(what) =
                         image.map_err(|error| error.to_string()).and_then(|image| volume.content.compare_device(image))
                 {
-                    self.violation(place, slot, &format!("what {folder} holds: {what}"));
+                    self.violation(place, slot, &format!("what {directory} holds: {what}"));
                 }
             }
-            for folder in kept {
-                std::fs::remove_dir_all(folder).expect("what was kept is removed");
+            for directory in kept {
+                std::fs::remove_dir_all(directory).expect("what was kept is removed");
             }
         }
     }

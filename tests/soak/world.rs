@@ -154,9 +154,9 @@ impl World {
             changed: Condvar::new(),
         };
         for place in &world.places {
-            fs::create_dir_all(world.staging(place)).expect("a staging folder");
+            fs::create_dir_all(world.staging(place)).expect("a staging directory");
             for target in 0..TARGETS {
-                fs::create_dir_all(world.target(place, target).parent().expect("a parent")).expect("a pod's folder");
+                fs::create_dir_all(world.target(place, target).parent().expect("a parent")).expect("a pod's directory");
             }
         }
         world
@@ -211,9 +211,9 @@ impl World {
     }
 
     /// What a volume's deletion kept, in `retained` or `archive`.
-    pub fn kept(&self, place: &Place, folder: &str) -> Vec<PathBuf> {
+    pub fn kept(&self, place: &Place, directory: &str) -> Vec<PathBuf> {
         let ours = format!("{}.", place.name());
-        let entries = self.pools.iter().filter_map(|pool| fs::read_dir(pool.join(folder)).ok()).flatten();
+        let entries = self.pools.iter().filter_map(|pool| fs::read_dir(pool.join(directory)).ok()).flatten();
         entries
             .flatten()
             .filter(|entry| entry.file_name().to_string_lossy().starts_with(&ours))
@@ -232,9 +232,9 @@ impl World {
             objects.push(("snapshot", "snapshots", place.member_id(member).local().to_owned(), format!("member {member}")));
         }
         for pool in &self.pools {
-            for (kind, folder, local, called) in &objects {
+            for (kind, directory, local, called) in &objects {
                 for (at, prefix) in [
-                    (pool.join(folder).join(local), ""),
+                    (pool.join(directory).join(local), ""),
                     (passing(pool, "tmp", kind, local), "half-made "),
                     (passing(pool, "trash", kind, local), "half-deleted "),
                 ] {
@@ -312,8 +312,8 @@ impl World {
     }
 }
 
-fn passing(pool: &Path, folder: &str, kind: &str, local: &str) -> PathBuf {
-    pool.join(folder).join(format!("{kind}~{local}"))
+fn passing(pool: &Path, directory: &str, kind: &str, local: &str) -> PathBuf {
+    pool.join(directory).join(format!("{kind}~{local}"))
 }
 
 /// Every mount point, and whether it is read-only.

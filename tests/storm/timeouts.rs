@@ -1,6 +1,6 @@
 //! Clients give up at every step of every mutating call.
 //!
-//! The step is held at the gate while its client leaves. Whoever repeats the call then, or calls its inverse, is told
+//! The step is held at the gate while its client leaves. Anyone who repeats the call then, or calls its inverse, is told
 //! who is at work, at which step and since when, and comes to no step of his own. Once the step goes on, the repeated
 //! call, or the inverse, is OK, and everything is as after a call that nobody disturbed.
 

@@ -242,9 +242,9 @@ pub struct Left {
 impl Left {
     pub fn now(harness: &Harness) -> Left {
         let pool = harness.path("pool/images");
-        let inner = |folder: &str| {
-            let entries = fs::read_dir(pool.join(folder)).into_iter().flatten().flatten();
-            entries.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())).collect::<Vec<_>>()
+        let inner = |directory: &str| {
+            let entries = fs::read_dir(pool.join(directory)).into_iter().flatten().flatten();
+            entries.map(|entry| format!("{directory}/{}", entry.file_name().to_string_lossy())).collect::<Vec<_>>()
         };
         let mut mounts = harness.mounts();
         mounts.sort();

@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     written_and_read(data);
 });
 
-/// The input's pieces, parted by NUL, which no path holds, become mounts on top of each other's folders.
+/// The input's pieces, parted by NUL, which no path holds, become mounts on top of each other's directories.
 fn written_and_read(data: &[u8]) {
     let paths: Vec<Vec<u8>> = data.split(|byte| *byte == 0).take(6).map(|piece| [b"/", piece].concat()).collect();
     let mut text = Vec::new();

@@ -29,7 +29,7 @@ fuzz_target!(|text: &str| {
     assert_eq!(secrets, format!("Secrets({} hidden)", map.len()));
 
     for backend in REGISTRY.iter() {
-        // What arrives at a node is read there, whoever wrote it.
+        // What arrives at a node is read there, no matter who wrote it.
         let _ = Parameters::from_context(backend.as_ref(), &map);
     }
     let Ok((backend, parameters)) = Parameters::parse(&REGISTRY, &RawParameters::new(map)) else { return };

@@ -1,4 +1,4 @@
-//! Paths of the CO's, below a folder that is full of magic links: /proc.
+//! Paths of the CO's, below a directory that is full of magic links: /proc.
 #![no_main]
 
 use std::ffi::OsStr;

@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     let page = match CONTROLLER.list(max, token) {
         Ok(page) => page,
         // An invalid token is ABORTED, and nothing else can go wrong.
-        Err(Error::BadToken { token: named }) => return assert!(named == token && token.parse::<VolumeId>().is_err()),
+        Err(Error::InvalidPageToken { token: named }) => return assert!(named == token && token.parse::<VolumeId>().is_err()),
         Err(other) => panic!("{other:?}"),
     };
     let after = (!token.is_empty()).then(|| token.parse::<VolumeId>().expect("a token is an id"));

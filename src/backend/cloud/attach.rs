@@ -17,7 +17,7 @@ use super::looks::Key;
 use super::memory::{SETTLED, STUCK};
 use super::nodes::Begun;
 use super::provision::WAIT;
-use super::{Attachment, AttachmentState, Because, Disk, DiskId, DiskState, Refusal, Tags, tags};
+use super::{Attachment, AttachmentState, CloudErrorKind, Disk, DiskId, DiskState, Refusal, Tags, tags};
 
 /// Keys of publish_context: the cloud's id of the disk, and the device name that it was attached under.
 pub const VOLUME: &str = "volume";
@@ -166,7 +166,7 @@ impl Controller {
         let changed = Tags::from([(tags::BLANK.to_owned(), value.to_owned())]);
         match step("tag disk", id, || self.cloud.tag_disk(&disk.id, &changed)) {
             Ok(()) => self.memory.withdrew(&disk.id, node, first),
-            Err(refusal) if refusal.because == Because::Denied => tracing::warn!(
+            Err(refusal) if refusal.because == CloudErrorKind::Denied => tracing::warn!(
                 volume = %id, disk = %disk.id, %refusal,
                 "the tag {} cannot be changed, so that the node reads the whole disk before it formats it; allow CreateTags", tags::BLANK
             ),
@@ -181,7 +181,7 @@ impl Controller {
             DiskState::Available | DiskState::InUse => {}
             DiskState::Creating | DiskState::Deleting | DiskState::Deleted | DiskState::Failed => {
                 let reason = format!("disk {} is {:?}", disk.id, disk.state);
-                return Err(Error::Unproven { device: format!("volume {id}"), reason });
+                return Err(Error::Unverified { device: format!("volume {id}"), reason });
             }
         }
         self.withdraw_blank(id, disk, node)?;
@@ -234,7 +234,7 @@ impl Controller {
             Ok(Ok(place)) => return Ok(place),
             Ok(Err(gone)) => {
                 self.nodes.freed(node, disk);
-                self.nodes.spoilt(node, &gone.device);
+                self.nodes.blacklist_device_name(node, &gone.device);
                 self.memory.unbind(disk, node);
                 let reason = format!("the cloud gave up attaching disk {disk} as {}", gone.device);
                 return Err(Error::failed("attach disk", object, reason));
@@ -246,15 +246,15 @@ impl Controller {
             let reason = format!("the cloud does not show the attachment of disk {disk} yet");
             return Err(match refusal {
                 Some(refusal) => Error::failed("attach disk", object, refusal),
-                None => Error::Pending { object, reason },
+                None => Error::InProgress { object, reason },
             });
         };
         let since = place.since.and_then(|since| since.elapsed().ok()).unwrap_or_default().max(moving_for);
         if since < STUCK {
             let reason = format!("disk {disk} is being attached as {}", place.device);
-            return Err(Error::Pending { object, reason });
+            return Err(Error::InProgress { object, reason });
         }
-        self.nodes.spoilt(node, &place.device);
+        self.nodes.blacklist_device_name(node, &place.device);
         Err(Error::failed("attach disk", object, stuck(disk, node, &place, since)))
     }
 
@@ -272,13 +272,13 @@ impl Controller {
                 Ok(()) => {}
                 Err(refusal) => match refusal.because {
                     _ if refusal.maybe_done => {}
-                    Because::NotFound | Because::NotAttached | Because::NoInstance => {
+                    CloudErrorKind::NotFound | CloudErrorKind::NotAttached | CloudErrorKind::NoInstance => {
                         self.forget_attachment(disk, node);
                         self.memory.count_attachment(if shown { -1 } else { 0 });
                         return Ok(shown);
                     }
                     // It goes already, or cannot go yet.
-                    Because::InUse if shown => {}
+                    CloudErrorKind::InUse if shown => {}
                     _ => return Err(self.refused("detach disk", &format!("volume {id} from node {node}"), refusal)),
                 },
             }
@@ -310,7 +310,7 @@ impl Controller {
             Some(place) if place.state == AttachmentState::Busy || moving_for >= STUCK => {
                 Err(Error::failed("detach disk", object, stuck(disk, node, &place, moving_for)))
             }
-            _ => Err(Error::Pending { object, reason: format!("disk {disk} is being detached") }),
+            _ => Err(Error::InProgress { object, reason: format!("disk {disk} is being detached") }),
         }
     }
 

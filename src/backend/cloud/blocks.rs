@@ -54,7 +54,7 @@ impl Controller {
                     Some(run) if run.offset + run.length == start => run.length += end - start,
                     Some(run) if start < run.offset + run.length => {
                         let reason = format!("the cloud lists the blocks of snapshot {target} out of order (at {start})");
-                        return Err(Error::BackendDown { backend: self.owner.backend.to_string(), reason });
+                        return Err(Error::BackendUnavailable { backend: self.owner.backend.to_string(), reason });
                     }
                     _ => {
                         if let Some(whole) = run.replace(Extent { offset: start, length: end - start })

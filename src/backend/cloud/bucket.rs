@@ -12,7 +12,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::{Answer, Because, Refusal};
+use super::{Answer, CloudErrorKind, Refusal};
 
 /// How much of the published size is used: a request that was sent later may arrive sooner, and a cloud refills in steps of a second.
 const BURST: f64 = 0.9;
@@ -152,7 +152,7 @@ impl Line {
 fn too_late(action: &'static str, ahead: usize, wait: Duration) -> Refusal {
     let seconds = wait.as_secs_f64();
     Refusal {
-        because: Because::Throttled,
+        because: CloudErrorKind::Throttled,
         action,
         code: "own rate limit".to_owned(),
         message: format!("{ahead} requests wait to be sent already, and this one would have to for {seconds:.1} s"),
@@ -295,7 +295,7 @@ mod tests {
         assert!(whole >= 500, "{whole}");
     }
 
-    /// Whoever waits as long as it was told to finds its token, and none much sooner.
+    /// Anyone who waits as long as it was told to finds its token, and none much sooner.
     #[test]
     fn the_wait_that_is_told_is_right() {
         for share in [LEAST_SHARE, 0.3, 0.7, 1.0] {
@@ -304,7 +304,7 @@ mod tests {
                 let wait = bucket.wait(ahead);
                 let mut early = bucket.clone();
                 early.advance(wait.saturating_sub(seconds(0.05)));
-                // Without the limit on a burst, which whoever waits does not reach: those ahead take theirs.
+                // Without the limit on a burst, which anyone who waits does not reach: those ahead take theirs.
                 let tokens = |seconds: f64| {
                     let mut bucket = Bucket { limit: Limit { capacity: 1e6, ..LIMIT }, ..bucket.clone() };
                     bucket.advance(Duration::from_secs_f64(seconds));
@@ -327,7 +327,7 @@ mod tests {
         let begin = std::time::Instant::now();
         let refusal = buckets.take("A", Purpose::Call, buckets.clock.now() + Duration::from_secs(90)).expect_err("100 s");
         assert!(begin.elapsed() < Duration::from_secs(5));
-        assert_eq!((refusal.because, refusal.maybe_done), (Because::Throttled, false));
+        assert_eq!((refusal.because, refusal.maybe_done), (CloudErrorKind::Throttled, false));
         let after = refusal.retry_after.expect("a time").as_secs();
         assert!((98..=100).contains(&after), "{after}");
         // Each action has a bucket of its own.
@@ -406,7 +406,7 @@ mod tests {
         }
         buckets.throttled("A");
         let refusal = thread.join().expect("no panic").expect_err("too late");
-        assert_eq!(refusal.because, Because::Throttled);
+        assert_eq!(refusal.because, CloudErrorKind::Throttled);
         // At once, not when its turn would have come.
         assert!(deadline - buckets.clock.now() > Duration::from_secs(3));
         assert!(buckets.lines()[&LINE].waiting.is_empty());

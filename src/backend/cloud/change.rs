@@ -16,7 +16,7 @@ use super::errors::again;
 use super::frame::Controller;
 use super::looks::Key;
 use super::provision::WAIT;
-use super::{Because, Change, ChangeState, Changing, Disk, DiskId, Refusal};
+use super::{Change, ChangeState, Changing, CloudErrorKind, Disk, DiskId, Refusal};
 
 /// How long the first waits for the other.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -207,7 +207,9 @@ impl Controller {
                 };
             }
             Err(refusal) if refusal.maybe_done => refusal,
-            Err(refusal) if refusal.because == Because::TooSoon => return Err(self.too_soon(id, before.as_ref(), &refusal)),
+            Err(refusal) if refusal.because == CloudErrorKind::TooSoon => {
+                return Err(self.too_soon(id, before.as_ref(), &refusal));
+            }
             Err(refusal) => return Err(self.refused("change disk", &object, refusal).nothing_left()),
         };
         // The next call finds out, and waits for it rather than ask again.
@@ -245,7 +247,7 @@ impl Controller {
         });
         waited.map_err(|_| {
             let reason = format!("the cloud is changing disk {disk} ({progress} %)");
-            Error::Pending { object: format!("volume {id}"), reason }
+            Error::InProgress { object: format!("volume {id}"), reason }
         })
     }
 
@@ -276,5 +278,5 @@ fn latest(seen: &[Changing]) -> Option<Changing> {
 
 fn failed(object: &str, change: &Changing) -> Error {
     let why = change.message.clone().unwrap_or_else(|| "without a reason".to_owned());
-    Error::failed("change disk", object, format!("the cloud says that it failed: {why}")).nothing_left()
+    Error::failed("change disk", object, format!("the cloud reports a failure: {why}")).nothing_left()
 }

@@ -30,8 +30,11 @@ impl Controller {
         });
         match waited {
             Ok(SnapshotState::Failed) => {
-                let failure =
-                    Error::failed("create snapshot", taking.object.clone(), format!("the cloud says that {} failed", taken.id));
+                let failure = Error::failed(
+                    "create snapshot",
+                    taking.object.clone(),
+                    format!("the cloud reports that {} failed", taken.id),
+                );
                 Err(match self.delete_taken(&taking.what, &taking.object, &taken) {
                     Ok(_) => failure.nothing_left(),
                     Err(error) => failure.but_left(error.to_string()),
@@ -42,7 +45,7 @@ impl Controller {
                 let seen = unfinished.last.and_then(|seen| seen.into_iter().find(|seen| seen.id == taken.id));
                 let progress = seen.map_or(taken.progress, |seen| seen.progress);
                 let reason = format!("the cloud has saved {progress} % of snapshot {}, from which it is made", taken.id);
-                Err(Error::Pending { object: format!("volume {copy}"), reason })
+                Err(Error::InProgress { object: format!("volume {copy}"), reason })
             }
         }
     }

@@ -4,7 +4,7 @@
 
 use crate::volume::{BackendName, Error, Left};
 
-use super::{Because, Refusal};
+use super::{CloudErrorKind, Refusal};
 
 /// A request that changes something was refused: it is over, and nothing was done, unless the refusal says that it may have been.
 pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, refusal: Refusal) -> Error {
@@ -14,21 +14,23 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
     let reason = refusal.to_string();
     let (backend, object) = (backend.to_string(), object.to_owned());
     match refusal.because {
-        Because::NotFound => Error::NotFound { kind: "the cloud's resource for", id: format!("{object} ({reason})") },
-        Because::NoInstance => Error::NotFound { kind: "the node of", id: format!("{object} ({reason})") },
-        Because::InUse => Error::InUse { object, by: reason },
-        Because::InstanceFull => Error::NodeFull { node: object, reason },
-        Because::OtherParameters | Because::TokenSpent => {
+        CloudErrorKind::NotFound => Error::NotFound { kind: "the cloud's resource for", id: format!("{object} ({reason})") },
+        CloudErrorKind::NoInstance => Error::NotFound { kind: "the node of", id: format!("{object} ({reason})") },
+        CloudErrorKind::InUse => Error::InUse { object, by: reason },
+        CloudErrorKind::InstanceFull => Error::NodeFull { node: object, reason },
+        CloudErrorKind::OtherParameters | CloudErrorKind::TokenSpent => {
             Error::Conflict { object, existing: reason, wanted: "what this call says".to_owned() }
         }
         // Not over: the same request succeeds later. UNAVAILABLE keeps the resizer asking.
-        Because::TooSoon | Because::Throttled => Error::Throttled { backend, reason },
-        Because::Quota => Error::NoCapacity { place: "the account's quota".to_owned(), reason },
-        Because::NoCapacity => Error::NoCapacity { place: "the cloud".to_owned(), reason },
-        Because::Invalid => Error::invalid("parameters", reason),
-        Because::Denied | Because::Key => Error::Denied { object, reason },
-        Because::Unavailable => Error::BackendDown { backend, reason },
-        Because::NotAttached | Because::NameTaken | Because::Other => Error::failed(step, object, refusal).nothing_left(),
+        CloudErrorKind::TooSoon | CloudErrorKind::Throttled => Error::Throttled { backend, reason },
+        CloudErrorKind::Quota => Error::NoCapacity { place: "the account's quota".to_owned(), reason },
+        CloudErrorKind::NoCapacity => Error::NoCapacity { place: "the cloud".to_owned(), reason },
+        CloudErrorKind::Invalid => Error::invalid("parameters", reason),
+        CloudErrorKind::Denied | CloudErrorKind::Key => Error::Denied { object, reason },
+        CloudErrorKind::Unavailable => Error::BackendUnavailable { backend, reason },
+        CloudErrorKind::NotAttached | CloudErrorKind::NameTaken | CloudErrorKind::Other => {
+            Error::failed(step, object, refusal).nothing_left()
+        }
     }
 }
 
@@ -37,22 +39,22 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
 pub(super) fn unknown(backend: &BackendName, object: &str, refusal: &Refusal) -> Error {
     let backend = backend.to_string();
     match refusal.because {
-        Because::Throttled | Because::TooSoon => Error::Throttled { backend, reason: refusal.to_string() },
-        Because::NotFound
-        | Because::NoInstance
-        | Because::NotAttached
-        | Because::InUse
-        | Because::NameTaken
-        | Because::InstanceFull
-        | Because::OtherParameters
-        | Because::TokenSpent
-        | Because::Quota
-        | Because::NoCapacity
-        | Because::Invalid
-        | Because::Denied
-        | Because::Key
-        | Because::Unavailable
-        | Because::Other => Error::BackendDown { backend, reason: format!("{object}: {refusal}") },
+        CloudErrorKind::Throttled | CloudErrorKind::TooSoon => Error::Throttled { backend, reason: refusal.to_string() },
+        CloudErrorKind::NotFound
+        | CloudErrorKind::NoInstance
+        | CloudErrorKind::NotAttached
+        | CloudErrorKind::InUse
+        | CloudErrorKind::NameTaken
+        | CloudErrorKind::InstanceFull
+        | CloudErrorKind::OtherParameters
+        | CloudErrorKind::TokenSpent
+        | CloudErrorKind::Quota
+        | CloudErrorKind::NoCapacity
+        | CloudErrorKind::Invalid
+        | CloudErrorKind::Denied
+        | CloudErrorKind::Key
+        | CloudErrorKind::Unavailable
+        | CloudErrorKind::Other => Error::BackendUnavailable { backend, reason: format!("{object}: {refusal}") },
     }
 }
 
@@ -64,8 +66,10 @@ pub(super) fn again(error: &Error) -> Error {
         Error::NotFound { kind, id } => Error::NotFound { kind, id: id.clone() },
         Error::InUse { object, by } => Error::InUse { object: object.clone(), by: by.clone() },
         Error::NoCapacity { place, reason } => Error::NoCapacity { place: place.clone(), reason: reason.clone() },
-        Error::Pending { object, reason } => Error::Pending { object: object.clone(), reason: reason.clone() },
-        Error::BackendDown { backend, reason } => Error::BackendDown { backend: backend.clone(), reason: reason.clone() },
+        Error::InProgress { object, reason } => Error::InProgress { object: object.clone(), reason: reason.clone() },
+        Error::BackendUnavailable { backend, reason } => {
+            Error::BackendUnavailable { backend: backend.clone(), reason: reason.clone() }
+        }
         Error::Throttled { backend, reason } => Error::Throttled { backend: backend.clone(), reason: reason.clone() },
         Error::Denied { object, reason } => Error::Denied { object: object.clone(), reason: reason.clone() },
         Error::Unsupported { what, reason } => Error::Unsupported { what: what.clone(), reason: reason.clone() },

@@ -29,7 +29,7 @@ impl Controller {
     /// The disk of a volume, whatever its state, unless it is deleted.
     ///
     /// # Errors
-    /// `Pending` for one that was made not long ago and is not shown yet; `Unproven` where there are two, or where the recorded one
+    /// `InProgress` for one that was made not long ago and is not shown yet; `Unverified` where there are two, or where the recorded one
     /// carries other tags.
     pub fn disk(&self, id: &VolumeId) -> Result<Option<Disk>> {
         match self.locate(id)? {
@@ -76,7 +76,7 @@ impl Controller {
     /// This very disk among what is seen, unless it is deleted.
     ///
     /// # Errors
-    /// `Unproven` where its tags are not those of the volume: it is neither used nor deleted, nor taken for gone.
+    /// `Unverified` where its tags are not those of the volume: it is neither used nor deleted, nor taken for gone.
     pub fn checked(&self, id: &VolumeId, disk: &DiskId, seen: &[Disk]) -> Result<Option<Disk>> {
         let Some(found) = seen.iter().find(|seen| seen.id == *disk && self.is_there(seen)) else { return Ok(None) };
         match self.owner.is_disk_of(id, found) {
@@ -88,7 +88,7 @@ impl Controller {
     /// The one of these that is the volume's: by its recorded id, else by tag.
     ///
     /// # Errors
-    /// `Unproven` where there are several by tag, or the recorded one carries other tags.
+    /// `Unverified` where there are several by tag, or the recorded one carries other tags.
     pub fn one(&self, id: &VolumeId, seen: &[Disk]) -> Result<Option<Disk>> {
         if let Some(recorded) = id.recorded() {
             return self.checked(id, &DiskId(recorded.to_owned()), seen);
@@ -103,7 +103,7 @@ impl Controller {
                  the volume's disk, but a copy",
                 names(&ours)
             );
-            return Err(Error::Unproven { device: format!("volume {id}"), reason });
+            return Err(Error::Unverified { device: format!("volume {id}"), reason });
         }
         let disk = ours.pop();
         if let Some(disk) = &disk {
@@ -118,9 +118,9 @@ impl Controller {
     }
 
     /// Until when an absence is looked at again before anything is done on its strength; `None` where the first look is believed.
-    /// `doubted` says that the outcome of an earlier request is not known.
-    pub fn look_until(&self, doubted: Option<Duration>) -> Option<Duration> {
-        doubted.map(|_| self.clock.now() + SHOWN).or_else(|| self.memory.young_until())
+    /// `outcome_unknown` says that the outcome of an earlier request is not known.
+    pub fn look_until(&self, outcome_unknown: Option<Duration>) -> Option<Duration> {
+        outcome_unknown.map(|_| self.clock.now() + SHOWN).or_else(|| self.memory.young_until())
     }
 
     /// Whether it is not deleted, as far as is known.
@@ -177,7 +177,7 @@ impl Controller {
 
 pub(super) fn hidden(id: &VolumeId, disk: &DiskId) -> Error {
     let reason = format!("its disk {disk} was made not long ago, and the cloud does not show it yet");
-    Error::Pending { object: format!("volume {id}"), reason }
+    Error::InProgress { object: format!("volume {id}"), reason }
 }
 
 fn names(disks: &[Disk]) -> String {

@@ -1,6 +1,6 @@
 //! The backend of any cloud.
 //!
-//! What must be known again lies with the cloud, in tags. What this process remembers makes it faster, or lets it doubt a
+//! What must be known again lies with the cloud, in tags. What this process remembers makes it faster, or lets it question a
 //! description that is out of date; it never takes the place of one.
 
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use super::change::Changes;
 use super::clock::Clock;
 use super::health::LastProbe;
 use super::list::Lists;
-use super::looks::Looks;
+use super::looks::Pollers;
 use super::memory::Memory;
 use super::nodes::Nodes;
 use super::policy::Policy;
@@ -47,7 +47,7 @@ pub(super) struct Controller {
     pub policy: Arc<dyn Policy>,
     pub cloud: Arc<dyn Cloud>,
     pub clock: Clock,
-    pub looks: Looks,
+    pub looks: Pollers,
     pub memory: Memory,
     pub nodes: Nodes,
     pub changes: Changes,
@@ -64,7 +64,7 @@ impl CloudBackend {
             owner: Owner { backend: name.clone(), cluster },
             policy: Arc::clone(&policy),
             clock,
-            looks: Looks::new(&cloud, clock),
+            looks: Pollers::new(&cloud, clock),
             memory: Memory::new(clock),
             nodes: Nodes::default(),
             changes: Changes::new(clock),
@@ -106,16 +106,16 @@ impl Backend for CloudBackend {
         self.policy.parameters(raw)
     }
 
-    fn describes(&self, attributes: &RawParameters) -> bool {
-        self.policy.describes(attributes)
+    fn accepts_static(&self, attributes: &RawParameters) -> bool {
+        self.policy.accepts_static(attributes)
     }
 
     fn attributes(&self, raw: &RawParameters) -> Result<Value> {
         self.policy.attributes(raw)
     }
 
-    fn as_asked(&self, made: &Value) -> Value {
-        self.policy.as_asked(made)
+    fn requested_parameters(&self, made: &Value) -> Value {
+        self.policy.requested_parameters(made)
     }
 
     fn topology(&self) -> Result<Option<Topology>> {

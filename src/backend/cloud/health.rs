@@ -53,7 +53,7 @@ impl ReportHealth for Controller {
 
 impl Controller {
     pub fn probe(&self) -> Result<()> {
-        self.answers().map_err(|refusal| Error::BackendDown {
+        self.answers().map_err(|refusal| Error::BackendUnavailable {
             backend: self.owner.backend.to_string(),
             reason: format!("{refusal}; check the region, the endpoint and the credentials"),
         })
@@ -87,11 +87,11 @@ impl Controller {
     fn problems(&self, disk: &Disk, impaired: &[(DiskId, String)]) -> Health {
         let mut health = Health::new();
         if disk.state == DiskState::Failed {
-            let message = format!("the cloud says that disk {} has failed; its data is lost: restore a snapshot", disk.id);
+            let message = format!("the cloud reports that disk {} has failed; its data is lost: restore a snapshot", disk.id);
             health.push(problem(Severity::DataLoss, "DiskFailed", message));
         }
         if let Some((_, words)) = impaired.iter().find(|(id, _)| *id == disk.id) {
-            health.push(problem(Severity::Degraded, "DiskImpaired", format!("the cloud says of disk {}: {words}", disk.id)));
+            health.push(problem(Severity::Degraded, "DiskImpaired", format!("the cloud reports for disk {}: {words}", disk.id)));
         }
         let stuck = held_by(disk).find_map(|place| {
             let seen_for = self.memory.saw(&disk.id, &place.instance, place.state);

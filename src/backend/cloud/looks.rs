@@ -129,16 +129,16 @@ impl Source for Instances {
 }
 
 /// One poller for each.
-pub(super) struct Looks {
+pub(super) struct Pollers {
     pub disks: Poller<Disks>,
     pub snapshots: Poller<Snapshots>,
     pub changes: Poller<LastChanges>,
     pub instances: Poller<Instances>,
 }
 
-impl Looks {
-    pub fn new(cloud: &Arc<dyn Cloud>, clock: Clock) -> Looks {
-        Looks {
+impl Pollers {
+    pub fn new(cloud: &Arc<dyn Cloud>, clock: Clock) -> Pollers {
+        Pollers {
             disks: Poller::new(Disks(Arc::clone(cloud)), clock),
             snapshots: Poller::new(Snapshots(Arc::clone(cloud)), clock),
             changes: Poller::new(LastChanges(Arc::clone(cloud)), clock),

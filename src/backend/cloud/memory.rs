@@ -5,7 +5,7 @@
 //! - what this process made, and is not shown within [`SETTLED`], is waited for, never taken for gone; what it deleted is never
 //!   taken for there;
 //! - after a request whose answer was lost, an absence is believed only after [`SETTLED`];
-//! - for [`YOUNG`] after it first acts on an absence (a delete, a detach, a new snapshot), a process looks again until then before it
+//! - for [`STARTUP_GRACE`] after it first acts on an absence (a delete, a detach, a new snapshot), a process looks again until then before it
 //!   believes it: the one before it, killed or no longer the leader, may have made the resource a moment ago. A standby controller may
 //!   have been up for days by then, so the time is not counted from its start. Afterwards the first look is believed.
 
@@ -22,7 +22,7 @@ use super::{Attachment, AttachmentState, DiskId};
 /// After this long a description is taken for true.
 pub(super) const SETTLED: Duration = Duration::from_secs(300);
 /// How long after a process first acts what one before it did is taken not to be shown yet.
-pub(super) const YOUNG: Duration = Duration::from_secs(15);
+pub(super) const STARTUP_GRACE: Duration = Duration::from_secs(15);
 /// After this long in one state, an attachment is stuck: what takes seconds has taken minutes.
 pub(super) const STUCK: Duration = Duration::from_secs(300);
 /// The most of one kind; beyond it, what has settled is forgotten.
@@ -78,7 +78,7 @@ struct State {
     /// When it was deleted, by the cloud's id.
     deleted: BTreeMap<String, Duration>,
     /// Since when it is not known what became of a request.
-    doubts: BTreeMap<String, Duration>,
+    unknown_outcomes: BTreeMap<String, Duration>,
     /// When something was first missed, and when last.
     missed: BTreeMap<String, (Duration, Duration)>,
     bound: BTreeMap<(DiskId, NodeId), Bound>,
@@ -102,7 +102,7 @@ impl Memory {
     /// about to act on an absence; the first such call begins the time.
     pub fn young_until(&self) -> Option<Duration> {
         let now = self.clock.now();
-        let until = *self.first.get_or_init(|| now) + YOUNG;
+        let until = *self.first.get_or_init(|| now) + STARTUP_GRACE;
         (now < until).then_some(until)
     }
 
@@ -130,7 +130,7 @@ impl Memory {
         if state.known.get(what).is_none_or(|known| known.id != id || known.made.is_none()) {
             state.know(what, Known { id: id.to_owned(), made: Some(now) }, now);
         }
-        state.doubts.remove(what);
+        state.unknown_outcomes.remove(what);
         state.missed.remove(&format!("other/{what}"));
     }
 
@@ -146,7 +146,7 @@ impl Memory {
         let is_another = state.known.get(what).is_some_and(|known| known.id != id);
         if !is_another {
             state.known.remove(what);
-            state.doubts.remove(what);
+            state.unknown_outcomes.remove(what);
             state.tidy.remove(what);
         }
         state.bound.retain(|(disk, _), _| disk.0 != id);
@@ -175,20 +175,20 @@ impl Memory {
     }
 
     /// The answer to a request about it was lost.
-    pub fn doubt(&self, what: &str) {
+    pub fn note_unknown_outcome(&self, what: &str) {
         let now = self.clock.now();
         let mut state = self.state();
-        state.doubts.retain(|_, since| *since + SETTLED > now);
-        state.doubts.insert(what.to_owned(), now);
+        state.unknown_outcomes.retain(|_, since| *since + SETTLED > now);
+        state.unknown_outcomes.insert(what.to_owned(), now);
     }
 
     /// Until when its absence proves nothing.
-    pub fn doubted_until(&self, what: &str) -> Option<Duration> {
+    pub fn outcome_unknown_until(&self, what: &str) -> Option<Duration> {
         let now = self.clock.now();
-        self.state().doubts.get(what).map(|since| *since + SETTLED).filter(|until| *until > now)
+        self.state().unknown_outcomes.get(what).map(|since| *since + SETTLED).filter(|until| *until > now)
     }
 
-    /// For how long it has been missed: whoever misses it says so each time.
+    /// For how long it has been missed: anyone who misses it says so each time.
     pub fn missing_for(&self, what: &str) -> Duration {
         let now = self.clock.now();
         let mut state = self.state();

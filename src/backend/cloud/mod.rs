@@ -79,7 +79,7 @@ pub type Answer<T> = Result<T, Refusal>;
 /// A block store. Every method is one request (or one page of one), sent once or retried only where that cannot do it twice; it
 /// blocks until there is an answer, or the deadline of requests has passed.
 ///
-/// A list may be out of date by seconds, and so may a description: whoever decides on the strength of an absence must have another
+/// A list may be out of date by seconds, and so may a description: anyone who decides on the strength of an absence must have another
 /// proof ([`Cloud::create_disk`] has the token).
 pub trait Cloud: Send + Sync + 'static {
     /// A page of the disks that are asked for, in any order: the first, or that of an earlier page's `next`. Those that do not exist are
@@ -312,7 +312,7 @@ pub struct Blocks {
 
 /// Why a cloud did not do it, in words that all clouds share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Because {
+pub enum CloudErrorKind {
     /// The disk, snapshot or machine does not exist; which is what the request named first.
     NotFound,
     /// The machine that was named does not exist, or is terminated.
@@ -353,7 +353,7 @@ pub enum Because {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{action}: {code}: {message}{}", request_text(request_id.as_deref()))]
 pub struct Refusal {
-    pub because: Because,
+    pub because: CloudErrorKind,
     /// The request: `CreateVolume`.
     pub action: &'static str,
     /// The cloud's own: `InvalidVolume.NotFound`; for what never came to be an answer, what happened: `timeout`.
@@ -371,7 +371,7 @@ pub struct Refusal {
 impl From<os::Error> for Refusal {
     fn from(error: os::Error) -> Refusal {
         Refusal {
-            because: Because::Unavailable,
+            because: CloudErrorKind::Unavailable,
             action: "step",
             code: "failed".to_owned(),
             message: error.to_string(),

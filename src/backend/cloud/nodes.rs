@@ -11,7 +11,7 @@ use crate::volume::{Error, NodeId, Result, VolumeId};
 
 use super::frame::Controller;
 use super::memory::SETTLED;
-use super::{Because, Disk, DiskId, Instance, Refusal};
+use super::{CloudErrorKind, Disk, DiskId, Instance, Refusal};
 
 /// How long a description of a machine serves for further attachments to it, in which its names are counted here.
 const FRESH: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ impl Nodes {
     }
 
     /// An attachment under this name did not come to an end: the next one has another.
-    pub fn spoilt(&self, node: &NodeId, device: &str) {
+    pub fn blacklist_device_name(&self, node: &NodeId, device: &str) {
         self.with(node, |names| names.bad.insert(device.to_owned()));
     }
 }
@@ -108,16 +108,18 @@ impl Controller {
             };
             self.nodes.freed(node, &disk.id);
             match refusal.because {
-                Because::NameTaken => self.nodes.spoilt(node, &device),
-                Because::InUse => return Ok(Begun::InUse(refusal)),
+                CloudErrorKind::NameTaken => self.nodes.blacklist_device_name(node, &device),
+                CloudErrorKind::InUse => return Ok(Begun::InUse(refusal)),
                 // Perhaps only this card is.
-                Because::InstanceFull if full_cards.len() + 1 < instance.cards.len() => full_cards.extend(card),
-                Because::InstanceFull => return Err(Error::NodeFull { node: node.to_string(), reason: refusal.to_string() }),
-                Because::NoInstance => return Err(no_such_node(node, &refusal)),
+                CloudErrorKind::InstanceFull if full_cards.len() + 1 < instance.cards.len() => full_cards.extend(card),
+                CloudErrorKind::InstanceFull => {
+                    return Err(Error::NodeFull { node: node.to_string(), reason: refusal.to_string() });
+                }
+                CloudErrorKind::NoInstance => return Err(no_such_node(node, &refusal)),
                 _ => return Err(self.refused("attach disk", &object, refusal)),
             }
         }
-        let reason = format!("the cloud says of each of {NAMES} device names that it is taken; detach a volume, or try again");
+        let reason = format!("the cloud reports all {NAMES} device names as in use; detach a volume, or retry");
         Err(Error::NodeFull { node: node.to_string(), reason })
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Answer, Because, Page, Refusal};
+use super::{Answer, CloudErrorKind, Page, Refusal};
 
 /// More pages than this are no list.
 const MOST_PAGES: usize = 10_000;
@@ -43,7 +43,7 @@ impl Pages {
             return Ok(Some(token));
         };
         Err(Refusal {
-            because: Because::Unavailable,
+            because: CloudErrorKind::Unavailable,
             action: self.action,
             code: "endless list".to_owned(),
             message: format!("{why}; what was read so far is not complete, and nothing was concluded from it"),
@@ -106,8 +106,8 @@ mod tests {
     fn list_whose_page_is_refused_is_no_list() {
         let refused = all("list", |token| match token {
             None => Ok(page(&[7], Some(1))),
-            Some(_) => Err(super::super::tests::fake::refusal("list", Because::Throttled)),
+            Some(_) => Err(super::super::tests::fake::refusal("list", CloudErrorKind::Throttled)),
         });
-        assert_eq!(refused.expect_err("refused").because, Because::Throttled);
+        assert_eq!(refused.expect_err("refused").because, CloudErrorKind::Throttled);
     }
 }

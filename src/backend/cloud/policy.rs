@@ -34,13 +34,13 @@ pub trait Policy: Send + Sync + 'static {
     /// As [`crate::backend::Backend::parameters`].
     fn parameters(&self, raw: &RawParameters) -> Result<Value>;
 
-    /// As [`crate::backend::Backend::as_asked`]; what is recorded with the disk, too.
-    fn as_asked(&self, made: &Value) -> Value {
+    /// As [`crate::backend::Backend::requested_parameters`]; what is recorded with the disk, too.
+    fn requested_parameters(&self, made: &Value) -> Value {
         made.clone()
     }
 
     /// As [`crate::backend::Backend::describes`].
-    fn describes(&self, _attributes: &RawParameters) -> bool {
+    fn accepts_static(&self, _attributes: &RawParameters) -> bool {
         false
     }
 
@@ -52,7 +52,7 @@ pub trait Policy: Send + Sync + 'static {
     /// The segments that this node adds; `None` where no node is served here.
     ///
     /// # Errors
-    /// `BackendDown` while they are not known.
+    /// `BackendUnavailable` while they are not known.
     fn topology(&self) -> Result<Option<Topology>>;
 
     /// The zone that these segments mean, if they mean one.

@@ -1,6 +1,6 @@
 //! Many questions become one.
 //!
-//! Whoever wants to know something says what, and by when at the latest. One thread gathers what is asked within a moment, sends one
+//! Anyone who wants to know something says what, and by when at the latest. One thread gathers what is asked within a moment, sends one
 //! request for as many as one takes, and hands the answers out. Those who wait for a state ask again and again, often at first and
 //! seldom later, all at the same moments of the clock: N of them cost N/500 requests each time. A request that is sent anyway takes along
 //! as many who wait as it has room for.
@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::clock::Clock;
-use super::{Answer, Because, Refusal};
+use super::{Answer, CloudErrorKind, Refusal};
 
 /// How long a look-up waits for others to come along.
 const WINDOW: Duration = Duration::from_millis(50);
@@ -153,7 +153,7 @@ impl<S: Source> Poller<S> {
         state.asks.push(Ask { key: key.clone(), due, tell });
         if !state.runs {
             let shared = Arc::clone(&self.shared);
-            // Where no thread can be had, the channel is closed at once: whoever asks is told so.
+            // Where no thread can be had, the channel is closed at once: anyone who asks is told so.
             state.runs = std::thread::Builder::new().name("cloud poller".to_owned()).spawn(move || run(&shared)).is_ok();
             if !state.runs {
                 state.asks.clear();
@@ -253,7 +253,7 @@ impl<S: Source> Shared<S> {
                 None => Ok(found.get(&ask.key).cloned().unwrap_or_default()),
                 Some(refusal) => Err(refusal.clone()),
             };
-            // Whoever is no longer there needs no answer.
+            // Anyone who is no longer there needs no answer.
             ask.tell.send(told).ok();
         }
     }
@@ -293,7 +293,7 @@ fn spacing(asks: usize) -> Duration {
 
 fn unanswered(code: &str, message: &str) -> Refusal {
     Refusal {
-        because: Because::Unavailable,
+        because: CloudErrorKind::Unavailable,
         action: "describe",
         code: code.to_owned(),
         message: message.to_owned(),

@@ -17,7 +17,7 @@ use super::looks::Key;
 use super::memory::SETTLED;
 use super::poller::Unfinished;
 use super::tags::{self, VOLUME};
-use super::{AttachmentState, Because, CloudSnapshotId, Disk, DiskId, DiskSpec, DiskState, Refusal};
+use super::{AttachmentState, CloudErrorKind, CloudSnapshotId, Disk, DiskId, DiskSpec, DiskState, Refusal};
 
 /// How long a call waits for a disk to become what it should, before it says that this goes on. Less than the minute that sidecars give a
 /// call as they are usually deployed, so that they hear what it waits for.
@@ -67,7 +67,7 @@ impl Provision for Controller {
             None => draft.settings,
         };
         let snapshot = self.origin(spec, quiesce)?;
-        let recorded = with_own_part(&spec.parameters, |own| self.policy.as_asked(own));
+        let recorded = with_own_part(&spec.parameters, |own| self.policy.requested_parameters(own));
         let request = DiskSpec {
             token: String::new(),
             capacity: spec.capacity,
@@ -162,7 +162,7 @@ impl Controller {
         let digest = sha256(spec.id.derived().as_bytes());
         let place = usize::from_str_radix(&digest[..8], 16).unwrap_or_default();
         let chosen = zones.get(place % zones.len().max(1)).cloned();
-        chosen.ok_or_else(|| Error::BackendDown {
+        chosen.ok_or_else(|| Error::BackendUnavailable {
             backend: self.owner.backend.to_string(),
             reason: "the cloud tells of no zone in which a disk could be".to_owned(),
         })
@@ -183,7 +183,7 @@ impl Controller {
         if let Some(known) = self.memory.known(what) {
             match self.locate(id)? {
                 Located::Seen(disk) => match self.settle(id, *disk)? {
-                    Some(disk) => return self.fitting(id, disk, &spec),
+                    Some(disk) => return self.matches_request(id, disk, &spec),
                     None => self.memory.gone(what, &known.id),
                 },
                 Located::Hidden(disk) => return Err(self.not_shown(id, &disk)),
@@ -199,14 +199,14 @@ impl Controller {
                 self.memory.made(what, &disk.id.0);
                 let disk_id = disk.id.clone();
                 match self.settle(id, *disk)? {
-                    Some(disk) => return self.fitting(id, disk, &spec),
+                    Some(disk) => return self.matches_request(id, disk, &spec),
                     None => self.memory.gone(what, &disk_id.0),
                 }
             }
             self.memory.set_generation(what, generation + 1);
         }
         let reason = format!("{GENERATIONS} disks of it have come and gone, and the next call goes on counting");
-        Err(Error::Pending { object: format!("volume {id}"), reason })
+        Err(Error::InProgress { object: format!("volume {id}"), reason })
     }
 
     /// At most 64 characters (EC2 API reference, "Ensuring idempotency").
@@ -227,18 +227,18 @@ impl Controller {
             };
             match refusal.because {
                 _ if refusal.maybe_done => {
-                    self.memory.doubt(id.derived());
+                    self.memory.note_unknown_outcome(id.derived());
                     repeats += 1;
                     if repeats > REPEATS {
                         return Err(Error::failed("create disk", object, refusal));
                     }
                 }
-                Because::OtherParameters => return self.made_otherwise(id, refusal),
-                Because::TokenSpent => return Ok(Requested::Used),
+                CloudErrorKind::OtherParameters => return self.find_created_with_other_parameters(id, refusal),
+                CloudErrorKind::TokenSpent => return Ok(Requested::Used),
                 // A cloud may look at its quotas before it looks at the token of a disk that it has made already.
-                Because::Quota | Because::NoCapacity => return self.made_before(id, refusal),
+                CloudErrorKind::Quota | CloudErrorKind::NoCapacity => return self.made_before(id, refusal),
                 // What is named first is the snapshot; without one it can only be the token's disk.
-                Because::NotFound if spec.snapshot.is_none() => return Ok(Requested::Used),
+                CloudErrorKind::NotFound if spec.snapshot.is_none() => return Ok(Requested::Used),
                 _ => return Err(self.not_made(id, refusal)),
             }
         }
@@ -246,7 +246,7 @@ impl Controller {
 
     fn not_made(&self, id: &VolumeId, refusal: Refusal) -> Error {
         let error = self.refused("create disk", &format!("volume {id}"), refusal);
-        match self.memory.doubted_until(id.derived()) {
+        match self.memory.outcome_unknown_until(id.derived()) {
             Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
             None => error.nothing_left(),
         }
@@ -255,7 +255,7 @@ impl Controller {
     /// The disk that an earlier request made, of this process or of one before it, where this request is refused.
     fn made_before(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
         let key = Key::Tag(VOLUME, id.derived().to_owned());
-        let until = self.look_until(self.memory.doubted_until(id.derived())).unwrap_or_else(|| self.clock.now());
+        let until = self.look_until(self.memory.outcome_unknown_until(id.derived())).unwrap_or_else(|| self.clock.now());
         match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
             Err(_) => Err(self.not_made(id, refusal)),
@@ -264,7 +264,7 @@ impl Controller {
 
     /// An earlier request with this token had other parameters. Its disk is the volume's; if it is not shown, it may be hidden, or long
     /// gone.
-    fn made_otherwise(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
+    fn find_created_with_other_parameters(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
         let what = format!("other/{}", id.derived());
         let until = self.clock.now() + SHOWN;
         let key = Key::Tag(VOLUME, id.derived().to_owned());
@@ -301,14 +301,14 @@ impl Controller {
             Ok(disk) if self.owner.is_disk_of(id, &disk) => Ok(Some(disk)),
             Ok(disk) => self.owner.volume(&disk, self.policy.as_ref()).and_then(|volume| {
                 let reason = format!("its tags say that it is volume {}'s", volume.id);
-                Err(Error::Unproven { device: format!("disk {}", disk.id), reason })
+                Err(Error::Unverified { device: format!("disk {}", disk.id), reason })
             }),
             Err(unfinished) if !shown && unfinished.refusal.is_none() && self.is_long_gone(id, &disk) => Ok(None),
             Err(unfinished) if unfinished.refusal.is_none() && !unfinished.shows(&disk.id) => Err(self.not_shown(id, &disk.id)),
             Err(unfinished) => {
                 let why = unfinished.refusal.map(|refusal| format!(", and the last question failed: {refusal}"));
                 let reason = format!("the cloud is still making its disk {}{}", disk.id, why.unwrap_or_default());
-                Err(Error::Pending { object: format!("volume {id}"), reason })
+                Err(Error::InProgress { object: format!("volume {id}"), reason })
             }
         }
     }
@@ -320,7 +320,7 @@ impl Controller {
             SETTLED.as_secs() / 60,
             self.policy.why_vanished(disk)
         );
-        Error::Pending { object: format!("volume {id}"), reason }
+        Error::InProgress { object: format!("volume {id}"), reason }
     }
 
     /// A disk by whose token the cloud answers, and which it does not show, is new, or was deleted by a process before this one.
@@ -332,7 +332,7 @@ impl Controller {
     /// A disk that could not be made, or was lost before anybody had it.
     fn delete_failed(&self, id: &VolumeId, disk: &Disk) -> Error {
         let failure =
-            Error::failed("create disk", format!("volume {id}"), format!("the cloud says that disk {} has failed", disk.id));
+            Error::failed("create disk", format!("volume {id}"), format!("the cloud reports that disk {} has failed", disk.id));
         match self.delete_disk(id, disk) {
             Ok(_) => failure.nothing_left(),
             Err(error) => failure.but_left(format!("disk {}: {error}", disk.id)),
@@ -340,7 +340,7 @@ impl Controller {
     }
 
     /// A disk that an earlier request made, if it is what is asked for now.
-    fn fitting(&self, id: &VolumeId, disk: Disk, spec: &DiskSpec) -> Result<Disk> {
+    fn matches_request(&self, id: &VolumeId, disk: Disk, spec: &DiskSpec) -> Result<Disk> {
         let is = |zone: &str, capacity: Bytes| format!("{capacity} in zone {zone}");
         if disk.capacity == spec.capacity && disk.zone == spec.zone {
             return Ok(disk);
@@ -357,17 +357,17 @@ impl Controller {
         if let Some(disk) = self.disk(id)? {
             return Ok(Some(disk));
         }
-        let (key, doubted) = match id.recorded() {
+        let (key, outcome_unknown) = match id.recorded() {
             // Whose id was answered, was made.
             Some(disk) => (Key::Id(disk.to_owned()), None),
-            None => (Key::Tag(VOLUME, id.derived().to_owned()), self.memory.doubted_until(id.derived())),
+            None => (Key::Tag(VOLUME, id.derived().to_owned()), self.memory.outcome_unknown_until(id.derived())),
         };
-        let Some(until) = self.look_until(doubted) else { return Ok(None) };
+        let Some(until) = self.look_until(outcome_unknown) else { return Ok(None) };
         match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(Some),
-            Err(unfinished) => match (unfinished.refusal, doubted) {
+            Err(unfinished) => match (unfinished.refusal, outcome_unknown) {
                 (Some(refusal), _) => Err(self.unknown(id, &refusal)),
-                (None, Some(_)) => Err(Error::Pending {
+                (None, Some(_)) => Err(Error::InProgress {
                     object: format!("volume {id}"),
                     reason: "the answer to the request that makes its disk was lost, and a disk may yet be shown".to_owned(),
                 }),
@@ -387,7 +387,7 @@ impl Controller {
         loop {
             match step("delete disk", id, || self.cloud.delete_disk(&disk.id)) {
                 Ok(()) => break,
-                Err(refusal) if refusal.because == Because::NotFound => {
+                Err(refusal) if refusal.because == CloudErrorKind::NotFound => {
                     self.memory.gone(id.derived(), &disk.id.0);
                     return Ok(lost);
                 }
@@ -419,7 +419,7 @@ fn is_old(disk: &Disk) -> bool {
 /// Whether nothing goes on behind an error.
 fn is_over(error: &Error) -> bool {
     match error {
-        Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
+        Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
         Error::Failed { left, .. } => *left == Left::Nothing,
         _ => true,
     }

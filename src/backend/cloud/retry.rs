@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::bucket::{Buckets, Purpose};
 use super::clock::Clock;
-use super::{Answer, Because, Refusal};
+use super::{Answer, CloudErrorKind, Refusal};
 use crate::metrics::CloudRequests;
 
 /// A cloud that gave no answer so often in a row is told of.
@@ -86,7 +86,7 @@ impl Retry {
                 let begin = Instant::now();
                 let answer = attempt();
                 self.requests.ended(action, outcome(&answer), begin.elapsed());
-                if matches!(&answer, Err(refusal) if refusal.because == Because::Throttled) {
+                if matches!(&answer, Err(refusal) if refusal.because == CloudErrorKind::Throttled) {
                     self.buckets.throttled(action);
                 }
                 answer
@@ -107,8 +107,8 @@ impl Retry {
 fn outcome<T>(answer: &Answer<T>) -> &'static str {
     match answer.as_ref().map_err(|refusal| refusal.because) {
         Ok(_) => "ok",
-        Err(Because::Throttled) => "throttled",
-        Err(Because::Unavailable) => "lost",
+        Err(CloudErrorKind::Throttled) => "throttled",
+        Err(CloudErrorKind::Unavailable) => "lost",
         Err(_) => "refused",
     }
 }
@@ -136,10 +136,10 @@ impl Tries {
     /// How long to wait before the next attempt, or that there is none. `left` is the time to the deadline, `random` from 0 to 1.
     fn next(&mut self, mut refusal: Refusal, left: Duration, random: f64) -> Answer<Duration> {
         self.maybe_done |= refusal.maybe_done && self.repeat != Repeat::Reads;
-        self.lost = if refusal.because == Because::Unavailable { self.lost + 1 } else { 0 };
+        self.lost = if refusal.because == CloudErrorKind::Unavailable { self.lost + 1 } else { 0 };
         let again = match refusal.because {
-            Because::Throttled => true,
-            Because::Unavailable => self.lost < MOST_LOST && (!refusal.maybe_done || self.repeat != Repeat::Doubles),
+            CloudErrorKind::Throttled => true,
+            CloudErrorKind::Unavailable => self.lost < MOST_LOST && (!refusal.maybe_done || self.repeat != Repeat::Doubles),
             _ => false,
         };
         let most = self.patience.first.saturating_mul(1 << self.number.min(16)).min(self.patience.most);
@@ -149,7 +149,7 @@ impl Tries {
             return Ok(wait);
         }
         refusal.maybe_done = self.maybe_done;
-        if refusal.because == Because::Throttled {
+        if refusal.because == CloudErrorKind::Throttled {
             refusal.retry_after.get_or_insert(self.patience.most);
         }
         Err(refusal)
@@ -165,7 +165,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn refusal(because: Because, maybe_done: bool) -> Refusal {
+    fn refusal(because: CloudErrorKind, maybe_done: bool) -> Refusal {
         let (code, message) = ("Code".to_owned(), "message".to_owned());
         Refusal { because, action: "A", code, message, request_id: None, maybe_done, retry_after: None }
     }
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn only_what_can_do_no_harm_is_sent_again() {
-        use Because::*;
+        use CloudErrorKind::*;
         use Repeat::*;
         for (repeat, because, maybe_done, again) in [
             (Reads, Throttled, false, true),
@@ -216,34 +216,35 @@ mod tests {
         let mut tries = tries(Repeat::Reads);
         let mut waits = Vec::new();
         for _ in 0..40 {
-            waits.push(tries.next(refusal(Because::Throttled, false), LONG, 1.0).expect("again").as_millis());
+            waits.push(tries.next(refusal(CloudErrorKind::Throttled, false), LONG, 1.0).expect("again").as_millis());
         }
         assert_eq!(waits[..7], [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
         assert_eq!(waits[39], 10_000);
-        assert_eq!(tries.next(refusal(Because::Throttled, false), LONG, 0.0), Ok(Duration::ZERO));
+        assert_eq!(tries.next(refusal(CloudErrorKind::Throttled, false), LONG, 0.0), Ok(Duration::ZERO));
         // The cloud says for how long.
-        let told = Refusal { retry_after: Some(Duration::from_secs(30)), ..refusal(Because::Throttled, false) };
+        let told = Refusal { retry_after: Some(Duration::from_secs(30)), ..refusal(CloudErrorKind::Throttled, false) };
         assert_eq!(tries.next(told, LONG, 0.0), Ok(Duration::from_secs(30)));
     }
 
     #[test]
     fn it_ends_at_the_deadline_or_with_a_cloud_that_never_answers() {
         let mut reads = tries(Repeat::Reads);
-        let last = reads.next(refusal(Because::Throttled, false), Duration::ZERO, 0.0).expect_err("the deadline");
+        let last = reads.next(refusal(CloudErrorKind::Throttled, false), Duration::ZERO, 0.0).expect_err("the deadline");
         assert!(last.retry_after.is_some());
         let mut reads = tries(Repeat::Reads);
-        let answers: Vec<bool> = (0..4).map(|_| reads.next(refusal(Because::Unavailable, true), LONG, 0.5).is_ok()).collect();
+        let answers: Vec<bool> =
+            (0..4).map(|_| reads.next(refusal(CloudErrorKind::Unavailable, true), LONG, 0.5).is_ok()).collect();
         assert_eq!(answers, [true, true, true, false]);
     }
 
     #[test]
     fn what_may_have_been_done_once_stays_so() {
         let mut harmless = tries(Repeat::Harmless);
-        assert!(harmless.next(refusal(Because::Unavailable, true), LONG, 0.5).is_ok());
-        let last = harmless.next(refusal(Because::InUse, false), LONG, 0.5).expect_err("not again");
-        assert_eq!((last.because, last.maybe_done), (Because::InUse, true));
+        assert!(harmless.next(refusal(CloudErrorKind::Unavailable, true), LONG, 0.5).is_ok());
+        let last = harmless.next(refusal(CloudErrorKind::InUse, false), LONG, 0.5).expect_err("not again");
+        assert_eq!((last.because, last.maybe_done), (CloudErrorKind::InUse, true));
         let mut reads = tries(Repeat::Reads);
-        let last = reads.next(refusal(Because::Unavailable, true), Duration::ZERO, 0.5).expect_err("the deadline");
+        let last = reads.next(refusal(CloudErrorKind::Unavailable, true), Duration::ZERO, 0.5).expect_err("the deadline");
         assert!(!last.maybe_done);
     }
 
@@ -253,8 +254,11 @@ mod tests {
         let buckets = Buckets::new(clock, |_| Limit { capacity: 10.0, refill: 50.0 });
         let patience = Patience { first: Duration::from_millis(1), ..Patience::default() };
         let retry = Retry::new(clock, buckets, patience, CloudRequests::default());
-        let answers =
-            RefCell::new(vec![Ok(7), Err(refusal(Because::Unavailable, true)), Err(refusal(Because::Throttled, false))]);
+        let answers = RefCell::new(vec![
+            Ok(7),
+            Err(refusal(CloudErrorKind::Unavailable, true)),
+            Err(refusal(CloudErrorKind::Throttled, false)),
+        ]);
         let times = RefCell::new(Vec::new());
         let answer = retry.run(("A", Purpose::Call), Repeat::Reads, retry.deadline(), || {
             times.borrow_mut().push(clock.now());
@@ -265,6 +269,6 @@ mod tests {
         let times = times.into_inner();
         assert!(times[1] - times[0] >= Duration::from_millis(20), "{times:?}");
         let refused = retry.run(("A", Purpose::Call), Repeat::Reads, Duration::ZERO, || Ok(()));
-        assert_eq!(refused.map_err(|refusal| refusal.because), Err(Because::Throttled));
+        assert_eq!(refused.map_err(|refusal| refusal.because), Err(CloudErrorKind::Throttled));
     }
 }

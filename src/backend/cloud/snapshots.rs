@@ -13,7 +13,7 @@ use super::find::SHOWN;
 use super::frame::Controller;
 use super::looks::Key;
 use super::tags::{self, SNAPSHOT};
-use super::{Because, CloudSnapshot, CloudSnapshotSpec, Refusal, SnapshotState};
+use super::{CloudErrorKind, CloudSnapshot, CloudSnapshotSpec, Refusal, SnapshotState};
 
 /// A snapshot to be, or to be found.
 pub(super) struct Taking<'a> {
@@ -80,15 +80,15 @@ impl Controller {
             SnapshotState::Completed => Ok(found),
             SnapshotState::Pending => {
                 let reason = format!("the cloud has saved {} % of it ({})", found.progress, found.id);
-                Err(Error::Pending { object, reason })
+                Err(Error::InProgress { object, reason })
             }
             SnapshotState::Failed => {
-                Err(Error::Unproven { device: object, reason: format!("the cloud could not make {}", found.id) })
+                Err(Error::Unverified { device: object, reason: format!("the cloud could not make {}", found.id) })
             }
         }
     }
 
-    /// Finds a snapshot, or takes it while its source is held still.
+    /// Finds a snapshot, or takes it while its source is frozen.
     pub fn take(
         &self,
         taking: &Taking<'_>,
@@ -133,7 +133,7 @@ impl Controller {
 
     /// Whether a request whose answer was lost made one.
     fn find_out(&self, taking: &Taking<'_>, refusal: Refusal) -> Result<CloudSnapshot> {
-        self.memory.doubt(&taking.what);
+        self.memory.note_unknown_outcome(&taking.what);
         let until = self.clock.now() + SHOWN;
         let sought = Sought { what: &taking.what, object: &taking.object, key: &taking.key, recorded: None };
         let found = self.looks.snapshots.wait(&taking.key, until, |seen| self.choose(&sought, seen).transpose());
@@ -143,7 +143,7 @@ impl Controller {
     /// The snapshot, as it is shown.
     ///
     /// # Errors
-    /// `Unproven` where the recorded one carries other tags, or several could be it.
+    /// `Unverified` where the recorded one carries other tags, or several could be it.
     pub fn taken(&self, sought: &Sought<'_>) -> Result<Option<CloudSnapshot>> {
         let unknown = |refusal: Refusal| super::errors::unknown(&self.owner.backend, sought.object, &refusal);
         let known = self.memory.known(sought.what);
@@ -167,7 +167,7 @@ impl Controller {
         let key = Key::Id(hidden.id.clone());
         let shown = self.looks.snapshots.wait(&key, until, |seen| self.checked_snapshot(sought, &hidden.id, seen).transpose());
         let reason = || format!("{} was made not long ago, and the cloud does not show it yet", hidden.id);
-        shown.unwrap_or_else(|_| Err(Error::Pending { object: sought.object.to_owned(), reason: reason() })).map(Some)
+        shown.unwrap_or_else(|_| Err(Error::InProgress { object: sought.object.to_owned(), reason: reason() })).map(Some)
     }
 
     /// The same before something hangs on its absence.
@@ -175,21 +175,21 @@ impl Controller {
         if let Some(found) = self.taken(sought)? {
             return Ok(Some(found));
         }
-        let (key, doubted) = match sought.recorded {
+        let (key, outcome_unknown) = match sought.recorded {
             // Whose id was answered, was made.
             Some(id) => (Key::Id(id.to_owned()), None),
-            None => (sought.key.clone(), self.memory.doubted_until(sought.what)),
+            None => (sought.key.clone(), self.memory.outcome_unknown_until(sought.what)),
         };
-        let Some(until) = self.look_until(doubted) else { return Ok(None) };
+        let Some(until) = self.look_until(outcome_unknown) else { return Ok(None) };
         match self.looks.snapshots.wait(&key, until, |seen| self.choose(sought, seen).transpose()) {
             Ok(found) => {
                 let found = found?;
                 self.memory.made(sought.what, &found.id.0);
                 Ok(Some(found))
             }
-            Err(unfinished) => match (unfinished.refusal, doubted) {
+            Err(unfinished) => match (unfinished.refusal, outcome_unknown) {
                 (Some(refusal), _) => Err(super::errors::unknown(&self.owner.backend, sought.object, &refusal)),
-                (None, Some(_)) => Err(Error::Pending {
+                (None, Some(_)) => Err(Error::InProgress {
                     object: sought.object.to_owned(),
                     reason: "the answer to an earlier request was lost, and what it made may yet be shown".to_owned(),
                 }),
@@ -215,7 +215,7 @@ impl Controller {
     /// the others are logged, and left alone.
     ///
     /// # Errors
-    /// `Unproven` for several of which no disk is known.
+    /// `Unverified` for several of which no disk is known.
     fn choose(&self, sought: &Sought<'_>, seen: &[CloudSnapshot]) -> Result<Option<CloudSnapshot>> {
         if let Some(recorded) = sought.recorded {
             return self.checked_snapshot(sought, recorded, seen);
@@ -229,9 +229,9 @@ impl Controller {
                     "several snapshots carry its tag ({names}), and none of them was used or deleted; remove the driver's tags from each \
                      that is a copy"
                 );
-                return Err(Error::Unproven { device: sought.object.to_owned(), reason });
+                return Err(Error::Unverified { device: sought.object.to_owned(), reason });
             }
-            tracing::warn!(kept = %ours[0].id, all = names, "several snapshots carry one tag; delete the others if nobody needs them");
+            tracing::warn!(kept = %ours[0].id, all = names, "several snapshots have the same tag; delete the others if they are not needed");
         }
         Ok(ours.into_iter().next())
     }
@@ -281,7 +281,7 @@ impl Controller {
         let was_there = loop {
             match step("delete snapshot", &object, || self.cloud.delete_snapshot(&taken.id)) {
                 Ok(()) => break true,
-                Err(refusal) if refusal.because == Because::NotFound => break lost,
+                Err(refusal) if refusal.because == CloudErrorKind::NotFound => break lost,
                 Err(refusal) if refusal.maybe_done && !lost => lost = true,
                 Err(refusal) => return Err(self.refused("delete snapshot", object, refusal)),
             }

@@ -82,7 +82,7 @@ impl Owner {
              these tags",
             lacking.join(", ")
         );
-        Error::Unproven { device: object.to_owned(), reason }
+        Error::Unverified { device: object.to_owned(), reason }
     }
 
     /// The tags of a new disk. What the operator asks for never takes the place of ours.
@@ -117,7 +117,7 @@ impl Owner {
     }
 
     /// # Errors
-    /// `Unproven` for tags that someone has changed: the disk is left alone.
+    /// `Unverified` for tags that someone has changed: the disk is left alone.
     pub fn volume(&self, disk: &Disk, policy: &dyn Policy) -> Result<Volume> {
         let read = || -> Option<Volume> {
             let source = match disk.tags.get(SOURCE) {
@@ -193,7 +193,7 @@ fn pair((key, value): (&String, &String)) -> String {
 fn changed_by_hand(what: &str, id: &str, tags: &Tags) -> Error {
     let ours: Vec<String> = tags.iter().filter(|(key, _)| key.starts_with("longshore.dev/")).map(pair).collect();
     let reason = format!("its tags are not as they were made ({}); restore them", ours.join(", "));
-    Error::Unproven { device: format!("{what} {id}"), reason }
+    Error::Unverified { device: format!("{what} {id}"), reason }
 }
 
 fn tags<const N: usize>(pairs: [(&str, String); N]) -> Tags {

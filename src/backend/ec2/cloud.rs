@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 
 use crate::backend::cloud::{
-    Answer, Attachment, AttachmentState, Because, Blocks, BlocksFrom, Change, ChangeState, Changing, Cloud, CloudSnapshot,
+    Answer, Attachment, AttachmentState, Blocks, BlocksFrom, Change, ChangeState, Changing, Cloud, CloudErrorKind, CloudSnapshot,
     CloudSnapshotId, CloudSnapshotSpec, Disk, DiskId, DiskSpec, DiskState, Instance, Page, Refusal, SnapshotState, Which,
 };
 use crate::volume::{Bytes, NodeId};
@@ -53,8 +53,8 @@ impl Ec2Cloud {
                 self.types().extend(all);
             }
             Err(error) => {
-                tracing::warn!(%error, "how many volumes instances take is not told; the built-in table is used");
-                if error.because == Because::Denied {
+                tracing::warn!(%error, "DescribeInstanceTypes did not report the attachment limits; the built-in table is used");
+                if error.because == CloudErrorKind::Denied {
                     self.types().extend(unknown.into_iter().map(|kind| (kind, None)));
                 }
             }
@@ -375,7 +375,7 @@ fn status_words(told: &api::VolumeStatus) -> String {
 /// What the policy drafted.
 fn read<T: serde::de::DeserializeOwned>(action: &'static str, settings: &Value) -> Answer<T> {
     serde_json::from_value(settings.clone()).map_err(|error| Refusal {
-        because: Because::Invalid,
+        because: CloudErrorKind::Invalid,
         action,
         code: "settings".to_owned(),
         message: error.to_string(),

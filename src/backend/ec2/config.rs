@@ -93,7 +93,7 @@ impl Ec2Config {
             ));
         }
         if self.volume_attach_limit.is_some() && self.reserved_volume_attachments.is_some() {
-            return Err(Error::invalid("reservedVolumeAttachments", "volumeAttachLimit says it all; give one of them"));
+            return Err(Error::invalid("reservedVolumeAttachments", "it has no effect with volumeAttachLimit; give one of them"));
         }
         Ok(())
     }

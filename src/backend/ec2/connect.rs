@@ -107,11 +107,14 @@ impl Connect for Node {
         let volume = wanted.volume();
         match (look.found.as_slice(), look.denied) {
             ([one], _) => Ok(Outcome::Unchanged(Source::Device(one.clone()))),
-            ([], Some(denied)) => Err(Error::Unproven {
+            ([], Some(denied)) => Err(Error::Unverified {
                 device: denied.path.display().to_string(),
-                reason: format!("the kernel shows it as {volume}, but its controller says {}; it is left alone", denied.identity),
+                reason: format!(
+                    "the kernel shows it as {volume}, but its controller reports {}; it is not used",
+                    denied.identity
+                ),
             }),
-            ([], None) => Err(Error::Pending {
+            ([], None) => Err(Error::InProgress {
                 object: format!("volume {}", request.id),
                 reason: format!(
                     "{volume} was attached, but has not shown up on this node within {}: it is not among {}",
@@ -119,9 +122,9 @@ impl Connect for Node {
                     if look.seen.is_empty() { "its disks, of which there are none".to_owned() } else { look.seen.join(", ") }
                 ),
             }),
-            (several, _) => Err(Error::Unproven {
+            (several, _) => Err(Error::Unverified {
                 device: several.iter().map(|device| device.path.display().to_string()).collect::<Vec<_>>().join(", "),
-                reason: format!("each says that it is {volume}; none is used"),
+                reason: format!("each reports the serial number {volume}; none is used"),
             }),
         }
     }
@@ -138,7 +141,7 @@ impl Connect for Node {
     }
 
     /// So it is, too, where its number is nobody's any more: a volume may be detached under a mount, which keeps the number from others.
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         let Some((told, wanted)) = known(source) else { return Ok(false) };
         Ok(block::is_gone(told.number) || self.open(told, &wanted)?.is_some())
     }
@@ -153,7 +156,7 @@ impl Connect for Node {
     }
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
-        let unproven = || Error::Unproven {
+        let unproven = || Error::Unverified {
             device: match source {
                 Source::Device(device) => device.path.display().to_string(),
                 _ => id.to_string(),
@@ -169,14 +172,14 @@ impl Connect for Node {
             step("rescan", &told.path.display(), || nvme::rescan(self.disks.sysfs(), &name))?;
             let grown = || Ok(open.size()? == truth);
             if !udev::wait_until(Instant::now().checked_add(GROWTH), grown)? {
-                let reason = format!("its controller says {truth} bytes, the kernel {} still", open.size()?);
-                return Err(Error::Pending { object: told.path.display().to_string(), reason });
+                let reason = format!("its controller reports {truth} bytes, the kernel still {}", open.size()?);
+                return Err(Error::InProgress { object: told.path.display().to_string(), reason });
             }
         }
         Ok(Bytes(open.size()?))
     }
 
-    fn made_empty(&self, publish_context: &BTreeMap<String, String>) -> bool {
+    fn known_blank(&self, publish_context: &BTreeMap<String, String>) -> bool {
         publish_context.get(EMPTY).is_some_and(|text| text == "true")
     }
 
@@ -190,14 +193,14 @@ impl Connect for Node {
 }
 
 impl Node {
-    /// A call without publish_context, by which the node ends what was cut off: the volume is what it was, or is not there.
+    /// A call without publish_context, by which the node ends what was interrupted: the volume is what it was, or is not there.
     fn as_earlier(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let earlier = request.earlier.filter(|source| known(source).is_some()).ok_or_else(|| {
             let reason =
                 "is missing: EBS volumes are attached first (`attachRequired: true` of the CSIDriver, and external-attacher)";
             Error::invalid("publish_context", format!("{VOLUME:?} {reason}"))
         })?;
-        self.connected(request.id, Some(earlier))?.map(Outcome::Unchanged).ok_or_else(|| Error::Unproven {
+        self.connected(request.id, Some(earlier))?.map(Outcome::Unchanged).ok_or_else(|| Error::Unverified {
             device: format!("volume {}", request.id),
             reason: "it is not attached to this node any more".to_owned(),
         })

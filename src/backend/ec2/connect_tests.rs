@@ -14,9 +14,9 @@ const OTHER: &str = "vol-0fedcba9876543210";
 const SOON: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(60);
 
-/// Loop devices, and the folder that says which disks they stand for.
+/// Loop devices, and the directory that says which disks they stand for.
 struct Lab {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     node: Node,
 }
 
@@ -40,15 +40,15 @@ impl Disk {
 
 impl Lab {
     fn new(patience: Duration) -> Lab {
-        let folder = tempfile::tempdir().expect("a folder");
-        let disks = Disks::stand_in(folder.path().to_owned());
+        let directory = tempfile::tempdir().expect("a directory");
+        let disks = Disks::stand_in(directory.path().to_owned());
         let node = Node { patience, ..Node::new(None, &Limits::default(), disks) };
-        Lab { folder, node }
+        Lab { directory, node }
     }
 
     /// `None`, and said, where this machine has no loop devices for us.
     fn disk(&self, size: u64) -> Option<Disk> {
-        let backing = tempfile::tempfile_in(self.folder.path()).expect("a file");
+        let backing = tempfile::tempfile_in(self.directory.path()).expect("a file");
         backing.set_len(size).expect("a size");
         match loopdev::attach(&backing, "stand-in", false) {
             Ok(device) => Some(Disk { device, backing }),
@@ -60,8 +60,8 @@ impl Lab {
     }
 
     fn put(&self, disk: &Disk, file: &str, text: &str) {
-        let path = self.folder.path().join("block").join(disk.name()).join(file);
-        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        let path = self.directory.path().join("block").join(disk.name()).join(file);
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
         std::fs::write(path, text).expect("a file");
     }
 
@@ -82,8 +82,8 @@ impl Lab {
     }
 
     fn gone(&self, disk: &Disk) {
-        let folder = self.folder.path().join("block").join(disk.name());
-        std::fs::remove_file(folder.join("dev")).expect("was there");
+        let directory = self.directory.path().join("block").join(disk.name());
+        std::fs::remove_file(directory.join("dev")).expect("was there");
     }
 
     fn connect(&self, context: &[(&str, &str)], earlier: Option<&Source>) -> Result<Source> {
@@ -135,7 +135,7 @@ fn a_disk_that_comes_late_is_waited_for() {
         is(&source, &late);
         assert_eq!(device(&source).identity, "nvme-vol0123456789abcdef0");
         assert_eq!(lab.node.refresh(&id(), &source).expect("a size"), Bytes(2 << 20));
-        assert!(lab.node.is_still(&source).expect("looks"));
+        assert!(lab.node.is_same_device(&source).expect("looks"));
     });
 }
 
@@ -157,7 +157,7 @@ fn what_does_not_come_is_told_with_what_is_there() {
     let Some(other) = lab.disk(1 << 20) else { return };
     lab.says(&other, OTHER, OTHER);
     let error = lab.connect(&[(VOLUME, ONE), (DEVICE, "/dev/xvdba")], None).expect_err("not there");
-    assert!(matches!(error, Error::Pending { .. }), "{error:?}");
+    assert!(matches!(error, Error::InProgress { .. }), "{error:?}");
     let text = error.to_string();
     let seen = format!("{} (vol0fedcba9876543210 Amazon Elastic Block Store)", other.name());
     assert!(text.contains(ONE) && text.contains(&seen), "{text}");
@@ -165,7 +165,7 @@ fn what_does_not_come_is_told_with_what_is_there() {
     lab.says(&other, ONE, ONE);
     lab.put(&other, "dev", "259:77\n");
     let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("another device");
-    assert!(matches!(error, Error::Pending { .. }) && error.to_string().contains("not in /dev"), "{error:?}");
+    assert!(matches!(error, Error::InProgress { .. }) && error.to_string().contains("not in /dev"), "{error:?}");
 }
 
 #[test]
@@ -177,15 +177,15 @@ fn what_the_controller_denies_is_not_believed() {
     // The disk of this name and number is another volume's by now, and sysfs does not know yet.
     lab.says(&disk, ONE, OTHER);
     let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("another volume");
-    assert!(matches!(error, Error::Unproven { .. }), "{error:?}");
-    assert!(error.to_string().contains("its controller says vol0fedcba9876543210"), "{error}");
-    assert!(!lab.node.is_still(&source).expect("looks"));
+    assert!(matches!(error, Error::Unverified { .. }), "{error:?}");
+    assert!(error.to_string().contains("its controller reports vol0fedcba9876543210"), "{error}");
+    assert!(!lab.node.is_same_device(&source).expect("looks"));
     assert_eq!(lab.node.connected(&id(), Some(&source)).expect("looks"), None);
-    assert!(matches!(lab.node.refresh(&id(), &source), Err(Error::Unproven { .. })));
+    assert!(matches!(lab.node.refresh(&id(), &source), Err(Error::Unverified { .. })));
     assert!(matches!(lab.node.disconnect(&id(), Some(&source)), Ok(Outcome::Unchanged(()))));
     // Nor is a disk that is none of NVMe's.
-    std::fs::remove_file(lab.folder.path().join("block").join(disk.name()).join("controller")).expect("was there");
-    assert!(matches!(lab.connect(&[(VOLUME, ONE)], None), Err(Error::Pending { .. })));
+    std::fs::remove_file(lab.directory.path().join("block").join(disk.name()).join("controller")).expect("was there");
+    assert!(matches!(lab.connect(&[(VOLUME, ONE)], None), Err(Error::InProgress { .. })));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn two_disks_of_one_volume_are_none() {
     let source = lab.connect(&[(VOLUME, ONE)], None).expect("one");
     lab.says(&two, ONE, ONE);
     let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("two");
-    assert!(matches!(error, Error::Unproven { .. }) && error.to_string().contains(two.name()), "{error:?}");
+    assert!(matches!(error, Error::Unverified { .. }) && error.to_string().contains(two.name()), "{error:?}");
     assert_eq!(lab.node.connected(&id(), Some(&source)).expect("the one of before"), Some(source));
 }
 
@@ -213,12 +213,12 @@ fn a_volume_is_found_again_under_another_name() {
     let found = lab.node.connected(&id(), Some(&hint)).expect("looks").expect("is there");
     is(&found, &after);
     assert_eq!(device(&found).identity, device(&hint).identity);
-    assert!(!lab.node.is_still(&hint).expect("looks"), "the old name is another volume's");
+    assert!(!lab.node.is_same_device(&hint).expect("looks"), "the old name is another volume's");
     // A call without publish_context ends what was begun with it.
     is(&lab.connect(&[], Some(&hint)).expect("as before"), &after);
     lab.gone(&after);
     let error = lab.connect(&[], Some(&hint)).expect_err("detached");
-    assert!(matches!(error, Error::Unproven { .. }), "{error:?}");
+    assert!(matches!(error, Error::Unverified { .. }), "{error:?}");
     assert_eq!(lab.node.connected(&id(), None).expect("looks"), None);
 }
 
@@ -228,18 +228,18 @@ fn on_xen_a_disk_is_its_name_and_its_count() {
     let Some(disk) = lab.disk(1 << 20) else { return };
     let named = format!("/dev/{}", disk.name());
     let context = [(VOLUME, ONE), (DEVICE, named.as_str())];
-    assert!(matches!(lab.connect(&context, None), Err(Error::Pending { .. })), "a name alone is nothing");
+    assert!(matches!(lab.connect(&context, None), Err(Error::InProgress { .. })), "a name alone is nothing");
     lab.is_xen(&disk, 41);
     let source = lab.connect(&context, None).expect("connected");
     is(&source, &disk);
     assert_eq!(device(&source).identity, format!("xen-vol0123456789abcdef0-{}-41", disk.name()));
-    assert!(lab.node.is_still(&source).expect("looks"));
+    assert!(lab.node.is_same_device(&source).expect("looks"));
     assert_eq!(lab.node.refresh(&id(), &source).expect("a size"), Bytes(1 << 20));
     // Detached, and another volume attached by the same name.
     lab.is_xen(&disk, 42);
-    assert!(!lab.node.is_still(&source).expect("looks"));
+    assert!(!lab.node.is_same_device(&source).expect("looks"));
     assert_eq!(lab.node.connected(&id(), Some(&source)).expect("looks"), None);
-    assert!(matches!(lab.connect(&[], Some(&source)), Err(Error::Unproven { .. })));
+    assert!(matches!(lab.connect(&[], Some(&source)), Err(Error::Unverified { .. })));
     // Where disks say who they are, a name means nothing.
     lab.says(&disk, OTHER, OTHER);
     let Some(nvme) = lab.disk(1 << 20) else { return };
@@ -269,10 +269,12 @@ fn a_number_that_is_nobodys_is_still_its_own() {
     let identity = "nvme-vol0123456789abcdef0".to_owned();
     let gone = BlockDevice { path: "/dev/nvme99n1".into(), number: (259, 999_999), identity };
     let source = Source::Device(gone.clone());
-    assert!(lab.node.is_still(&source).expect("looks"));
+    assert!(lab.node.is_same_device(&source).expect("looks"));
     assert_eq!(lab.node.connected(&id(), Some(&source)).expect("looks"), None);
     assert!(matches!(lab.node.disconnect(&id(), Some(&source)), Ok(Outcome::Unchanged(()))));
-    assert!(!lab.node.is_still(&Source::Device(BlockDevice { identity: "7:12".to_owned(), ..gone })).expect("none of ours"));
+    assert!(
+        !lab.node.is_same_device(&Source::Device(BlockDevice { identity: "7:12".to_owned(), ..gone })).expect("none of ours")
+    );
 }
 
 #[test]

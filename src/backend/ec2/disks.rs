@@ -17,11 +17,11 @@ pub struct Disks {
 }
 
 impl Default for Disks {
-    /// The kernel; with the feature `faults` the folder that `LONGSHORE_EC2_DISKS` names, for tests on machines without NVMe.
+    /// The kernel; with the feature `faults` the directory that `LONGSHORE_EC2_DISKS` names, for tests on machines without NVMe.
     fn default() -> Self {
         #[cfg(feature = "faults")]
-        if let Some(folder) = std::env::var_os("LONGSHORE_EC2_DISKS") {
-            return Disks::stand_in(folder.into());
+        if let Some(directory) = std::env::var_os("LONGSHORE_EC2_DISKS") {
+            return Disks::stand_in(directory.into());
         }
         Disks {
             sysfs: SYSFS.into(),
@@ -32,12 +32,12 @@ impl Default for Disks {
 }
 
 impl Disks {
-    /// A folder laid out as sysfs says of the block devices of this machine which disks they stand for: `block/loop3/device/serial` and
+    /// A directory laid out as sysfs says of the block devices of this machine which disks they stand for: `block/loop3/device/serial` and
     /// `block/loop3/dev` (or `block/loop3/device/devtype`, for a disk of Xen). Their controllers' word is in `block/loop3/controller`,
     /// and looked up by the number of the device that is open.
     #[cfg(any(test, feature = "faults"))]
-    pub fn stand_in(folder: PathBuf) -> Disks {
-        Disks { sysfs: folder, stand_in: true }
+    pub fn stand_in(directory: PathBuf) -> Disks {
+        Disks { sysfs: directory, stand_in: true }
     }
 
     pub fn sysfs(&self) -> &Path {

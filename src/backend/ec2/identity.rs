@@ -112,7 +112,7 @@ impl Identity {
     /// The instance's id, which is the node's.
     ///
     /// # Errors
-    /// `BackendDown` while it is not known.
+    /// `BackendUnavailable` while it is not known.
     pub fn node_id(&self) -> Result<NodeId> {
         if let Some(said) = &self.said {
             return Ok(said.clone());
@@ -126,7 +126,7 @@ impl Identity {
     /// The instance. The service is asked until it has answered once in this process.
     ///
     /// # Errors
-    /// `BackendDown` while neither the service nor a believable record says it.
+    /// `BackendUnavailable` while neither the service nor a believable record says it.
     pub fn instance(&self) -> Result<Instance> {
         if let Some(instance) = &*lock(&self.verified) {
             return Ok(instance.clone());

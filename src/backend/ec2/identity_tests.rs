@@ -16,7 +16,7 @@ const OTHER: &str = "i-0fedcba9876543210";
 
 /// A machine, and the state directory of its driver.
 struct Host {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     /// 0: the service does not answer.
     answers: Arc<AtomicUsize>,
     metadata: Metadata,
@@ -26,26 +26,26 @@ struct Host {
 impl Host {
     /// An instance before Nitro: the hypervisor does not tell its id.
     fn new() -> Host {
-        let folder = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let answers = Arc::new(AtomicUsize::new(1));
         let there = Arc::clone(&answers);
         let (metadata, asked) = service(move |asked| match there.load(Ordering::SeqCst) {
             0 => Some((503, "busy")),
             _ => instance(asked),
         });
-        let host = Host { folder, answers, metadata, asked };
-        fs::create_dir(host.folder.path().join("dmi")).expect("a folder");
+        let host = Host { directory, answers, metadata, asked };
+        fs::create_dir(host.directory.path().join("dmi")).expect("a directory");
         host.boots("first");
         host
     }
 
     fn boots(&self, id: &str) {
-        fs::write(self.folder.path().join("boot"), format!("{id}\n")).expect("an id");
+        fs::write(self.directory.path().join("boot"), format!("{id}\n")).expect("an id");
     }
 
     fn is_tagged(&self, id: &str) {
-        fs::write(self.folder.path().join("dmi/board_asset_tag"), format!("{id}\n")).expect("a tag");
-        fs::write(self.folder.path().join("dmi/product_name"), "m7i.large\n").expect("a type");
+        fs::write(self.directory.path().join("dmi/board_asset_tag"), format!("{id}\n")).expect("a tag");
+        fs::write(self.directory.path().join("dmi/product_name"), "m7i.large\n").expect("a type");
     }
 
     fn answers(&self, whether: bool) {
@@ -54,9 +54,9 @@ impl Host {
 
     /// As another start of the driver.
     fn identity(&self, said: &str) -> Identity {
-        let (dmi, boot) = (self.folder.path().join("dmi"), self.folder.path().join("boot"));
+        let (dmi, boot) = (self.directory.path().join("dmi"), self.directory.path().join("boot"));
         let said = said.parse().expect("an id");
-        Identity::with(self.metadata.clone(), &said, self.folder.path(), Evidence { dmi, boot })
+        Identity::with(self.metadata.clone(), &said, self.directory.path(), Evidence { dmi, boot })
     }
 
     /// Node id and zone, by a driver that is just started.
@@ -120,8 +120,8 @@ fn record_on_a_copied_disk_is_not_believed() {
 #[test]
 fn node_on_an_outpost_says_so_also_without_metadata() {
     const ARN: &str = "arn:aws:outposts:eu-west-1:123456789012:outpost/op-0123456789abcdef0";
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("boot"), "first").expect("an id");
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("boot"), "first").expect("an id");
     let away = Arc::new(AtomicUsize::new(0));
     let is_away = Arc::clone(&away);
     let (metadata, _asked) = service(move |asked| match asked.path.as_str() {
@@ -130,8 +130,8 @@ fn node_on_an_outpost_says_so_also_without_metadata() {
         _ => instance(asked),
     });
     for _ in 0..2 {
-        let evidence = Evidence { dmi: folder.path().join("none"), boot: folder.path().join("boot") };
-        let identity = Identity::with(metadata.clone(), &"worker-1".parse().expect("an id"), folder.path(), evidence);
+        let evidence = Evidence { dmi: directory.path().join("none"), boot: directory.path().join("boot") };
+        let identity = Identity::with(metadata.clone(), &"worker-1".parse().expect("an id"), directory.path(), evidence);
         let policy = Ec2Policy { tags: Tags::new(), place: Some(Place { identity: Arc::new(identity), zone: None, kind: None }) };
         let segments = policy.topology().expect("known").expect("a node").0;
         assert_eq!(segments["topology.longshore.csi.dev/zone"], "eu-west-1a");
@@ -153,7 +153,7 @@ fn damaged_or_missing_record_is_no_answer() {
     let error = host.registers().expect_err("first start").to_string();
     assert!(error.contains("has no earlier answer") && error.contains("status 503"), "{error}");
     for damaged in ["", "{", "{\"instance\":{\"id\":\"i-0\"}}", "\u{0}\u{0}\u{0}"] {
-        fs::write(host.folder.path().join(RECORD), damaged).expect("a record");
+        fs::write(host.directory.path().join(RECORD), damaged).expect("a record");
         host.registers().expect_err(damaged);
     }
     // Repaired by the next answer.
@@ -178,7 +178,7 @@ fn operators_word_is_not_asked_for_and_is_not_contradicted() {
 
 #[test]
 fn limit_follows_the_interfaces_attached_now() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let interfaces = Arc::new(AtomicUsize::new(1));
     let shown = Arc::clone(&interfaces);
     let (metadata, _asked) = service(move |asked| match shown.load(Ordering::SeqCst) {
@@ -186,8 +186,8 @@ fn limit_follows_the_interfaces_attached_now() {
         1 if asked.path.ends_with("network/interfaces/macs/") => Some((200, "02:29:96:8f:6a:2d/\n")),
         _ => instance(asked),
     });
-    let nowhere = Evidence { dmi: folder.path().join("none"), boot: folder.path().join("none") };
-    let identity = Identity::with(metadata, &THIS.parse().expect("an id"), folder.path(), nowhere);
+    let nowhere = Evidence { dmi: directory.path().join("none"), boot: directory.path().join("none") };
+    let identity = Identity::with(metadata, &THIS.parse().expect("an id"), directory.path(), nowhere);
     let place = Place { identity: Arc::new(identity), zone: Some("z".to_owned()), kind: None };
     let node = Node::new(Some(place.clone()), &Limits::default(), Disks::default());
     // An m5.large takes 27 (28 with its first interface); 3 disks are there.

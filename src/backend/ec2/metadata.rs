@@ -63,7 +63,7 @@ impl Metadata {
         let mut next = || answers.next().flatten().unwrap_or_default();
         let (id, zone, kind, outpost) = (next(), next(), next(), next());
         if !is_instance(&id) {
-            return Err(format!("the instance metadata service says {id:?}, which is no instance's id"));
+            return Err(format!("the instance metadata service returned {id:?}, which is not an instance id"));
         }
         if zone.is_empty() {
             return Err(format!("the instance metadata service does not know {ZONE}"));
@@ -136,7 +136,7 @@ impl Metadata {
     }
 
     pub(super) fn down(&self, reason: &str) -> Error {
-        Error::BackendDown { backend: self.backend.to_string(), reason: reason.to_owned() }
+        Error::BackendUnavailable { backend: self.backend.to_string(), reason: reason.to_owned() }
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Role {
 /// Opens the backend; nobody is asked anything yet. `identity` is this instance's where the role is to connect.
 ///
 /// # Errors
-/// `Invalid` for a controller without a cluster; `BackendDown` where the client cannot be started.
+/// `Invalid` for a controller without a cluster; `BackendUnavailable` where the client cannot be started.
 pub fn open(config: Ec2Config, role: Role, requests: CloudRequests, identity: Option<Arc<Identity>>) -> Result<CloudBackend> {
     let place = identity.filter(|_| role.connect).map(|identity| Place {
         identity,
@@ -88,7 +88,7 @@ fn client(config: &Ec2Config, clock: Clock, requests: CloudRequests) -> Result<A
         ..api::Settings::default()
     };
     let api = api::Ec2::new(settings, clock, requests)
-        .map_err(|error| Error::BackendDown { backend: config.name.to_string(), reason: error.to_string() })?;
+        .map_err(|error| Error::BackendUnavailable { backend: config.name.to_string(), reason: error.to_string() })?;
     Ok(Arc::new(Ec2Cloud::new(api)))
 }
 

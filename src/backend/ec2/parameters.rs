@@ -249,7 +249,7 @@ fn rate(
         };
     };
     match (fixed, per_gib) {
-        (Some(_), Some(_)) => Err(refuse(per_gib_field, format!("{field} says it too; give one of them"))),
+        (Some(_), Some(_)) => Err(refuse(per_gib_field, format!("{field} sets it as well; give one of them"))),
         (Some(Number(fixed)), None) => Ok(Some(fixed)),
         (None, None) => Ok(None),
         (None, Some(Number(per_gib))) => {

@@ -58,7 +58,7 @@ impl Policy for Ec2Policy {
     }
 
     /// The disk has its tags: recorded once more in its parameters, they would need twice as many of the 50 that a resource may have.
-    fn as_asked(&self, made: &Value) -> Value {
+    fn requested_parameters(&self, made: &Value) -> Value {
         let mut asked = made.clone();
         asked.as_object_mut().and_then(|asked| asked.remove("tags"));
         asked

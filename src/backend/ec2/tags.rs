@@ -83,7 +83,7 @@ fn fill(template: &str, raw: &RawParameters) -> Result<String, String> {
             return Err(format!("{name:?} is no variable that is known; there are .{}", known.join(", .")));
         };
         let Some(value) = raw.metadata(key) else {
-            return Err(format!("nobody says what {name} is; start the sidecar with --extra-create-metadata"));
+            return Err(format!("the value of {name} is unknown; start the sidecar with --extra-create-metadata"));
         };
         filled.push_str(before);
         filled.push_str(value);

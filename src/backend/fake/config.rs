@@ -12,7 +12,7 @@ use crate::volume::{BackendName, Bytes, Error, NodeId, Result};
 pub struct FakeConfig {
     /// The part of every volume id before the colon.
     pub name: BackendName,
-    /// How much may be promised to volumes and snapshots together, as `100GiB` or a number of bytes. Default 1TiB. Memory
+    /// How much may be provisioned to volumes and snapshots together, as `100GiB` or a number of bytes. Default 1TiB. Memory
     /// is taken only for what is written.
     #[serde(default = "default_capacity")]
     pub capacity: Bytes,

@@ -55,7 +55,7 @@ impl Connect for Fake {
         Ok(device.map(device_source))
     }
 
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         match source {
             Source::Device(device) => Ok(bound_as(device)?.is_some()),
             Source::Filesystem { .. } => Ok(true),
@@ -94,7 +94,7 @@ impl Connect for Fake {
         }
     }
 
-    fn beneath(&self, id: &VolumeId, device: &Device) -> Result<Option<File>> {
+    fn backing_file(&self, id: &VolumeId, device: &Device) -> Result<Option<File>> {
         let contents = self.store.lock().volume(id)?.contents.clone();
         let backing = loopdev::backing_of(device)?;
         let contents = contents.filter(|contents| backing == Some(contents.identity));
@@ -216,7 +216,10 @@ fn tmpfs(id: &VolumeId, capacity: Bytes) -> Source {
 }
 
 fn unproven(device: &Path, id: &VolumeId) -> Error {
-    Error::Unproven { device: device.display().to_string(), reason: format!("it does not show volume {id}; it is left as it is") }
+    Error::Unverified {
+        device: device.display().to_string(),
+        reason: format!("it does not show volume {id}; it is left as it is"),
+    }
 }
 
 #[cfg(test)]
@@ -321,7 +324,7 @@ mod tests {
         bench.fake.expand(&id("a"), twice).expect("room");
         assert_eq!(bench.fake.refresh(&id("a"), &source).expect("its own"), twice);
         assert_eq!(Device::open(&device(source.clone()).path, false).expect("a device").size().expect("a size"), twice.0);
-        assert!(matches!(bench.fake.refresh(&id("b"), &source), Err(Error::Unproven { .. })), "another's device");
+        assert!(matches!(bench.fake.refresh(&id("b"), &source), Err(Error::Unverified { .. })), "another's device");
     }
 
     #[test]
@@ -336,11 +339,11 @@ mod tests {
         let source = bench.connect("a").expect("free").into_inner();
         let open = Device::open(&device(source.clone()).path, false).expect("a device");
         let probed = || {
-            let beneath = bench.fake.beneath(&id("a"), &open).expect("its own");
+            let beneath = bench.fake.backing_file(&id("a"), &open).expect("its own");
             probe(&open, beneath.as_ref().into()).expect("a size")
         };
         assert_eq!(probed(), Probed::Blank);
-        assert!(matches!(bench.fake.beneath(&id("b"), &open), Err(Error::Unproven { .. })), "another's");
+        assert!(matches!(bench.fake.backing_file(&id("b"), &open), Err(Error::Unverified { .. })), "another's");
         let file = File::options().write(true).open(&device(source.clone()).path).expect("a writable device");
         // Not synced: it is in the device's cache only.
         file.write_all_at(b"x", GIB.0 / 2).expect("room");

@@ -63,12 +63,12 @@ fn call() -> impl Strategy<Value = Call> {
 }
 
 impl Model {
-    fn promised(&self) -> u64 {
+    fn provisioned(&self) -> u64 {
         self.volumes.values().sum::<u64>() + self.snapshots.values().sum::<u64>()
     }
 
     fn room(&self, size: u64) -> bool {
-        self.promised() + size <= CAPACITY
+        self.provisioned() + size <= CAPACITY
     }
 
     /// Makes the call on both, and compares whether it went through.
@@ -174,7 +174,7 @@ impl Model {
 
     /// That the backend shows what the model has.
     fn compare(&self, bench: &Bench) {
-        assert_eq!(bench.promised(), Bytes::mib(self.promised()));
+        assert_eq!(bench.provisioned(), Bytes::mib(self.provisioned()));
         let volumes = bench.fake.list(None, usize::MAX).expect("in memory");
         let volumes: Vec<_> = volumes.iter().map(|volume| (volume.id.local(), volume.capacity)).collect();
         let wanted: Vec<_> = self.volumes.iter().map(|(name, size)| (*name, Bytes::mib(*size))).collect();

@@ -117,7 +117,7 @@ impl Fake {
         }
     }
 
-    /// What a volume holds now, and its size. Call it while the volume is held still.
+    /// What a volume holds now, and its size. Call it while the volume is frozen.
     ///
     /// # Errors
     /// `Unsupported` where the contents are not ours to read.
@@ -173,10 +173,10 @@ mod tests {
         assert_eq!(made.parameters, spec("a", GIB).parameters);
         assert_eq!(bench.fake.find(&id("a")).expect("in memory"), Some(made.clone()));
         assert_eq!(bench.create("a", GIB), made, "a repeat finds it");
-        assert_eq!(bench.promised(), GIB);
+        assert_eq!(bench.provisioned(), GIB);
         assert_eq!(bench.fake.delete(&id("a")).expect("not in use"), Outcome::Changed(()));
         assert_eq!(bench.fake.delete(&id("a")).expect("gone"), Outcome::Unchanged(()));
-        assert_eq!(bench.promised(), Bytes(0));
+        assert_eq!(bench.provisioned(), Bytes(0));
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
         bench.create("a", Bytes(2 * GIB.0));
         assert!(matches!(bench.fake.create(&spec("b", Bytes(2 * GIB.0)), &Still::default()), Err(Error::NoCapacity { .. })));
         assert!(matches!(bench.fake.expand(&id("a"), Bytes(4 * GIB.0)), Err(Error::NoCapacity { .. })));
-        assert_eq!(bench.promised(), Bytes(2 * GIB.0));
+        assert_eq!(bench.provisioned(), Bytes(2 * GIB.0));
         let answer = bench.fake.capacity(&CapacityQuery { least: Bytes(1), ..CapacityQuery::default() }).expect("in memory");
         assert_eq!(answer, CapacityAnswer { available: GIB, maximum: GIB, minimum: Bytes::MIB });
         bench.create("b", GIB);
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(bench.fake.expand(&id("a"), twice).expect("room"), Outcome::Changed(twice));
         assert_eq!(bench.fake.expand(&id("a"), GIB).expect("large enough"), Outcome::Unchanged(twice));
         assert_eq!(contents.file.metadata().expect("fstat").len(), twice.0);
-        assert_eq!((bench.volume("a").capacity, bench.promised()), (twice, twice));
+        assert_eq!((bench.volume("a").capacity, bench.provisioned()), (twice, twice));
         assert!(matches!(bench.fake.expand(&id("b"), GIB), Err(Error::NotFound { .. })));
     }
 
@@ -236,7 +236,7 @@ mod tests {
         let smaller = VolumeSpec { capacity: Bytes::MIB, ..of_volume("a") };
         assert!(matches!(bench.fake.create(&smaller, &Still::default()), Err(Error::OutOfRange { .. })));
         assert_eq!(bench.fake.find(&id("b")).expect("in memory"), None);
-        assert_eq!(bench.promised(), GIB);
+        assert_eq!(bench.provisioned(), GIB);
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         assert!(matches!(bench.fake.delete(&id("a")), Err(Error::InUse { .. })));
         crate::backend::Connect::disconnect(bench.fake.as_ref(), &id("a"), None).expect("known");
         bench.fake.expand(&id("a"), Bytes(2 * GIB.0)).expect("not mounted");
-        assert_eq!(bench.promised(), Bytes(3 * GIB.0));
+        assert_eq!(bench.provisioned(), Bytes(3 * GIB.0));
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
         assert!(matches!(backend.parameters(&raw(&[("media", "block")])), Err(Error::Invalid { .. })));
         let garbled = VolumeSpec { parameters: serde_json::json!({ "backend": { "medium": 3 } }), ..spec("a", GIB) };
         assert!(matches!(bench.fake.create(&garbled, &Still::default()), Err(Error::Invalid { .. })));
-        assert_eq!(bench.promised(), Bytes(0));
+        assert_eq!(bench.provisioned(), Bytes(0));
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Fake {
         self.store.reserve(sum)
     }
 
-    /// Copies one volume, which is held still and, by its lock, keeps its size.
+    /// Copies one volume, which is frozen and, by its lock, keeps its size.
     fn take(&self, spec: &SnapshotSpec, created: SystemTime, group: Option<&GroupId>) -> Result<StoredSnapshot> {
         let (contents, size) = self.copyable(&spec.source)?;
         let contents = step("copy volume", &spec.source, || duplicate(contents.as_deref(), spec.id.local(), size))?;
@@ -160,11 +160,11 @@ mod tests {
         let restore = VolumeSpec { source: Some(ContentSource::Snapshot(snapshot_id("s"))), ..spec("b", Bytes(3 * GIB.0)) };
         bench.fake.create(&restore, &still).expect("fits");
         assert_eq!(bench.read("b", 0, 3), b"old");
-        assert_eq!(bench.promised(), Bytes(4 * GIB.0), "the snapshot and the restored volume");
+        assert_eq!(bench.provisioned(), Bytes(4 * GIB.0), "the snapshot and the restored volume");
         assert_eq!(bench.fake.delete_snapshot(&snapshot_id("s")).expect("alone"), Outcome::Changed(()));
         assert_eq!(bench.fake.delete_snapshot(&snapshot_id("s")).expect("gone"), Outcome::Unchanged(()));
         assert_eq!(bench.read("b", 0, 3), b"old");
-        assert_eq!(bench.promised(), Bytes(3 * GIB.0));
+        assert_eq!(bench.provisioned(), Bytes(3 * GIB.0));
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
         bench.create("a", GIB);
         let take = |source: &str, quiesce: &dyn Quiesce| bench.fake.create_snapshot(&member("s", source), quiesce);
         assert!(matches!(take("none", &Still::default()), Err(Error::NotFound { .. })));
-        assert!(matches!(take("a", &Still::default()), Err(Error::NoCapacity { .. })), "{:?}", bench.promised());
+        assert!(matches!(take("a", &Still::default()), Err(Error::NoCapacity { .. })), "{:?}", bench.provisioned());
         bench.fake.delete(&id("a")).expect("not in use");
         bench.create("a", Bytes(GIB.0 / 2));
         for broken in [Broken::Hold, Broken::Release] {
@@ -193,7 +193,7 @@ mod tests {
         bench.tmpfs("t", Bytes(GIB.0 / 2));
         assert!(matches!(take("t", &Still::default()), Err(Error::Unsupported { .. })));
         assert_eq!(bench.fake.find_snapshot(&snapshot_id("s")).expect("in memory"), None);
-        assert_eq!(bench.promised(), GIB);
+        assert_eq!(bench.provisioned(), GIB);
         assert!(Snapshots::check(bench.fake.as_ref(), &raw(&[("x", "y")])).is_err());
         assert!(bench.fake.check_group(&raw(&[])).is_ok());
     }
@@ -233,11 +233,11 @@ mod tests {
         assert_eq!(bench.fake.create_group(&group_id("g"), "g", &members, &still).expect("a repeat"), group);
         assert_eq!(bench.fake.find_group(&group_id("g")).expect("in memory"), Some(group));
         assert!(matches!(bench.fake.delete_snapshot(&snapshot_id("g-a")), Err(Error::InUse { .. })));
-        assert_eq!(bench.promised(), Bytes(6 * GIB.0));
+        assert_eq!(bench.provisioned(), Bytes(6 * GIB.0));
         assert_eq!(bench.fake.delete_group(&group_id("g")).expect("there"), Outcome::Changed(()));
         assert_eq!(bench.fake.delete_group(&group_id("g")).expect("gone"), Outcome::Unchanged(()));
         assert_eq!(bench.fake.list_snapshots(None, None, 9).expect("in memory"), []);
-        assert_eq!(bench.promised(), Bytes(3 * GIB.0));
+        assert_eq!(bench.provisioned(), Bytes(3 * GIB.0));
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         bench.create("a", GIB);
         bench.create("b", GIB);
         bench.tmpfs("t", GIB);
-        let before = bench.promised();
+        let before = bench.provisioned();
         let create =
             |members: &[SnapshotSpec], quiesce: &dyn Quiesce| bench.fake.create_group(&group_id("g"), "g", members, quiesce);
         let both = [member("g-a", "a"), member("g-b", "b")];
@@ -254,7 +254,7 @@ mod tests {
         assert!(create(&[member("g-a", "a"), member("g-c", "c")], &Still::default()).is_err());
         assert!(create(&[member("g-a", "a"), member("g-t", "t")], &Still::default()).is_err());
         assert_eq!(bench.fake.list_snapshots(None, None, 9).expect("in memory"), []);
-        assert_eq!(bench.promised(), before);
+        assert_eq!(bench.provisioned(), before);
         bench.fake.create_snapshot(&member("g-b", "b"), &Still::default()).expect("fits");
         assert!(matches!(create(&both, &Still::default()), Err(Error::Conflict { .. })));
     }

@@ -1,6 +1,6 @@
 //! What there is, as plain data under one short lock. No I/O here, and none while the lock is held.
 //!
-//! The invariants that span several entries are kept here and nowhere else: what is promised is the sum of all sizes
+//! The invariants that span several entries are kept here and nowhere else: what is provisioned is the sum of all sizes
 //! (and of what is just being made), a node's count is the number of its attachments, and each snapshot is in the
 //! index of its source.
 
@@ -78,7 +78,7 @@ impl From<Found> for Volume {
 #[derive(Debug)]
 pub(super) struct State {
     capacity: Bytes,
-    promised: u64,
+    provisioned: u64,
     volumes: BTreeMap<VolumeId, StoredVolume>,
     snapshots: BTreeMap<SnapshotId, StoredSnapshot>,
     snapshots_of: BTreeMap<VolumeId, BTreeSet<SnapshotId>>,
@@ -89,19 +89,19 @@ pub(super) struct State {
 }
 
 impl State {
-    /// What can still be promised.
+    /// What can still be provisioned.
     pub(super) fn available(&self) -> Bytes {
-        Bytes(self.capacity.0.saturating_sub(self.promised))
+        Bytes(self.capacity.0.saturating_sub(self.provisioned))
     }
 
     /// Memory is one pool. What is written there, only the kernel knows.
     pub(super) fn usage(&self) -> Usage {
         let provisioned = Provisioned {
-            promised: Bytes(self.promised),
+            provisioned: Bytes(self.provisioned),
             volumes: self.volumes.len() as u64,
             snapshots: self.snapshots.len() as u64,
         };
-        let pool = PoolUsage { total: self.capacity, used: None, promisable: self.capacity, provisioned: Some(provisioned) };
+        let pool = PoolUsage { total: self.capacity, used: None, provisionable: self.capacity, provisioned: Some(provisioned) };
         Usage { pools: vec![("memory".to_owned(), Some(pool))], attachments: Some(self.attached_to.values().sum()) }
     }
 
@@ -162,7 +162,7 @@ impl State {
             });
         }
         let Some(removed) = self.volumes.remove(id) else { return Ok(None) };
-        self.promised -= removed.capacity.0;
+        self.provisioned -= removed.capacity.0;
         self.unhealthy.remove(id);
         // Two: the one in the table, and this.
         if Arc::strong_count(&removed.parameters) <= 2 {
@@ -225,7 +225,7 @@ impl State {
     /// Takes a snapshot out, to be dropped when the lock is free.
     pub(super) fn remove_snapshot(&mut self, id: &SnapshotId) -> Option<StoredSnapshot> {
         let removed = self.snapshots.remove(id)?;
-        self.promised -= removed.size.0;
+        self.provisioned -= removed.size.0;
         if let Some(ids) = self.snapshots_of.get_mut(&removed.source) {
             ids.remove(id);
             if ids.is_empty() {
@@ -323,7 +323,7 @@ impl Store {
     pub(super) fn new(name: BackendName, capacity: Bytes) -> Self {
         let state = State {
             capacity,
-            promised: 0,
+            provisioned: 0,
             volumes: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             snapshots_of: BTreeMap::new(),
@@ -357,12 +357,12 @@ impl Store {
             );
             return Err(Error::NoCapacity { place: format!("backend {}", self.name), reason });
         }
-        state.promised += size.0;
+        state.provisioned += size.0;
         Ok(Reservation { store: self, size })
     }
 }
 
-/// Bytes promised to what is being made. Given back when dropped, whatever went wrong.
+/// Bytes provisioned to what is being made. Given back when dropped, whatever went wrong.
 #[derive(Debug)]
 #[must_use = "a reservation that is dropped at once reserves nothing"]
 pub(super) struct Reservation<'a> {
@@ -382,7 +382,7 @@ impl Reservation<'_> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if self.size > Bytes(0) {
-            self.store.lock().promised -= self.size.0;
+            self.store.lock().provisioned -= self.size.0;
         }
     }
 }

@@ -96,8 +96,8 @@ impl Bench {
         self.fake.find(&id(name)).expect("in memory").expect("it is there")
     }
 
-    /// What is promised, as GetCapacity shows it.
-    pub(super) fn promised(&self) -> Bytes {
+    /// What is provisioned, as GetCapacity shows it.
+    pub(super) fn provisioned(&self) -> Bytes {
         let left = self.fake.capacity(&CapacityQuery::default()).expect("in memory").available;
         Bytes(self.capacity.0 - left.0)
     }
@@ -144,7 +144,7 @@ impl Drop for Bench {
     }
 }
 
-/// Remembers what it was to hold still.
+/// Remembers what it was to freeze.
 #[derive(Default)]
 pub(super) struct Still {
     pub(super) held: Mutex<Vec<Vec<VolumeId>>>,

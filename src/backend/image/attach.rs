@@ -18,9 +18,9 @@ use crate::os::durable;
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 
-use super::expand::sync_folder;
+use super::expand::sync_directory;
 use super::files;
-use super::lease::{self, Access, Folder};
+use super::lease::{self, Access, VolumeDirectory};
 use super::meta::{self, FORMAT, VolumeMeta};
 use super::pool::{Kind, Ready};
 use super::{ImageBackend, Located};
@@ -56,9 +56,9 @@ impl Record {
     /// `None` where the volume was never attached.
     ///
     /// # Errors
-    /// `Unproven` where it cannot be read: then it is not known who may use the volume.
+    /// `Unverified` where it cannot be read: then it is not known who may use the volume.
     fn read(ready: &Ready, id: &VolumeId) -> Result<Option<Record>> {
-        let relative = Path::new(Kind::Volume.folder()).join(id.local()).join(RECORD);
+        let relative = Path::new(Kind::Volume.directory()).join(id.local()).join(RECORD);
         let text = files::read(ready.root(), &relative, meta::LONGEST).map_err(|error| ready.failure(error))?;
         let Some(text) = text else { return Ok(None) };
         let path = ready.path.join(&relative);
@@ -70,9 +70,9 @@ impl Record {
     }
 
     fn write(&self, ready: &Ready) -> Result<()> {
-        let folder = ready.place(Kind::Volume, self.volume.local());
-        let text = meta::encode(self, &folder.join(RECORD))?;
-        step("write attachment", &folder.display(), || durable::write(&folder, RECORD, &text))
+        let directory = ready.place(Kind::Volume, self.volume.local());
+        let text = meta::encode(self, &directory.join(RECORD))?;
+        step("write attachment", &directory.display(), || durable::write(&directory, RECORD, &text))
             .map_err(|error| ready.failure(error))
     }
 
@@ -144,7 +144,7 @@ impl Attach for ImageBackend {
         if let Some(grant) = record.nodes.get(node) {
             check_same_attachment(id, node, (grant.mode, grant.read_only), (mode, read_only))?;
             // Another call may have been killed before the record was durable.
-            sync_folder(&ready, id.local())?;
+            sync_directory(&ready, id.local())?;
             return Ok(Outcome::Unchanged(context));
         }
         let alone = |(_, grant): &(&NodeId, &Grant)| mode.is_single_node() || grant.mode.is_single_node();
@@ -153,7 +153,7 @@ impl Attach for ImageBackend {
             return Err(Error::InUse { object: format!("volume {id}"), by });
         }
         let access = if wanted.writes() { Access::Write } else { Access::Read };
-        Folder::open(&ready, id)?.ok_or_else(|| Error::volume_not_found(id))?.check_others(node, access)?;
+        VolumeDirectory::open(&ready, id)?.ok_or_else(|| Error::volume_not_found(id))?.check_others(node, access)?;
         record.nodes.insert(node.clone(), wanted);
         record.write(&ready)?;
         Ok(Outcome::Changed(context))
@@ -172,11 +172,11 @@ impl Attach for ImageBackend {
                 record.write(&ready)?;
                 changed = true;
             } else {
-                sync_folder(&ready, id.local())?;
+                sync_directory(&ready, id.local())?;
             }
         }
-        let Some(folder) = Folder::open(&ready, id)? else { return Ok(Outcome::Unchanged(())) };
-        changed |= folder.release(|lease| {
+        let Some(directory) = VolumeDirectory::open(&ready, id)? else { return Ok(Outcome::Unchanged(())) };
+        changed |= directory.release(|lease| {
             let released = lease.access != Access::Delete && concerned(&lease.holder.node);
             if released {
                 tracing::warn!(
@@ -195,7 +195,7 @@ impl Attach for ImageBackend {
             let nodes: BTreeSet<NodeId> = match self.search(Kind::Volume, id.local(), |ready| using(ready, id)) {
                 Ok(found) => found.map(|(_, _, nodes)| nodes).unwrap_or_default(),
                 // What cannot be read keeps the volume from being deleted and attached, but not the others from being listed.
-                Err(error @ Error::Unproven { .. }) => {
+                Err(error @ Error::Unverified { .. }) => {
                     tracing::error!(volume = %id, %error, "it is not known where it is attached");
                     BTreeSet::new()
                 }
@@ -219,8 +219,9 @@ impl ImageBackend {
         if !self.shared {
             return Ok(None);
         }
-        let found =
-            self.search(Kind::Volume, id.local(), |ready| Folder::open(ready, id)?.map(|folder| folder.leases()).transpose())?;
+        let found = self.search(Kind::Volume, id.local(), |ready| {
+            VolumeDirectory::open(ready, id)?.map(|directory| directory.leases()).transpose()
+        })?;
         let (_, _, leases) = found.ok_or_else(|| Error::volume_not_found(id))?;
         let nodes = leases.into_iter().filter(|lease| lease.access != Access::Delete);
         Ok(Some(nodes.map(|lease| Holding { writes: lease.access == Access::Write, node: lease.holder.node }).collect()))
@@ -229,8 +230,8 @@ impl ImageBackend {
 
 /// The nodes that a volume is attached to, or that have it connected.
 pub(super) fn using(ready: &Ready, id: &VolumeId) -> Result<Option<BTreeSet<NodeId>>> {
-    let Some(folder) = Folder::open(ready, id)? else { return Ok(None) };
-    let leases: Vec<lease::Lease> = folder.leases()?;
+    let Some(directory) = VolumeDirectory::open(ready, id)? else { return Ok(None) };
+    let leases: Vec<lease::Lease> = directory.leases()?;
     let connected = leases.into_iter().filter(|lease| lease.access != Access::Delete).map(|lease| lease.holder.node);
     let attached = Record::read(ready, id)?.map(|record| record.nodes).unwrap_or_default();
     Ok(Some(connected.chain(attached.into_keys()).collect()))

@@ -26,16 +26,16 @@ pub struct ImageConfig {
     pub shared: bool,
 }
 
-/// One folder of images.
+/// One directory of images.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// What a StorageClass calls it: 1 to 63 characters of `[A-Za-z0-9._-]`.
     pub name: String,
-    /// An absolute path. The folder is made if only its last component is missing; it must be empty when it is
+    /// An absolute path. The directory is made if only its last component is missing; it must be empty when it is
     /// first used.
     pub path: PathBuf,
-    /// How many times the capacity may be promised to volumes. Images are sparse, so more than 1 works for as long as
+    /// How many times the capacity may be provisioned to volumes. Images are sparse, so more than 1 works for as long as
     /// not all of them are filled. Default 1.0.
     #[serde(default = "one")]
     pub overcommit: f64,
@@ -62,7 +62,7 @@ impl ImageConfig {
     /// `Invalid`, naming the field.
     pub fn validate(&self) -> Result<()> {
         if self.pools.is_empty() {
-            return Err(Error::invalid("pools", format!("backend {} has none; name at least one folder", self.name)));
+            return Err(Error::invalid("pools", format!("backend {} has none; name at least one directory", self.name)));
         }
         if let Some(node) = self.node.as_ref().filter(|_| self.shared) {
             return Err(Error::invalid(
@@ -81,7 +81,7 @@ impl ImageConfig {
                 return Err(Error::invalid(
                     "pools.path",
                     format!(
-                        "{} and {} lie in one another; each pool needs a folder of its own",
+                        "{} and {} lie in one another; each pool needs a directory of its own",
                         other.path.display(),
                         pool.path.display()
                     ),

@@ -52,7 +52,7 @@ impl Connect for ImageBackend {
         if device.backing == opened.inode {
             return Ok(Outcome::Changed(source(&device, named(opened.inode))));
         }
-        let failure = Error::Unproven {
+        let failure = Error::Unverified {
             device: device.path.display().to_string(),
             reason: format!("it shows {}, not the image of {id} ({})", numbers(device.backing), numbers(opened.inode)),
         };
@@ -78,7 +78,7 @@ impl Connect for ImageBackend {
         }
     }
 
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         let Source::Device(told) = source else { return Ok(false) };
         Ok(status(&told.path)?.is_some_and(|device| shows(told, device.backing)))
     }
@@ -124,7 +124,7 @@ impl Connect for ImageBackend {
         Ok(Bytes(size))
     }
 
-    fn beneath(&self, id: &VolumeId, device: &Device) -> Result<Option<File>> {
+    fn backing_file(&self, id: &VolumeId, device: &Device) -> Result<Option<File>> {
         let Located { ready, seen, .. } = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
         seen.whole()?;
         let file = ready.open_image(Kind::Volume, id.local(), Access::Read)?;
@@ -196,7 +196,7 @@ fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<
 
 /// The end of the path of a volume's image.
 pub(super) fn image_name(id: &VolumeId) -> PathBuf {
-    Path::new(Kind::Volume.folder()).join(id.local()).join(IMAGE)
+    Path::new(Kind::Volume.directory()).join(id.local()).join(IMAGE)
 }
 
 /// A device that is no longer there shows nothing.
@@ -270,5 +270,5 @@ fn path_of(source: &Source) -> &Path {
 
 fn not_this(id: &VolumeId, device: &Path) -> Error {
     let reason = format!("it does not show the image of {id}; nothing was done to it. Unstage the volume and stage it again");
-    Error::Unproven { device: device.display().to_string(), reason }
+    Error::Unverified { device: device.display().to_string(), reason }
 }

@@ -1,4 +1,4 @@
-//! Something in the making: a folder in `tmp`, renamed into place when it is whole and synced, removed when not.
+//! Something in the making: a directory in `tmp`, renamed into place when it is whole and synced, removed when not.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,21 +20,22 @@ pub(super) struct Draft<'a> {
     pool: &'a Ready,
     kind: Kind,
     local: String,
-    folder: PathBuf,
+    directory: PathBuf,
     image: File,
 }
 
 impl<'a> Draft<'a> {
-    /// An empty image in a folder of its own. What failed calls left of the same thing must be gone: see [`remove_passing`].
+    /// An empty image in a directory of its own. What failed calls left of the same thing must be gone: see [`remove_passing`].
     pub fn begin(pool: &'a Ready, kind: Kind, local: &str) -> Result<Self> {
-        let folder = pool.path.join(TMP).join(kind.passing_name(local));
-        let shown = folder.display();
+        let directory = pool.path.join(TMP).join(kind.passing_name(local));
+        let shown = directory.display();
         // mkdir is all or nothing, unless the step was stopped behind it: look.
-        step("make folder", &shown, || files::make_folder(&folder)).map_err(|error| remove(&folder, pool.failure(error)))?;
-        let image = step("create image", &shown, || files::make_file(&folder.join(IMAGE)));
+        step("make directory", &shown, || files::make_directory(&directory))
+            .map_err(|error| remove(&directory, pool.failure(error)))?;
+        let image = step("create image", &shown, || files::make_file(&directory.join(IMAGE)));
         match image {
-            Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), folder, image }),
-            Err(error) => Err(remove(&folder, pool.failure(error))),
+            Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), directory, image }),
+            Err(error) => Err(remove(&directory, pool.failure(error))),
         }
     }
 
@@ -44,7 +45,7 @@ impl<'a> Draft<'a> {
 
     /// The empty image's path, for people.
     fn image_path(&self) -> PathBuf {
-        self.folder.join(IMAGE)
+        self.directory.join(IMAGE)
     }
 
     /// Fills the image from another; see [`copy::clone_or_copy`].
@@ -87,16 +88,16 @@ impl<'a> Draft<'a> {
     /// Writes the metadata and syncs all of it. The metadata goes first: its fsync makes a journaling file system commit
     /// everything, and the other two find nothing left to do.
     pub fn finish<M: Serialize>(&self, record: &M) -> Result<()> {
-        let path = self.folder.join(META);
+        let path = self.directory.join(META);
         let text = meta::encode(record, &path)?;
         let finished = step("write metadata", &path.display(), || {
             let file = files::write_new(&path, &text)?;
             files::sync(&file, &path)
         })
         .and_then(|()| {
-            step("sync", &self.folder.display(), || {
+            step("sync", &self.directory.display(), || {
                 files::sync(&self.image, &self.image_path())?;
-                durable::sync_dir(&self.folder)
+                durable::sync_dir(&self.directory)
             })
         });
         finished.map_err(|error| self.pool.failure(error))
@@ -108,7 +109,7 @@ impl<'a> Draft<'a> {
     /// Then it is gone again, but not final if the rename may have become durable.
     pub fn place(self) -> Result<()> {
         let to = self.pool.place(self.kind, &self.local);
-        if let Err(error) = step("rename into place", &to.display(), || files::rename_new(&self.folder, &to)) {
+        if let Err(error) = step("rename into place", &to.display(), || files::rename_new(&self.directory, &to)) {
             let failure = if error.errno() == Some(libc::EEXIST) {
                 Error::Conflict {
                     object: to.display().to_string(),
@@ -120,11 +121,11 @@ impl<'a> Draft<'a> {
             };
             return Err(self.discard(failure));
         }
-        let parent = self.pool.path.join(self.kind.folder());
-        step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| {
+        let parent = self.pool.path.join(self.kind.directory());
+        step("sync directory", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| {
             let failure = self.pool.failure(error);
             let left = format!("{} may come back after a crash", to.display());
-            let undone = step("undo the rename", &to.display(), || files::rename_new(&to, &self.folder));
+            let undone = step("undo the rename", &to.display(), || files::rename_new(&to, &self.directory));
             match undone {
                 Ok(()) => self.discard(failure).but_left(left),
                 Err(_) => failure.but_left(to.display().to_string()),
@@ -134,12 +135,12 @@ impl<'a> Draft<'a> {
 
     /// Removes it; answers `failure`, final only if the removal was seen to work.
     pub fn discard(self, failure: Error) -> Error {
-        remove(&self.folder, failure)
+        remove(&self.directory, failure)
     }
 }
 
-fn remove(folder: &Path, failure: Error) -> Error {
-    match step("roll back", &folder.display(), || files::remove_folder(folder)) {
+fn remove(directory: &Path, failure: Error) -> Error {
+    match step("roll back", &directory.display(), || files::remove_directory(directory)) {
         Ok(()) => failure.nothing_left(),
         Err(error) => failure.but_left(error.to_string()),
     }
@@ -152,25 +153,25 @@ pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
     step("move to trash", &from.display(), || match files::rename_new(&from, &to) {
         // What an earlier call of the same name could not unlink.
         Err(error) if error.errno() == Some(libc::EEXIST) => {
-            files::remove_folder(&to)?;
+            files::remove_directory(&to)?;
             files::rename_new(&from, &to)
         }
         done => done,
     })
     .map_err(|error| pool.failure(error))?;
     // What must last is that it is gone from here. Whether the trash shows it after a crash is all the same.
-    let parent = pool.path.join(kind.folder());
-    step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
-    step("empty trash", &to.display(), || files::remove_folder(&to)).map_err(|error| pool.failure(error))?;
+    let parent = pool.path.join(kind.directory());
+    step("sync directory", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
+    step("empty trash", &to.display(), || files::remove_directory(&to)).map_err(|error| pool.failure(error))?;
     // Not before: until its disk is given back it counts, and by the ledger a repeated call finds what is left.
     pool.ledger.remove(kind, local);
     Ok(())
 }
 
-/// Makes a rename out of `kind`'s folder into `to` durable.
+/// Makes a rename out of `kind`'s directory into `to` durable.
 pub(super) fn sync_both(pool: &Ready, kind: Kind, to: &Path) -> Result<()> {
-    let from = pool.path.join(kind.folder());
-    step("sync folders", &from.display(), || {
+    let from = pool.path.join(kind.directory());
+    step("sync directories", &from.display(), || {
         durable::sync_dir(&from)?;
         durable::sync_dir(to)
     })
@@ -181,8 +182,8 @@ pub(super) fn sync_both(pool: &Ready, kind: Kind, to: &Path) -> Result<()> {
 /// away, and removes what is left of it. Whether the failed call had left something that still counted.
 pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<bool> {
     // Always: a rename whose sync failed leaves nothing else to see. Where it is in order this costs nothing.
-    let parent = pool.path.join(kind.folder());
-    step("sync folder", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
+    let parent = pool.path.join(kind.directory());
+    step("sync directory", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
     remove_passing(pool, kind, local)?;
     Ok(pool.ledger.remove(kind, local))
 }
@@ -200,9 +201,9 @@ pub(super) fn remove_passing(pool: &Ready, kind: Kind, local: &str) -> Result<()
     for parent in [TMP, TRASH] {
         let relative = Path::new(parent).join(kind.passing_name(local));
         if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
-            let folder = pool.path.join(relative);
-            step("remove leftover", &folder.display(), || files::remove_folder(&folder))
-                .map_err(|error| pool.failure(error).but_left(folder.display().to_string()))?;
+            let directory = pool.path.join(relative);
+            step("remove leftover", &directory.display(), || files::remove_directory(&directory))
+                .map_err(|error| pool.failure(error).but_left(directory.display().to_string()))?;
         }
     }
     Ok(())

@@ -23,7 +23,7 @@ impl Expand for ImageBackend {
         let (mut meta, image) = seen.whole()?;
         if wanted <= meta.capacity {
             // Another call's work may not have become durable: it was killed, or failed.
-            sync_folder(&ready, id.local())?;
+            sync_directory(&ready, id.local())?;
             return Ok(Outcome::Unchanged(meta.capacity));
         }
         let growth = Bytes(wanted.0 - meta.capacity.0);
@@ -72,13 +72,13 @@ pub(super) fn allocate(ready: &Ready, image: &File, path: &Path, length: Bytes, 
 
 /// Replaces a volume's metadata, durably.
 pub(super) fn rewrite(ready: &Ready, meta: &VolumeMeta) -> Result<()> {
-    let folder = ready.place(Kind::Volume, meta.id.local());
-    let text = meta::encode(meta, &folder.join(META))?;
-    step("write metadata", &folder.display(), || durable::write(&folder, META, &text)).map_err(|error| ready.failure(error))
+    let directory = ready.place(Kind::Volume, meta.id.local());
+    let text = meta::encode(meta, &directory.join(META))?;
+    step("write metadata", &directory.display(), || durable::write(&directory, META, &text)).map_err(|error| ready.failure(error))
 }
 
-/// Makes durable what an earlier call has renamed in a volume's folder.
-pub(super) fn sync_folder(ready: &Ready, local: &str) -> Result<()> {
-    let folder = ready.place(Kind::Volume, local);
-    step("sync folder", &folder.display(), || durable::sync_dir(&folder)).map_err(|error| ready.failure(error))
+/// Makes durable what an earlier call has renamed in a volume's directory.
+pub(super) fn sync_directory(ready: &Ready, local: &str) -> Result<()> {
+    let directory = ready.place(Kind::Volume, local);
+    step("sync directory", &directory.display(), || durable::sync_dir(&directory)).map_err(|error| ready.failure(error))
 }

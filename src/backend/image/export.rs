@@ -11,7 +11,7 @@ use super::opening::Opening;
 use super::pool::{Kind, Pool, Ready, down};
 use super::{ImageBackend, Located};
 
-/// The folder of a pool in which `<volume>.json` says to whom another backend shows its image.
+/// The directory of a pool in which `<volume>.json` says to whom another backend shows its image.
 pub(in crate::backend) const EXPORTS: &str = "exports";
 
 /// Whether an image may be shown by a loop device, or deleted: nobody else shows it.
@@ -22,7 +22,7 @@ pub(super) fn check_not_exported(ready: &Ready, id: &VolumeId) -> Result<()> {
     }
     Err(Error::InUse {
         object: format!("volume {id}"),
-        by: format!("{} says that it is exported; detach it first", ready.path.join(record).display()),
+        by: format!("{} records that it is exported; detach it first", ready.path.join(record).display()),
     })
 }
 
@@ -36,7 +36,7 @@ pub(in crate::backend) struct Image {
     pub capacity: Bytes,
     /// No other volume has it, in no pool of any machine, nor will a later one of the same id.
     pub unique: String,
-    /// The folder of its pool, from which this process provisions.
+    /// The directory of its pool, from which this process provisions.
     pub pool: PathBuf,
 }
 
@@ -44,7 +44,7 @@ impl ImageBackend {
     /// `None` where there is no such volume.
     ///
     /// # Errors
-    /// `Unproven` where it is damaged, `BackendDown` where its pool is away or not ours to change.
+    /// `Unverified` where it is damaged, `BackendUnavailable` where its pool is away or not ours to change.
     pub(in crate::backend) fn image(&self, id: &VolumeId) -> Result<Option<Image>> {
         let Some(Located { pool, seen, .. }) = self.locate::<VolumeMeta>(id.local())? else { return Ok(None) };
         let ready = pool.writable()?;
@@ -56,7 +56,7 @@ impl ImageBackend {
         Ok(Some(Image { file, path, inode, capacity: meta.capacity, unique, pool: ready.path.clone() }))
     }
 
-    /// The pools' names, and their folders where this process can provision from them now.
+    /// The pools' names, and their directories where this process can provision from them now.
     pub(in crate::backend) fn homes(&self) -> impl Iterator<Item = (&str, Result<PathBuf>)> {
         self.pools.iter().map(|pool| (pool.config.name.as_str(), pool.writable().map(|ready| ready.path.clone())))
     }

@@ -1,5 +1,5 @@
-//! What a pool does with its own files. Names are resolved below the pool's open folder, never through a link; a
-//! folder is only ever emptied of the files that we put there.
+//! What a pool does with its own files. Names are resolved below the pool's open directory, never through a link; a
+//! directory is only ever emptied of the files that we put there.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ use crate::os::{self, Error};
 pub(super) const IMAGE: &str = "image";
 /// What is to be known of it.
 pub(super) const META: &str = "meta.json";
-/// All that a folder of ours can hold; the last is what a cut-off [`os::durable::write`] leaves.
+/// All that a directory of ours can hold; the last is what an interrupted [`os::durable::write`] leaves.
 const KNOWN: [&str; 3] = [IMAGE, META, ".meta.json.tmp"];
 
-/// Whether a folder of ours may hold a file of this name.
+/// Whether a directory of ours may hold a file of this name.
 pub(super) fn is_known(name: &str) -> bool {
     KNOWN.contains(&name) || super::lease::is_name(name)
 }
@@ -35,7 +35,7 @@ pub(super) struct Seen {
     /// Bytes of disk that it has.
     pub allocated: u64,
     pub regular: bool,
-    pub folder: bool,
+    pub directory: bool,
 }
 
 #[allow(clippy::useless_conversion, reason = "the fields' types differ between architectures")]
@@ -46,7 +46,7 @@ fn seen(stat: &rustix::fs::Stat) -> Seen {
         length: u64::try_from(stat.st_size).unwrap_or(0),
         allocated: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         regular: kind == FileType::RegularFile,
-        folder: kind == FileType::Directory,
+        directory: kind == FileType::Directory,
     }
 }
 
@@ -110,9 +110,9 @@ pub(super) fn read(root: BorrowedFd<'_>, relative: &Path, limit: u64) -> os::Res
     Ok(Some(text))
 }
 
-/// Makes a folder that only we may enter.
-pub(super) fn make_folder(path: &Path) -> os::Result<()> {
-    rustix::fs::mkdir(path, Mode::RWXU).map_err(|error| Error::io("make folder", path, error))
+/// Makes a directory that only we may enter.
+pub(super) fn make_directory(path: &Path) -> os::Result<()> {
+    rustix::fs::mkdir(path, Mode::RWXU).map_err(|error| Error::io("make directory", path, error))
 }
 
 /// Makes a file that is not there yet.
@@ -152,70 +152,70 @@ pub(super) fn allocate(file: &File, path: &Path, length: u64) -> os::Result<()> 
     }
 }
 
-/// Renames a folder, which may not replace anything.
+/// Renames a directory, which may not replace anything.
 pub(super) fn rename_new(from: &Path, to: &Path) -> os::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // NFS, CephFS and OCFS2 know no flags (rename(2)).
-        Err(Errno::INVAL) => rename_folder(from, to),
+        Err(Errno::INVAL) => rename_directory(from, to),
         done => done.map_err(|error| Error::io("rename", from, error)),
     }
 }
 
-/// rename(2) of a folder: of itself it replaces no other that holds anything.
-fn rename_folder(from: &Path, to: &Path) -> os::Result<()> {
+/// rename(2) of a directory: of itself it replaces no other that holds anything.
+fn rename_directory(from: &Path, to: &Path) -> os::Result<()> {
     rustix::fs::rename(from, to).map_err(|error| {
         let taken = matches!(error, Errno::NOTEMPTY | Errno::NOTDIR);
         Error::io("rename", from, if taken { Errno::EXIST } else { error })
     })
 }
 
-/// Removes a folder of ours with the files that we know, one by one. Missing is fine; a file that is not ours makes it
+/// Removes a directory of ours with the files that we know, one by one. Missing is fine; a file that is not ours makes it
 /// stay, with an error.
-pub(super) fn remove_folder(path: &Path) -> os::Result<()> {
+pub(super) fn remove_directory(path: &Path) -> os::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(folder) => folder,
+    let directory = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(directory) => directory,
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::NOTDIR | Errno::LOOP) => {
-            return Err(Error::Unexpected { object: path.display().to_string(), reason: "it is no folder".to_owned() });
+            return Err(Error::Unexpected { object: path.display().to_string(), reason: "it is no directory".to_owned() });
         }
-        Err(error) => return Err(Error::io("open folder", path, error)),
+        Err(error) => return Err(Error::io("open directory", path, error)),
     };
     for name in KNOWN {
-        match rustix::fs::unlinkat(&folder, name, AtFlags::empty()) {
+        match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(Error::io("remove", path.join(name), error)),
         }
     }
     let remove = || match rustix::fs::rmdir(path) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(error) => Err(Error::io("remove folder", path, error)),
+        Err(error) => Err(Error::io("remove directory", path, error)),
     };
     match remove() {
         Err(error) if matches!(error.errno(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
             // Whose volume is gone has no leases.
-            names(path)?.iter().filter(|name| super::lease::is_name(name)).try_for_each(|name| remove_in(&folder, name))?;
+            names(path)?.iter().filter(|name| super::lease::is_name(name)).try_for_each(|name| remove_in(&directory, name))?;
             remove()
         }
         other => other,
     }
 }
 
-/// Opens a folder below `root`, through no link at any component; `None` where there is none.
-pub(super) fn open_folder(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<File>> {
+/// Opens a directory below `root`, through no link at any component; `None` where there is none.
+pub(super) fn open_directory(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW) {
-        Ok(folder) => Ok(Some(File::from(folder))),
+        Ok(directory) => Ok(Some(File::from(directory))),
         Err(Errno::NOENT) => Ok(None),
-        Err(error) => Err(Error::io("open folder", relative, error)),
+        Err(error) => Err(Error::io("open directory", relative, error)),
     }
 }
 
-/// The names in an open folder, read anew, but for `.` and `..`; those that are not UTF-8 are none of ours and left out.
-pub(super) fn names_in(folder: impl AsFd, path: &Path) -> os::Result<Vec<String>> {
+/// The names in an open directory, read anew, but for `.` and `..`; those that are not UTF-8 are none of ours and left out.
+pub(super) fn names_in(directory: impl AsFd, path: &Path) -> os::Result<Vec<String>> {
     let failed = |error| Error::io("list", path, error);
     let mut names = Vec::new();
-    for entry in Dir::read_from(folder).map_err(failed)? {
+    for entry in Dir::read_from(directory).map_err(failed)? {
         if let Ok(name) = entry.map_err(failed)?.file_name().to_str()
             && ![".", ".."].contains(&name)
         {
@@ -225,31 +225,31 @@ pub(super) fn names_in(folder: impl AsFd, path: &Path) -> os::Result<Vec<String>
     Ok(names)
 }
 
-/// Makes a file in an open folder with this content, synced; one of that name is replaced. All users that reach it may read it:
+/// Makes a file in an open directory with this content, synced; one of that name is replaced. All users that reach it may read it:
 /// nodes and the controller are different ones.
-pub(super) fn write_for_all(folder: impl AsFd, name: &str, content: &[u8]) -> os::Result<()> {
+pub(super) fn write_for_all(directory: impl AsFd, name: &str, content: &[u8]) -> os::Result<()> {
     let failed = |action, error| Error::io(action, name, error);
-    remove_in(&folder, name)?;
+    remove_in(&directory, name)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o644);
-    let file = rustix::fs::openat(&folder, name, flags, mode).map_err(|error| failed("create", error))?;
+    let file = rustix::fs::openat(&directory, name, flags, mode).map_err(|error| failed("create", error))?;
     rustix::fs::fchmod(&file, mode).map_err(|error| failed("set the mode of", error))?;
     let mut file = File::from(file);
     file.write_all(content).and_then(|()| file.sync_all()).map_err(|error| Error::io("write", name, error))
 }
 
-/// Gives the file `from` a second name in its folder, decided where the file system is; `false` where there is such a name.
-pub(super) fn link_new(folder: impl AsFd, from: &str, to: &str) -> os::Result<bool> {
-    match rustix::fs::linkat(&folder, from, &folder, to, AtFlags::empty()) {
+/// Gives the file `from` a second name in its directory, decided where the file system is; `false` where there is such a name.
+pub(super) fn link_new(directory: impl AsFd, from: &str, to: &str) -> os::Result<bool> {
+    match rustix::fs::linkat(&directory, from, &directory, to, AtFlags::empty()) {
         Ok(()) => Ok(true),
         Err(Errno::EXIST) => Ok(false),
         Err(error) => Err(Error::io("link", to, error)),
     }
 }
 
-/// Unlinks a file in an open folder. Missing is fine.
-pub(super) fn remove_in(folder: impl AsFd, name: &str) -> os::Result<()> {
-    match rustix::fs::unlinkat(&folder, name, AtFlags::empty()) {
+/// Unlinks a file in an open directory. Missing is fine.
+pub(super) fn remove_in(directory: impl AsFd, name: &str) -> os::Result<()> {
+    match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(Error::io("remove", name, error)),
     }
@@ -263,11 +263,11 @@ pub(super) fn remove_file(path: &Path) -> os::Result<()> {
     }
 }
 
-/// The names in a folder; those that are not UTF-8 are none of ours and left out.
-pub(super) fn names(folder: &Path) -> os::Result<Vec<String>> {
-    let failed = |error: io::Error| Error::io("list", folder, error);
+/// The names in a directory; those that are not UTF-8 are none of ours and left out.
+pub(super) fn names(directory: &Path) -> os::Result<Vec<String>> {
+    let failed = |error: io::Error| Error::io("list", directory, error);
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
         if let Ok(name) = entry.map_err(failed)?.file_name().into_string() {
             names.push(name);
         }
@@ -284,7 +284,7 @@ pub(super) struct Room {
     pub read_only: bool,
 }
 
-/// statvfs(3) of the pool's open folder.
+/// statvfs(3) of the pool's open directory.
 pub(super) fn room(root: BorrowedFd<'_>, path: &Path) -> os::Result<Room> {
     let figures = rustix::fs::fstatvfs(root).map_err(|error| Error::io("statvfs", path, error))?;
     Ok(Room {
@@ -299,36 +299,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rename_of_a_folder_without_flags_replaces_nothing() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+    fn rename_of_a_directory_without_flags_replaces_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
         for path in [&from, &to] {
-            make_folder(path).expect("made");
+            make_directory(path).expect("made");
             std::fs::write(path.join(META), path.as_os_str().as_encoded_bytes()).expect("written");
         }
-        assert_eq!(rename_folder(&from, &to).expect_err("taken").errno(), Some(libc::EEXIST));
+        assert_eq!(rename_directory(&from, &to).expect_err("taken").errno(), Some(libc::EEXIST));
         assert_eq!(std::fs::read(to.join(META)).expect("read"), to.as_os_str().as_encoded_bytes());
-        remove_folder(&to).expect("removed");
+        remove_directory(&to).expect("removed");
         std::fs::write(&to, "a file").expect("written");
-        assert_eq!(rename_folder(&from, &to).expect_err("taken").errno(), Some(libc::EEXIST));
+        assert_eq!(rename_directory(&from, &to).expect_err("taken").errno(), Some(libc::EEXIST));
         remove_file(&to).expect("removed");
-        rename_folder(&from, &to).expect("renamed");
+        rename_directory(&from, &to).expect("renamed");
         assert!(!from.exists() && to.join(META).exists());
     }
 
     #[test]
-    fn folder_of_a_deleted_volume_goes_with_its_lease_and_with_nothing_else() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("volume~v");
-        make_folder(&path).expect("made");
+    fn directory_of_a_deleted_volume_goes_with_its_lease_and_with_nothing_else() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("volume~v");
+        make_directory(&path).expect("made");
         let ours = ["lease", "lease-0123456789abcdef", ".lease-0123456789abcdef.tmp", "attached.json", ".attached.json.tmp"];
         for name in ours.into_iter().chain([IMAGE, META, "lease-of-mine"]) {
             std::fs::write(path.join(name), "x").expect("written");
         }
-        assert!(remove_folder(&path).is_err());
+        assert!(remove_directory(&path).is_err());
         assert_eq!(names(&path).expect("listed"), ["lease-of-mine"]);
         remove_file(&path.join("lease-of-mine")).expect("removed");
-        remove_folder(&path).expect("removed");
+        remove_directory(&path).expect("removed");
         assert!(!path.exists());
     }
 }

@@ -28,7 +28,7 @@ impl Groups for ImageBackend {
         let Some((_, _, record)) = self.record(id)? else { return Ok(None) };
         let mut snapshots = Vec::with_capacity(record.members.len());
         for member in &record.members {
-            let (_, meta) = self.visible_snapshot(member)?.ok_or_else(|| Error::Unproven {
+            let (_, meta) = self.visible_snapshot(member)?.ok_or_else(|| Error::Unverified {
                 device: format!("group snapshot {id}"),
                 reason: format!("its member {member} is gone; delete the group"),
             })?;
@@ -70,9 +70,9 @@ impl Groups for ImageBackend {
         if let Some((pool, _, _)) = recorded {
             // The commit point of the deletion, too: from here on the members do not exist for the CO.
             let ready = pool.writable()?;
-            let folder = ready.path.join(GROUPS);
+            let directory = ready.path.join(GROUPS);
             let file = group_file(id.local());
-            step("remove group record", &folder.join(&file).display(), || durable::remove(&folder, &file))
+            step("remove group record", &directory.join(&file).display(), || durable::remove(&directory, &file))
                 .map_err(|error| ready.failure(error))?;
         }
         let removed = self.remove_stray_members(id)?;
@@ -84,13 +84,13 @@ impl ImageBackend {
     /// Whether the group of a member exists.
     ///
     /// # Errors
-    /// `BackendDown` where the pool that would have the record is away, or not configured.
+    /// `BackendUnavailable` where the pool that would have the record is away, or not configured.
     pub(super) fn group_exists(&self, member: &Membership) -> Result<bool> {
         let home = self.pools.iter().find(|pool| pool.id.get().is_some_and(|id| *id == member.home));
         let Some(home) = home else {
             let reason =
                 format!("the pool with the record of group snapshot {} (its id is {}) is not there", member.id, member.home);
-            return Err(Error::BackendDown { backend: self.name.to_string(), reason });
+            return Err(Error::BackendUnavailable { backend: self.name.to_string(), reason });
         };
         inspect::has_group(&*home.ready()?, member.id.local())
     }
@@ -182,7 +182,7 @@ fn remember_drafts(group: &GroupId, members: &[SnapshotSpec], pools: &[Arc<Ready
     for (member, pool) in members.iter().zip(pools) {
         let (id, source) = (member.id.local(), member.source.local());
         if !draft::is_gone(pool, Kind::Snapshot, id) {
-            pool.ledger.put_snapshot(Entry { id, source, group: Some(group.local()), promised: 0 });
+            pool.ledger.put_snapshot(Entry { id, source, group: Some(group.local()), provisioned: 0 });
         }
     }
 }
@@ -208,18 +208,18 @@ fn place_all(
 
 /// Makes the group exist.
 fn commit(home: &Ready, record: &GroupRecord) -> Result<()> {
-    let folder = home.path.join(GROUPS);
+    let directory = home.path.join(GROUPS);
     let file = group_file(record.id.local());
-    let text = meta::encode(record, &folder.join(&file))?;
-    step("write group record", &folder.join(&file).display(), || durable::write(&folder, &file, &text))
+    let text = meta::encode(record, &directory.join(&file))?;
+    step("write group record", &directory.join(&file).display(), || durable::write(&directory, &file, &text))
         .map_err(|error| home.failure(error))
 }
 
 /// Undoes a commit that failed, and what went before it.
 fn undo(home: &Ready, record: &GroupRecord, pools: &[Arc<Ready>], failure: Error) -> Error {
-    let folder = home.path.join(GROUPS);
+    let directory = home.path.join(GROUPS);
     let file = group_file(record.id.local());
-    if let Err(error) = step("roll back", &folder.join(&file).display(), || durable::remove(&folder, &file)) {
+    if let Err(error) = step("roll back", &directory.join(&file).display(), || durable::remove(&directory, &file)) {
         return failure.but_left(error.to_string());
     }
     take_back(record.members.iter().zip(pools).map(|(member, pool)| (&**pool, member.local())), failure)

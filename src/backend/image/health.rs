@@ -16,7 +16,7 @@ impl ReportHealth for ImageBackend {
         match self.locate::<VolumeMeta>(id.local()) {
             Ok(Some(Located { seen, .. })) => Ok(assess(&seen.damage)),
             Ok(None) => Err(Error::volume_not_found(id)),
-            Err(Error::BackendDown { reason, .. }) => Ok(vec![unreachable(reason)]),
+            Err(Error::BackendUnavailable { reason, .. }) => Ok(vec![unreachable(reason)]),
             Err(error) => Err(error),
         }
     }
@@ -50,7 +50,7 @@ impl ImageBackend {
         let seen = pool.ready().and_then(|ready| Ok((ready.room()?, ready)));
         let (room, ready) = match seen {
             Ok(seen) => seen,
-            Err(Error::BackendDown { reason, .. }) => return Some(unreachable(reason)),
+            Err(Error::BackendUnavailable { reason, .. }) => return Some(unreachable(reason)),
             Err(error) => return Some(unreachable(error.to_string())),
         };
         if room.read_only {

@@ -53,7 +53,7 @@ impl<M> Examined<M> {
     /// The metadata of what is whole.
     ///
     /// # Errors
-    /// `Unproven`, naming the damaged file and what to do.
+    /// `Unverified`, naming the damaged file and what to do.
     pub fn whole(self) -> Result<(M, Seen)> {
         match (self.damage.into_iter().next(), self.meta, self.image) {
             (None, Some(meta), Some(image)) => Ok((meta, image)),
@@ -67,8 +67,8 @@ impl<M> Examined<M> {
 
 /// Looks at the files of one volume or snapshot. Whatever can't be read is damage: it must not stop the others.
 pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
-    let folder = ready.place(M::KIND, local);
-    let (meta_path, image_path) = (folder.join(META), folder.join(IMAGE));
+    let directory = ready.place(M::KIND, local);
+    let (meta_path, image_path) = (directory.join(META), directory.join(IMAGE));
     let mut damage = Vec::new();
     let image = match ready.look_at_image(M::KIND, local) {
         Ok(Some(seen)) if seen.regular => Some(seen),
@@ -127,7 +127,7 @@ pub(super) fn group_record(ready: &Ready, local: &str) -> Result<Option<GroupRec
     let path = ready.path.join(&relative);
     let text = files::read(ready.root(), &relative, meta::LONGEST)
         .map_err(|error| Error::from(Damage::metadata(&path, format!("it cannot be read ({error}); check the disk"))))?;
-    let Some(text) = text else { return ready.check_folder(GROUPS).map(|()| None).map_err(|reason| ready.down(reason)) };
+    let Some(text) = text else { return ready.check_directory(GROUPS).map(|()| None).map_err(|reason| ready.down(reason)) };
     let record: GroupRecord = meta::decode(&path, &text)?;
     if record.id.local() != local || record.id.backend() != &ready.backend {
         return Err(Damage::metadata(&path, format!("it belongs to {}; restore the right one", record.id)).into());
@@ -145,20 +145,20 @@ pub(super) fn has_group(ready: &Ready, local: &str) -> Result<bool> {
     let found = files::look(ready.root(), &Path::new(GROUPS).join(group_file(local)));
     match found {
         Ok(Some(_)) => Ok(true),
-        Ok(None) => ready.check_folder(GROUPS).map(|()| false).map_err(|reason| ready.down(reason)),
+        Ok(None) => ready.check_directory(GROUPS).map(|()| false).map_err(|reason| ready.down(reason)),
         Err(error) => Err(ready.down(error.to_string())),
     }
 }
 
 /// The local ids of the volumes in a pool, from the disk.
 pub(super) fn volume_names(ready: &Ready) -> Result<Vec<String>> {
-    let names = files::names(&ready.path.join(Kind::Volume.folder())).map_err(|error| ready.down(error.to_string()))?;
+    let names = files::names(&ready.path.join(Kind::Volume.directory())).map_err(|error| ready.down(error.to_string()))?;
     Ok(names.into_iter().filter(|local| is_ours(ready, Kind::Volume, local)).collect())
 }
 
 /// Fills the ledger from the disk. Damaged volumes count with what their image shows.
 pub(super) fn load(ready: &Ready) -> os::Result<()> {
-    for local in files::names(&ready.path.join(Kind::Volume.folder()))? {
+    for local in files::names(&ready.path.join(Kind::Volume.directory()))? {
         if !is_ours(ready, Kind::Volume, &local) {
             continue;
         }
@@ -167,7 +167,7 @@ pub(super) fn load(ready: &Ready) -> os::Result<()> {
         let capacity = found.meta.map(|meta| meta.capacity.0).or(found.image.map(|image| image.length));
         ready.ledger.put_volume(&local, capacity.unwrap_or(0));
     }
-    for local in files::names(&ready.path.join(Kind::Snapshot.folder()))? {
+    for local in files::names(&ready.path.join(Kind::Snapshot.directory()))? {
         if !is_ours(ready, Kind::Snapshot, &local) {
             continue;
         }
@@ -178,9 +178,9 @@ pub(super) fn load(ready: &Ready) -> os::Result<()> {
                 id: &local,
                 source: meta.source.local(),
                 group: meta.group.as_ref().map(|member| member.id.local()),
-                promised: meta.promised.0,
+                provisioned: meta.provisioned.0,
             },
-            None => Entry { id: &local, source: "", group: None, promised: found.image.map_or(0, |image| image.allocated) },
+            None => Entry { id: &local, source: "", group: None, provisioned: found.image.map_or(0, |image| image.allocated) },
         };
         ready.ledger.put_snapshot(entry);
     }
@@ -188,7 +188,7 @@ pub(super) fn load(ready: &Ready) -> os::Result<()> {
     Ok(())
 }
 
-/// Whether a name in one of our folders can be an id.
+/// Whether a name in one of our directories can be an id.
 fn is_ours(ready: &Ready, kind: Kind, local: &str) -> bool {
     let ours = VolumeId::from_parts(&ready.backend, local).is_ok();
     if !ours {
@@ -206,9 +206,9 @@ fn warn(damage: &[Damage]) {
 /// The bytes allocated by what was archived and retained, as far as it can be seen.
 pub(super) fn kept(ready: &Ready) -> u64 {
     let mut sum: u64 = 0;
-    for folder in [ARCHIVE, RETAINED] {
-        for name in files::names(&ready.path.join(folder)).unwrap_or_default() {
-            let image = Path::new(folder).join(name).join(IMAGE);
+    for directory in [ARCHIVE, RETAINED] {
+        for name in files::names(&ready.path.join(directory)).unwrap_or_default() {
+            let image = Path::new(directory).join(name).join(IMAGE);
             if let Ok(Some(seen)) = files::look(ready.root(), &image) {
                 sum = sum.saturating_add(seen.allocated);
             }

@@ -173,7 +173,7 @@ fn used_on_this_machine(job: &Job<'_>) -> Result<Option<String>> {
     }))
 }
 
-/// The loop devices of this machine that show a volume's image, whoever made them.
+/// The loop devices of this machine that show a volume's image, no matter who made them.
 pub(super) fn devices_of(id: &VolumeId, inode: (u64, u64)) -> Result<Vec<PathBuf>> {
     match loopdev::find(inode, &image_name(id)) {
         Ok(devices) => Ok(devices.into_iter().map(|device| device.path).collect()),

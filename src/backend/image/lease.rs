@@ -9,7 +9,7 @@
 //! - It does not expire: no clock decides about data. It survives a crash of its holder, who finds it again and goes on. It ends
 //!   when its holder releases it, when the controller detaches the node (`super::attach`), or when an administrator removes it.
 //! - It needs no locks of the file system. `lease` appears by link(2), complete and once, decided where the storage is: so on
-//!   NFS, CephFS, GlusterFS, GFS2 and OCFS2. Between a writer and readers: each makes its own entry, and then lists the folder
+//!   NFS, CephFS, GlusterFS, GFS2 and OCFS2. Between a writer and readers: each makes its own entry, and then lists the directory
 //!   again, so that of two at least one sees the other, and withdraws.
 //! - What cannot be read is a lease of an unknown holder: everybody is refused.
 
@@ -38,20 +38,20 @@ pub(super) const EXCLUSIVE: &str = "lease";
 const READER: &str = "lease-";
 /// Hexadecimal digits of the digest of a holder, in the names of its files.
 const DIGITS: usize = 16;
-/// The file in the state folder that tells its driver from any other, also from one of the same node id.
+/// The file in the state directory that tells its driver from any other, also from one of the same node id.
 const DRIVER_ID: &str = "driver-id";
 
-/// Who takes leases: a node, and the state folder from which its driver runs.
+/// Who takes leases: a node, and the state directory from which its driver runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Holder {
     pub node: NodeId,
-    /// Random, from the state folder.
+    /// Random, from the state directory.
     pub driver: String,
 }
 
 impl Holder {
-    /// The driver of this state folder, which gets an id if it has none.
+    /// The driver of this state directory, which gets an id if it has none.
     ///
     /// # Errors
     /// Where the file cannot be read or written.
@@ -64,7 +64,7 @@ impl Holder {
         Ok(Holder { node, driver })
     }
 
-    /// As `of`; `None` where the state folder has no id yet.
+    /// As `of`; `None` where the state directory has no id yet.
     pub fn known(node: NodeId, state: &Path) -> Result<Option<Holder>> {
         const LONGEST: u64 = 256;
         let text = durable::read(&state.join(DRIVER_ID), LONGEST)?;
@@ -125,7 +125,7 @@ impl Lease {
     }
 }
 
-/// Whether a volume's folder may hold a file of this name because of leases and attachments.
+/// Whether a volume's directory may hold a file of this name because of leases and attachments.
 pub(super) fn is_name(name: &str) -> bool {
     let digest = |name: &str| name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     let temporary = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
@@ -133,27 +133,27 @@ pub(super) fn is_name(name: &str) -> bool {
     base == EXCLUSIVE || base == super::attach::RECORD || base.strip_prefix(READER).is_some_and(digest)
 }
 
-/// A volume's folder, open.
-pub(super) struct Folder<'a> {
+/// A volume's directory, open.
+pub(super) struct VolumeDirectory<'a> {
     ready: &'a Ready,
     id: &'a VolumeId,
     open: File,
     path: PathBuf,
 }
 
-impl<'a> Folder<'a> {
+impl<'a> VolumeDirectory<'a> {
     /// `None` where there is no such volume in this pool.
-    pub fn open(ready: &'a Ready, id: &'a VolumeId) -> Result<Option<Folder<'a>>> {
+    pub fn open(ready: &'a Ready, id: &'a VolumeId) -> Result<Option<VolumeDirectory<'a>>> {
         let path = ready.place(Kind::Volume, id.local());
-        let relative = Path::new(Kind::Volume.folder()).join(id.local());
-        let open = files::open_folder(ready.root(), &relative).map_err(|error| ready.failure(error))?;
-        Ok(open.map(|open| Folder { ready, id, open, path }))
+        let relative = Path::new(Kind::Volume.directory()).join(id.local());
+        let open = files::open_directory(ready.root(), &relative).map_err(|error| ready.failure(error))?;
+        Ok(open.map(|open| VolumeDirectory { ready, id, open, path }))
     }
 
-    /// All leases, as the folder shows them now.
+    /// All leases, as the directory shows them now.
     ///
     /// # Errors
-    /// `Unproven`, naming a file that cannot be read: whoever has it is not known.
+    /// `Unverified`, naming a file that cannot be read: anyone who has it is not known.
     pub fn leases(&self) -> Result<Vec<Lease>> {
         let names = files::names_in(&self.open, &self.path).map_err(|error| self.ready.failure(error))?;
         let held = names.iter().filter(|name| is_name(name) && (*name == EXCLUSIVE || name.starts_with(READER)));
@@ -165,7 +165,7 @@ impl<'a> Folder<'a> {
         let path = self.path.join(name);
         let text = files::read(self.open.as_fd(), Path::new(name), meta::LONGEST).map_err(|error| self.ready.failure(error))?;
         let Some(text) = text else { return Ok(None) };
-        let refused = |what: String| Error::Unproven {
+        let refused = |what: String| Error::Unverified {
             device: path.display().to_string(),
             reason: format!(
                 "it is a lease of volume {}, of which it is not known who holds it: {what}. If no node has the volume connected, \
@@ -183,7 +183,7 @@ impl<'a> Folder<'a> {
     /// Takes a lease; repeated, it finds its own. On return it is durable, and no other stands against it.
     ///
     /// # Errors
-    /// `InUse`, naming who has the volume; `NotFound` where the volume went meanwhile; `Unproven`.
+    /// `InUse`, naming who has the volume; `NotFound` where the volume went meanwhile; `Unverified`.
     pub fn acquire(&self, holder: &Holder, access: Access) -> Result<Acquired> {
         let leases = self.leases()?;
         self.check_free(&leases, holder, access)?;
@@ -202,7 +202,7 @@ impl<'a> Folder<'a> {
         }
         let seen = self.sync().and_then(|()| {
             self.check_free(&self.leases()?, holder, access)?;
-            // Who deletes the volume moves its folder away, and then looks for leases.
+            // Who deletes the volume moves its directory away, and then looks for leases.
             if self.is_in_place()? { Ok(()) } else { Err(Error::volume_not_found(self.id)) }
         });
         if let Err(failure) = seen {
@@ -266,7 +266,7 @@ impl<'a> Folder<'a> {
             Ok(false) => match self.read(&name)? {
                 Some(there) if there == *lease => Ok(()),
                 Some(other) => Err(self.held_by(&other)),
-                None => Err(Error::Pending {
+                None => Err(Error::InProgress {
                     object: format!("volume {}", self.id),
                     reason: "its lease was taken and released by another at this moment".to_owned(),
                 }),
@@ -306,13 +306,13 @@ impl<'a> Folder<'a> {
     }
 
     fn sync(&self) -> Result<()> {
-        let synced = step("sync folder", &self.path.display(), || files::sync(&self.open, &self.path));
+        let synced = step("sync directory", &self.path.display(), || files::sync(&self.open, &self.path));
         synced.map_err(|error| self.ready.failure(error))
     }
 
-    /// Whether the volume's path still leads to this folder.
+    /// Whether the volume's path still leads to this directory.
     fn is_in_place(&self) -> Result<bool> {
-        let relative = Path::new(Kind::Volume.folder()).join(self.id.local());
+        let relative = Path::new(Kind::Volume.directory()).join(self.id.local());
         let now = files::look(self.ready.root(), &relative).map_err(|error| self.ready.failure(error))?;
         let open = files::look_at(&self.open, &self.path).map_err(|error| self.ready.failure(error))?;
         Ok(now.is_some_and(|now| now.inode == open.inode))
@@ -322,11 +322,11 @@ impl<'a> Folder<'a> {
 /// The files by which a node has a volume.
 ///
 /// # Errors
-/// `Unproven` where a lease of the volume cannot be read.
+/// `Unverified` where a lease of the volume cannot be read.
 pub(super) fn own(ready: &Ready, id: &VolumeId, holder: &Holder) -> Result<Vec<PathBuf>> {
-    let Some(folder) = Folder::open(ready, id)? else { return Ok(Vec::new()) };
-    let leases = folder.leases()?;
-    Ok(leases.iter().filter(|lease| lease.is_of(holder)).map(|lease| folder.path.join(lease.file_name())).collect())
+    let Some(directory) = VolumeDirectory::open(ready, id)? else { return Ok(Vec::new()) };
+    let leases = directory.leases()?;
+    Ok(leases.iter().filter(|lease| lease.is_of(holder)).map(|lease| directory.path.join(lease.file_name())).collect())
 }
 
 /// Since when a lease is held.
@@ -343,13 +343,13 @@ impl ImageBackend {
         let (id, holder) = (request.id, self.holder()?);
         let attached = || check_attached(ready, id, &holder.node, request.publish_context, request.read_only);
         attached()?;
-        let folder = Folder::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let access = if request.read_only { Access::Read } else { Access::Write };
-        let acquired = folder.acquire(holder, access)?;
+        let acquired = directory.acquire(holder, access)?;
         // It may have been detached just before it had the lease.
         match attached() {
             Err(refused) if acquired == Acquired::Now => {
-                match folder.release(|lease| lease.is_of(holder) && lease.access == access) {
+                match directory.release(|lease| lease.is_of(holder) && lease.access == access) {
                     Ok(_) => Err(refused.nothing_left()),
                     Err(error) => Err(refused.but_left(error.to_string())),
                 }
@@ -361,11 +361,11 @@ impl ImageBackend {
     /// Whether this node still has its lease. One that connected the volume before there were leases gets it now.
     pub(super) fn check_lease(&self, ready: &Ready, id: &VolumeId) -> Result<()> {
         let holder = self.holder()?;
-        let folder = Folder::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let own = folder.leases()?.into_iter().find(|lease| lease.is_of(holder)).map(|lease| lease.access);
+        let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let own = directory.leases()?.into_iter().find(|lease| lease.is_of(holder)).map(|lease| lease.access);
         check_attached(ready, id, &holder.node, &BTreeMap::new(), own == Some(Access::Read))?;
         if own.is_none() {
-            folder.acquire(holder, Access::Write)?;
+            directory.acquire(holder, Access::Write)?;
         }
         Ok(())
     }
@@ -373,8 +373,8 @@ impl ImageBackend {
     /// Whether this node has a lease of the volume.
     pub(super) fn holds(&self, ready: &Ready, id: &VolumeId) -> Result<bool> {
         let holder = self.holder()?;
-        let Some(folder) = Folder::open(ready, id)? else { return Ok(false) };
-        Ok(folder.leases()?.iter().any(|lease| lease.is_of(holder)))
+        let Some(directory) = VolumeDirectory::open(ready, id)? else { return Ok(false) };
+        Ok(directory.leases()?.iter().any(|lease| lease.is_of(holder)))
     }
 
     /// Releases this node's leases of a volume that it has disconnected. First all that it wrote is where other nodes see it.
@@ -389,15 +389,15 @@ impl ImageBackend {
         else {
             return Ok(false);
         };
-        let Some(folder) = Folder::open(&ready, id)? else { return Ok(false) };
-        let leases = folder.leases()?;
+        let Some(directory) = VolumeDirectory::open(&ready, id)? else { return Ok(false) };
+        let leases = directory.leases()?;
         let own = leases.iter().find(|lease| lease.is_of(holder));
         if own.is_some_and(|lease| lease.access == Access::Write) && ready.look_at_image(Kind::Volume, id.local())?.is_some() {
             let image = ready.open_image(Kind::Volume, id.local(), files::Access::Read)?;
             let path = ready.place(Kind::Volume, id.local()).join(files::IMAGE);
             step("sync image", &path.display(), || files::sync(&image, &path)).map_err(|error| ready.failure(error))?;
         }
-        folder.release(|lease| lease.is_of(holder))
+        directory.release(|lease| lease.is_of(holder))
     }
 
     /// Keeps every node from connecting a volume that is to be deleted. `None` where the pool is not shared.
@@ -409,9 +409,9 @@ impl ImageBackend {
             return Ok(None);
         }
         check_detached(ready, id)?;
-        let folder = Folder::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        folder.acquire(self.holder()?, Access::Delete)?;
-        let deletion = Deletion { folder };
+        let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        directory.acquire(self.holder()?, Access::Delete)?;
+        let deletion = Deletion { directory };
         match check_detached(ready, id) {
             Ok(()) => Ok(Some(deletion)),
             Err(error) => Err(deletion.give_up(error)),
@@ -421,13 +421,13 @@ impl ImageBackend {
 
 /// A volume that no node can connect any more.
 pub(super) struct Deletion<'a> {
-    folder: Folder<'a>,
+    directory: VolumeDirectory<'a>,
 }
 
 impl Deletion<'_> {
     /// The volume stays as it is.
     pub fn give_up(self, failure: Error) -> Error {
-        match self.folder.release(|lease| lease.access == Access::Delete) {
+        match self.directory.release(|lease| lease.access == Access::Delete) {
             Ok(_) => failure.nothing_left(),
             Err(error) => failure.but_left(error.to_string()),
         }

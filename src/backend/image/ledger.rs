@@ -1,4 +1,4 @@
-//! What of a pool is promised, and to whom: the index of a pool in memory.
+//! What of a pool is provisioned, and to whom: the index of a pool in memory.
 //!
 //! The disk is the truth about what exists; the ledger gives order to lists and sums to capacity. Its mutex is only
 //! ever held for arithmetic and map operations, never for I/O.
@@ -27,7 +27,7 @@ struct Inner {
     by_source: BTreeSet<(Box<str>, Box<str>)>,
     /// (local id of the group, of the snapshot)
     by_group: BTreeSet<(Box<str>, Box<str>)>,
-    promised: u64,
+    provisioned: u64,
     /// Of calls that run.
     reserved: u64,
     /// Allocated by what was deleted but kept: retained and archived.
@@ -38,7 +38,7 @@ struct Inner {
 struct Taken {
     source: Box<str>,
     group: Option<Box<str>>,
-    promised: u64,
+    provisioned: u64,
 }
 
 /// Bytes set aside for a call that runs; given back when dropped.
@@ -54,17 +54,17 @@ pub(super) struct Entry<'a> {
     pub id: &'a str,
     pub source: &'a str,
     pub group: Option<&'a str>,
-    pub promised: u64,
+    pub provisioned: u64,
 }
 
 impl Inner {
     fn left(&self, limit: u64) -> u64 {
-        limit.saturating_sub(self.promised).saturating_sub(self.reserved).saturating_sub(self.kept)
+        limit.saturating_sub(self.provisioned).saturating_sub(self.reserved).saturating_sub(self.kept)
     }
 
     fn put_volume(&mut self, id: &str, capacity: u64) {
         let before = self.volumes.insert(id.into(), capacity).unwrap_or(0);
-        self.promised = self.promised.saturating_sub(before).saturating_add(capacity);
+        self.provisioned = self.provisioned.saturating_sub(before).saturating_add(capacity);
     }
 
     fn put_snapshot(&mut self, entry: Entry<'_>) {
@@ -73,20 +73,20 @@ impl Inner {
         if let Some(group) = entry.group {
             self.by_group.insert((group.into(), entry.id.into()));
         }
-        let taken = Taken { source: entry.source.into(), group: entry.group.map(Into::into), promised: entry.promised };
+        let taken = Taken { source: entry.source.into(), group: entry.group.map(Into::into), provisioned: entry.provisioned };
         self.snapshots.insert(entry.id.into(), taken);
-        self.promised = self.promised.saturating_add(entry.promised);
+        self.provisioned = self.provisioned.saturating_add(entry.provisioned);
     }
 
     fn remove_volume(&mut self, id: &str) -> bool {
         let Some(capacity) = self.volumes.remove(id) else { return false };
-        self.promised = self.promised.saturating_sub(capacity);
+        self.provisioned = self.provisioned.saturating_sub(capacity);
         true
     }
 
     fn remove_snapshot(&mut self, id: &str) -> bool {
         let Some(taken) = self.snapshots.remove(id) else { return false };
-        self.promised = self.promised.saturating_sub(taken.promised);
+        self.provisioned = self.provisioned.saturating_sub(taken.provisioned);
         self.by_source.remove(&(taken.source, id.into()));
         if let Some(group) = taken.group {
             self.by_group.remove(&(group, id.into()));
@@ -100,16 +100,16 @@ impl Ledger {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What can still be promised of `limit` bytes.
+    /// What can still be provisioned of `limit` bytes.
     pub fn left(&self, limit: u64) -> u64 {
         self.inner().left(limit)
     }
 
-    /// What there is; promised is what is kept, too, but not what is only reserved.
+    /// What there is; provisioned is what is kept, too, but not what is only reserved.
     pub fn provisioned(&self) -> Provisioned {
         let inner = self.inner();
         Provisioned {
-            promised: Bytes(inner.promised.saturating_add(inner.kept)),
+            provisioned: Bytes(inner.provisioned.saturating_add(inner.kept)),
             volumes: inner.volumes.len() as u64,
             snapshots: inner.snapshots.len() as u64,
         }
@@ -276,7 +276,7 @@ mod tests {
         let ledger = Ledger::default();
         let names = |found: Vec<Box<str>>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
         for (id, source, group) in [("s3", "a", Some("g")), ("s1", "a", None), ("s2", "ab", Some("g")), ("s4", "a", Some("gg"))] {
-            ledger.put_snapshot(Entry { id, source, group, promised: 10 });
+            ledger.put_snapshot(Entry { id, source, group, provisioned: 10 });
         }
         assert_eq!(names(ledger.snapshots(None, None, 2)), ["s1", "s2"]);
         assert_eq!(names(ledger.snapshots(None, Some("s2"), 9)), ["s3", "s4"]);
@@ -286,7 +286,7 @@ mod tests {
         ledger.remove(Kind::Snapshot, "s3");
         assert_eq!(names(ledger.members("g")), ["s2"]);
         assert_eq!(names(ledger.snapshots(Some("a"), None, 9)), ["s1", "s4"]);
-        assert_eq!(ledger.provisioned(), Provisioned { promised: Bytes(30), volumes: 0, snapshots: 3 });
+        assert_eq!(ledger.provisioned(), Provisioned { provisioned: Bytes(30), volumes: 0, snapshots: 3 });
     }
 
     #[test]
@@ -304,6 +304,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(ledger.provisioned(), Provisioned { promised: Bytes(1000 / 7 * 7), volumes: 1000 / 7, snapshots: 0 });
+        assert_eq!(ledger.provisioned(), Provisioned { provisioned: Bytes(1000 / 7 * 7), volumes: 1000 / 7, snapshots: 0 });
     }
 }

@@ -1,7 +1,7 @@
 //! The small files beside the data: what an id can't hold lies with the storage.
 //!
-//! JSON with a format version, read strictly: an unknown field, a missing one, or an id that is not the folder's is
-//! damage, as is a file that was cut off. Damage is told, never repaired and never taken for absence.
+//! JSON with a format version, read strictly: an unknown field, a missing one, or an id that is not the directory's is
+//! damage, as is a file that was interrupted. Damage is told, never repaired and never taken for absence.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ pub(super) const FORMAT: u32 = 1;
 /// No file of ours is longer, in bytes.
 pub(super) const LONGEST: u64 = 1 << 20;
 
-/// `longshore-pool.json`: says that a folder is a pool, and whose.
+/// `longshore-pool.json`: says that a directory is a pool, and whose.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Marker {
@@ -38,7 +38,7 @@ pub(super) struct VolumeMeta {
     pub format: u32,
     pub id: VolumeId,
     pub name: String,
-    /// What is promised, in bytes; the image is at least that long.
+    /// What is provisioned, in bytes; the image is at least that long.
     pub capacity: Bytes,
     pub source: Option<ContentSource>,
     /// As given at creation, for the node and for telling a repeat from another volume.
@@ -62,7 +62,8 @@ pub(super) struct SnapshotMeta {
     /// The volume's size when it was taken, in bytes.
     pub size: Bytes,
     /// The bytes allocated when it was taken: the most that it can ever keep from being freed.
-    pub promised: Bytes,
+    #[serde(rename = "promised")]
+    pub provisioned: Bytes,
     /// Nanoseconds since 1970.
     pub created: u64,
     pub group: Option<Membership>,
@@ -176,12 +177,12 @@ impl Damage {
     }
 
     pub fn image_missing(file: &Path) -> Self {
-        let folder = file.parent().unwrap_or(file).display();
+        let directory = file.parent().unwrap_or(file).display();
         Damage {
             severity: Severity::DataLoss,
             reason: "ImageMissing",
             file: file.to_owned(),
-            what: format!("the file is gone; put it back, or give it up by removing the folder {folder} by hand"),
+            what: format!("the file is gone; put it back, or give it up by removing the directory {directory} by hand"),
         }
     }
 
@@ -204,7 +205,7 @@ impl Damage {
 
 impl From<Damage> for Error {
     fn from(damage: Damage) -> Self {
-        Error::Unproven { device: damage.file.display().to_string(), reason: damage.what }
+        Error::Unverified { device: damage.file.display().to_string(), reason: damage.what }
     }
 }
 
@@ -259,12 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_off_anywhere_is_damage() {
+    fn a_file_interrupted_anywhere_is_damage() {
         let path = Path::new("/pool/volumes/a/meta.json");
         let text = encode(&meta(), path).expect("serializes");
         // The last byte is only the newline.
         for length in 0..text.len() - 1 {
-            let damage = decode::<VolumeMeta>(path, &text[..length]).expect_err("cut off");
+            let damage = decode::<VolumeMeta>(path, &text[..length]).expect_err("interrupted");
             assert_eq!(damage.reason, "MetadataDamaged");
         }
         assert!(decode::<VolumeMeta>(path, &vec![0; text.len()]).is_err());

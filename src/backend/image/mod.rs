@@ -1,15 +1,15 @@
 //! Volumes as image files on a local disk, shown to the node over loop devices.
 //!
-//! A *pool* is a folder; a backend has one or more. What lies in a pool, and who may change it, is in [`pool`]; the
+//! A *pool* is a directory; a backend has one or more. What lies in a pool, and who may change it, is in [`pool`]; the
 //! small files beside the data are in [`meta`]; how something is made whole before it appears, and how it goes, is in
 //! [`draft`].
 //!
 //! Invariants:
-//! - The disk is the truth: a volume exists iff its folder does. The [`ledger`] in memory orders lists and sums promises.
+//! - The disk is the truth: a volume exists iff its directory does. The [`ledger`] in memory orders lists and sums promises.
 //! - "Not there" is only said when every pool could be looked into; a pool that is away makes it an error.
 //! - Damaged files are told and left as they are: their volume can't be used, deleted or replaced, all others can.
 //! - One process provisions from a pool at a time; any number may read and connect.
-//! - Nothing is removed but files of known names in folders that we made; nothing is opened through a link.
+//! - Nothing is removed but files of known names in directories that we made; nothing is opened through a link.
 //!
 //! What is not here: mounts, file systems and locks per volume, which are `ops`'s.
 
@@ -82,17 +82,17 @@ pub struct ImageBackend {
 }
 
 impl ImageBackend {
-    /// Opens the pools. One that is away or read-only is no error yet: what needs it answers `BackendDown`, and it is
+    /// Opens the pools. One that is away or read-only is no error yet: what needs it answers `BackendUnavailable`, and it is
     /// tried again.
     ///
     /// # Errors
-    /// What waiting will not mend: `Invalid` for a configuration or folder that cannot be; `InUse` for a pool from which
-    /// another process provisions; `Unproven` for a damaged `longshore-pool.json`.
+    /// What waiting will not repair: `Invalid` for a configuration or directory that cannot be; `InUse` for a pool from which
+    /// another process provisions; `Unverified` for a damaged `longshore-pool.json`.
     pub fn open(config: ImageConfig, role: Role) -> Result<ImageBackend> {
         ImageBackend::open_remembering(config, role, None, None)
     }
 
-    /// As `open`; which pool was where is remembered in the folder `memory`, over restarts: a mount point that is bare
+    /// As `open`; which pool was where is remembered in the directory `memory`, over restarts: a mount point that is bare
     /// after a reboot is then no new pool. Of shared pools volumes are connected and deleted in the name of `holder`.
     pub fn open_remembering(
         config: ImageConfig,
@@ -117,7 +117,7 @@ impl ImageBackend {
     /// Where a volume or snapshot lies, and what is seen of it. Looks into all pools.
     ///
     /// # Errors
-    /// `BackendDown` where it was not found, but a pool could not be looked into; `Unproven` where it lies in two pools.
+    /// `BackendUnavailable` where it was not found, but a pool could not be looked into; `Unverified` where it lies in two pools.
     fn locate<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
         let LookedInto { found, away } = self.look_into_all(local)?;
         match away.into_iter().next_back() {
@@ -132,13 +132,13 @@ impl ImageBackend {
         let LookedInto { found, away } = self.look_into_all(local)?;
         let is_other = |pool: &Pool| parameters.pool.as_ref().is_some_and(|named| *named != pool.config.name);
         match away.into_iter().find(|(pool, _)| !is_other(pool) && !pool.surely_lacks(Kind::Volume, local)) {
-            Some((pool, Error::BackendDown { backend, reason })) if found.is_none() => {
+            Some((pool, Error::BackendUnavailable { backend, reason })) if found.is_none() => {
                 let name = &pool.config.name;
                 let reason = format!(
                     "{reason}; whether pool {name} holds volume {local} is not known, so that none is made in another pool: make \
                      pool {name} usable, or name another pool in the StorageClass (parameter pool)"
                 );
-                Err(Error::BackendDown { backend, reason })
+                Err(Error::BackendUnavailable { backend, reason })
             }
             Some((_, error)) if found.is_none() => Err(error),
             _ => Ok(found),
@@ -148,7 +148,7 @@ impl ImageBackend {
     /// Looks into all pools: what was found, and the pools that could not be looked into.
     ///
     /// # Errors
-    /// `Unproven` where two pools have something of this id, naming both.
+    /// `Unverified` where two pools have something of this id, naming both.
     fn look_into_all<M: About>(&self, local: &str) -> Result<LookedInto<'_, M>> {
         let mut found: Option<Located<'_, M>> = None;
         let mut away = Vec::new();
@@ -165,7 +165,7 @@ impl ImageBackend {
             match looked {
                 Ok(Some(located)) => found = Some(located),
                 Ok(None) => {}
-                Err(error @ Error::Unproven { .. }) => return Err(error),
+                Err(error @ Error::Unverified { .. }) => return Err(error),
                 Err(error) => away.push((pool, error)),
             }
         }
@@ -246,8 +246,8 @@ impl ImageBackend {
 
 /// Which of the two was meant is for a person to say: nothing is connected, copied or deleted of either.
 fn in_two_pools(kind: Kind, local: &str, one: &Ready, other: &PoolConfig) -> Error {
-    let (first, second) = (one.place(kind, local), other.path.join(kind.folder()).join(local));
-    Error::Unproven {
+    let (first, second) = (one.place(kind, local), other.path.join(kind.directory()).join(local));
+    Error::Unverified {
         device: first.display().to_string(),
         reason: format!(
             "{} has the same id; see which of the two is in use, and move the other one out of its pool",
@@ -281,14 +281,14 @@ impl Backend for ImageBackend {
     fn probe(&self) -> Result<()> {
         let failed: Vec<Error> = self.pools.iter().filter_map(|pool| pool.probe().err()).collect();
         let reasons = failed.into_iter().map(|error| match error {
-            Error::BackendDown { reason, .. } => reason,
+            Error::BackendUnavailable { reason, .. } => reason,
             other => other.to_string(),
         });
         let reasons: Vec<String> = reasons.collect();
         if reasons.is_empty() {
             return Ok(());
         }
-        Err(Error::BackendDown { backend: self.name.to_string(), reason: reasons.join("; ") })
+        Err(Error::BackendUnavailable { backend: self.name.to_string(), reason: reasons.join("; ") })
     }
 
     fn is_usable_in_part(&self) -> bool {

@@ -28,7 +28,7 @@ impl Modify for ImageBackend {
             return Err(Error::invalid("mutable_parameters.preallocate", reason));
         }
         if (on_delete, preallocate) == (meta.on_delete, meta.preallocate) {
-            expand::sync_folder(&ready, id.local())?;
+            expand::sync_directory(&ready, id.local())?;
             return Ok(Outcome::Unchanged(()));
         }
         if preallocate && !meta.preallocate {

@@ -1,4 +1,4 @@
-//! From a path to a usable pool: whose folder it is, the lock, what is made, what is swept.
+//! From a path to a usable pool: whose directory it is, the lock, what is made, what is swept.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ pub(super) const LOCK: &str = "lock";
 const ORPHANS: Duration = Duration::from_secs(5);
 /// These can be made anew.
 const PASSING: [&str; 4] = [TMP, TRASH, ARCHIVE, RETAINED];
-const FOLDERS: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
+const DIRECTORIES: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
 
 /// The way from a path to a [`Ready`].
 pub(super) struct Opening<'a> {
@@ -48,20 +48,20 @@ impl<'a> Opening<'a> {
 
     pub fn run(&self) -> Result<Ready> {
         let path = &self.config.path;
-        let (folder, inode) = self.folder()?;
-        let marker = self.marker(&folder)?;
+        let (directory, inode) = self.directory()?;
+        let marker = self.marker(&directory)?;
         if marker.is_none() {
-            self.check_virgin()?;
+            self.check_empty()?;
         }
         let lock = if self.role.provision { self.lock()? } else { Err("this process does not provision".to_owned()) };
         let marker = match (marker, &lock) {
             (Some(marker), Ok(_)) => {
-                self.furnish(&PASSING)?;
+                self.create_layout(&PASSING)?;
                 marker
             }
             (Some(marker), Err(_)) => marker,
             // Read again: another process may have made the pool before we had the lock.
-            (None, Ok(_)) => match self.marker(&folder)? {
+            (None, Ok(_)) => match self.marker(&directory)? {
                 Some(marker) => marker,
                 None => self.make()?,
             },
@@ -72,7 +72,7 @@ impl<'a> Opening<'a> {
             path: path.clone(),
             id: marker.id,
             backend: self.backend.clone(),
-            folder,
+            directory,
             inode,
             lock,
             limits: Limits { overcommit: self.config.overcommit, capacity: self.config.capacity.map(|capacity| capacity.0) },
@@ -90,19 +90,20 @@ impl<'a> Opening<'a> {
         Ok(ready)
     }
 
-    /// The open folder; made, if only the last component is missing.
-    fn folder(&self) -> Result<(File, (u64, u64))> {
+    /// The open directory; made, if only the last component is missing.
+    fn directory(&self) -> Result<(File, (u64, u64))> {
         let path = &self.config.path;
         match files::look_through(path) {
             Ok(_) => {}
-            Err(error) if error.is_missing() && self.role.provision && self.expected.is_none() => self.make_folder()?,
+            Err(error) if error.is_missing() && self.role.provision && self.expected.is_none() => self.make_directory()?,
             Err(error) => return Err(self.down(format!("{error}; mount or make it{}", self.forget()))),
         }
         let flags = libc::O_DIRECTORY | libc::O_PATH;
-        let folder = File::options().read(true).custom_flags(flags).open(path);
-        let folder = folder.map_err(|error| self.down(format!("{}; it must be a folder", os::Error::io("open", path, error))))?;
-        let seen = files::look_at(&folder, path).map_err(|error| self.down(error.to_string()))?;
-        Ok((folder, seen.inode))
+        let directory = File::options().read(true).custom_flags(flags).open(path);
+        let directory =
+            directory.map_err(|error| self.down(format!("{}; it must be a directory", os::Error::io("open", path, error))))?;
+        let seen = files::look_at(&directory, path).map_err(|error| self.down(error.to_string()))?;
+        Ok((directory, seen.inode))
     }
 
     /// What to do about a pool that was here and will not come back.
@@ -113,18 +114,19 @@ impl<'a> Opening<'a> {
         self.expected.and(self.memory).map(forget).unwrap_or_default()
     }
 
-    fn make_folder(&self) -> Result<()> {
+    fn make_directory(&self) -> Result<()> {
         let path = &self.config.path;
         let made = step("make pool", &path.display(), || {
-            files::make_folder(path)?;
+            files::make_directory(path)?;
             durable::sync_dir(path.parent().unwrap_or(path))
         });
-        made.map_err(|error| self.down(format!("{error}; mount or make the folder")))
+        made.map_err(|error| self.down(format!("{error}; mount or make the directory")))
     }
 
-    fn marker(&self, folder: &File) -> Result<Option<Marker>> {
+    fn marker(&self, directory: &File) -> Result<Option<Marker>> {
         let path = self.config.path.join(MARKER);
-        let text = files::read(folder.as_fd(), Path::new(MARKER), meta::LONGEST).map_err(|error| self.down(error.to_string()))?;
+        let text =
+            files::read(directory.as_fd(), Path::new(MARKER), meta::LONGEST).map_err(|error| self.down(error.to_string()))?;
         let Some(text) = text else {
             return match self.expected {
                 Some(_) => Err(self.down(format!("{MARKER} is gone; mount the pool's file system again{}", self.forget()))),
@@ -134,7 +136,7 @@ impl<'a> Opening<'a> {
         let marker: Marker = meta::decode(&path, &text)?;
         if marker.backend != *self.backend {
             let reason = format!(
-                "{} is the pool of backend {:?}, not of {:?}; call the backend so, or name another folder",
+                "{} is the pool of backend {:?}, not of {:?}; call the backend so, or name another directory",
                 self.config.path.display(),
                 marker.backend.as_str(),
                 self.backend.as_str()
@@ -147,8 +149,8 @@ impl<'a> Opening<'a> {
         Ok(Some(marker))
     }
 
-    /// Whether the folder may become a pool: it holds nothing, or only what a cut-off first use leaves.
-    fn check_virgin(&self) -> Result<()> {
+    /// Whether the directory may become a pool: it holds nothing, or only what an interrupted first use leaves.
+    fn check_empty(&self) -> Result<()> {
         let path = &self.config.path;
         if !self.role.provision {
             return Err(self.down(format!("{MARKER} is missing: it is no pool, or its file system is not mounted")));
@@ -156,11 +158,11 @@ impl<'a> Opening<'a> {
         for name in files::names(path).map_err(|error| self.down(error.to_string()))? {
             let ours = [LOCK, "lost+found"].contains(&name.as_str()) || name == format!(".{MARKER}.tmp");
             let inside = path.join(&name);
-            let empty = FOLDERS.contains(&name.as_str()) && files::names(&inside).is_ok_and(|names| names.is_empty());
+            let empty = DIRECTORIES.contains(&name.as_str()) && files::names(&inside).is_ok_and(|names| names.is_empty());
             if !ours && !empty {
                 let reason = format!(
                     "{} is no pool ({MARKER} is missing) and not empty (it holds {name:?}): it was left as it is; name an empty \
-                     folder, or mount the pool's file system",
+                     directory, or mount the pool's file system",
                     path.display()
                 );
                 return Err(Error::invalid("pools.path", reason));
@@ -210,7 +212,7 @@ impl<'a> Opening<'a> {
             if !locked {
                 return Err(Error::InUse {
                     object: format!("pool {} ({})", self.config.name, self.config.path.display()),
-                    by: format!("the longshore process {holder} provisions from it; stop that one, or name another folder"),
+                    by: format!("the longshore process {holder} provisions from it; stop that one, or name another directory"),
                 });
             }
         }
@@ -221,10 +223,10 @@ impl<'a> Opening<'a> {
         Ok(Ok(file))
     }
 
-    /// Makes a new pool: its folders, and last of all the marker.
+    /// Makes a new pool: its directories, and last of all the marker.
     fn make(&self) -> Result<Marker> {
         let path = &self.config.path;
-        self.furnish(&FOLDERS)?;
+        self.create_layout(&DIRECTORIES)?;
         let id = random_id().map_err(|error| self.down(error.to_string()))?;
         let marker = Marker { format: meta::FORMAT, id, backend: self.backend.clone() };
         let text = meta::encode(&marker, &path.join(MARKER))?;
@@ -233,14 +235,17 @@ impl<'a> Opening<'a> {
         Ok(marker)
     }
 
-    /// Makes those of `folders` that are missing.
-    fn furnish(&self, folders: &[&str]) -> Result<()> {
-        let missing =
-            folders.iter().map(|name| self.config.path.join(name)).try_for_each(|folder| match files::look_through(&folder) {
+    /// Makes those of `directories` that are missing.
+    fn create_layout(&self, directories: &[&str]) -> Result<()> {
+        let missing = directories.iter().map(|name| self.config.path.join(name)).try_for_each(|directory| {
+            match files::look_through(&directory) {
                 Ok(_) => Ok(()),
-                Err(error) if error.is_missing() => step("make folder", &folder.display(), || files::make_folder(&folder)),
+                Err(error) if error.is_missing() => {
+                    step("make directory", &directory.display(), || files::make_directory(&directory))
+                }
                 Err(error) => Err(error),
-            });
+            }
+        });
         missing.map_err(|error| self.down(error.to_string()))
     }
 
@@ -262,7 +267,7 @@ impl Ready {
         ESSENTIAL
             .iter()
             .map(|name| self.path.join(name))
-            .try_for_each(|folder| step("sync folder", &folder.display(), || durable::sync_dir(&folder)))
+            .try_for_each(|directory| step("sync directory", &directory.display(), || durable::sync_dir(&directory)))
     }
 
     /// Removes what killed calls left. What is not ours stays, with a warning.
@@ -271,8 +276,8 @@ impl Ready {
             let parent = self.path.join(parent);
             for name in files::names(&parent).unwrap_or_default() {
                 let leftover = parent.join(&name);
-                match step("remove leftover", &leftover.display(), || files::remove_folder(&leftover)) {
-                    Ok(()) => tracing::info!(folder = %leftover.display(), "removed what an interrupted call left"),
+                match step("remove leftover", &leftover.display(), || files::remove_directory(&leftover)) {
+                    Ok(()) => tracing::info!(directory = %leftover.display(), "removed what an interrupted call left"),
                     Err(error) => tracing::warn!(%error, "what lies here is not ours; remove it by hand"),
                 }
             }

@@ -1,9 +1,9 @@
-//! One folder of images: its layout, who may change it, and what lies in it.
+//! One directory of images: its layout, who may change it, and what lies in it.
 //!
 //! ```text
 //! longshore-pool.json   says that this is a pool, and of which backend
 //! lock                  held (flock) by the one process that provisions; holds its process id
-//! volumes/<id>/         image, meta.json: the folder's presence is the volume's existence
+//! volumes/<id>/         image, meta.json: the directory's presence is the volume's existence
 //! snapshots/<id>/       image, meta.json
 //! groups/<id>.json      a group's record: its presence is the existence of its members
 //! tmp/<kind>~<id>/      being made: renamed into place when whole and synced
@@ -34,7 +34,7 @@ use super::opening::Opening;
 const START_PATIENCE: Duration = Duration::from_secs(2);
 /// How old the opening of a pool becomes before calls no longer wait for it.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
-/// How old a look at a pool's folder becomes before calls no longer wait for it, where the backend has other pools.
+/// How old a look at a pool's directory becomes before calls no longer wait for it, where the backend has other pools.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of the file that remembers a pool's id.
 const LONGEST_ID: u64 = 256;
@@ -56,7 +56,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub const fn folder(self) -> &'static str {
+    pub const fn directory(self) -> &'static str {
         match self {
             Kind::Volume => VOLUMES,
             Kind::Snapshot => SNAPSHOTS,
@@ -79,14 +79,14 @@ pub(super) struct Pool {
     pub backend: BackendName,
     pub role: Role,
     current: Mutex<Option<Arc<Ready>>>,
-    /// The random id of the pool that was here first. What appears in its place later must be the same: a folder that is
+    /// The random id of the pool that was here first. What appears in its place later must be the same: a directory that is
     /// suddenly empty is a file system that was unmounted, not a new pool.
     pub id: OnceLock<String>,
     /// Keeps the id over restarts.
     pub memory: Option<Memory>,
     /// Its opening, which may hang with its file system. The reason where it fails.
     opening: Single<Result<(), String>>,
-    /// Why the last opening failed, where waiting will not mend that.
+    /// Why the last opening failed, where waiting will not repair that.
     refusal: Mutex<Option<Error>>,
     /// It was away, or late at the start: that it has come is logged.
     missed: AtomicBool,
@@ -100,7 +100,7 @@ pub(super) struct Pool {
 /// Where a node remembers, outside of the pool, which pool it has seen in a place.
 #[derive(Debug)]
 pub(super) struct Memory {
-    folder: PathBuf,
+    directory: PathBuf,
     /// `<backend>.<pool>`
     name: String,
 }
@@ -108,7 +108,7 @@ pub(super) struct Memory {
 impl Memory {
     /// The file, for the operator who wants it forgotten.
     pub fn path(&self) -> PathBuf {
-        self.folder.join(&self.name)
+        self.directory.join(&self.name)
     }
 
     fn recall(&self) -> Result<Option<String>> {
@@ -120,10 +120,10 @@ impl Memory {
         if durable::read(&self.path(), LONGEST_ID)?.is_some() {
             return Ok(());
         }
-        if !self.folder.is_dir() {
-            files::make_folder(&self.folder)?;
+        if !self.directory.is_dir() {
+            files::make_directory(&self.directory)?;
         }
-        durable::write(&self.folder, &self.name, format!("{id}\n").as_bytes())
+        durable::write(&self.directory, &self.name, format!("{id}\n").as_bytes())
     }
 }
 
@@ -134,8 +134,8 @@ pub(super) struct Ready {
     pub path: PathBuf,
     pub id: String,
     pub backend: BackendName,
-    /// The folder, whatever the path leads to later.
-    pub folder: File,
+    /// The directory, whatever the path leads to later.
+    pub directory: File,
     pub inode: (u64, u64),
     /// Why we may not change it, or the lock that lets us.
     pub lock: Result<File, String>,
@@ -144,7 +144,7 @@ pub(super) struct Ready {
     pub shares: OnceLock<bool>,
 }
 
-/// How much may be promised.
+/// How much may be provisioned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub overcommit: f64,
@@ -159,7 +159,7 @@ impl Limits {
         clippy::cast_sign_loss,
         reason = "a factor of the operator's"
     )]
-    pub fn promisable(self, total: u64) -> u64 {
+    pub fn provisionable(self, total: u64) -> u64 {
         (self.capacity.unwrap_or(total) as f64 * self.overcommit) as u64
     }
 }
@@ -170,7 +170,8 @@ impl Pool {
     /// # Errors
     /// Where it cannot be read which pool was seen in its place.
     pub fn new(config: PoolConfig, backend: BackendName, role: Role, memory: Option<&Path>, alone: bool) -> Result<Arc<Pool>> {
-        let memory = memory.map(|folder| Memory { folder: folder.to_owned(), name: format!("{backend}.{}", config.name) });
+        let memory =
+            memory.map(|directory| Memory { directory: directory.to_owned(), name: format!("{backend}.{}", config.name) });
         let id = OnceLock::new();
         if let Some(known) = memory.as_ref().map(Memory::recall).transpose()?.flatten() {
             id.get_or_init(|| known);
@@ -195,7 +196,7 @@ impl Pool {
     /// again at each use.
     ///
     /// # Errors
-    /// What waiting will not mend: a folder that is none of ours, another process that has it.
+    /// What waiting will not repair: a directory that is none of ours, another process that has it.
     pub fn open_all(pools: &[Arc<Pool>]) -> Result<()> {
         let opened: Vec<Result<()>> = std::thread::scope(|scope| {
             let opening: Vec<_> = pools.iter().map(|pool| scope.spawn(|| pool.attempt(START_PATIENCE))).collect();
@@ -216,7 +217,7 @@ impl Pool {
     /// The pool, for reading.
     ///
     /// # Errors
-    /// `BackendDown`, naming the folder and what to do.
+    /// `BackendUnavailable`, naming the directory and what to do.
     pub fn ready(&self) -> Result<Arc<Ready>> {
         match self.at_hand() {
             Some(ready) => Ok(ready),
@@ -227,7 +228,7 @@ impl Pool {
     /// The pool, for changing it.
     ///
     /// # Errors
-    /// `BackendDown`, also where it is read-only.
+    /// `BackendUnavailable`, also where it is read-only.
     pub fn writable(&self) -> Result<Arc<Ready>> {
         let ready = self.ready()?;
         if ready.lock.is_ok() {
@@ -243,7 +244,7 @@ impl Pool {
     /// Whether it can be used right now, for all that this process does with it.
     ///
     /// # Errors
-    /// `BackendDown`, naming the folder and what to do.
+    /// `BackendUnavailable`, naming the directory and what to do.
     pub fn probe(&self) -> Result<()> {
         let ready = if self.role.provision { self.writable()? } else { self.ready()? };
         let read_only = ready.room()?.read_only && self.role.provision;
@@ -264,7 +265,7 @@ impl Pool {
         // Where it is known already, `Opening` has compared.
         let id = self.id.get_or_init(|| ready.id.clone());
         if let Some(Err(error)) = self.memory.as_ref().map(|memory| memory.keep(id)) {
-            tracing::warn!(pool = self.config.name, %error, "after a restart an empty folder would be taken for a new pool");
+            tracing::warn!(pool = self.config.name, %error, "after a restart an empty directory would be taken for a new pool");
         }
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(ready));
     }
@@ -308,12 +309,12 @@ impl Pool {
     /// Opens it on a thread of its own, or joins the opening that runs.
     ///
     /// # Errors
-    /// `BackendDown`, also where that opening is `patience` old; it goes on.
+    /// `BackendUnavailable`, also where that opening is `patience` old; it goes on.
     fn attempt(&self, patience: Duration) -> Result<()> {
         let Some(pool) = self.this.upgrade() else { return Err(self.down("it is closed")) };
         match self.opening.run(patience, move || pool.open_now()) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(reason)) => Err(Error::BackendDown { backend: self.backend.to_string(), reason }),
+            Ok(Err(reason)) => Err(Error::BackendUnavailable { backend: self.backend.to_string(), reason }),
             Err(running @ NoResult::Running(_)) => Err(self.down(format!(
                 "{}, since its file system does not answer; run `fsfreeze -u` if it is frozen, or check its storage. It is used as \
                  soon as it answers",
@@ -336,7 +337,7 @@ impl Pool {
                 }
                 Ok(())
             }
-            Err(Error::BackendDown { reason, .. }) => Err(reason),
+            Err(Error::BackendUnavailable { reason, .. }) => Err(reason),
             Err(error) => {
                 let reason = self.reason(&error.to_string());
                 *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
@@ -356,68 +357,68 @@ impl Pool {
 
 pub(super) fn down(backend: &BackendName, pool: &PoolConfig, reason: impl Into<String>) -> Error {
     let reason = format!("pool {} ({}): {}", pool.name, pool.path.display(), reason.into());
-    Error::BackendDown { backend: backend.to_string(), reason }
+    Error::BackendUnavailable { backend: backend.to_string(), reason }
 }
 
 impl Ready {
-    /// The open folder.
+    /// The open directory.
     pub fn root(&self) -> BorrowedFd<'_> {
-        self.folder.as_fd()
+        self.directory.as_fd()
     }
 
-    /// Whether the path still leads to the folder that we opened: not unmounted, not covered by another mount.
+    /// Whether the path still leads to the directory that we opened: not unmounted, not covered by another mount.
     fn is_in_place(&self) -> bool {
         files::look_through(&self.path).is_ok_and(|seen| seen.inode == self.inode)
     }
 
     /// Where a volume or snapshot lies.
     pub fn place(&self, kind: Kind, local: &str) -> PathBuf {
-        self.path.join(kind.folder()).join(local)
+        self.path.join(kind.directory()).join(local)
     }
 
     /// Whether there is a volume or snapshot of this id, whole or damaged.
     ///
     /// # Errors
-    /// `BackendDown` where that cannot be seen.
+    /// `BackendUnavailable` where that cannot be seen.
     pub fn has(&self, kind: Kind, local: &str) -> Result<bool> {
-        let relative = Path::new(kind.folder()).join(local);
+        let relative = Path::new(kind.directory()).join(local);
         match files::look(self.root(), &relative) {
             Ok(Some(_)) => Ok(true),
-            // Gone, or the folder that would hold it is?
-            Ok(None) => self.check_folder(kind.folder()).map(|()| false).map_err(|reason| self.down(reason)),
+            // Gone, or the directory that would hold it is?
+            Ok(None) => self.check_directory(kind.directory()).map(|()| false).map_err(|reason| self.down(reason)),
             Err(error) => Err(self.down(error.to_string())),
         }
     }
 
-    /// Whether the folders are there whose loss would make everything look absent; else why not.
+    /// Whether the directories are there whose loss would make everything look absent; else why not.
     pub fn check_essential(&self) -> Result<(), String> {
-        ESSENTIAL.iter().try_for_each(|name| self.check_folder(name))
+        ESSENTIAL.iter().try_for_each(|name| self.check_directory(name))
     }
 
-    /// Whether one of our folders is there; else why not.
-    pub fn check_folder(&self, name: &str) -> Result<(), String> {
+    /// Whether one of our directories is there; else why not.
+    pub fn check_directory(&self, name: &str) -> Result<(), String> {
         match files::look(self.root(), Path::new(name)) {
-            Ok(Some(seen)) if seen.folder => Ok(()),
-            Ok(_) => Err(format!("its folder {name} is missing; restore it from a backup, or mount the right file system")),
+            Ok(Some(seen)) if seen.directory => Ok(()),
+            Ok(_) => Err(format!("its directory {name} is missing; restore it from a backup, or mount the right file system")),
             Err(error) => Err(error.to_string()),
         }
     }
 
     /// Looks at an image; `None` where it is missing.
     pub fn look_at_image(&self, kind: Kind, local: &str) -> os::Result<Option<Seen>> {
-        files::look(self.root(), &Path::new(kind.folder()).join(local).join(IMAGE))
+        files::look(self.root(), &Path::new(kind.directory()).join(local).join(IMAGE))
     }
 
     /// Opens an image, through no link.
     pub fn open_image(&self, kind: Kind, local: &str, access: Access) -> Result<File> {
-        let relative = Path::new(kind.folder()).join(local).join(IMAGE);
+        let relative = Path::new(kind.directory()).join(local).join(IMAGE);
         let opened = files::open(self.root(), &relative, access).map_err(|error| self.failure(error))?;
         opened.ok_or_else(|| Damage::image_missing(&self.path.join(&relative)).into())
     }
 
     /// The text of a metadata file; `None` where it is missing.
     pub fn read_meta(&self, kind: Kind, local: &str) -> os::Result<Option<Vec<u8>>> {
-        files::read(self.root(), &Path::new(kind.folder()).join(local).join(META), meta::LONGEST)
+        files::read(self.root(), &Path::new(kind.directory()).join(local).join(META), meta::LONGEST)
     }
 
     /// How full the file system is.
@@ -456,9 +457,9 @@ impl Ready {
         format!("pool {} ({})", self.name, self.path.display())
     }
 
-    /// `BackendDown`.
+    /// `BackendUnavailable`.
     pub fn down(&self, reason: impl Into<String>) -> Error {
-        Error::BackendDown { backend: self.backend.to_string(), reason: format!("{}: {}", self.called(), reason.into()) }
+        Error::BackendUnavailable { backend: self.backend.to_string(), reason: format!("{}: {}", self.called(), reason.into()) }
     }
 
     /// Whether this process holds the lock.

@@ -162,7 +162,7 @@ impl ImageBackend {
         match origin {
             Some(Origin { volume: Some(source), image, pool, .. }) => {
                 self.copy_at_one_instant(quiesce, &[Job { source, pool, image, into: draft }])?;
-                // It may have grown since it was looked at; what it has is not cut off.
+                // It may have grown since it was looked at; what it has is not interrupted.
                 let copied = draft.length()?;
                 if copied > spec.capacity {
                     let reason = format!("the source has grown to {copied} meanwhile; ask for as much");
@@ -231,10 +231,10 @@ fn scrub(ready: &Ready, local: &str) -> Result<()> {
     step("scrub", &path.display(), || copy::scrub(&image)).map_err(|error| ready.failure(error))
 }
 
-/// Moves a deleted volume's folder to where the operator finds it.
-fn keep(ready: &Ready, local: &str, folder: &'static str) -> Result<()> {
+/// Moves a deleted volume's directory to where the operator finds it.
+fn keep(ready: &Ready, local: &str, directory: &'static str) -> Result<()> {
     let from = ready.place(Kind::Volume, local);
-    let parent = ready.path.join(folder);
+    let parent = ready.path.join(directory);
     step("move aside", &from.display(), || {
         let seconds = to_nanos(SystemTime::now()) / 1_000_000_000;
         let mut to = parent.join(format!("{local}.{seconds}"));
@@ -251,10 +251,10 @@ fn keep(ready: &Ready, local: &str, folder: &'static str) -> Result<()> {
             }
         }
     })
-    .map(|to: PathBuf| tracing::info!(volume = local, folder = %to.display(), "deleted; its data was kept"))
+    .map(|to: PathBuf| tracing::info!(volume = local, directory = %to.display(), "deleted; its data was kept"))
     .map_err(|error| ready.failure(error))?;
     draft::sync_both(ready, Kind::Volume, &parent)?;
-    // Counted as kept before it is no longer counted as promised: never less than there is.
+    // Counted as kept before it is no longer counted as provisioned: never less than there is.
     let ledger: &Ledger = &ready.ledger;
     ledger.set_kept(inspect::kept(ready));
     ledger.remove(Kind::Volume, local);

@@ -101,15 +101,15 @@ impl Begun {
         draft: &Draft<'_>,
     ) -> Result<(SnapshotMeta, Reservation)> {
         // The volume may have taken more blocks since they were counted.
-        let promised = Bytes(draft.allocated()?);
-        capacity::grow(&self.pool, &mut self.reservation, promised)?;
+        let provisioned = Bytes(draft.allocated()?);
+        capacity::grow(&self.pool, &mut self.reservation, provisioned)?;
         let meta = SnapshotMeta {
             format: FORMAT,
             id: spec.id.clone(),
             name: spec.name.clone(),
             source: spec.source.clone(),
             size: draft.length()?,
-            promised,
+            provisioned,
             created,
             group: group.cloned(),
         };
@@ -127,7 +127,7 @@ pub(super) fn place(draft: Draft<'_>, pool: &Ready, reservation: Reservation, me
             id: local,
             source: meta.source.local(),
             group: meta.group.as_ref().map(|member| member.id.local()),
-            promised: meta.promised.0,
+            provisioned: meta.provisioned.0,
         });
     }
     placed
@@ -147,7 +147,7 @@ impl ImageBackend {
     /// A snapshot that exists for the CO, and where.
     ///
     /// # Errors
-    /// `Unproven` for a damaged one.
+    /// `Unverified` for a damaged one.
     pub(super) fn visible_snapshot(&self, id: &SnapshotId) -> Result<Option<(Arc<Ready>, SnapshotMeta)>> {
         let Some(found) = self.locate::<SnapshotMeta>(id.local())? else { return Ok(None) };
         let (meta, _) = found.seen.whole()?;

@@ -1,4 +1,4 @@
-//! What `longshore inspect` shows of pools, images and their loop devices, by looking only; and the little that it mends.
+//! What `longshore inspect` shows of pools, images and their loop devices, by looking only; and the little that it repairs.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ impl ImageBackend {
     /// Opens the pools to look at them: nothing is made, remembered or locked. `holder` is whose leases are this node's.
     ///
     /// # Errors
-    /// `Pending` where the file system of a pool gives no answer; and as [`ImageBackend::open`].
+    /// `InProgress` where the file system of a pool gives no answer; and as [`ImageBackend::open`].
     pub fn open_to_look(config: ImageConfig, holder: Option<Holder>) -> Result<ImageBackend> {
         config.validate()?;
         for pool in &config.pools {
@@ -96,7 +96,7 @@ impl ImageBackend {
         };
         match attach::using(ready, &id) {
             Ok(nodes) => stored.attached = nodes.unwrap_or_default().into_iter().collect(),
-            Err(Error::Unproven { device, reason }) => leftovers.push(left(LeftoverKind::LeaseDamaged, device.into(), &reason)),
+            Err(Error::Unverified { device, reason }) => leftovers.push(left(LeftoverKind::LeaseDamaged, device.into(), &reason)),
             Err(error) => return Err(error),
         }
         let own = self.holder.as_ref().map(|holder| lease::own(ready, &id, holder)).transpose().unwrap_or_default();
@@ -170,14 +170,14 @@ impl Inspect for ImageBackend {
         let pool = self.pools.iter().find(of).ok_or_else(|| changed(leftover.object.display()))?;
         let ready = pool.ready()?;
         let _lock = Opening::new(pool).lock()?.map_err(|reason| ready.down(reason))?;
-        step("remove leftover", &leftover.object.display(), || files::remove_folder(&leftover.object))?;
+        step("remove leftover", &leftover.object.display(), || files::remove_directory(&leftover.object))?;
         Ok(())
     }
 }
 
 /// All volumes or snapshots of a pool, but for those that were deleted while we looked.
 fn each<M: About>(ready: &Ready) -> Result<Vec<(String, Examined<M>)>> {
-    let mut names = files::names(&ready.path.join(M::KIND.folder())).map_err(|error| ready.down(error.to_string()))?;
+    let mut names = files::names(&ready.path.join(M::KIND.directory())).map_err(|error| ready.down(error.to_string()))?;
     names.retain(|local| VolumeId::from_parts(&ready.backend, local).is_ok());
     names.sort_unstable();
     let mut found = Vec::with_capacity(names.len());
@@ -204,20 +204,20 @@ fn stored(ready: &Ready, id: VolumeId, found: &Examined<VolumeMeta>) -> Stored {
 
 /// An image without metadata, or metadata without an image.
 fn half<M: About>(ready: &Ready, local: &str, image: Option<Seen>) -> Result<Option<Leftover>> {
-    let folder = ready.place(M::KIND, local);
-    let known = files::look(ready.root(), &Path::new(M::KIND.folder()).join(local).join(META))?.is_some();
+    let directory = ready.place(M::KIND, local);
+    let known = files::look(ready.root(), &Path::new(M::KIND.directory()).join(local).join(META))?.is_some();
     let (kind, what) = match (image, known) {
         (Some(_), true) => return Ok(None),
         (Some(_), false) => (LeftoverKind::WithoutMetadata, format!("its {META} is gone; put it back, or move the data aside")),
         (None, true) => (LeftoverKind::WithoutData, format!("its {IMAGE} is gone; put it back, or give the volume up")),
-        (None, false) => (LeftoverKind::WithoutData, "the folder holds neither data nor metadata".to_owned()),
+        (None, false) => (LeftoverKind::WithoutData, "the directory holds neither data nor metadata".to_owned()),
     };
     let seconds = meta::to_nanos(SystemTime::now()) / 1_000_000_000;
     let aside = ready.path.join(RETAINED).join(format!("{local}.{seconds}"));
-    let (from, to) = (folder.display().to_string(), aside.display().to_string());
+    let (from, to) = (directory.display().to_string(), aside.display().to_string());
     let command = words(&["mv", "--no-clobber", "--no-target-directory", "--", &from, &to]);
     let id = format!("{}:{local}", ready.backend);
-    Ok(Some(Leftover { kind, id, object: folder, what, commands: vec![command], removable: false }))
+    Ok(Some(Leftover { kind, id, object: directory, what, commands: vec![command], removable: false }))
 }
 
 /// Something in `tmp` or `trash`, which belongs to nobody.
@@ -230,8 +230,8 @@ fn passing(parent: &Path, name: &str, kind: LeftoverKind) -> Result<Leftover> {
     let removable = inside.iter().all(|name| files::is_known(name));
     let what = match (kind, removable) {
         (_, false) => "it holds what is not ours; look at it by hand".to_owned(),
-        (LeftoverKind::Trash, _) => "its deletion was cut off".to_owned(),
-        _ => "its making was cut off".to_owned(),
+        (LeftoverKind::Trash, _) => "its deletion was interrupted".to_owned(),
+        _ => "its making was interrupted".to_owned(),
     };
     let path = |name: &String| object.join(name).display().to_string();
     let mut commands = vec![words(&["rm", "--force", "--"]), words(&["rmdir", "--", &object.display().to_string()])];

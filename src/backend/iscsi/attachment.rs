@@ -1,4 +1,4 @@
-//! What the storage machine tells a node of a volume that was attached to it (publish_context), and what both of them call the node.
+//! What the target server tells a node of a volume that was attached to it (publish_context), and what both of them call the node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ const DIGESTED: &str = "h-";
 /// Of such a part, in bytes: a name has at most 223 (RFC 3720, 3.2.6.1).
 const LONGEST: usize = 120;
 
-/// What a node calls itself to a storage machine of ours: by this name alone it is let in, so that nothing need be looked up. By
+/// What a node calls itself to a target server of ours: by this name alone it is let in, so that nothing need be looked up. By
 /// its own id, where that may stand in a name, else by a digest of it.
 pub fn initiator_name(node: &NodeId) -> String {
     format!("{AUTHORITY}:node:{}", name_part(node.as_str()))
@@ -93,7 +93,7 @@ impl Attachment {
         context
     }
 
-    /// From publish_context; `None` where it is not one of ours, as for a volume that was made by hand.
+    /// From publish_context; `None` where it is not one of ours, as for a static volume.
     ///
     /// # Errors
     /// `Invalid`, naming the key, never a value.

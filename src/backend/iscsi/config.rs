@@ -14,13 +14,13 @@ use crate::volume::{BackendName, Error, NodeId, Result};
 pub struct IscsiConfig {
     /// The part of every volume id before the colon.
     pub name: BackendName,
-    /// Where image files lie, on the storage machine. Without any, only what others export can be used.
+    /// Where image files lie, on the target server. Without any, only what others export can be used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolConfig>,
-    /// Where the storage machine listens, as `192.0.2.1:3260`, one for each path to it.
+    /// Where the target server listens, as `192.0.2.1:3260`, one for each path to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
-    /// `true`: nodes and storage machine prove themselves to each other by passwords made for each attachment (CHAP). `false`: a
+    /// `true`: nodes and target server prove themselves to each other by passwords made for each attachment (CHAP). `false`: a
     /// node is let in by its name alone. Default `true`.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub chap: bool,
@@ -59,22 +59,20 @@ impl IscsiConfig {
                 ("nodes", self.nodes.is_empty()),
             ];
             return match needless.iter().find(|(_, default)| !default) {
-                Some((field, _)) => {
-                    Err(Error::invalid(field, "it is the storage machine's, which has pools; name its pools too"))
-                }
+                Some((field, _)) => Err(Error::invalid(field, "it is the target server's, which has pools; name its pools too")),
                 None => Ok(()),
             };
         }
         if portals.is_empty() {
             return Err(Error::invalid(
                 "portals",
-                "none is given; name at least one address of the storage machine, as 192.0.2.1:3260",
+                "none is given; name at least one address of the target server, as 192.0.2.1:3260",
             ));
         }
         self.images().validate()
     }
 
-    /// Where the storage machine listens.
+    /// Where the target server listens.
     ///
     /// # Errors
     /// `Invalid` for what nodes could not connect to.
@@ -86,7 +84,7 @@ impl IscsiConfig {
                 return refuse("is no address and port, as 192.0.2.1:3260 or [2001:db8::1]:3260; a name will not do");
             };
             if portal.ip().is_unspecified() || portal.ip().is_multicast() || portal.port() == 0 {
-                return refuse("is nothing that a node could connect to; name an address of the storage machine");
+                return refuse("is nothing that a node could connect to; name an address of the target server");
             }
             if portals.contains(&portal) {
                 return refuse("is there twice");
@@ -133,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_needs_only_a_name_and_a_storage_machine_little_more() {
+    fn a_node_needs_only_a_name_and_a_target_server_little_more() {
         let yaml = "name: san\npools: [{name: a, path: /srv/a}]\nportals: ['192.0.2.1:3260', '[2001:db8::1]:3260']";
         for yaml in ["name: san", yaml] {
             let config: IscsiConfig = serde_yaml_ng::from_str(yaml).expect("fields");

@@ -21,7 +21,7 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 use super::IscsiBackend;
 use super::attachment::is_blank;
 use super::memory::Entry;
-use super::way::Way;
+use super::way::LoginParameters;
 
 /// How long an operation waits for its turn; then the CO asks again.
 const TURN: Duration = Duration::from_secs(20);
@@ -70,7 +70,7 @@ impl Connect for IscsiBackend {
         let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(None) };
         if let Some(Source::Device(device)) = hint
             && entry.wwid.as_deref().is_some_and(|wwid| device.identity == identity(&entry, wwid))
-            && is_still(device)?
+            && is_same_device(device)?
         {
             return Ok(hint.cloned());
         }
@@ -86,9 +86,9 @@ impl Connect for IscsiBackend {
         Ok(None)
     }
 
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         match source {
-            Source::Device(device) => is_still(device),
+            Source::Device(device) => is_same_device(device),
             Source::Filesystem { .. } | Source::Directory(_) => Ok(false),
         }
     }
@@ -116,8 +116,9 @@ impl Connect for IscsiBackend {
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
         let Source::Device(device) = source else { return Err(Error::volume_not_found(id)) };
-        let entry = self.memory.get(id).or_else(|| self.entry_of(id, Some(source))).filter(|_| is_still(device).unwrap_or(false));
-        let entry = entry.ok_or_else(|| Error::Unproven {
+        let entry =
+            self.memory.get(id).or_else(|| self.entry_of(id, Some(source))).filter(|_| is_same_device(device).unwrap_or(false));
+        let entry = entry.ok_or_else(|| Error::Unverified {
             device: device.path.display().to_string(),
             reason: format!("it does not show volume {id}; nothing was done to it. Unstage the volume and stage it again"),
         })?;
@@ -139,7 +140,7 @@ impl Connect for IscsiBackend {
     }
 
     /// A disk over the network that nobody has written to need not be read from end to end.
-    fn made_empty(&self, publish_context: &BTreeMap<String, String>) -> bool {
+    fn known_blank(&self, publish_context: &BTreeMap<String, String>) -> bool {
         is_blank(publish_context)
     }
 
@@ -150,7 +151,7 @@ impl Connect for IscsiBackend {
 
 impl IscsiBackend {
     /// Logs in and waits for the device. What fails is rolled back by the caller.
-    fn make(&self, way: &Way, entry: &mut Entry) -> Result<Outcome<Source>> {
+    fn make(&self, way: &LoginParameters, entry: &mut Entry) -> Result<Outcome<Source>> {
         // Held for the login alone: what one unit of a target waits for does not hold up its others.
         let mut changed = {
             let _turn = self.turn(&way.target, "log in")?;
@@ -191,7 +192,7 @@ impl IscsiBackend {
     }
 
     /// The target answered for every session, and has no such unit; or a session was lost meanwhile.
-    fn no_unit(&self, way: &Way, entry: &Entry, asked: &[Session]) -> Result<Error> {
+    fn no_unit(&self, way: &LoginParameters, entry: &Entry, asked: &[Session]) -> Result<Error> {
         let now = self.sessions(entry)?;
         let all_up = asked.iter().all(|asked| now.iter().any(|session| session.id == asked.id && session.is_up()));
         if !all_up {
@@ -203,7 +204,7 @@ impl IscsiBackend {
     }
 
     /// The disks of all paths, which must be one and the same by identity.
-    fn disks(&self, way: &Way, paths: &[Path]) -> Result<(Vec<Disk>, String)> {
+    fn disks(&self, way: &LoginParameters, paths: &[Path]) -> Result<(Vec<Disk>, String)> {
         let mut disks: Vec<Disk> = Vec::new();
         let there = udev::wait_until(Instant::now().checked_add(DISK), || {
             disks.clear();
@@ -223,18 +224,18 @@ impl IscsiBackend {
             }
         }
         if !there {
-            return Err(Error::Pending { object: object(), reason: "its disk has not appeared in /dev".to_owned() });
+            return Err(Error::InProgress { object: object(), reason: "its disk has not appeared in /dev".to_owned() });
         }
         let mut wwids = Vec::new();
         for path in paths {
-            wwids.push(path.unit.wwid()?.ok_or_else(|| Error::Unproven {
+            wwids.push(path.unit.wwid()?.ok_or_else(|| Error::Unverified {
                 device: object(),
                 reason: "it does not say who it is (VPD page 0x83); without that no path to it can be trusted".to_owned(),
             })?);
         }
         let known = way.wwid.as_ref().or(wwids.first()).cloned().unwrap_or_default();
         match wwids.iter().find(|wwid| **wwid != known) {
-            Some(other) => Err(Error::Unproven {
+            Some(other) => Err(Error::Unverified {
                 device: object(),
                 reason: format!("it is {other} where {known} was to be; it is another disk, and left alone"),
             }),
@@ -266,7 +267,7 @@ impl IscsiBackend {
             })?;
         }
         match map {
-            Some(map) if !map.shows(wwid)? => Err(Error::Unproven {
+            Some(map) if !map.shows(wwid)? => Err(Error::Unverified {
                 device: map.path.display().to_string(),
                 reason: format!("the map {} has other paths than those to {wwid}", map.name),
             }),
@@ -340,7 +341,7 @@ impl IscsiBackend {
     }
 
     pub(super) fn down(&self, reason: &str) -> Error {
-        Error::BackendDown { backend: self.config.name.to_string(), reason: reason.to_owned() }
+        Error::BackendUnavailable { backend: self.config.name.to_string(), reason: reason.to_owned() }
     }
 }
 
@@ -361,7 +362,7 @@ fn source(entry: &Entry, wwid: &str, map: Option<&Map>, disk: &Disk) -> Source {
 }
 
 /// Whether a device is, by its name and number, what it was.
-fn is_still(device: &BlockDevice) -> Result<bool> {
+fn is_same_device(device: &BlockDevice) -> Result<bool> {
     let Some((wwid, _, _)) = parse_identity(&device.identity) else { return Ok(false) };
     let Some(name) = device.path.file_name().and_then(|name| name.to_str()) else { return Ok(false) };
     if let Some(map) = Map::of(name)? {

@@ -1,4 +1,4 @@
-//! What is wrong with sessions and paths, by what sysfs says now: nothing is asked of a target. On the storage machine, what is wrong
+//! What is wrong with sessions and paths, by what sysfs says now: nothing is asked of a target. On the target server, what is wrong
 //! with images and exports, too.
 
 use std::collections::BTreeMap;

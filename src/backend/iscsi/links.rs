@@ -64,7 +64,7 @@ impl IscsiBackend {
         let units = session.units()?;
         if !units.is_empty() && !session.is_up() {
             return Err(self.down(&format!(
-                "session {} with {} is lost, so that it cannot be seen who uses its units; log out of it if nobody does",
+                "session {} with {} is lost, so that the users of its LUNs are unknown; log out of it if it is not used",
                 session.id, session.target
             )));
         }

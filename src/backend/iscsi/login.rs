@@ -11,7 +11,7 @@ use crate::volume::{Error, Result};
 
 use super::IscsiBackend;
 use super::memory::{Entry, Login};
-use super::way::{Discovery, Way};
+use super::way::{Discovery, LoginParameters};
 
 /// How long a portal may take to take a connection; all are tried at once.
 const LISTENING: Duration = Duration::from_secs(3);
@@ -40,8 +40,8 @@ impl IscsiBackend {
     /// afterwards.
     ///
     /// # Errors
-    /// `Denied`, `NotFound` for a target that the portals do not have (for us), `BackendDown`.
-    pub(super) fn log_in(&self, way: &Way, entry: &mut Entry) -> Result<bool> {
+    /// `Denied`, `NotFound` for a target that the portals do not have (for us), `BackendUnavailable`.
+    pub(super) fn log_in(&self, way: &LoginParameters, entry: &mut Entry) -> Result<bool> {
         let portals = self.portals(way)?;
         entry.portals = way.portals.iter().map(ToString::to_string).collect();
         let sessions = self.sessions(entry)?;
@@ -88,7 +88,7 @@ impl IscsiBackend {
         Ok(changed)
     }
 
-    fn log_in_at(&self, way: &Way, entry: &mut Entry, portal: &Portal) -> Result<Result<(), (Kind, String)>> {
+    fn log_in_at(&self, way: &LoginParameters, entry: &mut Entry, portal: &Portal) -> Result<Result<(), (Kind, String)>> {
         let answer = step("log in", &format_args!("{} at {portal}", way.target), || -> Result<Answer<()>> {
             let until = own::since_boot() + admin::LONGEST_LOGIN;
             entry.login = Some(Login { portal: portal.to_string(), until: until.as_secs() + 1 });
@@ -110,7 +110,7 @@ impl IscsiBackend {
     }
 
     /// All portals, those of the volume's own first.
-    fn portals(&self, way: &Way) -> Result<Vec<Portal>> {
+    fn portals(&self, way: &LoginParameters) -> Result<Vec<Portal>> {
         let mut portals = way.portals.clone();
         if way.discovery == Discovery::No {
             return Ok(portals);
@@ -155,7 +155,7 @@ impl IscsiBackend {
     }
 
     /// What it means that there is no session.
-    fn no_session(&self, way: &Way, failures: &[Failure]) -> Error {
+    fn no_session(&self, way: &LoginParameters, failures: &[Failure]) -> Error {
         let all = |kind: Option<Kind>| {
             let of_kind = failures.iter().filter(|failure| kind.is_none_or(|kind| failure.kind == kind));
             of_kind.map(|failure| format!("{}: {}", failure.portal, failure.reason)).collect::<Vec<_>>().join("; ")
@@ -184,7 +184,7 @@ impl IscsiBackend {
     }
 }
 
-fn discover(way: &Way, portal: &Portal) -> Result<Answer<Vec<(Portal, String)>>, os::Error> {
+fn discover(way: &LoginParameters, portal: &Portal) -> Result<Answer<Vec<(Portal, String)>>, os::Error> {
     step("discover", portal, || admin::discover(&way.interface, portal, way.discovery.credentials()))
 }
 

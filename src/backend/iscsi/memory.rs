@@ -1,4 +1,4 @@
-//! What a node remembers of the units that it connects, in its state folder: written before the first login, removed after the last
+//! What a node remembers of the units that it connects, in its state directory: written before the first login, removed after the last
 //! logout, so that what a kill left is found and let go without secrets and without the CO. Passwords are not in it.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub struct Entry {
     pub wwid: Option<String>,
     /// Of several portals one is used, and why.
     pub one_path: Option<String>,
-    /// One that runs, or was cut off.
+    /// One that runs, or was interrupted.
     pub login: Option<Login>,
 }
 
@@ -68,18 +68,18 @@ impl Entry {
 /// All of them, on disk and in memory.
 #[derive(Debug)]
 pub struct Memory {
-    folder: PathBuf,
+    directory: PathBuf,
     entries: Mutex<BTreeMap<VolumeId, Entry>>,
 }
 
 impl Memory {
-    /// Reads what is there; the folder is made by the first entry. What cannot be read is told and left.
-    pub fn open(folder: PathBuf) -> Memory {
-        let (entries, unread) = read_all(&folder);
+    /// Reads what is there; the directory is made by the first entry. What cannot be read is told and left.
+    pub fn open(directory: PathBuf) -> Memory {
+        let (entries, unread) = read_all(&directory);
         for (path, reason) in unread {
             tracing::error!(path = %path.display(), reason, "what was connected is not known");
         }
-        Memory { folder, entries: Mutex::new(entries) }
+        Memory { directory, entries: Mutex::new(entries) }
     }
 
     /// What is on the disk now: another process may be at it.
@@ -87,16 +87,16 @@ impl Memory {
     /// # Errors
     /// Where an entry cannot be read: none is overlooked.
     pub fn read_again(&self) -> Result<Vec<Entry>> {
-        let (entries, unread) = read_all(&self.folder);
+        let (entries, unread) = read_all(&self.directory);
         match unread.into_iter().next() {
-            Some((path, reason)) => Err(Error::Unproven { device: path.display().to_string(), reason }),
+            Some((path, reason)) => Err(Error::Unverified { device: path.display().to_string(), reason }),
             None => Ok(entries.into_values().collect()),
         }
     }
 
     /// Where a volume's entry is.
     pub fn path(&self, id: &VolumeId) -> PathBuf {
-        self.folder.join(file(id))
+        self.directory.join(file(id))
     }
 
     pub fn get(&self, id: &VolumeId) -> Option<Entry> {
@@ -124,8 +124,8 @@ impl Memory {
             });
         }
         let text = serde_json::to_vec(entry).map_err(|error| Error::failed("remember session", entry.id.to_string(), error))?;
-        std::fs::create_dir_all(&self.folder).map_err(|error| os::Error::io("make folder", &self.folder, error))?;
-        durable::write(&self.folder, &file(&entry.id), &text)?;
+        std::fs::create_dir_all(&self.directory).map_err(|error| os::Error::io("make directory", &self.directory, error))?;
+        durable::write(&self.directory, &file(&entry.id), &text)?;
         entries.insert(entry.id.clone(), entry.clone());
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Memory {
     pub fn forget(&self, id: &VolumeId) -> Result<()> {
         let mut entries = self.lock();
         if entries.contains_key(id) {
-            step("forget session", id, || durable::remove(&self.folder, &file(id)))?;
+            step("forget session", id, || durable::remove(&self.directory, &file(id)))?;
             entries.remove(id);
         }
         Ok(())
@@ -150,10 +150,10 @@ fn file(id: &VolumeId) -> String {
     format!("{}.json", id.local())
 }
 
-/// The entries of a folder, and what of it could not be read, and why.
-fn read_all(folder: &Path) -> (BTreeMap<VolumeId, Entry>, Vec<(PathBuf, String)>) {
+/// The entries of a directory, and what of it could not be read, and why.
+fn read_all(directory: &Path) -> (BTreeMap<VolumeId, Entry>, Vec<(PathBuf, String)>) {
     let (mut entries, mut unread) = (BTreeMap::new(), Vec::new());
-    match std::fs::read_dir(folder) {
+    match std::fs::read_dir(directory) {
         Ok(files) => {
             for path in files.filter_map(|file| Some(file.ok()?.path())) {
                 match path.extension().is_some_and(|end| end == "json").then(|| read(&path)) {
@@ -166,7 +166,7 @@ fn read_all(folder: &Path) -> (BTreeMap<VolumeId, Entry>, Vec<(PathBuf, String)>
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => unread.push((folder.to_owned(), error.to_string())),
+        Err(error) => unread.push((directory.to_owned(), error.to_string())),
     }
     (entries, unread)
 }
@@ -186,8 +186,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_there_after_a_restart_until_it_is_forgotten() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = folder.path().join("iscsi/san");
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("iscsi/san");
         let id: VolumeId = "san:a".parse().expect("an id");
         let memory = Memory::open(place.clone());
         let mut entry = Entry::new(&id, "iqn.2001-04.com.example:x", 3, "longshore-1");
@@ -205,11 +205,11 @@ mod tests {
 
     #[test]
     fn a_damaged_entry_hides_no_other() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let memory = Memory::open(folder.path().to_owned());
+        let directory = tempfile::tempdir().expect("a directory");
+        let memory = Memory::open(directory.path().to_owned());
         memory.keep(&Entry::new(&"san:a".parse().expect("an id"), "iqn.x", 0, "i")).expect("kept");
-        std::fs::write(folder.path().join("b.json"), "{").expect("a file");
-        std::fs::copy(folder.path().join("a.json"), folder.path().join("c.json")).expect("a file");
-        assert_eq!(Memory::open(folder.path().to_owned()).all().len(), 1);
+        std::fs::write(directory.path().join("b.json"), "{").expect("a file");
+        std::fs::copy(directory.path().join("a.json"), directory.path().join("c.json")).expect("a file");
+        assert_eq!(Memory::open(directory.path().to_owned()).all().len(), 1);
     }
 }

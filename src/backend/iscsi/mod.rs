@@ -1,7 +1,7 @@
-//! iSCSI: what any target serves, and any Linux machine as a storage machine.
+//! iSCSI: what any target serves, and any Linux machine as a target server.
 //!
 //! - On a node: sessions, and the devices that come with them ([`connect`]).
-//! - On the storage machine: image files by the code of the `image` backend, exported through the kernel's target (LIO).
+//! - On the target server: image files by the code of the `image` backend, exported through the kernel's target (LIO).
 //! - What the one tells the other is an [`Attachment`].
 
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub use config::IscsiConfig;
 pub use parameters::IscsiParameters;
 
 use memory::Memory;
-use san::San;
+use san::TargetServer;
 
 const ACCESS_MODES: [AccessMode; 6] = [
     AccessMode::SingleNodeWriter,
@@ -50,13 +50,13 @@ const ACCESS_MODES: [AccessMode; 6] = [
 pub struct IscsiBackend {
     config: IscsiConfig,
     node: NodeId,
-    /// The driver's state folder.
+    /// The driver's state directory.
     state: PathBuf,
     /// What is connected on this node.
     memory: Memory,
     turns: Turns,
-    /// Where this process is the storage machine's.
-    san: Option<Arc<San>>,
+    /// Where this process is the target server's.
+    san: Option<Arc<TargetServer>>,
 }
 
 impl IscsiBackend {
@@ -65,21 +65,21 @@ impl IscsiBackend {
     pub fn open(config: IscsiConfig, role: Role, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         config.validate()?;
         let provisions = role.provision && !config.pools.is_empty();
-        let san = provisions.then(|| San::open(config.clone(), state)).transpose()?;
+        let san = provisions.then(|| TargetServer::open(config.clone(), state)).transpose()?;
         Self::with(config, san, node, state)
     }
 
-    /// To look at sessions and, on the storage machine, at what it has: nothing is made, ended, exported or locked.
+    /// To look at sessions and, on the target server, at what it has: nothing is made, ended, exported or locked.
     ///
     /// # Errors
-    /// As `open`; `Pending` where the file system of a pool gives no answer.
+    /// As `open`; `InProgress` where the file system of a pool gives no answer.
     pub fn open_to_look(config: IscsiConfig, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         config.validate()?;
-        let san = if config.pools.is_empty() { None } else { San::open_to_look(config.clone())? };
+        let san = if config.pools.is_empty() { None } else { TargetServer::open_to_look(config.clone())? };
         Self::with(config, san, node, state)
     }
 
-    fn with(config: IscsiConfig, san: Option<Arc<San>>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
+    fn with(config: IscsiConfig, san: Option<Arc<TargetServer>>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
         Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default(), san })
     }
@@ -124,12 +124,12 @@ impl Backend for IscsiBackend {
         }
     }
 
-    fn describes(&self, attributes: &RawParameters) -> bool {
-        IscsiParameters::describes(attributes)
+    fn accepts_static(&self, attributes: &RawParameters) -> bool {
+        IscsiParameters::accepts_static(attributes)
     }
 
     fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
-        if !IscsiParameters::describes(raw) {
+        if !IscsiParameters::accepts_static(raw) {
             return self.parameters(raw);
         }
         let parameters = IscsiParameters::parse(raw)?;
@@ -180,7 +180,7 @@ impl Expand for IscsiBackend {
             Some(san) => san.expand(id, capacity),
             None => Err(Error::Unsupported {
                 what: format!("expanding volume {id}"),
-                reason: "its storage machine does it, which this is not".to_owned(),
+                reason: "its target server does it, which this is not".to_owned(),
             }),
         }
     }

@@ -1,4 +1,4 @@
-//! A volume that someone made by hand: the attributes that csi-driver-iscsi takes, and the secrets of Kubernetes' iSCSI plugin.
+//! A static volume: the attributes that csi-driver-iscsi takes, and the secrets of Kubernetes' iSCSI plugin.
 
 use std::fmt;
 use std::str::FromStr;
@@ -54,7 +54,7 @@ fn plain() -> String {
 
 impl IscsiParameters {
     /// Whether such a volume is meant.
-    pub fn describes(attributes: &RawParameters) -> bool {
+    pub fn accepts_static(attributes: &RawParameters) -> bool {
         attributes.get("targetPortal").is_some() && attributes.get("iqn").is_some()
     }
 

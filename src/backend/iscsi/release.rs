@@ -18,14 +18,14 @@ use super::memory::Entry;
 
 /// multipathd may make a map once more that was just removed.
 const REMOVALS: usize = 3;
-/// How long a login that was cut off is waited for; then the CO asks again.
+/// How long a login that was interrupted is waited for; then the CO asks again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl IscsiBackend {
     /// Takes an entry's unit from this node, and logs out of what then has no unit and is no other volume's. Seen to be done on return.
     ///
     /// # Errors
-    /// `InUse`, naming what uses it; `BackendDown` where a lost session must be given up first.
+    /// `InUse`, naming what uses it; `BackendUnavailable` where a lost session must be given up first.
     pub(super) fn release(&self, entry: &Entry) -> Result<()> {
         self.await_late_login(entry)?;
         let paths = self.paths(entry)?;
@@ -120,17 +120,17 @@ impl IscsiBackend {
                 tracing::error!(
                     session,
                     units,
-                    "a session of ours is of no volume that is known; if nobody uses it, log out of it"
+                    "a session of this driver belongs to no known volume; log out of it if it is not used"
                 );
             }
         }
         Ok(())
     }
 
-    /// A login that was cut off may still come: iscsid goes on with it.
+    /// A login that was interrupted may still come: iscsid goes on with it.
     ///
     /// # Errors
-    /// `Pending` where it is neither there nor over.
+    /// `InProgress` where it is neither there nor over.
     fn await_late_login(&self, entry: &Entry) -> Result<()> {
         let Some(login) = &entry.login else { return Ok(()) };
         let left = Duration::from_secs(login.until).saturating_sub(own::since_boot()).min(admin::LONGEST_LOGIN);
@@ -143,8 +143,8 @@ impl IscsiBackend {
         if come || left <= PATIENCE {
             return Ok(());
         }
-        let reason = format!("a login at {} was cut off, and may still come for {} s", login.portal, left.as_secs());
-        Err(Error::Pending { object: format!("target {}", entry.target), reason })
+        let reason = format!("a login at {} was interrupted, and may still come for {} s", login.portal, left.as_secs());
+        Err(Error::InProgress { object: format!("target {}", entry.target), reason })
     }
 
     /// # Errors

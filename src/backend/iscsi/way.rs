@@ -1,4 +1,4 @@
-//! How a node gets to a volume: from what the storage side told it, or from the attributes of a volume that was made by hand.
+//! How a node gets to a volume: from what the storage side told it, or from the attributes of a static volume.
 
 use crate::backend::ConnectRequest;
 use crate::os::iscsi::admin::{Credentials, Interface};
@@ -15,7 +15,7 @@ const PREFIX: &str = "longshore-";
 
 /// All that a login needs.
 #[derive(Debug)]
-pub struct Way {
+pub struct LoginParameters {
     pub target: String,
     pub lun: u16,
     pub portals: Vec<Portal>,
@@ -49,14 +49,14 @@ impl Discovery {
 impl IscsiBackend {
     /// # Errors
     /// `Invalid`, naming what is missing; `WrongNode` for what was told to another node.
-    pub(super) fn way(&self, request: &ConnectRequest<'_>) -> Result<Way> {
+    pub(super) fn way(&self, request: &ConnectRequest<'_>) -> Result<LoginParameters> {
         match Attachment::from_context(request.publish_context)? {
             Some(attachment) => self.way_of_attachment(request, attachment),
             None => self.way_by_hand(request),
         }
     }
 
-    fn way_of_attachment(&self, request: &ConnectRequest<'_>, told: Attachment) -> Result<Way> {
+    fn way_of_attachment(&self, request: &ConnectRequest<'_>, told: Attachment) -> Result<LoginParameters> {
         let invalid = |reason: String| Error::invalid("publish_context", reason);
         if told.initiator != initiator_name(&self.node) {
             let reason = format!("it was attached to {}, and this is {}", told.initiator, initiator_name(&self.node));
@@ -72,7 +72,7 @@ impl IscsiBackend {
         for value in credentials.iter().flat_map(Credentials::values) {
             check_secret(value).map_err(|reason| invalid(format!("one of the CHAP values {reason}")))?;
         }
-        Ok(Way {
+        Ok(LoginParameters {
             interface: self.interface(Some(&told.initiator), None),
             target: told.target,
             lun: told.lun,
@@ -83,7 +83,7 @@ impl IscsiBackend {
         })
     }
 
-    fn way_by_hand(&self, request: &ConnectRequest<'_>) -> Result<Way> {
+    fn way_by_hand(&self, request: &ConnectRequest<'_>) -> Result<LoginParameters> {
         let parameters: IscsiParameters = serde_json::from_value(request.parameters.clone()).map_err(|_| {
             let reason = format!("it does not say where volume {} is; ControllerPublishVolume comes before", request.id);
             Error::invalid("publish_context", reason)
@@ -102,7 +102,7 @@ impl IscsiBackend {
             }
         }
         let target = parameters.iqn.get().unwrap_or_default().to_owned();
-        Ok(Way { target, lun: parameters.lun.0, portals, discovery, interface, credentials, wwid: None })
+        Ok(LoginParameters { target, lun: parameters.lun.0, portals, discovery, interface, credentials, wwid: None })
     }
 
     /// An interface of our own for each initiator's name, since iscsiadm tells sessions apart by it; and of this driver's, since another

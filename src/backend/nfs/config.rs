@@ -1,4 +1,4 @@
-//! What the operator configures, and what a StorageClass or the attributes of a volume made by hand may say.
+//! What the operator configures, and what a StorageClass or the attributes of a static volume may say.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 use super::export::Export;
 use super::subdir;
 
-/// The mode of a volume's folder where nobody says otherwise: csi-driver-nfs's.
+/// The mode of a volume's directory where nobody says otherwise: csi-driver-nfs's.
 const DEFAULT_MODE: u32 = 0o777;
 
 /// One backend of NFS shares.
@@ -18,7 +18,7 @@ const DEFAULT_MODE: u32 = 0o777;
 pub struct NfsConfig {
     /// The part of every volume id before the colon.
     pub name: BackendName,
-    /// Where volumes are made, by the controller. Without any, only volumes made by hand can be used.
+    /// Where volumes are made, by the controller. Without any, only static volumes can be used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<ShareConfig>,
     /// Mount options that a volume may have though they are forbidden otherwise: `suid`, `dev`. Every volume is mounted `nosuid`
@@ -41,10 +41,10 @@ pub struct ShareConfig {
     /// How the controller mounts it, for itself: `nfsvers=4.2`, `nconnect=4`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mount_options: Vec<String>,
-    /// How much of it may be promised to volumes. Default: what statfs says.
+    /// How much of it may be provisioned to volumes. Default: what statfs says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,
-    /// The exported folder itself, where the controller runs on the server and it lies on xfs mounted with `prjquota`: capacities
+    /// The exported directory itself, where the controller runs on the server and it lies on xfs mounted with `prjquota`: capacities
     /// are then enforced, by project quotas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<PathBuf>,
@@ -90,7 +90,7 @@ impl ShareConfig {
     }
 }
 
-/// Parameters of a StorageClass, and attributes of a volume made by hand, as csi-driver-nfs names them.
+/// Parameters of a StorageClass, and attributes of a static volume, as csi-driver-nfs names them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NfsParameters {
@@ -100,18 +100,18 @@ pub struct NfsParameters {
     /// The exported path, absolute. Default as for `server`.
     #[serde(default)]
     pub share: String,
-    /// The volume's folder below the share, its template filled in. Default: of a volume that the controller made, the part of
-    /// its id behind the colon; of one that was made by hand, the share itself.
+    /// The volume's directory below the share, its template filled in. Default: of a volume that the controller made, the part of
+    /// its id behind the colon; of a static volume, the share itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sub_dir: Option<String>,
     /// What DeleteVolume does with the data: `delete` (default; an instant, the files are removed in the background), `retain`
     /// (it stays where it is) or `archive` (moved to the share's `.longshore/archive/`).
     #[serde(default)]
     pub on_delete: OnDelete,
-    /// The mode of the volume's folder, octal. Default, and `0`: `0777`; of a clone or restored snapshot, its source's.
+    /// The mode of the volume's directory, octal. Default, and `0`: `0777`; of a clone or restored snapshot, its source's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_permissions: Option<String>,
-    /// The owner of the volume's folder, a number. Default: root; of a clone or restored snapshot, its source's.
+    /// The owner of the volume's directory, a number. Default: root; of a clone or restored snapshot, its source's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
     /// Its group, as `uid`.
@@ -160,7 +160,7 @@ pub enum Chosen {
     Share,
 }
 
-/// What a new volume's folder is to have; `None` is as its source has it.
+/// What a new volume's directory is to have; `None` is as its source has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ownership {
     pub mode: Option<u32>,
@@ -236,14 +236,14 @@ impl NfsParameters {
         })
     }
 
-    /// The volume's folder below the share; empty for the share itself.
-    pub fn folder(&self, local: &str) -> PathBuf {
+    /// The volume's directory below the share; empty for the share itself.
+    pub fn directory(&self, local: &str) -> PathBuf {
         Path::new(self.sub_dir.as_deref().unwrap_or(local)).to_owned()
     }
 }
 
 impl Ownership {
-    /// As it is for a folder that has no source.
+    /// As it is for a directory that has no source.
     pub fn of_new(self) -> Ownership {
         Ownership { mode: Some(self.mode.unwrap_or(DEFAULT_MODE)), ..self }
     }

@@ -1,4 +1,4 @@
-//! The node's side: a volume is a folder of a share, which is mounted once for all of them.
+//! The node's side: a volume is a directory of a share, which is mounted once for all of them.
 //!
 //! Nothing here waits for a server longer than some seconds, and only those wait who want something of that server.
 
@@ -42,7 +42,7 @@ impl Connect for NfsBackend {
         let parameters: NfsParameters = serde_json::from_value(request.parameters.clone())
             .map_err(|error| Error::invalid("volume_context", error.to_string()))?;
         let export = Export::new(&parameters.server, &parameters.share)?;
-        let folder = export::folder(&parameters.folder(id.local()).to_string_lossy())?;
+        let directory = export::directory(&parameters.directory(id.local()).to_string_lossy())?;
         let options = options::check(&self.config, request.mount_flags)?;
         let share = self.shares.of(&export, &options);
         if let Some((other, _)) = self.shares.used_by(id)?.filter(|(other, _)| *other != share) {
@@ -53,8 +53,8 @@ impl Connect for NfsBackend {
         let user = User {
             id: id.clone(),
             export: export.to_string(),
-            source: export.source(&folder),
-            folder,
+            source: export.source(&directory),
+            directory,
             bind: options.bind.clone(),
         };
         let _turn = self.shares.turn(&share)?;
@@ -75,14 +75,14 @@ impl Connect for NfsBackend {
         Ok(share.directory(&MountTable::read()?, user)?.map(Source::Directory))
     }
 
-    /// Of an earlier mount of the share, too: whatever is at a place of the volume's and shows its folder is its own.
-    fn is_still(&self, source: &Source) -> Result<bool> {
+    /// Of an earlier mount of the share, too: whatever is at a place of the volume's and shows its directory is its own.
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
         Ok(matches!(source, Source::Directory(_)))
     }
 
     fn disconnect(&self, id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
         let used = self.shares.used_by(id)?;
-        // Also those that nobody uses: a call that was cut off may have left one.
+        // Also those that nobody uses: a call that was interrupted may have left one.
         for share in self.shares.all()? {
             let own = used.as_ref().is_some_and(|(used, _)| *used == share);
             if own || share.is_unused()? {
@@ -132,7 +132,7 @@ impl NfsBackend {
         let remedy = "see whether the server runs, and is reached from this node";
         // Seconds, where mount.nfs would try for longer.
         if options.is_tcp() && !nfs::connects(&export.server, options.port()) {
-            return Err(self.down(&source, &format!("nobody answers at its port; {remedy}")));
+            return Err(self.down(&source, &format!("cannot connect to its TCP port; {remedy}")));
         }
         step("mount share", &source, || nfs::mount(&source, &place, &options.share)).map_err(|error| match error {
             os::Error::Deadline { .. } => self.down(&source, &format!("{error}; {remedy}")),
@@ -142,11 +142,11 @@ impl NfsBackend {
         Ok(true)
     }
 
-    /// Sees that the volume's folder is there, and really in the share.
+    /// Sees that the volume's directory is there, and really in the share.
     fn look_into(&self, directory: &Directory) -> Result<()> {
-        match mount::open_in(&directory.mount, &directory.folder) {
+        match mount::open_in(&directory.mount, &directory.directory) {
             Ok(_) => Ok(()),
-            Err(error) if error.is_missing() => Err(Error::NotFound { kind: "folder", id: directory.source.clone() }),
+            Err(error) if error.is_missing() => Err(Error::NotFound { kind: "directory", id: directory.source.clone() }),
             Err(error) if error.errno() == Some(libc::ESTALE) => {
                 Err(self.error(&directory.source, Silence::Stale(error.to_string())))
             }
@@ -167,6 +167,6 @@ impl NfsBackend {
     }
 
     fn down(&self, source: &str, reason: &str) -> Error {
-        Error::BackendDown { backend: self.config.name.to_string(), reason: format!("{source}: {reason}") }
+        Error::BackendUnavailable { backend: self.config.name.to_string(), reason: format!("{source}: {reason}") }
     }
 }

@@ -1,14 +1,14 @@
-//! Which export of which server, and which folder below it: texts of users, checked before any of them is a path or an argument.
+//! Which export of which server, and which directory below it: texts of users, checked before any of them is a path or an argument.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::volume::{Error, Result};
 
-/// The controller's own folder on each share; no volume's.
+/// The controller's own directory on each share; no volume's.
 pub const OURS: &str = ".longshore";
 
-/// The longest path of a folder below a share: PATH_MAX less what lies before it.
+/// The longest path of a directory below a share: PATH_MAX less what lies before it.
 const LONGEST: usize = 2048;
 
 /// One export of one server.
@@ -42,13 +42,13 @@ impl Export {
         Ok(Export { server, path: format!("/{rest}") })
     }
 
-    /// As mountinfo shows a mount of `folder` in it; of the export itself where that is empty.
-    pub fn source(&self, folder: &Path) -> String {
+    /// As mountinfo shows a mount of `directory` in it; of the export itself where that is empty.
+    pub fn source(&self, directory: &Path) -> String {
         let whole = self.to_string();
-        if folder.as_os_str().is_empty() {
+        if directory.as_os_str().is_empty() {
             return whole;
         }
-        format!("{}/{}", whole.trim_end_matches('/'), folder.display())
+        format!("{}/{}", whole.trim_end_matches('/'), directory.display())
     }
 }
 
@@ -58,17 +58,17 @@ impl fmt::Display for Export {
     }
 }
 
-/// A folder below a share; empty is the share itself.
+/// A directory below a share; empty is the share itself.
 ///
 /// # Errors
 /// `Invalid`, naming `subDir`, for what climbs, is absolute, or is ours.
-pub fn folder(text: &str) -> Result<PathBuf> {
+pub fn directory(text: &str) -> Result<PathBuf> {
     let refuse = |reason: &str| Err(Error::invalid("subDir", format!("{text:?} {reason}")));
     if text.is_empty() {
         return Ok(PathBuf::new());
     }
     if text.starts_with('/') {
-        return refuse("is absolute; it is a folder below the share");
+        return refuse("is absolute; it is a directory below the share");
     }
     if text.chars().any(char::is_control) || text.len() > LONGEST {
         return refuse("holds a control character, or is too long");
@@ -76,8 +76,8 @@ pub fn folder(text: &str) -> Result<PathBuf> {
     for part in text.split('/') {
         match part {
             "" => return refuse("has an empty component"),
-            "." | ".." => return refuse("has the component . or .., and would leave its folder"),
-            OURS => return refuse("is the driver's own folder"),
+            "." | ".." => return refuse("has the component . or .., and would leave its directory"),
+            OURS => return refuse("is the driver's own directory"),
             part if part.len() > 255 => return refuse("has a component of more than 255 bytes"),
             _ => {}
         }
@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn an_export_is_shown_as_the_kernel_shows_it() {
-        let source = |server: &str, share: &str, folder: &str| {
-            Export::new(server, share).map(|export| export.source(Path::new(folder))).expect("sound")
+        let source = |server: &str, share: &str, directory: &str| {
+            Export::new(server, share).map(|export| export.source(Path::new(directory))).expect("sound")
         };
         assert_eq!(source("nfs.example", "/export/", ""), "nfs.example:/export");
         assert_eq!(source("192.0.2.1", "/export", "a/b"), "192.0.2.1:/export/a/b");
@@ -119,10 +119,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_stays_below_its_share() {
-        assert_eq!(folder("a/b c").expect("sound"), Path::new("a/b c"));
+    fn a_directory_stays_below_its_share() {
+        assert_eq!(directory("a/b c").expect("sound"), Path::new("a/b c"));
         for bad in ["/a", "..", "a/../b", "a/..", "./a", "a//b", "a/", ".longshore", "a/.longshore/b", "a\nb", &"x".repeat(256)] {
-            assert!(matches!(folder(bad), Err(Error::Invalid { field: "subDir", .. })), "{bad:?}");
+            assert!(matches!(directory(bad), Err(Error::Invalid { field: "subDir", .. })), "{bad:?}");
         }
     }
 }

@@ -46,8 +46,9 @@ fn look(share: &Share, table: &MountTable) -> Result<Link> {
         let notes = notes.iter().map(|note| note.display().to_string());
         release.push(words(&["rm", "--force", "--"]).into_iter().chain(notes).collect());
     }
-    let folders = share.folders();
-    let folders = folders.iter().filter(|folder| up || folder.exists()).map(|folder| folder.display().to_string());
-    release.push(words(&["rmdir", "--"]).into_iter().chain(folders).collect());
+    let directories = share.directories();
+    let directories =
+        directories.iter().filter(|directory| up || directory.exists()).map(|directory| directory.display().to_string());
+    release.push(words(&["rmdir", "--"]).into_iter().chain(directories).collect());
     Ok(Link { object, state, up, users: users.into_iter().map(|user| user.id).collect(), devices: Vec::new(), release })
 }

@@ -1,13 +1,13 @@
-//! Folders of NFS shares.
+//! Directories of NFS shares.
 //!
 //! - A node has one kernel mount for each server, share and set of options, whatever number of volumes uses it ([`connect`]).
-//! - The controller mounts its shares where nobody else sees them, and makes a folder per volume (`controller/share.rs` has the layout).
+//! - The controller mounts its shares where nobody else sees them, and makes a directory per volume (`controller/share.rs` has the layout).
 //!
 //! Invariants of the controller's side:
 //! - The share is the truth: a volume exists iff its record says that it is whole. The index in memory orders lists and sums
 //!   promises.
 //! - "Not there" is only said when every share could be looked into.
-//! - Nothing that is not ours is replaced or removed: a place is claimed before it is taken, a folder goes by one rename, into the
+//! - Nothing that is not ours is replaced or removed: a place is claimed before it is taken, a directory goes by one rename, into the
 //!   trash, and only from there by its files.
 //! - One process provisions from a share at a time.
 
@@ -82,7 +82,7 @@ impl Backend for NfsBackend {
         match &capability.access {
             AccessType::Block => Err(Error::Unsupported {
                 what: "raw block".to_owned(),
-                reason: format!("backend {} has folders of file shares", self.config.name),
+                reason: format!("backend {} has directories of file shares", self.config.name),
             }),
             AccessType::Filesystem { mount_flags, .. } => options::check(&self.config, mount_flags).map(drop),
         }
@@ -96,18 +96,18 @@ impl Backend for NfsBackend {
         serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
     }
 
-    fn as_asked(&self, made: &serde_json::Value) -> serde_json::Value {
-        as_asked(made)
+    fn requested_parameters(&self, made: &serde_json::Value) -> serde_json::Value {
+        requested_parameters(made)
     }
 
     fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let mut parameters: NfsParameters = raw.parse()?;
         Export::new(&parameters.server, &parameters.share)?;
-        export::folder(parameters.sub_dir.get_or_insert_default())?;
+        export::directory(parameters.sub_dir.get_or_insert_default())?;
         serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
     }
 
-    fn describes(&self, attributes: &RawParameters) -> bool {
+    fn accepts_static(&self, attributes: &RawParameters) -> bool {
         attributes.get("server").is_some() && attributes.get("share").is_some()
     }
 
@@ -136,7 +136,7 @@ impl Backend for NfsBackend {
 }
 
 /// A volume's parameters without the share that was chosen for it.
-fn as_asked(made: &serde_json::Value) -> serde_json::Value {
+fn requested_parameters(made: &serde_json::Value) -> serde_json::Value {
     let asked = NfsParameters::from_json(made).map(NfsParameters::without_chosen);
     asked.ok().and_then(|asked| serde_json::to_value(asked).ok()).unwrap_or_else(|| made.clone())
 }

@@ -1,8 +1,8 @@
 //! The kernel's mounts of this node: one for each export and set of options, with the volumes that use it.
 //!
-//! `<state folder>/nfs/<backend>/<digest of export and options>/mount` is where it is mounted, `users/<volume id>.json` beside it says
+//! `<state directory>/nfs/<backend>/<digest of export and options>/mount` is where it is mounted, `users/<volume id>.json` beside it says
 //! who uses it, and as what. A user is noted before the share is mounted, and crossed out after it was unmounted, so that whatever
-//! is cut off is found by the volume's next call. Mounts do not outlive a boot, users may: then nothing is mounted where they are.
+//! is interrupted is found by the volume's next call. Mounts do not outlive a boot, users may: then nothing is mounted where they are.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -33,8 +33,9 @@ pub struct User {
     pub id: VolumeId,
     /// `server:/path`, as mountinfo shows the shared mount.
     pub export: String,
-    pub folder: PathBuf,
-    /// `server:/path/folder`, as mountinfo shows a bind mount of it.
+    #[serde(rename = "folder")]
+    pub directory: PathBuf,
+    /// `server:/path/directory`, as mountinfo shows a bind mount of it.
     pub source: String,
     /// Of its bind mounts.
     pub bind: Vec<String>,
@@ -43,32 +44,32 @@ pub struct User {
 /// All of one backend.
 #[derive(Debug)]
 pub struct Shares {
-    folder: PathBuf,
+    directory: PathBuf,
     turns: Turns,
 }
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Shares {
     /// Nothing is made before it is needed.
-    pub fn new(folder: PathBuf) -> Shares {
-        Shares { folder, turns: Turns::default() }
+    pub fn new(directory: PathBuf) -> Shares {
+        Shares { directory, turns: Turns::default() }
     }
 
     /// The share that an export is mounted as with these options.
     pub fn of(&self, export: &Export, options: &Options) -> Share {
         let export = export.to_string();
         let digest = sha256_of(std::iter::once(&export).chain(options.share.expose()).map(String::as_str));
-        Share { folder: self.folder.join(&digest[..16]) }
+        Share { directory: self.directory.join(&digest[..16]) }
     }
 
     /// All that are known here.
     pub fn all(&self) -> Result<Vec<Share>> {
-        Ok(names(&self.folder)?.into_iter().map(|name| Share { folder: self.folder.join(name) }).collect())
+        Ok(names(&self.directory)?.into_iter().map(|name| Share { directory: self.directory.join(name) }).collect())
     }
 
     /// The share that a volume uses, and as what.
@@ -84,10 +85,10 @@ impl Shares {
     /// Waits for the share to be free, but not for a server that hangs.
     ///
     /// # Errors
-    /// `Pending`, saying since when someone else is at it.
+    /// `InProgress`, saying since when someone else is at it.
     pub fn turn(&self, share: &Share) -> Result<Turn<'_>> {
-        let object = share.folder.display().to_string();
-        self.turns.take(&object, "mount", PATIENCE).map_err(|taken| Error::Pending {
+        let object = share.directory.display().to_string();
+        self.turns.take(&object, "mount", PATIENCE).map_err(|taken| Error::InProgress {
             object,
             reason: format!("another volume has been at its mount for {} s", taken.since.elapsed().as_secs()),
         })
@@ -97,16 +98,16 @@ impl Shares {
 impl Share {
     /// Where it is mounted.
     pub fn mount(&self) -> PathBuf {
-        self.folder.join("mount")
+        self.directory.join("mount")
     }
 
     fn users(&self) -> PathBuf {
-        self.folder.join("users")
+        self.directory.join("users")
     }
 
     /// What is made for it, in the order in which it is removed.
-    pub fn folders(&self) -> [PathBuf; 3] {
-        [self.mount(), self.users(), self.folder.clone()]
+    pub fn directories(&self) -> [PathBuf; 3] {
+        [self.mount(), self.users(), self.directory.clone()]
     }
 
     /// All users, and the files in which they are noted.
@@ -114,9 +115,9 @@ impl Share {
     /// # Errors
     /// Where one cannot be read: nobody is overlooked.
     pub fn noted(&self) -> Result<(Vec<User>, Vec<PathBuf>)> {
-        let (folder, mut users, mut files) = (self.users(), Vec::new(), Vec::new());
-        for name in names(&folder)? {
-            let path = folder.join(&name);
+        let (directory, mut users, mut files) = (self.users(), Vec::new(), Vec::new());
+        for name in names(&directory)? {
+            let path = directory.join(&name);
             if is_user(&name)
                 && let Some(content) = durable::read(&path, LONGEST)?
             {
@@ -140,7 +141,7 @@ impl Share {
         let Some(mount) = nfs::at(table, &self.mount(), &user.export)? else { return Ok(None) };
         Ok(Some(Directory {
             mount: self.mount(),
-            folder: user.folder,
+            directory: user.directory,
             fstype: mount.fstype,
             source: user.source,
             device: mount.device,
@@ -151,17 +152,17 @@ impl Share {
     /// Notes a user; before the share is mounted.
     pub fn note(&self, user: &User) -> Result<()> {
         let content = serde_json::to_vec(user).map_err(|error| Error::failed("write", user.id.to_string(), error))?;
-        let folder = self.users();
+        let directory = self.users();
         step("note share's user", &user.id, || {
-            let make = |recursive, folder: &Path| {
-                let made = fs::DirBuilder::new().recursive(recursive).mode(0o700).create(folder);
-                made.map_err(|error| os::Error::io("make folder", folder, error))
+            let make = |recursive, directory: &Path| {
+                let made = fs::DirBuilder::new().recursive(recursive).mode(0o700).create(directory);
+                made.map_err(|error| os::Error::io("make directory", directory, error))
             };
-            make(true, &folder)?;
+            make(true, &directory)?;
             // A dead server's must not be looked at: not by `recursive`.
             match make(false, &self.mount()) {
                 Err(error) if error.errno() != Some(libc::EEXIST) => Err(error),
-                _ => durable::write(&folder, &file_name(&user.id), &content),
+                _ => durable::write(&directory, &file_name(&user.id), &content),
             }
         })?;
         Ok(())
@@ -188,9 +189,9 @@ impl Share {
             step("forget share's user", &name, || durable::remove(&users, name))?;
         }
         // By rmdir, so that whatever else is there stays, and only where nothing is mounted.
-        for folder in self.folders() {
-            let remove = || fs::remove_dir(&folder).map_err(|error| os::Error::io("remove folder", &folder, error));
-            match step("remove folder", &folder.display(), remove) {
+        for directory in self.directories() {
+            let remove = || fs::remove_dir(&directory).map_err(|error| os::Error::io("remove directory", &directory, error));
+            match step("remove directory", &directory.display(), remove) {
                 Err(error) if !error.is_missing() => return Err(error.into()),
                 _ => {}
             }
@@ -226,14 +227,14 @@ fn is_user(name: &std::ffi::OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "json")
 }
 
-fn names(folder: &Path) -> Result<Vec<std::ffi::OsString>> {
-    let list = match fs::read_dir(folder) {
+fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
+    let list = match fs::read_dir(directory) {
         Ok(list) => list,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(os::Error::io("list", folder, error).into()),
+        Err(error) => return Err(os::Error::io("list", directory, error).into()),
     };
     let name = |entry: std::io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
-    Ok(list.map(name).collect::<std::io::Result<_>>().map_err(|error| os::Error::io("list", folder, error))?)
+    Ok(list.map(name).collect::<std::io::Result<_>>().map_err(|error| os::Error::io("list", directory, error))?)
 }
 
 #[cfg(test)]
@@ -241,9 +242,9 @@ mod tests {
     use super::*;
 
     fn shares() -> (tempfile::TempDir, Shares) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let shares = Shares::new(folder.path().join("nfs"));
-        (folder, shares)
+        let directory = tempfile::tempdir().expect("a directory");
+        let shares = Shares::new(directory.path().join("nfs"));
+        (directory, shares)
     }
 
     fn share_of(shares: &Shares, options: &[&str]) -> Share {
@@ -258,15 +259,15 @@ mod tests {
         User {
             id,
             export: text("server:/export"),
-            folder: name.into(),
+            directory: name.into(),
             source: format!("server:/export/{name}"),
             bind: Vec::new(),
         }
     }
 
     #[test]
-    fn the_last_user_takes_the_folders_away() {
-        let (folder, shares) = shares();
+    fn the_last_user_takes_the_directories_away() {
+        let (directory, shares) = shares();
         let share = share_of(&shares, &["hard"]);
         assert_ne!(share, share_of(&shares, &["soft"]), "other options, another mount");
         for name in ["a", "b"] {
@@ -283,12 +284,12 @@ mod tests {
         share.release(&user("b").id).expect("released");
         assert!(shares.all().expect("readable").is_empty());
         share.release(&user("b").id).expect("a repeat");
-        fs::remove_dir(folder.path().join("nfs")).expect("nothing is left in it");
+        fs::remove_dir(directory.path().join("nfs")).expect("nothing is left in it");
     }
 
     #[test]
     fn one_at_a_time_is_at_a_share() {
-        let (_folder, shares) = shares();
+        let (_directory, shares) = shares();
         let (one, other) = (share_of(&shares, &[]), share_of(&shares, &["soft"]));
         let turn = shares.turn(&one).expect("free");
         drop(shares.turn(&other).expect("another share is free"));

@@ -23,11 +23,12 @@ pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
             continue;
         }
         let value = raw.metadata(key).ok_or_else(|| {
-            let reason = format!("the provisioner does not say what {variable} is; start it with --extra-create-metadata");
+            let reason =
+                format!("the provisioner did not pass the value of {variable} is; start it with --extra-create-metadata");
             refuse(FIELD, reason)
         })?;
         if value.is_empty() || value.contains('/') || value.contains("${") || value == "." || value == ".." {
-            return Err(refuse(FIELD, format!("{variable} is {value:?}, which is no name of one folder")));
+            return Err(refuse(FIELD, format!("{variable} is {value:?}, which is no name of one directory")));
         }
         filled = filled.replace(variable, value);
     }
@@ -40,23 +41,23 @@ pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
     Ok(filled)
 }
 
-/// Whether this is a folder below a share that may be a volume's.
-pub(super) fn check(folder: &str) -> Result<()> {
-    if folder.is_empty() {
-        return Err(refuse(FIELD, "is empty: a volume is a folder of its own, never the whole share"));
+/// Whether this is a directory below a share that may be a volume's.
+pub(super) fn check(directory: &str) -> Result<()> {
+    if directory.is_empty() {
+        return Err(refuse(FIELD, "is empty: a volume is a directory of its own, never the whole share"));
     }
-    export::folder(folder).map(|_| ())
+    export::directory(directory).map(|_| ())
 }
 
-/// Whether one of two folders lies in the other, or is it.
+/// Whether one of two directories lies in the other, or is it.
 pub(super) fn overlap(a: &Path, b: &Path) -> bool {
     a.starts_with(b) || b.starts_with(a)
 }
 
-/// All folders on the way to one, from the top, without it.
-pub(super) fn parents(folder: &Path) -> Vec<&Path> {
+/// All directories on the way to one, from the top, without it.
+pub(super) fn parents(directory: &Path) -> Vec<&Path> {
     let mut parents: Vec<&Path> =
-        folder.ancestors().skip(1).filter(|parent| matches!(parent.components().next(), Some(Component::Normal(_)))).collect();
+        directory.ancestors().skip(1).filter(|parent| matches!(parent.components().next(), Some(Component::Normal(_)))).collect();
     parents.reverse();
     parents
 }
@@ -106,17 +107,17 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_accepted_stays_below(name in "\\PC{0,40}", template in "[a-z./]{0,8}\\$\\{pvc.metadata.name\\}[a-z./]{0,8}") {
-            if let Ok(folder) = fill(&template, &raw(&name)) {
-                let parts: Vec<Component<'_>> = Path::new(&folder).components().collect();
+            if let Ok(directory) = fill(&template, &raw(&name)) {
+                let parts: Vec<Component<'_>> = Path::new(&directory).components().collect();
                 prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(name) if *name != export::OURS)));
-                prop_assert_eq!(parts.len(), folder.split('/').count());
-                prop_assert_eq!(folder.matches('/').count(), template.matches('/').count());
+                prop_assert_eq!(parts.len(), directory.split('/').count());
+                prop_assert_eq!(directory.matches('/').count(), template.matches('/').count());
             }
         }
     }
 
     #[test]
-    fn folders_overlap_by_whole_components() {
+    fn directories_overlap_by_whole_components() {
         assert!(overlap(Path::new("a/b"), Path::new("a")) && overlap(Path::new("a"), Path::new("a")));
         assert!(!overlap(Path::new("a/b"), Path::new("a/bc")));
         assert_eq!(parents(Path::new("a/b/c")), [Path::new("a"), Path::new("a/b")]);

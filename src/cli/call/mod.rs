@@ -25,7 +25,7 @@ mod snapshots;
 pub(super) use client::Client;
 
 const EXAMPLES: &str = "\
-Examples, a volume's life (K=/var/lib/kubelet/a, with the folder $K/staging):
+Examples, a volume's life (K=/var/lib/kubelet/a, with the directory $K/staging):
   longshore call create-volume --name a --size 1GiB --fs xfs
   longshore call stage-volume image:a --fs xfs --staging $K/staging
   longshore call publish-volume image:a --fs xfs --staging $K/staging --target $K/mount

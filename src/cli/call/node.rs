@@ -25,7 +25,7 @@ pub enum Rpc {
     #[command(alias = "node-unstage-volume")]
     UnstageVolume {
         volume_id: String,
-        /// The folder it is staged at
+        /// The directory it is staged at
         #[arg(long, value_name = "PATH")]
         staging: String,
     },
@@ -53,7 +53,7 @@ pub enum Rpc {
         /// Where it is published
         #[arg(long, alias = "target")]
         path: Option<String>,
-        /// The folder it is staged at
+        /// The directory it is staged at
         #[arg(long, value_name = "PATH")]
         staging: Option<String>,
     },
@@ -73,11 +73,11 @@ pub enum Rpc {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The staging folder must exist. Example:\n  \
+#[command(after_help = "The staging directory must exist. Example:\n  \
                         longshore call stage-volume image:a --fs xfs --staging /var/lib/kubelet/a/staging")]
 pub struct StageArgs {
     volume_id: String,
-    /// The folder to stage it at; it must exist
+    /// The directory to stage it at; it must exist
     #[arg(long, value_name = "PATH")]
     staging: String,
     #[command(flatten)]
@@ -91,16 +91,16 @@ pub struct StageArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The target's parent folder must exist, the target is made. Examples (K=/var/lib/kubelet/a):\n  \
+#[command(after_help = "The target's parent directory must exist, the target is made. Examples (K=/var/lib/kubelet/a):\n  \
                         longshore call publish-volume image:a --fs xfs --staging $K/staging --target $K/mount\n  \
                         longshore call publish-volume csi-scratch --target $K/scratch \\\n      \
                         --context csi.storage.k8s.io/ephemeral=true --context size=1GiB")]
 pub struct PublishArgs {
     volume_id: String,
-    /// Where to show it; made by the driver below a folder that exists
+    /// Where to show it; made by the driver below a directory that exists
     #[arg(long, value_name = "PATH")]
     target: String,
-    /// The folder it is staged at
+    /// The directory it is staged at
     #[arg(long, value_name = "PATH")]
     staging: Option<String>,
     /// Nobody may write there
@@ -134,7 +134,7 @@ pub struct PlaceArgs {
     /// Where it is published or staged
     #[arg(long, alias = "target")]
     path: String,
-    /// The folder it is staged at
+    /// The directory it is staged at
     #[arg(long, value_name = "PATH")]
     staging: Option<String>,
 }

@@ -8,7 +8,7 @@ impl Controller {
     pub fn attach(&self, request: &AttachRequest) -> Result<Outcome<BTreeMap<String, String>>> {
         let (id, backend) = match self.whose(&request.handle, &request.volume_context)? {
             Whose::Ours(id, backend) => (id, backend),
-            Whose::ByHand(backend) => {
+            Whose::Static(backend) => {
                 check_capability(backend.as_ref(), &request.capability)?;
                 return Ok(Outcome::Unchanged(BTreeMap::new()));
             }
@@ -25,7 +25,7 @@ impl Controller {
     /// Unbinds it from one node, or from all; not bound is fine (ControllerUnpublishVolume).
     pub fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
         let Some(backend) = self.registry.get(id.backend()) else {
-            // A volume that was made by hand may be called so. Nor could one of a backend that was configured before be attached
+            // A static volume may be called so. Nor could one of a backend that was configured before be attached
             // anywhere else by this driver.
             tracing::warn!(volume = %id, "detached, since no such backend is configured");
             return Ok(Outcome::Unchanged(()));

@@ -145,5 +145,5 @@ fn parse_token<Id: FromStr>(token: &str) -> Result<Option<Id>> {
     if token.is_empty() {
         return Ok(None);
     }
-    token.parse().map(Some).map_err(|_| Error::BadToken { token: token.to_owned() })
+    token.parse().map(Some).map_err(|_| Error::InvalidPageToken { token: token.to_owned() })
 }

@@ -10,7 +10,7 @@ use crate::backend::registry::Registry;
 use crate::backend::{Backend, Held, Provision, Quiesce};
 use crate::ops::lock::{Key, Locks};
 use crate::ops::node::{Handle, Node};
-use crate::ops::parameters::{CONTEXT_KEY, Parameters, made_by_hand};
+use crate::ops::parameters::{CONTEXT_KEY, Parameters, static_volume_backend};
 use crate::volume::{
     BackendName, Bytes, Capability, CapacityRange, ContentSource, Error, Health, NodeId, Outcome, RawParameters, Result,
     SnapshotId, TopologyRequirement, Volume, VolumeId,
@@ -124,7 +124,7 @@ impl Controller {
         };
         let (id, backend) = match self.whose(handle, volume_context)? {
             Whose::Ours(id, backend) => (id, backend),
-            Whose::ByHand(backend) => {
+            Whose::Static(backend) => {
                 let attributes = Parameters::from_context(backend.as_ref(), volume_context).err();
                 return Ok(refused(backend).or(attributes).map(|why| why.to_string()));
             }
@@ -163,17 +163,17 @@ impl Controller {
     /// # Errors
     /// `NotFound` where it can be nobody's.
     fn whose<'a>(&'a self, handle: &'a Handle, context: &BTreeMap<String, String>) -> Result<Whose<'a>> {
-        match (handle, made_by_hand(&self.registry, context)) {
-            (_, Some(backend)) => Ok(Whose::ByHand(backend)),
+        match (handle, static_volume_backend(&self.registry, context)) {
+            (_, Some(backend)) => Ok(Whose::Static(backend)),
             (Handle::Id(id), None) => Ok(Whose::Ours(id, self.backend(id.backend())?)),
             (Handle::Name(name), None) => Err(Error::NotFound { kind: "volume", id: name.clone() }),
         }
     }
 
     /// # Errors
-    /// `BackendDown`, not `NotFound`: what lies in a backend that is not configured here may well exist.
+    /// `BackendUnavailable`, not `NotFound`: what lies in a backend that is not configured here may well exist.
     fn backend(&self, name: &BackendName) -> Result<&Arc<dyn Backend>> {
-        self.registry.get(name).ok_or_else(|| Error::BackendDown {
+        self.registry.get(name).ok_or_else(|| Error::BackendUnavailable {
             backend: name.to_string(),
             reason: "it is not in this driver's configuration; add it there, or ask the driver that has it".to_owned(),
         })
@@ -197,8 +197,8 @@ impl Controller {
 enum Whose<'a> {
     /// Made by this driver.
     Ours(&'a VolumeId, &'a Arc<dyn Backend>),
-    /// Made by hand: it is only connected, on the node.
-    ByHand(&'a Arc<dyn Backend>),
+    /// A static volume: it is only connected, on the node.
+    Static(&'a Arc<dyn Backend>),
 }
 
 fn provision(backend: &Arc<dyn Backend>) -> Result<&dyn Provision> {

@@ -29,7 +29,7 @@ impl Controller {
                 Outcome::Changed(provision.create(&spec, self.quiesce()?)?)
             }
         };
-        // A call that was cut off between the two is repeated, finds the volume, and sets them then.
+        // A call that was interrupted between the two is repeated, finds the volume, and sets them then.
         let Some(modify) = backend.modify().filter(|_| !request.mutable_parameters.is_empty()) else { return Ok(outcome) };
         // As the backend calls it: its storage's own id of this very volume may be recorded there.
         let id = outcome.as_inner().id.clone();
@@ -158,7 +158,7 @@ impl Controller {
                 if snapshot.ready {
                     return Ok(snapshot.size);
                 }
-                Err(Error::Pending { object: format!("snapshot {id}"), reason: "is not ready to use yet".to_owned() })
+                Err(Error::InProgress { object: format!("snapshot {id}"), reason: "is not ready to use yet".to_owned() })
             }
         }
     }
@@ -205,7 +205,7 @@ fn fits(
     if existing.for_one_node && several_nodes(&request.capabilities) {
         return conflict("made for one node".to_owned(), "one for several nodes".to_owned());
     }
-    let compared = |parameters| with_own_part(parameters, |own| backend.as_asked(own));
+    let compared = |parameters| with_own_part(parameters, |own| backend.requested_parameters(own));
     if compared(&existing.parameters) != compared(parameters) {
         return conflict(format!("the parameters {}", existing.parameters), parameters.to_string());
     }

@@ -1,5 +1,5 @@
 //! What a node does by itself with what somebody else writes onto a disk: LVM activates, MD assembles, iscsid logs in. A tenant writes
-//! what he likes onto a raw block volume, and a storage machine onto any.
+//! what he likes onto a raw block volume, and a target server onto any.
 
 use std::fs;
 use std::io;

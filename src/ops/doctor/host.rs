@@ -67,7 +67,7 @@ pub(super) fn tool(used: &Used) -> Check {
     match run(command) {
         Ok(output) => {
             let said = [output.stdout, output.stderr].concat();
-            let version = said.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no version told").to_owned();
+            let version = said.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown version").to_owned();
             Check::ok("tool", format!("{}: {version}", tool.name))
         }
         Err(error) => Check::error("tool", format!("{} cannot be run: {error}", tool.name), "see whether it runs by hand"),
@@ -77,7 +77,7 @@ pub(super) fn tool(used: &Used) -> Check {
 pub(super) fn clock(setup: &Setup) -> Vec<Check> {
     let now = SystemTime::now();
     if now.duration_since(UNIX_EPOCH).unwrap_or_default() < BUILT {
-        let found = format!("it is {}, says the clock", humantime::format_rfc3339_seconds(now));
+        let found = format!("the system clock reads {}", humantime::format_rfc3339_seconds(now));
         return vec![Check::error("clock", found, "set it: volumes and snapshots are dated by it")];
     }
     let written = fs::metadata(setup.state_dir.join("journal")).and_then(|seen| seen.modified()).ok();
@@ -139,7 +139,7 @@ pub(super) fn permissions(_: &Setup) -> Vec<Check> {
     const OTHERS: [(u32, &str, &str); 4] = [
         (24, "CAP_SYS_RESOURCE", "a mounted ext4 cannot be grown"),
         (0, "CAP_CHOWN", "volumes cannot be given to a pod's group (fsGroup)"),
-        (1, "CAP_DAC_OVERRIDE", "folders of pods cannot be entered"),
+        (1, "CAP_DAC_OVERRIDE", "directories of pods cannot be entered"),
         (3, "CAP_FOWNER", "volumes cannot be given to a pod's group (fsGroup)"),
     ];
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -228,8 +228,8 @@ mod tests {
         }
     }
 
-    fn sources(folder: &Path) -> Vec<std::path::PathBuf> {
-        let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    fn sources(directory: &Path) -> Vec<std::path::PathBuf> {
+        let entries = fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
         entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
     }
 

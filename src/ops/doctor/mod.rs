@@ -35,7 +35,7 @@ pub struct Setup {
     pub in_pod: bool,
 }
 
-/// A folder of images.
+/// A directory of images.
 #[derive(Clone, Debug)]
 pub struct Pool {
     pub name: String,

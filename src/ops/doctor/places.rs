@@ -1,4 +1,4 @@
-//! Folders and sockets: the kubelet's, our own, the pools.
+//! Directories and sockets: the kubelet's, our own, the pools.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,13 +23,13 @@ const SLOW: Duration = Duration::from_millis(200);
 /// Below this share of its file system (1 in so many) a pool is nearly full.
 const SCARCE: u64 = 20;
 
-/// Whether what is mounted below the kubelet's folder reaches the pods. An error only where it certainly does not: in a container of
-/// a pod, into which the folder was mounted without `mountPropagation: Bidirectional`. Beside a kubelet in one mount namespace no
+/// Whether what is mounted below the kubelet's directory reaches the pods. An error only where it certainly does not: in a container of
+/// a pod, into which the directory was mounted without `mountPropagation: Bidirectional`. Beside a kubelet in one mount namespace no
 /// propagation is needed, and outside of a pod it is not known where the kubelet is.
 pub fn reaches_pods(kubelet: &Path, in_pod: bool) -> Check {
     const NAME: &str = "propagation";
     if in_pod && !kubelet.exists() {
-        let remedy = "mount the node's kubelet folder at the same path (hostPath) with mountPropagation: Bidirectional";
+        let remedy = "mount the node's kubelet directory at the same path (hostPath) with mountPropagation: Bidirectional";
         return Check::error(NAME, format!("{} is not there", kubelet.display()), remedy);
     }
     let table = match MountTable::read() {
@@ -48,18 +48,18 @@ fn judge_propagation(table: &MountTable, kubelet: &Path, in_pod: bool, at_home: 
     let Some(mount) = table.index().holder(kubelet) else {
         return Check::warning(NAME, format!("{} lies in no mount that is shown", kubelet.display()), "see /proc/self/mountinfo");
     };
-    let (folder, place) = (kubelet.display(), mount.mount_point.display());
+    let (directory, place) = (kubelet.display(), mount.mount_point.display());
     if mount.propagation.iter().any(|tag| tag.starts_with("shared:")) {
-        return Check::ok(NAME, format!("{folder} lies in {place}, which is shared"));
+        return Check::ok(NAME, format!("{directory} lies in {place}, which is shared"));
     }
-    let found = format!("{folder} lies in {place}, which is not shared: what is mounted below stays in this mount namespace");
+    let found = format!("{directory} lies in {place}, which is not shared: what is mounted below stays in this mount namespace");
     match (in_pod, at_home) {
         (true, _) if mount.mount_point == kubelet => Check::error(NAME, format!("{found}, and no pod sees it"), REMEDY),
         (true, _) => {
-            Check::warning(NAME, format!("{found}; it is no mount of the node's folder"), format!("a hostPath, and {REMEDY}"))
+            Check::warning(NAME, format!("{found}; it is no mount of the node's directory"), format!("a hostPath, and {REMEDY}"))
         }
         (false, true) => {
-            Check::ok(NAME, format!("{folder} is not shared, nor need it be beside a kubelet in this mount namespace"))
+            Check::ok(NAME, format!("{directory} is not shared, nor need it be beside a kubelet in this mount namespace"))
         }
         (false, false) => {
             let remedy =
@@ -73,18 +73,18 @@ pub(super) fn kubelet(setup: &Setup) -> Vec<Check> {
     const NAME: &str = "kubelet-dir";
     let path = &setup.kubelet_dir;
     let reach = reaches_pods(path, setup.in_pod);
-    let folder = match answered(path) {
+    let directory = match answered(path) {
         Err(found) => Check::error(NAME, found, "a dead file system is mounted there: unmount it"),
         Ok(None) => {
             Check::warning(NAME, format!("{} is not there", path.display()), "name the kubelet's --root-dir with --kubelet-dir")
         }
-        Ok(Some(_)) if !path.is_dir() => Check::error(NAME, format!("{} is no folder", path.display()), "name the right one"),
+        Ok(Some(_)) if !path.is_dir() => Check::error(NAME, format!("{} is no directory", path.display()), "name the right one"),
         Ok(Some(_)) => match rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK) {
             Ok(()) => Check::ok(NAME, format!("{} can be written to", path.display())),
             Err(errno) => Check::error(NAME, format!("{}: {errno}", path.display()), "mount it writable; run as root"),
         },
     };
-    vec![folder, reach]
+    vec![directory, reach]
 }
 
 pub(super) fn registration(setup: &Setup) -> Vec<Check> {
@@ -96,11 +96,11 @@ pub(super) fn registration(setup: &Setup) -> Vec<Check> {
         Ok(Listener::None) => {
             let remedy =
                 "before the driver runs that is so; else see node-driver-registrar, its --kubelet-registration-path and its log";
-            Check::warning(NAME, format!("the kubelet has not been told of the driver: {place} is not there"), remedy)
+            Check::warning(NAME, format!("the driver is not registered with the kubelet: {place} does not exist"), remedy)
         }
         Ok(Listener::Dead) => {
             let remedy = "start node-driver-registrar again; it replaces the socket";
-            Check::warning(NAME, format!("nobody listens at {place} any more"), remedy)
+            Check::warning(NAME, format!("no process listens at {place}"), remedy)
         }
         Err(error) => Check::warning(NAME, error.to_string(), "see who made it, and remove it"),
     }]
@@ -149,7 +149,7 @@ pub(super) fn pool(setup: &Setup, pool: &Pool) -> Vec<Check> {
     let marked = place.join("longshore-pool.json").exists();
     if place == pool.path && !marked && holds_more(&place) {
         let found = format!("{called}: {told}, is no pool, and not empty");
-        return vec![Check::error(NAME, found, "name an empty folder, or mount the pool's file system")];
+        return vec![Check::error(NAME, found, "name an empty directory, or mount the pool's file system")];
     }
     let mut checks = Vec::new();
     match unnamed(&place, 0) {
@@ -198,8 +198,8 @@ fn same_disk(one: &Path, other: &Path) -> bool {
 }
 
 /// What a new pool may not hold.
-fn holds_more(folder: &Path) -> bool {
-    let names = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+fn holds_more(directory: &Path) -> bool {
+    let names = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let ours = [
         "lost+found",
         "lock",
@@ -239,43 +239,43 @@ pub(super) fn socket(setup: &Setup) -> Vec<Check> {
         Err(error) => Check::error(NAME, error.to_string(), "move it away, or use another --endpoint"),
     }];
     if setup.in_pod {
-        let folder = path.parent().unwrap_or(Path::new("/"));
+        let directory = path.parent().unwrap_or(Path::new("/"));
         let holder =
-            MountTable::read().ok().and_then(|table| table.index().holder(folder).map(|mount| mount.mount_point.clone()));
+            MountTable::read().ok().and_then(|table| table.index().holder(directory).map(|mount| mount.mount_point.clone()));
         if holder.as_deref() == Some(Path::new("/")) {
-            let found = format!("{} is the container's own: sidecars and the kubelet do not see the socket", folder.display());
+            let found = format!("{} is the container's own: sidecars and the kubelet do not see the socket", directory.display());
             checks.push(Check::warning(
                 "sidecars",
                 found,
                 "mount a volume there (hostPath plugins/<driver>, or emptyDir) in all containers",
             ));
         } else {
-            checks.push(Check::ok("sidecars", format!("{} is a volume, which sidecars can see", folder.display())));
+            checks.push(Check::ok("sidecars", format!("{} is a volume, which sidecars can see", directory.display())));
         }
     }
     checks
 }
 
-/// The folder itself, or, where it is still to be made, the nearest above it; and how to say so.
-fn usable(name: &'static str, folder: &Path) -> Result<(PathBuf, String), Check> {
-    for place in folder.ancestors() {
+/// The directory itself, or, where it is still to be made, the nearest above it; and how to say so.
+fn usable(name: &'static str, directory: &Path) -> Result<(PathBuf, String), Check> {
+    for place in directory.ancestors() {
         match answered(place) {
             Err(found) => return Err(Check::error(name, found, "a dead file system is mounted there: unmount it")),
             Ok(None) => continue,
             Ok(Some(_)) => {}
         }
-        let shown = folder.display();
+        let shown = directory.display();
         if !place.is_dir() {
-            return Err(Check::error(name, format!("{} is no folder", place.display()), "name another folder"));
+            return Err(Check::error(name, format!("{} is no directory", place.display()), "name another directory"));
         }
         if let Err(errno) = rustix::fs::access(place, Access::WRITE_OK | Access::EXEC_OK) {
             let found = format!("{} cannot be written to: {errno}", place.display());
             return Err(Check::error(name, found, "mount it writable; run as root"));
         }
-        let told = if place == folder { shown.to_string() } else { format!("{shown} is to be made in {}", place.display()) };
+        let told = if place == directory { shown.to_string() } else { format!("{shown} is to be made in {}", place.display()) };
         return Ok((place.to_owned(), told));
     }
-    Err(Check::error(name, format!("{} lies nowhere", folder.display()), "name an absolute path"))
+    Err(Check::error(name, format!("{} lies nowhere", directory.display()), "name an absolute path"))
 }
 
 /// How full the file system at a path is; `None` where there is nothing. Asked by a program that can be left behind, before we look
@@ -288,8 +288,8 @@ fn answered(path: &Path) -> Result<Option<Usage>, String> {
 }
 
 /// A file without a name, gone when it is closed.
-fn unnamed(folder: &Path, flags: i32) -> std::io::Result<File> {
-    let file = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(folder)?;
+fn unnamed(directory: &Path, flags: i32) -> std::io::Result<File> {
+    let file = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(directory)?;
     // Some file systems say only now that they are read-only or full.
     file.write_all_at(&[], 0).map(|()| file)
 }
@@ -306,14 +306,15 @@ mod tests {
                 format!("1 1 0:1 / / rw {tag} - rootfs rootfs rw\n2 1 0:2 / /k rw {tag} - ext4 /dev/x rw\n").replace("  ", " ");
             MountTable::parse(text.as_bytes()).expect("a mountinfo")
         };
-        let level =
-            |tag: &str, folder: &str, in_pod, at_home| judge_propagation(&table(tag), Path::new(folder), in_pod, at_home).level;
+        let level = |tag: &str, directory: &str, in_pod, at_home| {
+            judge_propagation(&table(tag), Path::new(directory), in_pod, at_home).level
+        };
         for (in_pod, at_home) in [(true, true), (true, false), (false, true), (false, false)] {
             assert_eq!(level("shared:7", "/k", in_pod, at_home), Level::Ok);
         }
         assert_eq!(level("", "/k", true, true), Level::Error);
         assert_eq!(level("master:3", "/k", true, true), Level::Error, "HostToContainer");
-        assert_eq!(level("", "/k/deeper", true, true), Level::Warning, "a test's own folder in a pod");
+        assert_eq!(level("", "/k/deeper", true, true), Level::Warning, "a test's own directory in a pod");
         assert_eq!(level("", "/k", false, true), Level::Ok, "beside the kubelet");
         assert_eq!(level("", "/k", false, false), Level::Warning);
     }

@@ -34,7 +34,7 @@ enum Undo {
     Journal,
     Connection,
     Mapping,
-    Folder,
+    Directory,
     Mount,
 }
 
@@ -63,13 +63,13 @@ struct Luks {
 impl<'a> Job<'a> {
     pub fn new(node: &'a Node, order: &'a Order<'a>, earlier: Option<StageEntry>) -> Job<'a> {
         let wanted = &order.wanted;
-        // What was cut off is remembered until it was done, with the device that it was for.
-        let cut_off = earlier.as_ref().filter(|entry| entry.is_cut_off());
+        // What was interrupted is remembered until it was done, with the device that it was for.
+        let interrupted = earlier.as_ref().filter(|entry| entry.is_interrupted());
         let entry = StageEntry {
             version: VERSION,
             id: wanted.id.clone(),
             phase: Phase::Staging,
-            source: cut_off.and_then(|entry| entry.source.clone()),
+            source: interrupted.and_then(|entry| entry.source.clone()),
             mapping: None,
             access: match &wanted.access {
                 WantedAccess::Block => Access::Block,
@@ -80,8 +80,8 @@ impl<'a> Job<'a> {
             mode: wanted.mode,
             staging: wanted.staging.clone(),
             read_only: wanted.read_only,
-            format: cut_off.and_then(|entry| entry.format),
-            growth: cut_off.and_then(|entry| entry.growth.clone()),
+            format: interrupted.and_then(|entry| entry.format),
+            growth: interrupted.and_then(|entry| entry.growth.clone()),
             inline: wanted.inline,
             boot: node.boot.clone(),
             parameters: order.parameters.to_json(),
@@ -154,7 +154,7 @@ impl<'a> Job<'a> {
     /// Ends what was interrupted while it wrote on the device, without mounting and without a secret: afterwards the device holds
     /// a whole file system, or a LUKS header that tells what there is behind it, or nothing. What the medium does not say to be
     /// interrupted is left as it is, whatever the journal says.
-    pub fn finish_cut_off(&mut self) -> Result<()> {
+    pub fn finish_interrupted(&mut self) -> Result<()> {
         self.connect()?;
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
         let opened = self.open_alone(&device)?;
@@ -346,7 +346,7 @@ impl<'a> Job<'a> {
         let steps = plan::prepare(fstype, self.entry.read_only, check, &found)?;
         for prepare in &steps {
             if let Prepare::Mkfs(fstype) = prepare {
-                // Options that are refused are no mkfs that was cut off.
+                // Options that are refused are no mkfs that was interrupted.
                 self.order.parameters.node.mkfs_arguments(*fstype)?;
             }
         }
@@ -406,10 +406,10 @@ impl<'a> Job<'a> {
     /// What is on the device, but for the mark of a format, which is remembered.
     fn probe(&mut self, open: &Device) -> Result<Contents> {
         let connect = self.order.backend.connect();
-        let beneath = connect.beneath(&self.entry.id, open)?;
+        let beneath = connect.backing_file(&self.entry.id, open)?;
         let evidence = match &beneath {
             Some(file) => Evidence::Beneath(file),
-            None if connect.made_empty(self.order.publish_context) => Evidence::MadeEmpty,
+            None if connect.known_blank(self.order.publish_context) => Evidence::MadeEmpty,
             None => Evidence::None,
         };
         let journaled = self.entry.format.map(|format| format.offset);
@@ -463,10 +463,10 @@ impl<'a> Job<'a> {
             Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
             Prepare::Check(fstype) => self.check(&name, fstype, || fs::check(self.opened(device)?, fstype).map_err(Error::from)),
             Prepare::CheckFully(fstype) => {
-                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Mend::Safely).map_err(Error::from))
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Repair::Safely).map_err(Error::from))
             }
-            Prepare::MendGrowth(fstype) => {
-                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Mend::All).map_err(Error::from))
+            Prepare::RepairGrowth(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Repair::All).map_err(Error::from))
             }
             Prepare::RecordGrowth => {
                 self.mark(State::Growing)?;
@@ -492,8 +492,8 @@ impl<'a> Job<'a> {
     fn check(&self, name: &str, fstype: FsType, check: impl FnOnce() -> Result<fs::Checked>) -> Result<()> {
         let said = match step("check", &name, check)? {
             fs::Checked::Clean => return Ok(()),
-            fs::Checked::Mended => "the check before the mount mended errors",
-            fs::Checked::Completed => "an earlier check was cut off while it wrote the superblock; this one has completed it",
+            fs::Checked::Repaired => "the check before the mount repaired errors",
+            fs::Checked::Completed => "an earlier check was interrupted while it wrote the superblock; this one has completed it",
         };
         tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "{said}");
         Ok(())
@@ -519,17 +519,17 @@ impl<'a> Job<'a> {
         outcome
     }
 
-    /// The staging folder, made if need be.
+    /// The staging directory, made if need be.
     fn place(&mut self) -> Result<OwnedFd> {
         let (root, staging) = (self.order.root, self.entry.staging.clone());
         if root.open_path(&staging)?.is_none() {
-            self.done.push(Undo::Folder);
-            step("make folder", &staging.display(), || root.make_dir(&staging, 0o750))?;
+            self.done.push(Undo::Directory);
+            step("make directory", &staging.display(), || root.make_dir(&staging, 0o750))?;
         }
-        root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging folder vanished"))
+        root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging directory vanished"))
     }
 
-    /// A folder of a shared mount is bound to the staging path: what the mount is like is its first user's choice, what the bind
+    /// A directory of a shared mount is bound to the staging path: what the mount is like is its first user's choice, what the bind
     /// forbids is this one's.
     fn bind(&mut self, directory: &Directory) -> Result<()> {
         let (mut attributes, _) = split_flags(&self.flags().after(&directory.options))?;
@@ -538,7 +538,7 @@ impl<'a> Job<'a> {
         let place = self.place()?;
         self.done.push(Undo::Mount);
         step("bind", &format_args!("{} on {}", directory.source, staging.display()), || {
-            let from = mount::open_in(&directory.mount, &directory.folder)?;
+            let from = mount::open_in(&directory.mount, &directory.directory)?;
             let detached = mount::clone_mount(from.as_fd(), &attributes)?;
             mount::attach(detached, place.as_fd(), &staging)
         })?;
@@ -648,10 +648,10 @@ impl<'a> Job<'a> {
         self.device = None;
         self.luks = None;
         // It may still become connected: what was begun stays in the journal, for the next stage or unstage.
-        if matches!(error, Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. }) {
+        if matches!(error, Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. }) {
             return error;
         }
-        if matches!(error, Error::Unproven { .. }) {
+        if matches!(error, Error::Unverified { .. }) {
             // It was left as it is, and it is for a person to decide: there is nothing that a repeat would complete.
             self.entry.format = None;
         }
@@ -671,7 +671,7 @@ impl<'a> Job<'a> {
         let (id, staging) = (&self.entry.id, &self.entry.staging);
         match undo {
             Undo::Mount => unmount_all(self.order.root, staging, &self.entry.shown()).map(|_| ()),
-            Undo::Folder => Ok(step("remove folder", &staging.display(), || self.order.root.remove(staging))?),
+            Undo::Directory => Ok(step("remove directory", &staging.display(), || self.order.root.remove(staging))?),
             Undo::Mapping => self.node.close_mapping(id),
             Undo::Connection => {
                 if let Some(source) = &self.entry.source {
@@ -681,7 +681,7 @@ impl<'a> Job<'a> {
                 Ok(())
             }
             // An inline volume's entry goes with the volume.
-            Undo::Journal if self.entry.is_cut_off() || self.entry.inline => Ok(()),
+            Undo::Journal if self.entry.is_interrupted() || self.entry.inline => Ok(()),
             Undo::Journal => self.node.journal.remove_stage(id),
         }
     }

@@ -38,7 +38,7 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
     let used = sources.used(entry.encryption()?).ok_or_else(gone)?;
     let source = sources.connected.ok_or_else(gone)?;
     if let Source::Directory(_) = source {
-        // A folder is as large as its server lets it become; the node has nothing to do.
+        // A directory is as large as its server lets it become; the node has nothing to do.
         return Ok(request.required.unwrap_or_default());
     }
     let size = step("refresh", &source_name(&source), || connect.refresh(id, &source))?;

@@ -1,6 +1,6 @@
 //! A group that may read and write a whole volume (VOLUME_MOUNT_GROUP; Kubernetes' fsGroup, OnRootMismatch).
 //!
-//! The root is done last: whoever finds it right knows that everything below is right, and a walk that was cut off is
+//! The root is done last: anyone who finds it right knows that everything below is right, and a walk that was interrupted is
 //! done again. No link is followed and no mount below is entered.
 //!
 //! A pod chooses how deep and how wide its volume is. So the walk has four descriptors and bounded memory, whatever the tree: it goes
@@ -21,8 +21,8 @@ use crate::os;
 
 /// For a file: read and write, for its owner too, as kubelet does it.
 const FILE: u32 = 0o660;
-/// For a folder also: enter it, and what is made in it belongs to the group.
-const FOLDER: u32 = 0o2770;
+/// For a directory also: enter it, and what is made in it belongs to the group.
+const DIRECTORY: u32 = 0o2770;
 /// Of how many open directories, the deepest, it is remembered where to read on; 16 bytes each. Further up the directory is read again, up
 /// to the one that the walk came from.
 const REMEMBERED: usize = 1 << 16;
@@ -31,7 +31,7 @@ const BUFFER: usize = 4096;
 /// Neither out of the mount nor along a link.
 const WITHIN: ResolveFlags = ResolveFlags::NO_XDEV.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// Makes everything on the file system of the folder `root` belong to `gid`, readable and writable for it. Answers whether
+/// Makes everything on the file system of the directory `root` belong to `gid`, readable and writable for it. Answers whether
 /// anything had to be done. `path` is for messages.
 ///
 /// # Errors
@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
             // A symbolic link at the end is opened itself, as O_PATH and O_NOFOLLOW together do.
             let place = match rustix::fs::openat2(&self.current, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
                 Ok(place) => place,
-                // Whoever uses the volume may remove things meanwhile; or it is a mount.
+                // Anyone who uses the volume may remove things meanwhile; or it is a mount.
                 Err(Errno::NOENT | Errno::XDEV) => continue,
                 Err(errno) => return Err(failed("open")(errno)),
             };
@@ -209,7 +209,7 @@ fn reopen(place: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 
 fn wanted(stat: &Stat) -> u32 {
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => FOLDER,
+        FileType::Directory => DIRECTORY,
         FileType::Symlink => 0,
         _ => FILE,
     }
@@ -253,16 +253,16 @@ mod tests {
         }
         let outside = tempfile::NamedTempFile::new().expect("a file");
         let before = fs::metadata(outside.path()).expect("stat");
-        let folder = tempfile::tempdir().expect("a folder");
-        let deep = folder.path().join("a/b");
+        let directory = tempfile::tempdir().expect("a directory");
+        let deep = directory.path().join("a/b");
         fs::create_dir_all(&deep).expect("makes");
         fs::write(deep.join("file"), "x").expect("writes");
         fs::set_permissions(deep.join("file"), fs::Permissions::from_mode(0o4700)).expect("chmod");
         symlink(outside.path(), deep.join("link")).expect("links");
-        let root = fs::File::open(folder.path()).expect("opens");
+        let root = fs::File::open(directory.path()).expect("opens");
 
-        assert!(apply(root.as_fd(), folder.path(), 4711).expect("applies"));
-        for path in [folder.path(), &deep, &folder.path().join("a")] {
+        assert!(apply(root.as_fd(), directory.path(), 4711).expect("applies"));
+        for path in [directory.path(), &deep, &directory.path().join("a")] {
             let stat = fs::metadata(path).expect("stat");
             assert_eq!((stat.gid(), stat.mode() & 0o2770), (4711, 0o2770), "{}", path.display());
         }
@@ -272,22 +272,22 @@ mod tests {
         let after = fs::metadata(outside.path()).expect("stat");
         assert_eq!((after.gid(), after.mode()), (before.gid(), before.mode()), "what a link leads to is untouched");
 
-        assert!(!apply(root.as_fd(), folder.path(), 4711).expect("applies"), "a right root is all that is looked at");
+        assert!(!apply(root.as_fd(), directory.path(), 4711).expect("applies"), "a right root is all that is looked at");
     }
 
     #[test]
-    fn a_walk_that_was_cut_off_is_done_again() {
+    fn a_walk_that_was_interrupted_is_done_again() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: changing groups needs root");
             return;
         }
-        let folder = tempfile::tempdir().expect("a folder");
-        fs::write(folder.path().join("early"), "").expect("writes");
-        fs::write(folder.path().join("late"), "").expect("writes");
-        std::os::unix::fs::chown(folder.path().join("early"), None, Some(4711)).expect("as a cut-off walk leaves it");
-        let root = fs::File::open(folder.path()).expect("opens");
-        assert!(apply(root.as_fd(), folder.path(), 4711).expect("applies"));
-        assert_eq!(fs::metadata(folder.path().join("late")).expect("stat").gid(), 4711);
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("early"), "").expect("writes");
+        fs::write(directory.path().join("late"), "").expect("writes");
+        std::os::unix::fs::chown(directory.path().join("early"), None, Some(4711)).expect("as an interrupted walk leaves it");
+        let root = fs::File::open(directory.path()).expect("opens");
+        assert!(apply(root.as_fd(), directory.path(), 4711).expect("applies"));
+        assert_eq!(fs::metadata(directory.path().join("late")).expect("stat").gid(), 4711);
     }
 
     /// Runs `test` in a process of its own, which may have few descriptors; true in that process.
@@ -305,10 +305,10 @@ mod tests {
         false
     }
 
-    fn descend(folder: &mut OwnedFd, name: &str) {
-        rustix::fs::mkdirat(&*folder, name, Mode::RWXU).expect("makes");
-        let below = rustix::fs::openat(&*folder, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("opens");
-        *folder = below;
+    fn descend(directory: &mut OwnedFd, name: &str) {
+        rustix::fs::mkdirat(&*directory, name, Mode::RWXU).expect("makes");
+        let below = rustix::fs::openat(&*directory, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("opens");
+        *directory = below;
     }
 
     /// VmHWM, in KiB.

@@ -50,7 +50,7 @@ pub(super) fn storage_health(node: &Node) -> Result<Health> {
         // One that cannot answer does not hide what the others say.
         let problems = report.unwrap_or_else(|error| {
             let message = format!("backend {}: {error}", backend.name());
-            vec![HealthProblem { severity: Severity::Inaccessible, reason: "BackendDown", message }]
+            vec![HealthProblem { severity: Severity::Inaccessible, reason: "BackendUnavailable", message }]
         });
         for problem in problems {
             add(&mut health, problem);
@@ -77,8 +77,11 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
         let at = observe::at(&table, &path, std::slice::from_ref(&source));
         at_place(&at, &path, entry, health);
         if observe::is_stale(&at, &path, &source) {
-            let message =
-                format!("volume {} has another folder on its server than {} shows; start its pod anew", entry.id, path.display());
+            let message = format!(
+                "volume {} has another directory on its server than {} shows; start its pod anew",
+                entry.id,
+                path.display()
+            );
             add(health, HealthProblem { severity: Severity::Inaccessible, reason: "StaleMount", message });
         }
     }

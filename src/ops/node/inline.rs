@@ -1,7 +1,7 @@
 //! Ephemeral inline volumes: made when they are published, deleted when they are unpublished.
 //!
 //! The journal entry is written before the volume is made and removed after it is deleted, so that a kill in between
-//! leaves nothing that nobody knows of. They are staged in a folder of ours, `<state folder>/inline/<volume id>`.
+//! leaves nothing that nobody knows of. They are staged in a directory of ours, `<state directory>/inline/<volume id>`.
 //!
 //! The journal alone is no evidence that a volume is ephemeral: it may be lost, or of an earlier version, and another node may have
 //! the same storage. So the volume's name in its storage says that it is, and of which node and state directory ([`mark`]), and its id
@@ -135,7 +135,7 @@ fn make(
     let id = &recipe.spec.id;
     // Before anything of it is in the journal: what is somebody else's is not undone either.
     let is_there = is_there(node, recipe)?;
-    let staging = folder(node, id)?;
+    let staging = directory(node, id)?;
     let mut wanted = stage::wanted(id, staging, &recipe.capability)?;
     wanted.inline = true;
     if known.is_none() {
@@ -281,10 +281,10 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
     }
 }
 
-/// Where it is staged. The parent folder is made here; the volume's own is the stage's.
-fn folder(node: &Node, id: &VolumeId) -> Result<PathBuf> {
+/// Where it is staged. The parent directory is made here; the volume's own is the stage's.
+fn directory(node: &Node, id: &VolumeId) -> Result<PathBuf> {
     let parent = node.state.path().join("inline");
-    step("make folder", &parent.display(), || node.state.make_dir(&parent, 0o700))?;
+    step("make directory", &parent.display(), || node.state.make_dir(&parent, 0o700))?;
     Ok(parent.join(id.to_string()))
 }
 
@@ -318,7 +318,7 @@ pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Out
     Ok(Outcome::Changed(()))
 }
 
-/// Deletes an unstaged inline volume if its storage says that it is one of ours, its folder, and last what the journal has of it.
+/// Deletes an unstaged inline volume if its storage says that it is one of ours, its directory, and last what the journal has of it.
 pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
     let backend = node.backend(id)?;
     if let Some(provision) = backend.provision() {
@@ -333,10 +333,10 @@ pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
             _ => drop(provision.delete(id)?),
         }
     }
-    let staging = folder(node, id)?;
+    let staging = directory(node, id)?;
     if !os::mountinfo::MountTable::read()?.at(&staging).is_empty() {
         return Err(super::unexpected(&staging, "something is still mounted there; unmount it"));
     }
-    step("remove folder", &staging.display(), || node.state.remove(&staging))?;
+    step("remove directory", &staging.display(), || node.state.remove(&staging))?;
     node.journal.remove_stage(id)
 }

@@ -1,6 +1,6 @@
 //! What this node has begun and not yet undone, on disk.
 //!
-//! `<state folder>/journal/<volume id>/stage.json`, and beside it one `target-<digest of the path>.json` per published
+//! `<state directory>/journal/<volume id>/stage.json`, and beside it one `target-<digest of the path>.json` per published
 //! target. Written before the first side effect, removed after the last is undone. Each file is whole or not there.
 //! A file that cannot be read is reported and kept aside as `.damaged`; nothing is guessed from it.
 //!
@@ -208,7 +208,7 @@ impl From<&Mark> for Format {
 
 impl StageEntry {
     /// Whether the device may hold a part of something that must be seen to an end.
-    pub fn is_cut_off(&self) -> bool {
+    pub fn is_interrupted(&self) -> bool {
         self.format.is_some() || self.growth.is_some()
     }
 
@@ -235,7 +235,7 @@ impl StageEntry {
     /// How the volume lies on its device, by its parameters.
     ///
     /// # Errors
-    /// Not final where the parameters are not as we wrote them: whoever cannot read them must not take ciphertext for data.
+    /// Not final where the parameters are not as we wrote them: anyone who cannot read them must not take ciphertext for data.
     pub fn encryption(&self) -> Result<Encryption> {
         #[derive(Deserialize)]
         struct OfNode {
@@ -263,7 +263,7 @@ pub struct TargetEntry {
     pub boot: String,
 }
 
-/// Mounts that are held still for a snapshot.
+/// Mounts that are frozen for a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrozenEntry {
@@ -276,7 +276,7 @@ pub struct FrozenEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub id: VolumeId,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub stage: Option<StageEntry>,
     /// When the stage's entry was written last: its phase is as old.
     pub written: Option<SystemTime>,
@@ -289,27 +289,27 @@ pub struct Found {
 
 /// The whole journal, as it was found.
 #[derive(Clone, Debug, Default)]
-pub struct Sight {
+pub struct JournalSnapshot {
     pub volumes: Vec<Found>,
     /// With the file's path.
     pub frozen: Vec<(PathBuf, FrozenEntry)>,
 }
 
-/// Reads the journal below a state folder without opening it: nothing is made, kept aside or swept, so that it can be done beside
+/// Reads the journal below a state directory without opening it: nothing is made, kept aside or swept, so that it can be done beside
 /// a driver that runs. Costs as much as there are volumes. No journal is an empty one.
 ///
 /// # Errors
-/// Where a folder or file cannot be read.
-pub fn look(state: &Path) -> Result<Sight> {
-    let folder = state.join("journal");
-    let mut sight = Sight::default();
-    let mut list = names(&folder)?;
+/// Where a directory or file cannot be read.
+pub fn look(state: &Path) -> Result<JournalSnapshot> {
+    let directory = state.join("journal");
+    let mut sight = JournalSnapshot::default();
+    let mut list = names(&directory)?;
     list.sort();
     for name in list {
         if let Ok(id) = name.parse::<VolumeId>() {
-            sight.volumes.extend(look_at(id, folder.join(&name))?);
+            sight.volumes.extend(look_at(id, directory.join(&name))?);
         } else if name.starts_with(FROZEN) && name.ends_with(".json") {
-            let path = folder.join(&name);
+            let path = directory.join(&name);
             if let Some(Ok(Parsed::Entry(entry))) = durable::read(&path, LONGEST)?.map(|content| parse(&content)) {
                 sight.frozen.push((path, entry));
             }
@@ -319,13 +319,13 @@ pub fn look(state: &Path) -> Result<Sight> {
 }
 
 /// `None` where there is nothing of the volume.
-fn look_at(id: VolumeId, folder: PathBuf) -> Result<Option<Found>> {
-    let mut list = names(&folder)?;
+fn look_at(id: VolumeId, directory: PathBuf) -> Result<Option<Found>> {
+    let mut list = names(&directory)?;
     list.sort();
     let (stage, written) = (None, None);
-    let mut found = Found { id, folder, stage, written, targets: Vec::new(), damaged: Vec::new(), unreadable: Vec::new() };
+    let mut found = Found { id, directory, stage, written, targets: Vec::new(), damaged: Vec::new(), unreadable: Vec::new() };
     for name in list {
-        let path = found.folder.join(&name);
+        let path = found.directory.join(&name);
         if name.ends_with(".damaged") {
             found.damaged.push(path);
         } else if name == STAGE {
@@ -356,23 +356,23 @@ impl Found {
         Ok(None)
     }
 
-    /// All files of it, for whoever takes it away by hand.
+    /// All files of it, for anyone who takes it away by hand.
     pub fn files(&self) -> Vec<PathBuf> {
-        let stage = self.stage.iter().map(|_| self.folder.join(STAGE));
-        let targets = self.targets.iter().map(|target| self.folder.join(target_name(&target.target)));
+        let stage = self.stage.iter().map(|_| self.directory.join(STAGE));
+        let targets = self.targets.iter().map(|target| self.directory.join(target_name(&target.target)));
         stage.chain(targets).chain(self.damaged.iter().cloned()).collect()
     }
 
     /// The file of a target.
     pub fn file_of(&self, target: &Path) -> PathBuf {
-        self.folder.join(target_name(target))
+        self.directory.join(target_name(target))
     }
 }
 
-/// The journal's folder.
+/// The journal's directory.
 #[derive(Debug)]
 pub struct Journal {
-    folder: PathBuf,
+    directory: PathBuf,
     /// Records of frozen mounts that no longer hold, but could not be removed: at the next start they would thaw what someone
     /// else holds still by then.
     stale: Mutex<Vec<String>>,
@@ -401,13 +401,13 @@ impl Counted {
 impl Journal {
     /// Opens `<state>/journal`, making it if need be, for its owner only.
     pub fn open(state: &Path) -> Result<Journal> {
-        let folder = state.join("journal");
+        let directory = state.join("journal");
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&folder)
-            .map_err(|error| os::Error::io("make journal folder", &folder, error))?;
-        Ok(Journal { folder, stale: Mutex::default(), counted: Mutex::default() })
+            .create(&directory)
+            .map_err(|error| os::Error::io("make journal directory", &directory, error))?;
+        Ok(Journal { directory, stale: Mutex::default(), counted: Mutex::default() })
     }
 
     /// The volume's stage.
@@ -421,7 +421,7 @@ impl Journal {
         self.write(&entry.id, STAGE, entry)
     }
 
-    /// Removes the volume's stage, and its folder if nothing else is in it.
+    /// Removes the volume's stage, and its directory if nothing else is in it.
     pub fn remove_stage(&self, id: &VolumeId) -> Result<()> {
         self.remove(id, STAGE)
     }
@@ -434,13 +434,13 @@ impl Journal {
 
     /// All targets of a volume.
     pub fn targets(&self, id: &VolumeId) -> Result<Vec<TargetEntry>> {
-        let folder = self.of(id);
+        let directory = self.of(id);
         let mut names: Vec<String> =
-            names(&folder)?.into_iter().filter(|name| name.starts_with("target-") && name.ends_with(".json")).collect();
+            names(&directory)?.into_iter().filter(|name| name.starts_with("target-") && name.ends_with(".json")).collect();
         names.sort();
         let mut targets = Vec::with_capacity(names.len());
         for name in names {
-            let entry: Option<TargetEntry> = read(&folder, &name)?;
+            let entry: Option<TargetEntry> = read(&directory, &name)?;
             targets.extend(self.belongs(id, entry, |entry| &entry.id)?);
         }
         Ok(targets)
@@ -451,7 +451,7 @@ impl Journal {
         self.write(&entry.id, &target_name(&entry.target), entry)
     }
 
-    /// Removes a target, and the volume's folder if nothing else is in it.
+    /// Removes a target, and the volume's directory if nothing else is in it.
     pub fn remove_target(&self, id: &VolumeId, target: &Path) -> Result<()> {
         self.remove(id, &target_name(target))
     }
@@ -484,18 +484,18 @@ impl Journal {
 
     /// All volumes that the journal knows. Only for the start: it costs as much as there are.
     pub fn volumes(&self) -> Result<Vec<VolumeId>> {
-        Ok(names(&self.folder)?.iter().filter_map(|name| name.parse().ok()).collect())
+        Ok(names(&self.directory)?.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Removes what killed writers left: half-written files, and folders in which there is nothing. Only for the start, when
+    /// Removes what killed writers left: half-written files, and directories in which there is nothing. Only for the start, when
     /// nobody writes.
     pub fn sweep(&self) -> Result<()> {
-        sweep_files(&self.folder)?;
+        sweep_files(&self.directory)?;
         for id in self.volumes()? {
-            let folder = self.of(&id);
-            sweep_files(&folder)?;
-            if names(&folder)?.is_empty() {
-                os::step::step("remove leftover", &folder.display(), || remove_empty(&folder))?;
+            let directory = self.of(&id);
+            sweep_files(&directory)?;
+            if names(&directory)?.is_empty() {
+                os::step::step("remove leftover", &directory.display(), || remove_empty(&directory))?;
             }
         }
         Ok(())
@@ -505,14 +505,14 @@ impl Journal {
     pub fn write_frozen(&self, number: u64, entry: &FrozenEntry) -> Result<String> {
         let name = format!("{FROZEN}{}-{number}.json", std::process::id());
         let content = encode(entry)?;
-        let written = os::step::step("write journal", &name, || durable::write(&self.folder, &name, &content));
+        let written = os::step::step("write journal", &name, || durable::write(&self.directory, &name, &content));
         written.inspect_err(|_: &os::Error| self.stale().push(name.clone()))?;
         Ok(name)
     }
 
     /// Forgets a record of frozen mounts.
     pub fn remove_frozen(&self, name: &str) -> Result<()> {
-        let removed = os::step::step("remove journal", &name, || durable::remove(&self.folder, name));
+        let removed = os::step::step("remove journal", &name, || durable::remove(&self.directory, name));
         Ok(removed.inspect_err(|_: &os::Error| self.stale().push(name.to_owned()))?)
     }
 
@@ -528,7 +528,7 @@ impl Journal {
         self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes a file that was kept aside, and the volume's folder if nothing else is in it.
+    /// Removes a file that was kept aside, and the volume's directory if nothing else is in it.
     pub fn remove_damaged(&self, id: &VolumeId, name: &str) -> Result<()> {
         self.remove(id, name)
     }
@@ -536,42 +536,42 @@ impl Journal {
     /// What was frozen when an earlier process ended.
     pub fn frozen(&self) -> Result<Vec<(String, FrozenEntry)>> {
         let mut found = Vec::new();
-        for name in names(&self.folder)? {
+        for name in names(&self.directory)? {
             if name.starts_with(FROZEN) && name.ends_with(".json") {
-                found.extend(read(&self.folder, &name)?.map(|entry| (name, entry)));
+                found.extend(read(&self.directory, &name)?.map(|entry| (name, entry)));
             }
         }
         Ok(found)
     }
 
     fn of(&self, id: &VolumeId) -> PathBuf {
-        self.folder.join(id.to_string())
+        self.directory.join(id.to_string())
     }
 
     fn write<T: Serialize>(&self, id: &VolumeId, name: &str, entry: &T) -> Result<()> {
-        let folder = self.of(id);
+        let directory = self.of(id);
         let content = encode(entry)?;
-        os::step::step("write journal", &format_args!("{}/{name}", folder.display()), || {
-            match fs::DirBuilder::new().mode(0o700).create(&folder) {
-                Ok(()) => durable::sync_dir(&self.folder)?,
+        os::step::step("write journal", &format_args!("{}/{name}", directory.display()), || {
+            match fs::DirBuilder::new().mode(0o700).create(&directory) {
+                Ok(()) => durable::sync_dir(&self.directory)?,
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(os::Error::io("make journal folder", &folder, error)),
+                Err(error) => return Err(os::Error::io("make journal directory", &directory, error)),
             }
-            durable::write(&folder, name, &content)
+            durable::write(&directory, name, &content)
         })?;
         self.counted().note(id, name, true);
         Ok(())
     }
 
     fn remove(&self, id: &VolumeId, name: &str) -> Result<()> {
-        let folder = self.of(id);
-        os::step::step("remove journal", &format_args!("{}/{name}", folder.display()), || {
-            match durable::remove(&folder, name) {
-                // The folder itself may be gone already.
+        let directory = self.of(id);
+        os::step::step("remove journal", &format_args!("{}/{name}", directory.display()), || {
+            match durable::remove(&directory, name) {
+                // The directory itself may be gone already.
                 Err(error) if error.is_missing() => {}
                 other => other?,
             }
-            remove_empty(&folder)
+            remove_empty(&directory)
         })?;
         self.counted().note(id, name, false);
         Ok(())
@@ -590,19 +590,19 @@ impl Journal {
     }
 }
 
-/// Removes a volume's folder if nothing is in it.
-fn remove_empty(folder: &Path) -> os::Result<()> {
-    match fs::remove_dir(folder) {
+/// Removes a volume's directory if nothing is in it.
+fn remove_empty(directory: &Path) -> os::Result<()> {
+    match fs::remove_dir(directory) {
         Ok(()) => Ok(()),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTEMPTY | libc::EEXIST)) => Ok(()),
-        Err(error) => Err(os::Error::io("remove journal folder", folder, error)),
+        Err(error) => Err(os::Error::io("remove journal directory", directory, error)),
     }
 }
 
-/// Removes what [`durable::write`] leaves when it is cut off.
-fn sweep_files(folder: &Path) -> Result<()> {
-    for name in names(folder)?.iter().filter(|name| name.starts_with('.') && name.ends_with(".json.tmp")) {
-        os::step::step("remove leftover", &folder.join(name).display(), || durable::remove(folder, name))?;
+/// Removes what [`durable::write`] leaves when it is interrupted.
+fn sweep_files(directory: &Path) -> Result<()> {
+    for name in names(directory)?.iter().filter(|name| name.starts_with('.') && name.ends_with(".json.tmp")) {
+        os::step::step("remove leftover", &directory.join(name).display(), || durable::remove(directory, name))?;
     }
     Ok(())
 }
@@ -616,16 +616,16 @@ fn encode<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
     serde_json::to_vec_pretty(entry).map_err(|error| Error::failed("write journal", "entry", error))
 }
 
-/// The names in a folder; none where there is no folder.
-fn names(folder: &Path) -> Result<Vec<String>> {
-    let list = match fs::read_dir(folder) {
+/// The names in a directory; none where there is no directory.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let list = match fs::read_dir(directory) {
         Ok(list) => list,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(os::Error::io("read journal folder", folder, error).into()),
+        Err(error) => return Err(os::Error::io("read journal directory", directory, error).into()),
     };
     let mut names = Vec::new();
     for entry in list {
-        let entry = entry.map_err(|error| os::Error::io("read journal folder", folder, error))?;
+        let entry = entry.map_err(|error| os::Error::io("read journal directory", directory, error))?;
         names.extend(entry.file_name().into_string().ok());
     }
     Ok(names)
@@ -636,8 +636,8 @@ struct Versioned {
     version: u32,
 }
 
-fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>> {
-    let path = folder.join(name);
+fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<Option<T>> {
+    let path = directory.join(name);
     let Some(content) = durable::read(&path, LONGEST)? else { return Ok(None) };
     match parse(&content) {
         Ok(Parsed::Entry(entry)) => Ok(Some(entry)),
@@ -790,8 +790,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_the_last_removal_leaves_no_folder() {
-        let state = tempfile::tempdir().expect("a folder");
+    fn what_is_written_is_read_and_the_last_removal_leaves_no_directory() {
+        let state = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(state.path()).expect("opens");
         assert_eq!(journal.stage(&id()).expect("reads"), None);
         journal.write_stage(&entry()).expect("writes");
@@ -815,23 +815,23 @@ mod tests {
 
     #[test]
     fn what_killed_writers_left_is_swept_and_entries_stay() {
-        let state = tempfile::tempdir().expect("a folder");
+        let state = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(state.path()).expect("opens");
         journal.write_stage(&entry()).expect("writes");
-        let folder = state.path().join("journal");
-        fs::write(folder.join("image:a/.stage.json.tmp"), "{").expect("writes");
-        fs::write(folder.join(".frozen-1-0.json.tmp"), "{").expect("writes");
-        fs::create_dir(folder.join("image:b")).expect("makes");
-        fs::write(folder.join("image:b/.stage.json.tmp"), "").expect("writes");
+        let directory = state.path().join("journal");
+        fs::write(directory.join("image:a/.stage.json.tmp"), "{").expect("writes");
+        fs::write(directory.join(".frozen-1-0.json.tmp"), "{").expect("writes");
+        fs::create_dir(directory.join("image:b")).expect("makes");
+        fs::write(directory.join("image:b/.stage.json.tmp"), "").expect("writes");
         journal.sweep().expect("sweeps");
-        assert_eq!(names(&folder).expect("reads"), ["image:a"]);
-        assert_eq!(names(&folder.join("image:a")).expect("reads"), ["stage.json"]);
+        assert_eq!(names(&directory).expect("reads"), ["image:a"]);
+        assert_eq!(names(&directory.join("image:a")).expect("reads"), ["stage.json"]);
         journal.sweep().expect("nothing to sweep is fine");
     }
 
     #[test]
     fn a_torn_file_is_kept_aside_and_nothing_is_guessed() {
-        let state = tempfile::tempdir().expect("a folder");
+        let state = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(state.path()).expect("opens");
         journal.write_stage(&entry()).expect("writes");
         let path = state.path().join("journal/image:a/stage.json");
@@ -866,9 +866,9 @@ mod tests {
         let journal = Journal::open(state.path()).expect("opens");
         journal.write_stage(&entry()).expect("writes");
         journal.write_target(&target("/t/1")).expect("writes");
-        let folder = state.path().join("journal/image:a");
+        let directory = state.path().join("journal/image:a");
         let later = |name: &str| {
-            let path = folder.join(name);
+            let path = directory.join(name);
             let mut fields: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("reads")).expect("JSON");
             let object = fields.as_object_mut().expect("an object");
             object.extend([("version".to_owned(), (VERSION + 1).into()), ("added".to_owned(), true.into())]);
@@ -891,9 +891,9 @@ mod tests {
         assert!(journal.knows(&id()).expect("reads"));
         let found = look(state.path()).expect("reads").volumes;
         assert!(found[0].unreadable.len() == 2 && found[0].damaged.is_empty(), "{found:?}");
-        assert_eq!(fs::read_to_string(folder.join(STAGE)).expect("kept"), stage);
-        assert_eq!(fs::read_to_string(folder.join(target_name(Path::new("/t/1")))).expect("kept"), target);
-        assert_eq!(names(&folder).expect("reads").len(), 2, "nothing is kept aside");
+        assert_eq!(fs::read_to_string(directory.join(STAGE)).expect("kept"), stage);
+        assert_eq!(fs::read_to_string(directory.join(target_name(Path::new("/t/1")))).expect("kept"), target);
+        assert_eq!(names(&directory).expect("reads").len(), 2, "nothing is kept aside");
     }
 
     #[test]
@@ -930,7 +930,7 @@ mod tests {
 
     #[test]
     fn an_entry_of_another_volume_is_no_entry() {
-        let state = tempfile::tempdir().expect("a folder");
+        let state = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(state.path()).expect("opens");
         journal.write_stage(&entry()).expect("writes");
         let other: VolumeId = "image:b".parse().expect("valid");

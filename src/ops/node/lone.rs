@@ -1,4 +1,4 @@
-//! One process per state folder: its file `lock` is held (flock) by the driver that serves the node, or by `inspect --fix`.
+//! One process per state directory: its file `lock` is held (flock) by the driver that serves the node, or by `inspect --fix`.
 //!
 //! The kernel gives it back when the holder ends, however it does.
 
@@ -17,7 +17,7 @@ const ORPHANS: Duration = Duration::from_secs(5);
 
 /// The lock, given back when dropped.
 #[derive(Debug)]
-pub struct Alone {
+pub struct StateDirLock {
     _file: File,
 }
 
@@ -26,12 +26,12 @@ pub fn path(state: &Path) -> PathBuf {
     state.join(LOCK)
 }
 
-impl Alone {
-    /// Takes the lock of an existing state folder.
+impl StateDirLock {
+    /// Takes the lock of an existing state directory.
     ///
     /// # Errors
     /// `InUse`, naming the process that has it; a failure where the file cannot be made.
-    pub fn take(state: &Path) -> Result<Alone> {
+    pub fn take(state: &Path) -> Result<StateDirLock> {
         let path = path(state);
         let failed = |error| os::Error::io("open", &path, error);
         let mut options = File::options();
@@ -50,8 +50,8 @@ impl Alone {
             if lives || !udev::wait_until(Instant::now().checked_add(ORPHANS), locked)? {
                 let holder = holder.map_or("another process".to_owned(), |pid| format!("process {pid}"));
                 return Err(Error::InUse {
-                    object: format!("state folder {}", state.display()),
-                    by: format!("{holder} serves this node from it; stop that one, or name another folder"),
+                    object: format!("state directory {}", state.display()),
+                    by: format!("{holder} serves this node from it; stop that one, or name another directory"),
                 });
             }
         }
@@ -59,7 +59,7 @@ impl Alone {
         if let Err(error) = file.write_all_at(format!("{:10}\n", std::process::id()).as_bytes(), 0) {
             tracing::warn!(path = %path.display(), %error, "the lock is held, but our process id could not be written into it");
         }
-        Ok(Alone { _file: file })
+        Ok(StateDirLock { _file: file })
     }
 }
 
@@ -77,14 +77,14 @@ mod tests {
     #[test]
     fn the_second_is_refused_and_told_who_has_it() {
         let state = tempfile::tempdir().unwrap();
-        let first = Alone::take(state.path()).unwrap();
+        let first = StateDirLock::take(state.path()).unwrap();
         let said = std::fs::read_to_string(path(state.path())).unwrap();
         assert_eq!(said.trim(), std::process::id().to_string());
         // A living process that is not this one.
         std::fs::write(path(state.path()), "1\n").unwrap();
-        let error = Alone::take(state.path()).unwrap_err();
+        let error = StateDirLock::take(state.path()).unwrap_err();
         assert!(matches!(&error, Error::InUse { by, .. } if by.starts_with("process 1 ")), "{error}");
         drop(first);
-        Alone::take(state.path()).unwrap();
+        StateDirLock::take(state.path()).unwrap();
     }
 }

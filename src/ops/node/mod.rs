@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::backend::registry::Registry;
 use crate::backend::{Backend, Directory, Held, Quiesce, Source};
 use crate::ops::lock::Locks;
-use crate::ops::parameters::made_by_hand;
+use crate::ops::parameters::static_volume_backend;
 use crate::os;
 use crate::os::path::Root;
 use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, Secrets, Topology, Volume, VolumeId};
@@ -68,7 +68,7 @@ pub enum Handle {
     /// One of ours.
     Id(VolumeId),
     /// Any other text: the kubelet's name of an ephemeral inline volume (`csi-...`), which lives from publish to unpublish, or what
-    /// someone calls a volume that he made by hand.
+    /// the handle of a static volume.
     Name(String),
 }
 
@@ -167,14 +167,14 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens the journal, compares it with the kernel, finishes or undoes what a kill cut off, thaws what was left frozen.
+    /// Opens the journal, compares it with the kernel, finishes or undoes what a kill interrupted, thaws what was left frozen.
     /// What it does not own it reports in the log and leaves alone.
     ///
     /// Returns when that is done, and at the latest after `patience`: what hangs with its storage is locked until it is done, and
     /// calls about it are turned away.
     ///
     /// # Errors
-    /// Where the journal or the kubelet's folder cannot be used.
+    /// Where the journal or the kubelet's directory cannot be used.
     pub fn open(settings: NodeSettings, registry: Registry, locks: Locks, patience: Duration) -> Result<Arc<Node>> {
         let node = Arc::new(Node::as_it_is(settings, registry, locks)?);
         recover::recover(&node, patience);
@@ -185,7 +185,7 @@ impl Node {
     fn as_it_is(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
         let kubelet = Root::open(&settings.kubelet_dir).map_err(|error| {
             let path = settings.kubelet_dir.display();
-            Error::invalid("kubelet_dir", format!("{path} cannot be used ({error}); make it, or name the kubelet's folder"))
+            Error::invalid("kubelet_dir", format!("{path} cannot be used ({error}); make it, or name the kubelet's directory"))
         })?;
         let journal = Arc::new(Journal::open(&settings.state_dir)?);
         let state = Root::open(&settings.state_dir)?;
@@ -212,7 +212,7 @@ impl Node {
     /// The id by which the CO and stored data know this node.
     ///
     /// # Errors
-    /// `BackendDown` while a backend that has its own id of this node does not know it.
+    /// `BackendUnavailable` while a backend that has its own id of this node does not know it.
     fn settled_id(&self) -> Result<&NodeId> {
         if let Some(settled) = self.settled.get() {
             return Ok(settled);
@@ -228,7 +228,7 @@ impl Node {
     /// staging path; a raw block volume is connected only.
     ///
     /// # Errors
-    /// `Conflict` where it is staged otherwise; `InUse` where the staging path is taken; `Unproven` where the device
+    /// `Conflict` where it is staged otherwise; `InUse` where the staging path is taken; `Unverified` where the device
     /// holds something that was not to be expected.
     pub fn stage(&self, request: &StageRequest) -> Result<Outcome<()>> {
         stage::stage(self, request)
@@ -334,7 +334,7 @@ impl Node {
         if let Some(entry) = self.journal.stage(id)? {
             let staging = entry.staging.display();
             // A mkfs must be seen to an end before another volume can have this identity.
-            if self.same_boot(&entry) || entry.is_cut_off() {
+            if self.same_boot(&entry) || entry.is_interrupted() {
                 return Ok(Some(format!("it is staged on node {node} at {staging}; unstage it first")));
             }
         }
@@ -384,7 +384,7 @@ impl Node {
 
     /// Which volume a CO means that also tells its attributes.
     fn told(&self, handle: &Handle, context: &BTreeMap<String, String>) -> Result<VolumeId> {
-        match (handle, made_by_hand(&self.registry, context)) {
+        match (handle, static_volume_backend(&self.registry, context)) {
             (Handle::Id(id), _) if self.registry.get(id.backend()).is_some() => Ok(id.clone()),
             (_, Some(backend)) => Ok(VolumeId::by_hand(backend.name(), &handle.to_string())),
             _ => self.known(handle)?.ok_or_else(|| Error::NotFound { kind: "volume", id: handle.to_string() }),
@@ -394,11 +394,11 @@ impl Node {
     /// The volume's backend.
     ///
     /// # Errors
-    /// `BackendDown` where the journal has the volume, but its backend has left the configuration; `NotFound` where neither has it.
+    /// `BackendUnavailable` where the journal has the volume, but its backend has left the configuration; `NotFound` where neither has it.
     fn backend(&self, id: &VolumeId) -> Result<&Arc<dyn Backend>> {
         match self.registry.get(id.backend()) {
             Some(backend) => Ok(backend),
-            None if self.journal.knows(id)? => Err(Error::BackendDown {
+            None if self.journal.knows(id)? => Err(Error::BackendUnavailable {
                 backend: id.backend().to_string(),
                 reason: format!(
                     "it is not in the configuration, but the journal of node {} has its volume {id}; add the backend to the \
@@ -410,12 +410,12 @@ impl Node {
         }
     }
 
-    /// A path of the CO's, below the kubelet's folder, as mountinfo will show it.
+    /// A path of the CO's, below the kubelet's directory, as mountinfo will show it.
     fn place(&self, path: &Path) -> Result<PathBuf> {
         Ok(self.kubelet.path().join(self.kubelet.relative(path)?))
     }
 
-    /// The folder below which the entry's staging path lies.
+    /// The directory below which the entry's staging path lies.
     fn root_of(&self, entry: &StageEntry) -> &Root {
         if entry.inline { &self.state } else { &self.kubelet }
     }

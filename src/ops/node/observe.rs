@@ -72,7 +72,7 @@ pub fn mounted_from<'a>(table: &'a MountTable, link: &Link) -> Option<&'a Mount>
     table.iter().find(|mount| is_of(mount, &sources))
 }
 
-/// Whether what is mounted at a place shows a folder that its server no longer has (ESTALE): another was put where it was.
+/// Whether what is mounted at a place shows a directory that its server no longer has (ESTALE): another was put where it was.
 pub fn is_stale(at: &At, place: &Path, source: &Source) -> bool {
     const PATIENCE: Duration = Duration::from_secs(3);
     let shared = matches!((at, source), (At::Ours(_), Source::Directory(_)));

@@ -191,10 +191,10 @@ pub enum Unlock {
 }
 
 /// # Errors
-/// `Unproven` for anything on the device that is neither a LUKS2 header nor proven nothing: it is left as it is.
+/// `Unverified` for anything on the device that is neither a LUKS2 header nor proven nothing: it is left as it is.
 pub fn unlock(read_only: bool, locked: &Locked) -> Result<Vec<Unlock>> {
     let refuse =
-        |reason: String| Err(Error::Unproven { device: format!("volume {} on {}", locked.volume, locked.device), reason });
+        |reason: String| Err(Error::Unverified { device: format!("volume {} on {}", locked.volume, locked.device), reason });
     let blank = locked.interrupted || locked.contents == Contents::Blank;
     let mut steps = Vec::new();
     if locked.mapping == Mapping::Stale || (locked.mapping == Mapping::Whole && blank) {
@@ -206,7 +206,7 @@ pub fn unlock(read_only: bool, locked: &Locked) -> Result<Vec<Unlock>> {
     match (&locked.contents, &locked.header) {
         (contents, _) if locked.interrupted && foreign_to_luks(contents).is_some() => {
             return refuse(format!(
-                "its LUKS format was interrupted, but now it holds {}: somebody else wrote to it. {}",
+                "its LUKS format was interrupted, but now it holds {}: another process or node wrote to it. {}",
                 foreign_to_luks(contents).unwrap_or_default(),
                 wipe_remedy(&locked.device)
             ));
@@ -281,8 +281,8 @@ pub enum Prepare {
     Check(FsType),
     /// Before a growth.
     CheckFully(FsType),
-    /// Mends what a growth that was cut off left.
-    MendGrowth(FsType),
+    /// Repairs what a growth that was interrupted left.
+    RepairGrowth(FsType),
     /// Write into the journal that a growth begins.
     RecordGrowth,
     GrowUnmounted(FsType),
@@ -293,7 +293,7 @@ pub enum Prepare {
 /// The second round, for a file system on a device.
 ///
 /// # Errors
-/// `Unproven` for anything on the device that is neither ours nor proven nothing: it is left as it is.
+/// `Unverified` for anything on the device that is neither ours nor proven nothing: it is left as it is.
 pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Found) -> Result<Vec<Prepare>> {
     match found.interrupted {
         Some(Purpose::Filesystem(begun)) => return redo_mkfs(begun, fstype, read_only, found),
@@ -362,7 +362,7 @@ fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Fou
     };
     if let Some(what) = foreign {
         let reason = format!(
-            "its mkfs ({begun}) was interrupted, but now it holds {what}: somebody else wrote to it. {}",
+            "its mkfs ({begun}) was interrupted, but now it holds {what}: another process or node wrote to it. {}",
             wipe_remedy(&found.device)
         );
         return Err(unproven(found, reason));
@@ -382,7 +382,7 @@ fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &Found) -> Resu
         Contents::Unknown(_) => None,
     };
     let refused = if let Some(what) = foreign {
-        Some(format!("now it holds {what}: somebody else wrote to it. {}", wipe_remedy(&found.device)))
+        Some(format!("now it holds {what}: another process or node wrote to it. {}", wipe_remedy(&found.device)))
     } else if let Some(asked) = fstype.filter(|asked| *asked != ext4) {
         Some(format!("{asked} was asked for; its data is left as it is. Ask for {ext4} (fsType), or use a new volume"))
     } else if found.mounted {
@@ -393,8 +393,8 @@ fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &Found) -> Resu
         None
     };
     match refused {
-        Some(reason) => Err(unproven(found, format!("the growth of its {ext4} was cut off, but {reason}"))),
-        None => Ok(vec![Prepare::MendGrowth(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]),
+        Some(reason) => Err(unproven(found, format!("the growth of its {ext4} was interrupted, but {reason}"))),
+        None => Ok(vec![Prepare::RepairGrowth(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]),
     }
 }
 
@@ -522,7 +522,7 @@ fn conflict(wanted: &Wanted, existing: &str, asked: &str) -> Error {
 }
 
 fn unproven(found: &Found, reason: String) -> Error {
-    Error::Unproven { device: format!("volume {} on {}", found.volume, found.device), reason }
+    Error::Unverified { device: format!("volume {} on {}", found.volume, found.device), reason }
 }
 
 fn wipe_remedy(device: &str) -> String {

@@ -135,7 +135,7 @@ fn a_taken_or_stacked_staging_path_is_refused() {
 }
 
 #[test]
-fn what_was_cut_off_is_begun_afresh() {
+fn what_was_interrupted_is_begun_afresh() {
     let wanted = filesystem(EXT4, &[]);
     let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
     type Case<'a> = (StageEntry, bool, Option<Source>, At, &'a [Start]);
@@ -220,7 +220,7 @@ fn only_what_is_proven_blank_is_formatted() {
         for asked in [XFS, Some(FsType::Btrfs)] {
             for read_only in [false, true] {
                 let result = prepare(asked, read_only, true, &found(contents.clone()));
-                assert!(matches!(result, Err(Error::Unproven { .. })), "{contents:?} as {asked:?}: {result:?}");
+                assert!(matches!(result, Err(Error::Unverified { .. })), "{contents:?} as {asked:?}: {result:?}");
             }
         }
     }
@@ -228,11 +228,11 @@ fn only_what_is_proven_blank_is_formatted() {
 
 #[test]
 fn nothing_is_formatted_read_only() {
-    assert!(matches!(prepare(None, true, true, &found(Contents::Blank)), Err(Error::Unproven { .. })));
+    assert!(matches!(prepare(None, true, true, &found(Contents::Blank)), Err(Error::Unverified { .. })));
     let protected = Found { device_read_only: true, ..found(Contents::Blank) };
-    assert!(matches!(prepare(None, false, true, &protected), Err(Error::Unproven { .. })));
+    assert!(matches!(prepare(None, false, true, &protected), Err(Error::Unverified { .. })));
     let protected = Found { interrupted: EXT4.map(Purpose::Filesystem), ..protected };
-    assert!(matches!(prepare(EXT4, false, true, &protected), Err(Error::Unproven { .. })));
+    assert!(matches!(prepare(EXT4, false, true, &protected), Err(Error::Unverified { .. })));
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_mounted_device_is_neither_checked_nor_grown_offline() {
 }
 
 #[test]
-fn a_cut_off_mkfs_is_done_again_unless_somebody_else_wrote() {
+fn an_interrupted_mkfs_is_done_again_unless_somebody_else_wrote() {
     let xfs = FsType::Xfs;
     let again = [Prepare::RecordMkfs(xfs), Prepare::Wipe, Prepare::Mkfs(xfs), Prepare::Mount(xfs)];
     let half = [
@@ -285,23 +285,23 @@ fn a_cut_off_mkfs_is_done_again_unless_somebody_else_wrote() {
     }
     for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("LUKS".to_owned())] {
         let there = Found { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
-        assert!(matches!(prepare(XFS, false, true, &there), Err(Error::Unproven { .. })), "{there:?}");
+        assert!(matches!(prepare(XFS, false, true, &there), Err(Error::Unverified { .. })), "{there:?}");
     }
     let in_use = Found { interrupted: Some(Purpose::Filesystem(xfs)), mounted: true, ..found(Contents::Blank) };
-    assert!(matches!(prepare(XFS, false, true, &in_use), Err(Error::Unproven { .. })));
+    assert!(matches!(prepare(XFS, false, true, &in_use), Err(Error::Unverified { .. })));
 }
 
 #[test]
 fn interrupted_luks_format_is_no_reason_for_mkfs() {
     let marked = |contents| Found { interrupted: Some(Purpose::Luks), ..found(contents) };
     for contents in [Contents::Unknown("data at 4096".to_owned()), Contents::Other("LUKS".to_owned())] {
-        assert!(matches!(prepare(XFS, false, true, &marked(contents)), Err(Error::Unproven { .. })));
+        assert!(matches!(prepare(XFS, false, true, &marked(contents)), Err(Error::Unverified { .. })));
     }
     assert_eq!(ready(EXT4, &marked(Contents::Blank)), ready(EXT4, &found(Contents::Blank)));
 }
 
 #[test]
-fn a_cut_off_growth_is_mended_and_goes_on_unless_somebody_else_wrote() {
+fn an_interrupted_growth_is_repaired_and_goes_on_unless_somebody_else_wrote() {
     let ext4 = FsType::Ext4;
     let growing = |contents| Found { growing: true, ..found(contents) };
     let half = [
@@ -311,7 +311,7 @@ fn a_cut_off_growth_is_mended_and_goes_on_unless_somebody_else_wrote() {
     ];
     for contents in half {
         let steps = ready(EXT4, &growing(contents));
-        assert_eq!(steps, [Prepare::MendGrowth(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]);
+        assert_eq!(steps, [Prepare::RepairGrowth(ext4), Prepare::GrowUnmounted(ext4), Prepare::Mount(ext4)]);
     }
     let there = growing(Contents::Filesystem(ext4));
     for (asked, read_only, there) in [
@@ -322,7 +322,7 @@ fn a_cut_off_growth_is_mended_and_goes_on_unless_somebody_else_wrote() {
         (EXT4, true, there.clone()),
         (XFS, false, there),
     ] {
-        assert!(matches!(prepare(asked, read_only, true, &there), Err(Error::Unproven { .. })), "{there:?}");
+        assert!(matches!(prepare(asked, read_only, true, &there), Err(Error::Unverified { .. })), "{there:?}");
     }
 }
 
@@ -438,21 +438,21 @@ fn only_what_is_blank_is_encrypted() {
 }
 
 #[test]
-fn a_cut_off_luks_format_is_done_again_unless_somebody_else_wrote() {
+fn an_interrupted_luks_format_is_done_again_unless_somebody_else_wrote() {
     use Unlock::*;
-    let cut_off = |contents| Locked { interrupted: true, ..locked(contents, None) };
+    let interrupted = |contents| Locked { interrupted: true, ..locked(contents, None) };
     for contents in [
         Contents::Blank,
         Contents::Unknown("data at 0".to_owned()),
         Contents::Other("LUKS".to_owned()),
         Contents::Other("LUKS2 secondary header at 16 KiB".to_owned()),
     ] {
-        assert_eq!(unlock(false, &cut_off(contents)).unwrap(), [RecordFormat, Wipe, Format, Open]);
+        assert_eq!(unlock(false, &interrupted(contents)).unwrap(), [RecordFormat, Wipe, Format, Open]);
     }
-    let open = Locked { mapping: Mapping::Whole, ..cut_off(Contents::Other("LUKS".to_owned())) };
+    let open = Locked { mapping: Mapping::Whole, ..interrupted(Contents::Other("LUKS".to_owned())) };
     assert_eq!(unlock(false, &open).unwrap(), [Close, RecordFormat, Wipe, Format, Open]);
     for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("GPT".to_owned())] {
-        let error = unlock(false, &cut_off(contents)).unwrap_err().to_string();
-        assert!(error.contains("somebody else wrote"), "{error}");
+        let error = unlock(false, &interrupted(contents)).unwrap_err().to_string();
+        assert!(error.contains("another process or node wrote"), "{error}");
     }
 }

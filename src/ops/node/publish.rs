@@ -23,7 +23,7 @@ pub(super) fn publish(node: &Node, request: &PublishRequest) -> Result<Outcome<(
     let id = &node.told(&request.handle, &request.volume_context)?;
     match attempt(node, request, id) {
         Err(Error::Stale { .. }) => {
-            super::stage::heal(node, id, &request.capability)?;
+            super::stage::restage_stale_share(node, id, &request.capability)?;
             attempt(node, request, id)
         }
         other => other,
@@ -208,7 +208,7 @@ impl<'a> Job<'a> {
         Ok(Job { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
     }
 
-    /// A target that shows an earlier mount of the share, or an earlier folder, shows nothing that is there any more.
+    /// A target that shows an earlier mount of the share, or an earlier directory, shows nothing that is there any more.
     fn take_away_stale(&self, table: MountTable, sources: &[Source]) -> Result<MountTable> {
         let Source::Directory(directory) = &self.source else { return Ok(table) };
         self.node.reach(&self.entry.id, &self.source)?;
@@ -248,7 +248,7 @@ impl<'a> Job<'a> {
         Ok(Outcome::Changed(()))
     }
 
-    /// The folder or file to mount on.
+    /// The directory or file to mount on.
     fn make_place(&mut self) -> Result<OwnedFd> {
         let target = self.target.target.clone();
         if self.root.open_path(&target)?.is_none() {
@@ -261,8 +261,8 @@ impl<'a> Job<'a> {
 
     fn bind_filesystem(&mut self, place: OwnedFd) -> Result<()> {
         let from = match &self.source {
-            // Not by way of the staging path, whose folder may have gone stale.
-            Source::Directory(directory) => mount::open_in(&directory.mount, &directory.folder)?,
+            // Not by way of the staging path, whose directory may have gone stale.
+            Source::Directory(directory) => mount::open_in(&directory.mount, &directory.directory)?,
             source => observe::open(self.node.root_of(self.entry), &self.entry.staging, source)?,
         };
         self.bind(from, place)?;
@@ -366,7 +366,7 @@ fn not_as_made(path: &Path, at: &At) -> Error {
     }
 }
 
-/// Removes the folder or file that was mounted on, once mountinfo shows that nothing is any more.
+/// Removes the directory or file that was mounted on, once mountinfo shows that nothing is any more.
 pub(super) fn remove_place(root: &Root, path: &Path) -> Result<()> {
     match observe::at(&MountTable::read()?, path, &[]) {
         At::Nothing => Ok(step("remove target", &path.display(), || root.remove(path))?),

@@ -1,4 +1,4 @@
-//! File systems held still for a snapshot.
+//! File systems frozen for a snapshot.
 //!
 //! Takes no volume's lock: who snapshots holds it already.
 
@@ -59,7 +59,7 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
     // Otherwise the thaw might be of this freeze.
     if !node.thawed.load(Ordering::Acquire) {
         let reason = "is not begun: what an earlier process left frozen is still being thawed".to_owned();
-        return Err(Error::Pending { object: "the freeze for a snapshot".to_owned(), reason });
+        return Err(Error::InProgress { object: "the freeze for a snapshot".to_owned(), reason });
     }
     let number = node.freezes.fetch_add(1, Ordering::Relaxed);
     let entry = FrozenEntry { version: VERSION, mounts: mounts.keys().cloned().collect(), boot: node.boot.clone() };
@@ -133,7 +133,7 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
 /// for writing counts as written. A pod that was unpublished but still runs cannot be seen here; a backend that copies a volume without
 /// writers checks afterwards that its contents did not change.
 fn writers_of_device(node: &Node, entry: &StageEntry, sources: &Sources, table: &MountTable) -> Result<Writers> {
-    // A read-only publish sets the device's own flag, by which the kernel refuses write(2) of whoever has it open, wherever.
+    // A read-only publish sets the device's own flag, by which the kernel refuses write(2) of anyone who has it open, wherever.
     if let Some(Source::Device(used)) = sources.used(entry.encryption()?) {
         let open = Device::open(&used.path, false)?;
         if open.number() == used.number && open.read_only()? {

@@ -1,4 +1,4 @@
-//! The start: journal and kernel are compared, and what a kill cut off is finished or undone.
+//! The start: journal and kernel are compared, and what a kill interrupted is finished or undone.
 //!
 //! A volume may hang with its storage. So the volumes that need recovery are locked before any call is taken, and recovered on threads
 //! of their own, each released when it is done: calls about it are ABORTED until then, those about others are not held up. One that
@@ -43,13 +43,13 @@ struct Queue {
 }
 
 enum Job {
-    Volume(Box<CutOff>),
+    Volume(Box<Interrupted>),
     /// What the backend lets go of that no volume has.
     Backend(Arc<dyn Backend>),
 }
 
-/// A volume of which something was cut off, and what the journal has of it. It is locked until it is recovered.
-struct CutOff {
+/// A volume of which something was interrupted, and what the journal has of it. It is locked until it is recovered.
+struct Interrupted {
     id: VolumeId,
     entry: Option<StageEntry>,
     targets: Vec<TargetEntry>,
@@ -179,15 +179,15 @@ fn thaw(node: &Node) {
     node.thawed.store(true, Ordering::Release);
 }
 
-/// Locks the volumes of which something was cut off. Reads the journal and mountinfo only, so that it waits for no storage.
+/// Locks the volumes of which something was interrupted. Reads the journal and mountinfo only, so that it waits for no storage.
 fn begin(node: &Node, waiting: &mut VecDeque<Job>) {
     if let Err(error) = node.journal.sweep() {
-        tracing::error!(error = %chain(&error), "half-written files in the journal's folder could not be removed");
+        tracing::error!(error = %chain(&error), "half-written files in the journal's directory could not be removed");
     }
     let volumes = match node.journal.volumes() {
         Ok(volumes) => volumes,
         Err(error) => {
-            tracing::error!(error = %chain(&error), "the journal's folder cannot be read; nothing was recovered");
+            tracing::error!(error = %chain(&error), "the journal's directory cannot be read; nothing was recovered");
             return;
         }
     };
@@ -197,7 +197,7 @@ fn begin(node: &Node, waiting: &mut VecDeque<Job>) {
     });
     let mounted = by_place(&table);
     for id in volumes {
-        match lock_cut_off(node, &id, &mounted) {
+        match lock_interrupted(node, &id, &mounted) {
             Ok(Some(volume)) => waiting.push_back(Job::Volume(Box::new(volume))),
             Ok(None) => {}
             Err(error) => not_recovered(&id, &error),
@@ -205,14 +205,14 @@ fn begin(node: &Node, waiting: &mut VecDeque<Job>) {
     }
 }
 
-/// `None` where nothing was cut off.
-fn lock_cut_off(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<Option<CutOff>> {
+/// `None` where nothing was interrupted.
+fn lock_interrupted(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<Option<Interrupted>> {
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "recover")?;
     let entry = node.journal.stage(id)?;
     let targets = node.journal.targets(id)?;
     node.journal.found(id, entry.as_ref(), &targets);
     let whole = is_whole(node, entry.as_ref(), &targets, mounted);
-    Ok((!whole).then(|| CutOff { id: id.clone(), entry, targets, _guard }))
+    Ok((!whole).then(|| Interrupted { id: id.clone(), entry, targets, _guard }))
 }
 
 pub(super) fn by_place(table: &MountTable) -> HashMap<&Path, Vec<&Mount>> {
@@ -223,7 +223,7 @@ pub(super) fn by_place(table: &MountTable) -> HashMap<&Path, Vec<&Mount>> {
     mounted
 }
 
-/// Whether nothing was cut off, by what the journal and one reading of mountinfo say: so it is for nearly all volumes, and the
+/// Whether nothing was interrupted, by what the journal and one reading of mountinfo say: so it is for nearly all volumes, and the
 /// start must not cost more than that for each.
 fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mounted: &HashMap<&Path, Vec<&Mount>>) -> bool {
     let Some(entry) = entry else { return targets.is_empty() };
@@ -237,14 +237,14 @@ fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mo
 }
 
 pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
-    match lock_cut_off(node, id, mounted)? {
+    match lock_interrupted(node, id, mounted)? {
         Some(volume) => recover_locked(node, volume),
         None => Ok(()),
     }
 }
 
-fn recover_locked(node: &Node, volume: CutOff) -> Result<()> {
-    let CutOff { id, entry, targets, _guard } = volume;
+fn recover_locked(node: &Node, volume: Interrupted) -> Result<()> {
+    let Interrupted { id, entry, targets, _guard } = volume;
     recover_targets(node, &id, entry.as_ref(), &targets)?;
     let Some(entry) = entry else { return Ok(()) };
     match entry.phase {
@@ -257,11 +257,11 @@ fn recover_locked(node: &Node, volume: CutOff) -> Result<()> {
     }
 }
 
-/// Nobody was told of a stage that is not whole, so nobody can miss it. What remembers a mkfs or a growth that was cut off
+/// Nobody was told of a stage that is not whole, so nobody can miss it. What remembers a mkfs or a growth that was interrupted
 /// stays: the CO will stage again, or unstage.
 fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();
-    if entry.phase == Phase::Staging && entry.is_cut_off() {
+    if entry.phase == Phase::Staging && entry.is_interrupted() {
         let sources = node.sources(&id, Some(&entry))?;
         super::execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
         node.close_mapping(&id)?;
@@ -269,16 +269,16 @@ fn undo(node: &Node, entry: StageEntry) -> Result<()> {
             node.unused(&id, &source)?;
             node.backend(&id)?.connect().disconnect(&id, Some(&source))?;
         }
-        tracing::warn!(volume = %id, path = %entry.staging.display(), "its mkfs or its growth was cut off; the next stage ends it");
+        tracing::warn!(volume = %id, path = %entry.staging.display(), "its mkfs or its growth was interrupted; the next stage ends it");
         return Ok(());
     }
-    tracing::warn!(volume = %id, path = %entry.staging.display(), phase = ?entry.phase, "a stage or unstage was cut off; undone");
+    tracing::warn!(volume = %id, path = %entry.staging.display(), phase = ?entry.phase, "a stage or unstage was interrupted; undone");
     let inline = entry.inline;
     finish(node, entry)?;
     if inline { inline::delete(node, &id) } else { Ok(()) }
 }
 
-/// A target that is mounted is whole: a mount appears in one instant, with all its attributes. One that is not was cut off
+/// A target that is mounted is whole: a mount appears in one instant, with all its attributes. One that is not was interrupted
 /// before, or after its unmounting.
 fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targets: &[TargetEntry]) -> Result<()> {
     let sources = node.sources(id, entry)?;
@@ -298,7 +298,7 @@ fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targe
             continue;
         }
         if target.boot == node.boot {
-            tracing::warn!(volume = %id, path = %target.target.display(), "a publish or unpublish was cut off; undone");
+            tracing::warn!(volume = %id, path = %target.target.display(), "a publish or unpublish was interrupted; undone");
             remove_place(&node.kubelet, &target.target)?;
         }
         node.journal.remove_target(id, &target.target)?;

@@ -79,7 +79,7 @@ pub(super) fn shown(mapping: &Mapped) -> BlockDevice {
     BlockDevice { path: mapping.path.clone(), number: mapping.number, identity: mapping.uuid.clone() }
 }
 
-/// What a volume's mapping is called: by its id, where that is short enough, and by the driver's state folder, since the names
+/// What a volume's mapping is called: by its id, where that is short enough, and by the driver's state directory, since the names
 /// are the machine's and another driver on it may have a volume of this id.
 pub(super) fn mapping_name(state: &Path, id: &VolumeId) -> String {
     let name = format!("{}{id}", mapping_prefix(state));
@@ -106,7 +106,7 @@ impl Node {
         let mut all: Vec<Source> = connected.clone().into_iter().collect();
         let shown = entry.filter(|entry| self.same_boot(entry)).map(StageEntry::shown).unwrap_or_default();
         if let Some(journaled) = journaled.filter(|journaled| connected.as_ref() != Some(journaled))
-            && backend.map_or(Ok(true), |backend| backend.connect().is_still(&journaled))?
+            && backend.map_or(Ok(true), |backend| backend.connect().is_same_device(&journaled))?
         {
             all.push(journaled);
         }

@@ -49,7 +49,7 @@ pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> 
 ///
 /// # Errors
 /// `NotStaged` where the journal does not have the values of the mount options, and the capability has other ones.
-pub(super) fn heal(node: &Node, id: &VolumeId, capability: &Capability) -> Result<()> {
+pub(super) fn restage_stale_share(node: &Node, id: &VolumeId, capability: &Capability) -> Result<()> {
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
     let Some(entry) = node.journal.stage(id)? else { return Ok(()) };
     let staged = entry.mount_flags().cloned().unwrap_or_default();

@@ -69,7 +69,7 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     if place.block {
         return block_stats(node, &place, &source, missing);
     }
-    // statfs of a bare folder would be the node's own disk.
+    // statfs of a bare directory would be the node's own disk.
     let table = MountTable::read()?;
     if let Source::Directory(_) = &source {
         let At::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };

@@ -1,4 +1,4 @@
-//! NodeUnstageVolume, and the undoing of a stage that was cut off.
+//! NodeUnstageVolume, and the undoing of a stage that was interrupted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -81,8 +81,8 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     write_out(node, &entry, &sources.all);
     execute::unmount_all(node.root_of(&entry), &entry.staging, &mounted)?;
     node.close_mapping(&id)?;
-    if entry.is_cut_off() && !entry.inline {
-        finish_cut_off(node, &entry)?;
+    if entry.is_interrupted() && !entry.inline {
+        finish_interrupted(node, &entry)?;
     }
     match node.registry.get(id.backend()) {
         Some(backend) => {
@@ -128,8 +128,8 @@ fn write_out(node: &Node, entry: &StageEntry, sources: &[Source]) {
 /// the next stage, on whatever node.
 ///
 /// # Errors
-/// `Pending`, where the time for it is yet to come; any, where there is data that was growing.
-fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
+/// `InProgress`, where the time for it is yet to come; any, where there is data that was growing.
+fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
     let attempt = || -> Result<()> {
         let order = Order {
             backend: node.backend(&entry.id)?.as_ref(),
@@ -147,7 +147,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
             publish_context: &BTreeMap::new(),
             secrets: &Secrets::default(),
         };
-        Job::new(node, &order, Some(entry.clone())).finish_cut_off()
+        Job::new(node, &order, Some(entry.clone())).finish_interrupted()
     };
     match attempt() {
         Ok(()) => {}
@@ -158,7 +158,7 @@ fn finish_cut_off(node: &Node, entry: &StageEntry) -> Result<()> {
         // What says that there is nothing to end, or that it is not ours, stays so; anything else may pass.
         Err(error)
             if entry.growth.is_some()
-                || !matches!(error, Error::Unproven { .. } | Error::NotFound { .. } | Error::Invalid { .. }) =>
+                || !matches!(error, Error::Unverified { .. } | Error::NotFound { .. } | Error::Invalid { .. }) =>
         {
             return Err(error);
         }
@@ -185,7 +185,7 @@ fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &Sources) ->
         node.journal.remove_target(id, &target.target)?;
     }
     let mut elsewhere = table.iter().filter(|mount| {
-        let ours = [node.kubelet.path(), node.state.path()].iter().any(|folder| mount.mount_point.starts_with(folder));
+        let ours = [node.kubelet.path(), node.state.path()].iter().any(|directory| mount.mount_point.starts_with(directory));
         ours && mount.mount_point != staging
     });
     let sources = observe::exclusive(&sources.all);

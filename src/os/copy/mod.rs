@@ -61,7 +61,7 @@ pub fn clone_or_copy(from: &File, to: &File) -> Result<Method> {
 
 /// As [`clone_or_copy`], but by FICLONE only; `false` where the file system cannot share the extents of these two files.
 ///
-/// The kernel locks `from` against writes meanwhile, direct ones as well: `to` then holds what `from` held at one instant, whoever
+/// The kernel locks `from` against writes meanwhile, direct ones as well: `to` then holds what `from` held at one instant, no matter who
 /// writes to it.
 ///
 /// # Errors
@@ -86,21 +86,21 @@ fn share(from: &File, to: &File) -> Result<bool> {
     }
 }
 
-/// Whether files in this folder can share extents: seen by trying with two temporary unnamed files. Where there are no
+/// Whether files in this directory can share extents: seen by trying with two temporary unnamed files. Where there are no
 /// unnamed files (O_TMPFILE), there is no sharing either.
-pub fn reflink_works(folder: &Path) -> Result<bool> {
-    let unnamed = || rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+pub fn reflink_works(directory: &Path) -> Result<bool> {
+    let unnamed = || rustix::fs::open(directory, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     let (from, to) = match unnamed().and_then(|from| Ok((File::from(from), File::from(unnamed()?)))) {
         Ok(files) => files,
         Err(Errno::OPNOTSUPP) => return Ok(false),
-        Err(errno) => return Err(Error::io("create an unnamed file in", folder, errno)),
+        Err(errno) => return Err(Error::io("create an unnamed file in", directory, errno)),
     };
     // Some file systems let two empty files share the nothing that they have.
-    from.write_all_at(&[1; 4096], 0).map_err(|error| Error::io("write an unnamed file in", folder, error))?;
+    from.write_all_at(&[1; 4096], 0).map_err(|error| Error::io("write an unnamed file in", directory, error))?;
     match rustix::fs::ioctl_ficlone(&to, &from) {
         Ok(()) => Ok(true),
         Err(errno) if cannot_share(errno) => Ok(false),
-        Err(errno) => Err(Error::io("try a reflink in", folder, errno)),
+        Err(errno) => Err(Error::io("try a reflink in", directory, errno)),
     }
 }
 
@@ -258,14 +258,14 @@ mod tests {
         runs
     }
 
-    fn all_of_it(folder: &Path) -> Method {
-        let new = || tempfile::tempfile_in(folder).unwrap();
+    fn all_of_it(directory: &Path) -> Method {
+        let new = || tempfile::tempfile_in(directory).unwrap();
         let (from, to) = (new(), new());
         sample(&from);
         let method = clone_or_copy(&from, &to).unwrap();
-        assert!(content(&from) == content(&to), "{folder:?}");
-        assert_eq!(runs(&from, 0), runs(&to, 0), "holes are kept in {folder:?}");
-        assert_eq!(method == Method::Reflink, reflink_works(folder).unwrap(), "{folder:?}");
+        assert!(content(&from) == content(&to), "{directory:?}");
+        assert_eq!(runs(&from, 0), runs(&to, 0), "holes are kept in {directory:?}");
+        assert_eq!(method == Method::Reflink, reflink_works(directory).unwrap(), "{directory:?}");
 
         assert!(runs(&to, 0).iter().all(|(start, length)| start + length <= 9 * MIB + 17));
         assert_eq!(runs(&to, MIB + 12_345)[0].0, MIB + 12_345);
@@ -293,9 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn on_the_temporary_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        all_of_it(folder.path());
+    fn on_the_temporary_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        all_of_it(directory.path());
     }
 
     #[test]

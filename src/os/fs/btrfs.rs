@@ -22,7 +22,7 @@ mod ioctl {
 }
 
 /// Lets the kernel forget what it knows of a device that is not mounted. It remembers a device by its number: one whose mount was
-/// cut off stays known, and another that gets its number, with a copy of a mounted file system, is then taken for it and cannot
+/// interrupted stays known, and another that gets its number, with a copy of a mounted file system, is then taken for it and cannot
 /// be mounted. Nothing known is fine.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ mod tests {
     use crate::os::udev;
     use crate::volume::MountFlags;
 
-    /// What a mount that was cut off leaves is left here by a scan, which a kernel keeps of a file system of several devices only.
+    /// What a mount that was interrupted leaves is left here by a scan, which a kernel keeps of a file system of several devices only.
     #[test]
     fn a_copy_can_be_mounted_on_a_number_that_the_kernel_knows_as_another() {
         const SIZE: u64 = 200 << 20;
@@ -63,9 +63,9 @@ mod tests {
             if tool("mkfs.btrfs", &["-q", source.name()]).is_none() {
                 return;
             }
-            let folder = tempfile::tempdir().unwrap();
-            let _mounted = Mounted::new(&source.device, folder.path(), "btrfs");
-            tool("sync", &["--file-system", folder.path().to_str().unwrap()]);
+            let directory = tempfile::tempdir().unwrap();
+            let _mounted = Mounted::new(&source.device, directory.path(), "btrfs");
+            tool("sync", &["--file-system", directory.path().to_str().unwrap()]);
             tool("mkfs.btrfs", &["-q", reused.name(), second.name()]);
             tool("btrfs", &["device", "scan", reused.name()]);
 

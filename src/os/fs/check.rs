@@ -9,8 +9,8 @@ use crate::os::process::{Output, Run, Tool, run};
 const E2FSCK: Tool = Tool { name: "e2fsck", package: "e2fsprogs" };
 /// A full check reads all metadata, of a large and slow disk for hours.
 const LONGEST: Duration = Duration::from_secs(6 * 3600);
-/// e2fsck's status has a bit for each: errors were mended; the system should be rebooted, which is meant for a mounted root.
-const MENDED: i32 = 1;
+/// e2fsck's status has a bit for each: errors were repaired; the system should be rebooted, which is meant for a mounted root.
+const REPAIRED: i32 = 1;
 const REBOOT: i32 = 2;
 /// It could not begin.
 const FAILED: i32 = 8;
@@ -19,14 +19,14 @@ const FAILED: i32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
     Clean,
-    /// It had errors and mended them.
-    Mended,
-    /// An earlier check was cut off while it wrote the superblock.
+    /// It had errors and repaired them.
+    Repaired,
+    /// An earlier check was interrupted while it wrote the superblock.
     Completed,
 }
 
 /// ext4: `e2fsck -p`; xfs and btrfs check themselves when mounted (xfs replays its log, fsck.xfs does nothing), so nothing.
-/// A clean ext4 is not read through; one that was cut off has its journal replayed, and counts as clean.
+/// A clean ext4 is not read through; one that was interrupted has its journal replayed, and counts as clean.
 ///
 /// # Errors
 /// `Tool` where errors are left, with what to run by hand.
@@ -37,12 +37,12 @@ pub fn check(device: &Device, fstype: FsType) -> Result<Checked> {
     }
 }
 
-/// How much a full check may mend.
+/// How much a full check may repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mend {
-    /// What can be mended without a person's judgement.
+pub enum Repair {
+    /// What can be repaired without a person's judgement.
     Safely,
-    /// Everything. For damage of which we know that it is our own resize2fs's, which was cut off: it leaves an invalid resize inode,
+    /// Everything. For damage of which we know that it is our own resize2fs's, which was interrupted: it leaves an invalid resize inode,
     /// which `-p` refuses, and bitmaps and a superblock in the making, all of which is derived anew.
     All,
 }
@@ -51,8 +51,8 @@ pub enum Mend {
 ///
 /// # Errors
 /// `Tool` where errors are left.
-pub fn check_fully(device: &Device, mend: Mend) -> Result<Checked> {
-    e2fsck(device, &["-f", if mend == Mend::All { "-y" } else { "-p" }])
+pub fn check_fully(device: &Device, repair: Repair) -> Result<Checked> {
+    e2fsck(device, &["-f", if repair == Repair::All { "-y" } else { "-p" }])
 }
 
 /// The device must not be mounted; e2fsck refuses if it is.
@@ -63,10 +63,10 @@ fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
         output = run_e2fsck(device, options)?;
     }
     let name = device_name(device);
-    match output.accepted(E2FSCK.name, &name, &[0, MENDED, REBOOT, MENDED | REBOOT]) {
+    match output.accepted(E2FSCK.name, &name, &[0, REPAIRED, REBOOT, REPAIRED | REBOOT]) {
         Ok(_) if completed => Ok(Checked::Completed),
         Ok(Output { status: Ok(0), .. }) => Ok(Checked::Clean),
-        Ok(_) => Ok(Checked::Mended),
+        Ok(_) => Ok(Checked::Repaired),
         Err(Error::Tool { tool, object, status, output }) => {
             let output = format!(
                 "{output}\nIt was left as it is. With the volume unstaged, run `e2fsck -f` on its storage, but not as {name}: by then \
@@ -107,7 +107,7 @@ fn complete_superblock(device: &Device) -> Result<bool> {
 mod tests {
     use std::fs::File;
 
-    use super::cut_off::{ext4_cut_off, is_whole_ext4, killed_at_write};
+    use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write};
     use super::testing::{Loop, Mounted, in_namespace, tool};
     use super::*;
 
@@ -116,19 +116,19 @@ mod tests {
     }
 
     #[test]
-    fn clean_mended_and_beyond_mending() {
+    fn clean_repaired_and_beyond_repairing() {
         let Some(under) = Loop::new(64 << 20) else { return };
         let device = Device::open(&under.device, true).unwrap();
         mkfs(&device, FsType::Ext4, &[], None).unwrap();
         assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Clean);
 
-        // A count that is wrong is safe to mend.
+        // A count that is wrong is safe to repair.
         debugfs(&under, "set_super_value free_blocks_count 7").unwrap();
         debugfs(&under, "set_super_value state 2").unwrap();
-        assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Mended);
+        assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Repaired);
         assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Clean);
 
-        // A root folder that is none is not.
+        // A root directory that is none is not.
         debugfs(&under, "clri <2>").unwrap();
         debugfs(&under, "set_super_value state 2").unwrap();
         let error = check(&device, FsType::Ext4).unwrap_err().to_string();
@@ -136,16 +136,16 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_cut_off_is_replayed() {
+    fn one_that_was_interrupted_is_replayed() {
         in_namespace(|| {
             let Some(under) = Loop::new(64 << 20) else { return };
             let device = Device::open(&under.device, true).unwrap();
             mkfs(&device, FsType::Ext4, &[], None).unwrap();
-            let folder = tempfile::tempdir().unwrap();
-            let mounted = Mounted::new(&under.device, folder.path(), "ext4");
+            let directory = tempfile::tempdir().unwrap();
+            let mounted = Mounted::new(&under.device, directory.path(), "ext4");
             let refused = check(&device, FsType::Ext4).unwrap_err();
             assert!(matches!(refused, Error::Tool { .. }), "{refused}");
-            File::create(folder.path().join("file")).unwrap().sync_all().unwrap();
+            File::create(directory.path().join("file")).unwrap().sync_all().unwrap();
 
             // The image as a power cut would leave it, on another device.
             let Some(copy) = Loop::new(64 << 20) else { return };
@@ -154,10 +154,10 @@ mod tests {
                 &[&format!("if={}", under.name()), &format!("of={}", copy.name()), "bs=1M", "status=none", "iflag=direct"],
             );
             let device = Device::open(&copy.device, true).unwrap();
-            assert!(matches!(check(&device, FsType::Ext4), Ok(Checked::Clean | Checked::Mended)));
+            assert!(matches!(check(&device, FsType::Ext4), Ok(Checked::Clean | Checked::Repaired)));
             drop(mounted);
-            let _mounted = Mounted::new(&copy.device, folder.path(), "ext4");
-            assert!(folder.path().join("file").exists());
+            let _mounted = Mounted::new(&copy.device, directory.path(), "ext4");
+            assert!(directory.path().join("file").exists());
         });
     }
 
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn killed_at_any_write_it_is_done_by_the_next() {
         in_namespace(|| {
-            let Some(replayed) = ext4_cut_off(24 << 20) else { return };
+            let Some(replayed) = ext4_interrupted(24 << 20) else { return };
             let Some(under) = Loop::new(24 << 20) else { return };
             let device = Device::open(&under.device, true).unwrap();
             // With errors: the file's blocks and inode count as free.
@@ -174,11 +174,11 @@ mod tests {
             for request in ["freei file", "freeb 1500 3", "set_super_value free_blocks_count 7", "set_super_value state 2"] {
                 debugfs(&under, request).unwrap();
             }
-            let mut mended = vec![0; 24 << 20];
-            device.file().read_exact_at(&mut mended, 0).unwrap();
+            let mut repaired = vec![0; 24 << 20];
+            device.file().read_exact_at(&mut repaired, 0).unwrap();
 
             let (mut kills, mut completed) = (0, 0);
-            for (bytes, options) in [(&replayed, &["-p"][..]), (&replayed, &["-f", "-p"]), (&mended, &["-p"])] {
+            for (bytes, options) in [(&replayed, &["-p"][..]), (&replayed, &["-f", "-p"]), (&repaired, &["-p"])] {
                 for number in 1.. {
                     device.file().write_all_at(bytes, 0).unwrap();
                     let killed = killed_at_write("e2fsck", &[options, &[under.name()]].concat(), number);

@@ -90,7 +90,7 @@ fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
 }
 
 /// Grows an ext4 that is not mounted, after [`check_fully`]. xfs and btrfs grow only mounted. The device must be open for writing.
-/// Cut off, it leaves what only `check_fully` with [`Mend::All`] mends.
+/// Interrupted, it leaves what only `check_fully` with [`Repair::All`] repairs.
 ///
 /// # Errors
 /// `Tool`.
@@ -113,30 +113,30 @@ pub fn grow_unmounted(device: &Device) -> Result<()> {
 pub fn grow_mounted(device: &Device, fstype: FsType, mount: BorrowedFd<'_>) -> Result<()> {
     let failed = |errno: rustix::io::Errno| Error::io("open mount of", device.path(), errno);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::openat(mount, ".", flags, Mode::empty()).map_err(failed)?;
+    let directory = rustix::fs::openat(mount, ".", flags, Mode::empty()).map_err(failed)?;
     match fstype {
-        FsType::Ext4 => grow_mounted_ext4(device, &folder),
-        FsType::Xfs => grow_mounted_xfs(device, &folder),
+        FsType::Ext4 => grow_mounted_ext4(device, &directory),
+        FsType::Xfs => grow_mounted_xfs(device, &directory),
         FsType::Btrfs => {
             let tool = Tool { name: "btrfs", package: "btrfs-progs" };
-            let place = format!("/proc/self/fd/{}", folder.as_raw_fd());
+            let place = format!("/proc/self/fd/{}", directory.as_raw_fd());
             let arguments = ["filesystem", "resize", "max", &place].map(str::to_owned).to_vec();
-            let command = Run { tool, arguments, keep: vec![folder.as_fd()], stdin: Vec::new(), deadline: LONGEST };
+            let command = Run { tool, arguments, keep: vec![directory.as_fd()], stdin: Vec::new(), deadline: LONGEST };
             run_ok(command, &device_name(device), &[0]).map(drop)
         }
     }
 }
 
-fn grow_mounted_ext4(device: &Device, folder: &OwnedFd) -> Result<()> {
+fn grow_mounted_ext4(device: &Device, directory: &OwnedFd) -> Result<()> {
     let failed = |action, error: std::io::Error| Error::io(action, device.path(), error);
-    let block = rustix::fs::fstatfs(folder).map_err(|errno| failed("read the block size of", errno.into()))?.f_bsize;
+    let block = rustix::fs::fstatfs(directory).map_err(|errno| failed("read the block size of", errno.into()))?.f_bsize;
     let block = u64::try_from(block).ok().filter(|block| *block > 0).unwrap_or(4096);
     let (now, wanted) = (size_on_device(device, FsType::Ext4)? / block, device.size()? / block);
     if wanted <= now {
         return Ok(());
     }
     // SAFETY: the descriptor is open, and the kernel reads one u64 where `wanted` is.
-    match unsafe { ioctl::ext4_resize(folder.as_raw_fd(), &raw const wanted) } {
+    match unsafe { ioctl::ext4_resize(directory.as_raw_fd(), &raw const wanted) } {
         Ok(_) => device.flush(),
         Err(nix::Error::EPERM) => {
             let needs = "it takes CAP_SYS_RESOURCE, and a file system without recorded errors";
@@ -147,11 +147,11 @@ fn grow_mounted_ext4(device: &Device, folder: &OwnedFd) -> Result<()> {
     }
 }
 
-fn grow_mounted_xfs(device: &Device, folder: &OwnedFd) -> Result<()> {
+fn grow_mounted_xfs(device: &Device, directory: &OwnedFd) -> Result<()> {
     let failed = |action, errno: nix::Error| Error::io(action, device.path(), errno);
     let mut geometry = ioctl::XfsGeometry::default();
     // SAFETY: the descriptor is open, and the kernel writes as many bytes as the type has, by the ioctl's number.
-    unsafe { ioctl::xfs_geometry(folder.as_raw_fd(), &raw mut geometry) }
+    unsafe { ioctl::xfs_geometry(directory.as_raw_fd(), &raw mut geometry) }
         .map_err(|errno| failed("read the geometry of the mounted xfs on", errno))?;
     let blocks = device.size()? / u64::from(geometry.block_size.max(512));
     if blocks <= geometry.data_blocks {
@@ -159,7 +159,7 @@ fn grow_mounted_xfs(device: &Device, folder: &OwnedFd) -> Result<()> {
     }
     let wanted = ioctl::XfsGrow { blocks, most_for_inodes: geometry.most_for_inodes, padding: 0 };
     // SAFETY: the descriptor is open, and the kernel reads one such struct.
-    unsafe { ioctl::xfs_grow(folder.as_raw_fd(), &raw const wanted) }
+    unsafe { ioctl::xfs_grow(directory.as_raw_fd(), &raw const wanted) }
         .map_err(|errno| failed("grow the mounted xfs on", errno))?;
     Ok(())
 }
@@ -169,7 +169,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Instant;
 
-    use super::cut_off::{ext4_cut_off, is_whole_ext4, killed_at_write};
+    use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write};
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
     use crate::os::udev;
@@ -190,29 +190,29 @@ mod tests {
     fn ext4_grows_unmounted() {
         let Some((_under, device)) = outgrown(FsType::Ext4) else { return };
         for _ in 0..2 {
-            assert_eq!(check_fully(&device, Mend::Safely).unwrap(), Checked::Clean);
+            assert_eq!(check_fully(&device, Repair::Safely).unwrap(), Checked::Clean);
             grow_unmounted(&device).unwrap();
             assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 700 * MIB);
         }
-        assert_eq!(check_fully(&device, Mend::Safely).unwrap(), Checked::Clean);
+        assert_eq!(check_fully(&device, Repair::Safely).unwrap(), Checked::Clean);
     }
 
     #[test]
     fn ext4_grows_though_it_was_killed_at_a_write() {
         in_namespace(|| {
-            let Some(bytes) = ext4_cut_off(24 * MIB) else { return };
+            let Some(bytes) = ext4_interrupted(24 * MIB) else { return };
             let Some(under) = Loop::new(48 * MIB) else { return };
             let device = Device::open(&under.device, true).unwrap();
             device.file().write_all_at(&bytes, 0).unwrap();
-            check_fully(&device, Mend::Safely).unwrap();
+            check_fully(&device, Repair::Safely).unwrap();
             let mut bytes = vec![0; 48 << 20];
             device.file().read_exact_at(&mut bytes, 0).unwrap();
             for number in 1.. {
                 device.file().write_all_at(&bytes, 0).unwrap();
                 let killed = killed_at_write("resize2fs", &[under.name()], number);
                 assert!(killed || number > 10, "it wrote less than this test needs");
-                let mended = check_fully(&device, Mend::All);
-                assert!(mended.is_ok(), "killed at write {number}: {mended:?}");
+                let repaired = check_fully(&device, Repair::All);
+                assert!(repaired.is_ok(), "killed at write {number}: {repaired:?}");
                 grow_unmounted(&device).unwrap();
                 assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 48 * MIB, "killed at write {number}");
                 assert!(is_whole_ext4(&under), "killed at write {number}");
@@ -229,15 +229,15 @@ mod tests {
         in_namespace(|| {
             for fstype in [FsType::Xfs, FsType::Btrfs] {
                 let Some((under, device)) = outgrown(fstype) else { return };
-                let folder = tempfile::Builder::new().prefix("with space").tempdir().unwrap();
-                let mounted = Mounted::new(&under.device, folder.path(), fstype.as_str());
-                let total = || usage(File::open(folder.path()).unwrap().as_fd()).unwrap().total;
+                let directory = tempfile::Builder::new().prefix("with space").tempdir().unwrap();
+                let mounted = Mounted::new(&under.device, directory.path(), fstype.as_str());
+                let total = || usage(File::open(directory.path()).unwrap().as_fd()).unwrap().total;
                 let before = total();
-                grow_mounted(&device, fstype, File::open(folder.path()).unwrap().as_fd()).unwrap();
+                grow_mounted(&device, fstype, File::open(directory.path()).unwrap().as_fd()).unwrap();
                 assert!((299 * MIB..=301 * MIB).contains(&(total() - before)), "{fstype} {before} {}", total());
-                grow_mounted(&device, fstype, File::open(folder.path()).unwrap().as_fd()).unwrap();
+                grow_mounted(&device, fstype, File::open(directory.path()).unwrap().as_fd()).unwrap();
                 drop(mounted);
-                // It stands there once it is unmounted, which is when a child that another test starts has let go of the folder.
+                // It stands there once it is unmounted, which is when a child that another test starts has let go of the directory.
                 let written = || Ok(size_on_device(&device, fstype)? == 700 * MIB);
                 assert!(udev::wait_until(Instant::now().checked_add(Duration::from_secs(20)), written).unwrap(), "{fstype}");
                 assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(fstype));
@@ -249,14 +249,14 @@ mod tests {
     fn ext4_grows_mounted_where_that_is_allowed() {
         in_namespace(|| {
             let Some((under, device)) = outgrown(FsType::Ext4) else { return };
-            let folder = tempfile::tempdir().unwrap();
-            let _mounted = Mounted::new(&under.device, folder.path(), "ext4");
-            let total = || usage(File::open(folder.path()).unwrap().as_fd()).unwrap().total;
+            let directory = tempfile::tempdir().unwrap();
+            let _mounted = Mounted::new(&under.device, directory.path(), "ext4");
+            let total = || usage(File::open(directory.path()).unwrap().as_fd()).unwrap().total;
             let before = total();
-            match grow_mounted(&device, FsType::Ext4, File::open(folder.path()).unwrap().as_fd()) {
+            match grow_mounted(&device, FsType::Ext4, File::open(directory.path()).unwrap().as_fd()) {
                 Ok(()) => {
                     assert!(total() > before + 250 * MIB);
-                    grow_mounted(&device, FsType::Ext4, File::open(folder.path()).unwrap().as_fd()).unwrap();
+                    grow_mounted(&device, FsType::Ext4, File::open(directory.path()).unwrap().as_fd()).unwrap();
                 }
                 Err(error) => {
                     assert_eq!(error.errno(), Some(libc::EPERM), "{error}");

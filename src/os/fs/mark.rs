@@ -1,6 +1,6 @@
 //! The mark of a format in progress: one sector near the end of the device, written before mkfs or luksFormat and cleared after it.
 //!
-//! It is the only evidence by which a format is repeated. It lies on the medium, so every node sees the same, whoever was interrupted;
+//! It is the only evidence by which a format is repeated. It lies on the medium, so every node sees the same, no matter which node was interrupted;
 //! a journal may say where to look for it, never that it is there. It is written on a device that was proven blank, and cleared before
 //! the first mount: while it is there, nothing but the interrupted format was ever kept on the device.
 //!
@@ -156,7 +156,7 @@ fn parse(sector: &[u8; SECTOR]) -> Option<Mark> {
     Some(Mark { purpose, uuid: words.next()?.to_owned(), offset: words.next()?.parse().ok()? })
 }
 
-/// Whether the sound file system on the device is the one that this format made, and was never mounted. A doubt is a no: then it is
+/// Whether the sound file system on the device is the one that this format made, and was never mounted. Where it is not certain, the answer is no: then it is
 /// somebody's file system, and the mark means nothing.
 pub(super) fn made(mark: &Mark, device: &Device, fstype: FsType) -> bool {
     let read = |offset, length| {
@@ -240,8 +240,8 @@ mod tests {
                     assert_eq!(find(&device, None).unwrap().as_ref(), Some(&mark), "{fstype} {options:?}");
                     assert!(made(&mark, &device, fstype), "{fstype} {options:?}");
                     assert!(size - size_on_device(&device, fstype).unwrap() < MIB, "{fstype} {options:?}");
-                    let folder = tempfile::tempdir().unwrap();
-                    drop(Mounted::new(&under.device, folder.path(), fstype.as_str()));
+                    let directory = tempfile::tempdir().unwrap();
+                    drop(Mounted::new(&under.device, directory.path(), fstype.as_str()));
                     assert!(!made(&mark, &device, fstype), "{fstype} {options:?} was mounted");
                 }
             }

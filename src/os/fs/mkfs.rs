@@ -114,7 +114,7 @@ fn reason(stderr: &str) -> String {
 mod tests {
     use std::fs;
 
-    use super::cut_off::killed_at_write;
+    use super::interrupted::killed_at_write;
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
 
@@ -128,8 +128,8 @@ mod tests {
                 let device = Device::open(&under.device, true).unwrap();
                 mkfs(&device, fstype, &["-L".to_owned(), "ours".to_owned()], None).unwrap();
                 assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Filesystem(fstype));
-                let folder = tempfile::tempdir().unwrap();
-                let _mounted = Mounted::new(&under.device, folder.path(), fstype.as_str());
+                let directory = tempfile::tempdir().unwrap();
+                let _mounted = Mounted::new(&under.device, directory.path(), fstype.as_str());
                 let label = testing::tool("lsblk", &["-nro", "LABEL", under.name()]);
                 assert!(label.is_none_or(|label| label.trim() == "ours" || label.trim().is_empty()));
             }
@@ -154,9 +154,9 @@ mod tests {
     fn a_loop_device_that_goes_away_meanwhile_is_no_failure() {
         in_namespace(|| {
             let Some(under) = Loop::new(400 * MIB) else { return };
-            let folder = tempfile::tempdir().unwrap();
-            let [outer, inner] = ["", "inner"].map(|name| folder.path().join(name).display().to_string());
-            let node = folder.path().join("gone").display().to_string();
+            let directory = tempfile::tempdir().unwrap();
+            let [outer, inner] = ["", "inner"].map(|name| directory.path().join(name).display().to_string());
+            let node = directory.path().join("gone").display().to_string();
             testing::tool("mount", &["-t", "tmpfs", "-o", "nodev", "outer", &outer]).unwrap();
             fs::create_dir(&inner).unwrap();
             testing::tool("mknod", &[&node, "b", "7", "0"]).unwrap();

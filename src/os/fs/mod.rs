@@ -8,9 +8,9 @@ use crate::volume::FsType;
 
 mod btrfs;
 mod check;
-#[cfg(test)]
-pub(crate) mod cut_off;
 mod grow;
+#[cfg(test)]
+pub(crate) mod interrupted;
 pub mod mark;
 mod mkfs;
 mod probe;
@@ -21,7 +21,7 @@ pub(crate) mod testing;
 mod usage;
 
 pub use btrfs::forget;
-pub use check::{Checked, Mend, check, check_fully};
+pub use check::{Checked, Repair, check, check_fully};
 pub use grow::{ext4_uses, grow_mounted, grow_unmounted, size_on_device};
 pub use mark::Mark;
 pub use mkfs::mkfs;

@@ -318,7 +318,7 @@ mod tests {
     }
 
     /// Where the storage says that it made it empty.
-    fn made_empty(file: &tempfile::NamedTempFile) -> Contents {
+    fn known_blank(file: &tempfile::NamedTempFile) -> Contents {
         contents(file.as_file(), file.as_file().metadata().unwrap().len(), Evidence::MadeEmpty)
     }
 
@@ -423,7 +423,10 @@ mod tests {
     #[test]
     fn what_the_tools_write_is_found_when_the_start_is_gone() {
         for (name, expected) in [
-            ("mkfs.ext4", "ext4 backup superblock at 128 MiB, nothing known at the start (`e2fsck -b 32768 -B 4096` may mend it"),
+            (
+                "mkfs.ext4",
+                "ext4 backup superblock at 128 MiB, nothing known at the start (`e2fsck -b 32768 -B 4096` may repair it",
+            ),
             ("mkfs.xfs", "xfs secondary superblock at 256 MiB"),
             ("mkfs.btrfs", "btrfs superblock mirror at 64 MiB"),
         ] {
@@ -444,16 +447,16 @@ mod tests {
     #[test]
     fn what_was_made_empty_is_still_looked_at() {
         let size = 64 << 30;
-        assert_eq!(made_empty(&sparse(size)), Contents::Blank);
-        assert_eq!(made_empty(&sparse(5 * MIB)), Contents::Blank);
+        assert_eq!(known_blank(&sparse(size)), Contents::Blank);
+        assert_eq!(known_blank(&sparse(5 * MIB)), Contents::Blank);
         for offset in [0, EDGE - 1, 64 * MIB + 64, size / SAMPLES * 77 + 5, size - 9000, size - EDGE] {
-            unknown(&made_empty(&written(size, &[(offset, b"x")])), "there is data at");
+            unknown(&known_blank(&written(size, &[(offset, b"x")])), "there is data at");
         }
-        unknown(&made_empty(&written(500 * MIB, &[(300 * MIB + 123_457, b"x")])), "there is data at");
-        other(&made_empty(&written(size, &[(64 * MIB + 64, b"_BHRfS_M")])), "btrfs superblock mirror at 64 MiB");
+        unknown(&known_blank(&written(500 * MIB, &[(300 * MIB + 123_457, b"x")])), "there is data at");
+        other(&known_blank(&written(size, &[(64 * MIB + 64, b"_BHRfS_M")])), "btrfs superblock mirror at 64 MiB");
         // Between the samples only the word speaks.
         let unseen = written(size, &[(size / 2 + size / SAMPLES / 2, b"x")]);
-        assert_eq!(made_empty(&unseen), Contents::Blank);
+        assert_eq!(known_blank(&unseen), Contents::Blank);
         unknown(&seen(&unseen), "there is data at");
     }
 
@@ -532,11 +535,11 @@ mod tests {
     fn a_superblock_that_cannot_be_is_unknown() {
         unknown(&with(64 * MIB, &[(0, b"XFSB")]), "begins as xfs");
         unknown(&with(64 * MIB, &[(65600, b"_BHRfS_M")]), "begins as btrfs");
-        unknown(&with(64 * MIB, &[(65600, b"!BHRfS_M")]), "its mkfs was cut off");
+        unknown(&with(64 * MIB, &[(65600, b"!BHRfS_M")]), "its mkfs was interrupted");
         unknown(&with(64 * MIB, &[(1080, b"\x53\xef"), (1120, b"\x40")]), "begins as ext4");
         let Some(file) = made(400 * MIB, "mkfs.xfs", &["-q"]) else { return };
         file.as_file().write_all_at(&[1], 126).unwrap();
-        unknown(&seen(&file), "its mkfs was cut off");
+        unknown(&seen(&file), "its mkfs was interrupted");
     }
 
     #[test]

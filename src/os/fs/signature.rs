@@ -185,10 +185,10 @@ impl Place {
 
     fn advice(&self) -> String {
         match self.kind {
-            Kind::Ext { block_size } => format!("`e2fsck -b {} -B {block_size}` may mend it", self.offset / block_size),
-            Kind::Xfs => "`xfs_repair` may mend it".to_owned(),
-            Kind::Btrfs => "`btrfs rescue super-recover` may mend it".to_owned(),
-            Kind::Luks2 => "`cryptsetup repair` may mend it".to_owned(),
+            Kind::Ext { block_size } => format!("`e2fsck -b {} -B {block_size}` may repair it", self.offset / block_size),
+            Kind::Xfs => "`xfs_repair` may repair it".to_owned(),
+            Kind::Btrfs => "`btrfs rescue super-recover` may repair it".to_owned(),
+            Kind::Luks2 => "`cryptsetup repair` may repair it".to_owned(),
             Kind::Gpt => "`sgdisk --verify` tells more".to_owned(),
             Kind::Zfs => "`zdb -l` tells more".to_owned(),
             Kind::Md => "`mdadm --examine` tells more".to_owned(),

@@ -15,7 +15,7 @@ pub(super) enum Superblock {
     Sound { size: u64 },
     /// Of a sort that we do not mount (ext2, a btrfs of several devices).
     Foreign(String),
-    /// One that cannot be, or whose mkfs was cut off; why.
+    /// One that cannot be, or whose mkfs was interrupted; why.
     Broken(String),
 }
 
@@ -207,7 +207,7 @@ fn xfs(bytes: &[u8]) -> Option<Superblock> {
     let version = u16::from_be_bytes(field(bytes, 100)) & 0xf;
     let [in_progress] = field(bytes, 126);
     if in_progress != 0 {
-        return Some(Superblock::Broken("its mkfs was cut off".to_owned()));
+        return Some(Superblock::Broken("its mkfs was interrupted".to_owned()));
     }
     let groups_fit =
         blocks <= groups.saturating_mul(group_blocks) && blocks > groups.saturating_sub(1).saturating_mul(group_blocks);
@@ -220,7 +220,7 @@ fn xfs(bytes: &[u8]) -> Option<Superblock> {
 fn btrfs(bytes: &[u8]) -> Option<Superblock> {
     match &field(bytes, 64) {
         b"_BHRfS_M" => {}
-        b"!BHRfS_M" => return Some(Superblock::Broken("its mkfs was cut off".to_owned())),
+        b"!BHRfS_M" => return Some(Superblock::Broken("its mkfs was interrupted".to_owned())),
         _ => return None,
     }
     let le32 = |at| u32::from_le_bytes(field(bytes, at));

@@ -44,20 +44,20 @@ pub(crate) fn tool(name: &'static str, arguments: &[&str]) -> Option<String> {
 pub(crate) struct Loop {
     pub(crate) device: PathBuf,
     pub(crate) image: File,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Loop {
     pub(crate) fn new(size: u64) -> Option<Loop> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("image");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
         let image = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         image.set_len(size).unwrap();
         let device = tool("losetup", &["--find", "--show", path.to_str().unwrap()])?;
         let device = PathBuf::from(device.trim());
         // The kernel keeps write protection with the number: another test may have left it.
         Device::open(&device, false).unwrap().set_read_only(false).unwrap();
-        Some(Loop { device, image, _folder: folder })
+        Some(Loop { device, image, _directory: directory })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -100,11 +100,11 @@ impl Drop for Mounted {
     }
 }
 
-/// An empty file system, mounted. The fields go in their order: the mount, the device, the folder.
+/// An empty file system, mounted. The fields go in their order: the mount, the device, the directory.
 pub(crate) struct Scratch {
     _mounted: Mounted,
     _under: Option<Loop>,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Scratch {
@@ -116,16 +116,16 @@ impl Scratch {
             _ => "mkfs.btrfs",
         };
         tool(mkfs, &["-q", under.name()])?;
-        let folder = tempfile::tempdir().unwrap();
-        Some(Scratch { _mounted: Mounted::new(&under.device, folder.path(), fstype), _under: Some(under), folder })
+        let directory = tempfile::tempdir().unwrap();
+        Some(Scratch { _mounted: Mounted::new(&under.device, directory.path(), fstype), _under: Some(under), directory })
     }
 
     pub(crate) fn tmpfs() -> Option<Scratch> {
-        let folder = tempfile::tempdir().unwrap();
-        Some(Scratch { _mounted: Mounted::new(Path::new("none"), folder.path(), "tmpfs"), _under: None, folder })
+        let directory = tempfile::tempdir().unwrap();
+        Some(Scratch { _mounted: Mounted::new(Path::new("none"), directory.path(), "tmpfs"), _under: None, directory })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 }

@@ -83,11 +83,11 @@ mod tests {
             for (fstype, inodes) in [("ext4", true), ("xfs", true), ("btrfs", false)] {
                 let Some(scratch) = Scratch::mounted(fstype, 400 << 20) else { return };
                 let file = std::fs::File::create_new(scratch.path().join("file")).unwrap();
-                let folder = std::fs::File::open(scratch.path()).unwrap();
-                let before = usage(folder.as_fd()).unwrap();
+                let directory = std::fs::File::open(scratch.path()).unwrap();
+                let before = usage(directory.as_fd()).unwrap();
                 std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; 10 << 20], 0).unwrap();
                 file.sync_all().unwrap();
-                let after = usage(folder.as_fd()).unwrap();
+                let after = usage(directory.as_fd()).unwrap();
                 let asked = usages(&[scratch.path().to_owned(), "/no/such place".into()], Duration::from_secs(30)).unwrap();
                 assert_eq!(asked, HashMap::from([(scratch.path().to_owned(), after)]), "{fstype}");
                 assert!((200 << 20..=400 << 20).contains(&after.total), "{fstype}: {after:?}");

@@ -290,12 +290,12 @@ fn database(
 ) -> Result<Private> {
     let mut files = Private::default();
     let mut there = false;
-    for folder in DATABASES.map(Path::new).into_iter().filter(|folder| folder.is_dir()) {
+    for directory in DATABASES.map(Path::new).into_iter().filter(|directory| directory.is_dir()) {
         there = true;
-        files.cover(folder)?;
-        files.add(folder, &PathBuf::from("ifaces").join(&interface.name), &text(binding)?)?;
+        files.cover(directory)?;
+        files.add(directory, &PathBuf::from("ifaces").join(&interface.name), &text(binding)?)?;
         for (place, record) in records {
-            files.add(folder, Path::new(place), &text(record)?)?;
+            files.add(directory, Path::new(place), &text(record)?)?;
         }
     }
     if !there {

@@ -110,7 +110,7 @@ pub struct Session {
     /// `LOGGED_IN`, `FAILED` while it is tried again, `FREE`.
     pub state: String,
     /// In sysfs: what lies below it goes with it.
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Session {
@@ -121,7 +121,7 @@ impl Session {
 
     /// The units that this machine has of it.
     pub fn units(&self) -> Result<Vec<Unit>> {
-        super::scsi::units_below(&self.folder)
+        super::scsi::units_below(&self.directory)
     }
 
     /// The unit of this number, if the machine has it.
@@ -134,8 +134,8 @@ impl Session {
     /// # Errors
     /// `Io`. A unit that the target does not have is no error: it is just not there afterwards.
     pub fn scan(&self, lun: u16) -> Result<()> {
-        let number = super::scsi::attribute(&self.folder.join(format!("iscsi_session/session{}", self.id)), "target_id")?;
-        let host = self.folder.parent().and_then(Path::file_name).unwrap_or_default();
+        let number = super::scsi::attribute(&self.directory.join(format!("iscsi_session/session{}", self.id)), "target_id")?;
+        let host = self.directory.parent().and_then(Path::file_name).unwrap_or_default();
         let path = Path::new("/sys/class/scsi_host").join(host).join("scan");
         let order = format!("- {} {}", number.unwrap_or_default(), address_of(lun));
         std::fs::write(&path, order).map_err(|error| Error::io("scan", &path, error))
@@ -175,24 +175,24 @@ fn sessions_in(class: &Path) -> Result<Vec<Session>> {
 fn session(path: &Path) -> Result<Option<Session>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some(id) = name.strip_prefix("session").and_then(|id| id.parse().ok()) else { return Ok(None) };
-    let Ok(folder) = path.join("device").canonicalize() else { return Ok(None) };
+    let Ok(directory) = path.join("device").canonicalize() else { return Ok(None) };
     let get = |name: &str| super::scsi::attribute(path, name);
     let (Some(target), Some(state)) = (get("targetname")?, get("state")?) else { return Ok(None) };
     Ok(Some(Session {
         id,
         target,
-        portal: portal_of(&folder)?,
+        portal: portal_of(&directory)?,
         initiator: get("initiatorname")?.unwrap_or_default(),
         interface: get("ifacename")?.unwrap_or_default(),
         state,
-        folder,
+        directory,
     }))
 }
 
-fn portal_of(folder: &Path) -> Result<Option<Portal>> {
-    for connection in super::scsi::children(folder)?.iter().filter(|name| name.starts_with("connection")) {
-        let folder = folder.join(connection).join("iscsi_connection").join(connection);
-        let get = |name: &str| super::scsi::attribute(&folder, name);
+fn portal_of(directory: &Path) -> Result<Option<Portal>> {
+    for connection in super::scsi::children(directory)?.iter().filter(|name| name.starts_with("connection")) {
+        let directory = directory.join(connection).join("iscsi_connection").join(connection);
+        let get = |name: &str| super::scsi::attribute(&directory, name);
         if let (Some(host), Some(Ok(port))) = (get("persistent_address")?, get("persistent_port")?.map(|port| port.parse())) {
             return Ok(Some(Portal { host, port }));
         }
@@ -285,13 +285,13 @@ mod tests {
 
     #[test]
     fn sessions_are_read_from_sysfs() {
-        let root = tempfile::tempdir().expect("a folder");
+        let root = tempfile::tempdir().expect("a directory");
         let device = root.path().join("devices/host3/session7");
         let class = device.join("iscsi_session/session7");
         let connection = device.join("connection7:0/iscsi_connection/connection7:0");
         let unit = device.join("target3:0:0/3:0:0:16684");
-        for folder in [&class, &connection, &unit, &root.path().join("class")] {
-            std::fs::create_dir_all(folder).expect("a folder");
+        for directory in [&class, &connection, &unit, &root.path().join("class")] {
+            std::fs::create_dir_all(directory).expect("a directory");
         }
         let write = |path: PathBuf, text: &str| std::fs::write(path, format!("{text}\n")).expect("a file");
         for (name, text) in

@@ -26,7 +26,7 @@ fn cannot_have(errno: Errno) -> bool {
 }
 
 impl Attributes {
-    /// Of an open file or folder.
+    /// Of an open file or directory.
     pub fn of(file: impl AsFd) -> rustix::io::Result<Attributes> {
         let stat = rustix::fs::fstat(&file)?;
         let mut extended = Vec::new();
@@ -50,7 +50,7 @@ impl Attributes {
         times(&self.stat)
     }
 
-    /// Gives them to an open file or folder: owner first, since that takes the set-user-ID bit away; times last. How many the file
+    /// Gives them to an open file or directory: owner first, since that takes the set-user-ID bit away; times last. How many the file
     /// system there cannot have.
     pub fn give(&self, file: impl AsFd) -> rustix::io::Result<u64> {
         let (uid, gid) = self.owner();
@@ -113,13 +113,13 @@ fn value(file: impl AsFd, name: &CString) -> rustix::io::Result<Option<Vec<u8>>>
     }
 }
 
-/// For a name in a folder: what is no file and no folder has no attributes that we keep but these.
-pub(super) fn give_by_name(stat: &Stat, folder: &crate::os::folder::Folder, name: &std::ffi::OsStr) -> Result<()> {
-    let failed = |errno| Error::io("set attributes of", folder.path_of(name), errno);
+/// For a name in a directory: what is no file and no directory has no attributes that we keep but these.
+pub(super) fn give_by_name(stat: &Stat, directory: &crate::os::dir::OpenDir, name: &std::ffi::OsStr) -> Result<()> {
+    let failed = |errno| Error::io("set attributes of", directory.path_of(name), errno);
     let (uid, gid) = (Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)));
-    rustix::fs::chownat(folder, name, uid, gid, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+    rustix::fs::chownat(directory, name, uid, gid, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Symlink {
-        folder.set_mode(name, stat.st_mode & 0o7777)?;
+        directory.set_mode(name, stat.st_mode & 0o7777)?;
     }
-    rustix::fs::utimensat(folder, name, &times(stat), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+    rustix::fs::utimensat(directory, name, &times(stat), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
 }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::Control;
 use super::attributes::Attributes;
 use super::walk::{Level, Walk};
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::{Error, Result};
 
 /// A part of the kernel's tick, by which times are set.
@@ -35,7 +35,7 @@ impl ChangeTime {
     /// # Errors
     /// `Io`.
     #[allow(clippy::disallowed_methods, reason = "a clock has no event to wait for, and its tick is milliseconds")]
-    pub fn now(own: &Folder) -> Result<ChangeTime> {
+    pub fn now(own: &OpenDir) -> Result<ChangeTime> {
         let touch = || {
             let now = Timestamps {
                 last_access: rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
@@ -55,16 +55,16 @@ impl ChangeTime {
         }
     }
 
-    /// Of an entry, or of the folder itself; asked of the server, whatever this machine remembers. `None` where it is gone.
-    fn of(folder: &Folder, name: &OsStr) -> Result<Option<(ChangeTime, FileType)>> {
+    /// Of an entry, or of the directory itself; asked of the server, whatever this machine remembers. `None` where it is gone.
+    fn of(directory: &OpenDir, name: &OsStr) -> Result<Option<(ChangeTime, FileType)>> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
-        match rustix::fs::statx(folder.as_fd(), name, flags, StatxFlags::CTIME | StatxFlags::TYPE) {
+        match rustix::fs::statx(directory.as_fd(), name, flags, StatxFlags::CTIME | StatxFlags::TYPE) {
             Ok(seen) => {
                 let time = ChangeTime { seconds: seen.stx_ctime.tv_sec, nanos: seen.stx_ctime.tv_nsec };
                 Ok(Some((time, FileType::from_raw_mode(seen.stx_mode.into()))))
             }
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(Error::io("stat", folder.path_of(name), errno)),
+            Err(errno) => Err(Error::io("stat", directory.path_of(name), errno)),
         }
     }
 }
@@ -73,46 +73,47 @@ impl ChangeTime {
 ///
 /// # Errors
 /// `Io`; `Unexpected` where it was stopped.
-pub fn changed_since(tree: &Folder, since: ChangeTime, control: &Control) -> Result<Option<PathBuf>> {
-    let changed = |folder: &Folder, name: &OsStr| -> Result<Option<FileType>> {
-        Ok(ChangeTime::of(folder, name)?.filter(|(time, _)| *time < since).map(|(_, kind)| kind))
+pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Result<Option<PathBuf>> {
+    let changed = |directory: &OpenDir, name: &OsStr| -> Result<Option<FileType>> {
+        Ok(ChangeTime::of(directory, name)?.filter(|(time, _)| *time < since).map(|(_, kind)| kind))
     };
-    let attributes = |folder: &Folder| Attributes::of(folder).map_err(|errno| Error::io("look at", folder.shown(), errno));
+    let attributes =
+        |directory: &OpenDir| Attributes::of(directory).map_err(|errno| Error::io("look at", directory.shown(), errno));
     let mut walk = Walk::new(tree, tree, attributes(tree)?)?;
-    let mut folder = tree.try_clone()?;
+    let mut directory = tree.try_clone()?;
     loop {
         let mut found = None;
         let mut below = Vec::new();
         let mut result = Ok(());
-        folder.each_entry(|entry| {
-            match changed(&folder, &entry.name) {
+        directory.each_entry(|entry| {
+            match changed(&directory, &entry.name) {
                 Ok(Some(FileType::Directory)) => below.push(entry.name),
                 Ok(Some(_)) => {}
-                Ok(None) => found = Some(folder.path_of(&entry.name)),
+                Ok(None) => found = Some(directory.path_of(&entry.name)),
                 Err(error) => result = Err(error),
             }
             if control.is_stopped() {
-                let object = folder.shown().display().to_string();
+                let object = directory.shown().display().to_string();
                 result = Err(Error::Unexpected { object, reason: "the copy was stopped".to_owned() });
             }
             found.is_none() && result.is_ok()
         })?;
         result?;
         // Last: an entry that came or went while they were read.
-        if changed(&folder, OsStr::new(""))?.is_none() {
-            found.get_or_insert_with(|| folder.shown().to_owned());
+        if changed(&directory, OsStr::new(""))?.is_none() {
+            found.get_or_insert_with(|| directory.shown().to_owned());
         }
         if found.is_some() {
             return Ok(found);
         }
         walk.found(below);
-        folder = loop {
+        directory = loop {
             match walk.next()? {
                 None if walk.vanished() > 0 => return Ok(Some(tree.shown().to_owned())),
                 None => return Ok(None),
                 Some(Level::Leave { .. }) => {}
                 Some(Level::Enter { from, name, .. }) => {
-                    let Some(next) = from.folder(&name)? else { return Ok(Some(from.path_of(&name))) };
+                    let Some(next) = from.directory(&name)? else { return Ok(Some(from.path_of(&name))) };
                     let attributes = attributes(&next)?;
                     walk.enter(name, next.try_clone()?, next.try_clone()?, attributes);
                     break next;
@@ -129,8 +130,8 @@ mod tests {
 
     use super::*;
 
-    fn folder(path: &Path) -> Folder {
-        Folder::open(path).expect("opens")
+    fn directory(path: &Path) -> OpenDir {
+        OpenDir::open(path).expect("opens")
     }
 
     /// A change to a tree, made by path.
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn changed_since_finds_each_kind_of_change_and_nothing_else() {
-        let scratch = tempfile::tempdir().expect("a folder");
+        let scratch = tempfile::tempdir().expect("a directory");
         let own = scratch.path().join("own");
         fs::create_dir(&own).expect("made");
         let changes: [(Change, &str); 6] = [
@@ -155,8 +156,8 @@ mod tests {
                 fs::create_dir_all(tree.join(name)).expect("made");
             }
             fs::write(tree.join("a/b/file"), "old").expect("written");
-            let since = ChangeTime::now(&folder(&own)).expect("a time");
-            let changed = || changed_since(&folder(&tree), since, &Control::default()).expect("walked");
+            let since = ChangeTime::now(&directory(&own)).expect("a time");
+            let changed = || changed_since(&directory(&tree), since, &Control::default()).expect("walked");
             fs::read(tree.join("a/b/file")).expect("read");
             assert_eq!(changed(), None, "read only");
             change(&tree);

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::attributes::{self, Attributes};
 use super::walk::{Level, Walk};
 use super::{Control, Report};
-use crate::os::folder::{Entry, Folder};
+use crate::os::dir::{Entry, OpenDir};
 use crate::os::{Error, Result, copy as data};
 
 /// What is copied between two looks at whether to stop.
@@ -41,12 +41,12 @@ pub struct Copied {
     pub lost: u64,
 }
 
-/// Copies all that is in `from` into the empty folder `to`, and `from`'s own attributes to it. `links` is an empty folder in the file
+/// Copies all that is in `from` into the empty directory `to`, and `from`'s own attributes to it. `links` is an empty directory in the file
 /// system of `to` for what is linked more than once; it is empty again afterwards. All is synced on return.
 ///
 /// # Errors
 /// `Io`; `Unexpected` where it was stopped. `to` and `links` then hold a part: remove them.
-pub fn copy(from: &Folder, to: &Folder, links: &Folder, control: &Control) -> Result<Copied> {
+pub fn copy(from: &OpenDir, to: &OpenDir, links: &OpenDir, control: &Control) -> Result<Copied> {
     let top = Attributes::of(from).map_err(|errno| Error::io("look at", from.shown(), errno))?;
     let mut copier = Copier {
         control,
@@ -62,7 +62,7 @@ pub fn copy(from: &Folder, to: &Folder, links: &Folder, control: &Control) -> Re
     walk.found(below);
     while let Some(step) = walk.next()? {
         match step {
-            Level::Enter { from, to, name } => match copier.folder(&from, &to, &name)? {
+            Level::Enter { from, to, name } => match copier.directory(&from, &to, &name)? {
                 Some((from, to, attributes)) => {
                     let below = copier.contents(&from, &to)?;
                     walk.enter(name, from, to, attributes);
@@ -80,7 +80,7 @@ pub fn copy(from: &Folder, to: &Folder, links: &Folder, control: &Control) -> Re
 
 struct Copier<'a> {
     control: &'a Control,
-    links: &'a Folder,
+    links: &'a OpenDir,
     /// Devices and inodes of which there is a copy in `links`.
     linked: HashSet<(u64, u64)>,
     done: Copied,
@@ -99,8 +99,8 @@ fn is_vanished(error: &Error) -> bool {
 }
 
 impl Copier<'_> {
-    /// Copies everything in a folder but the folders in it, which are answered.
-    fn contents(&mut self, from: &Folder, to: &Folder) -> Result<Vec<OsString>> {
+    /// Copies everything in a directory but the directories in it, which are answered.
+    fn contents(&mut self, from: &OpenDir, to: &OpenDir) -> Result<Vec<OsString>> {
         let mut below = Vec::new();
         let mut result = Ok(());
         from.each_entry(|entry| {
@@ -121,8 +121,8 @@ impl Copier<'_> {
         result.map(|()| below)
     }
 
-    /// Whether it is a folder.
-    fn entry(&mut self, from: &Folder, to: &Folder, entry: &Entry) -> Result<bool> {
+    /// Whether it is a directory.
+    fn entry(&mut self, from: &OpenDir, to: &OpenDir, entry: &Entry) -> Result<bool> {
         if entry.kind == Some(FileType::Directory) {
             return Ok(true);
         }
@@ -158,27 +158,27 @@ impl Copier<'_> {
         first.map_or(Ok(false), Err)
     }
 
-    /// Makes a folder for one that is there; closed to others until it is done.
-    fn folder(&mut self, from: &Folder, to: &Folder, name: &OsStr) -> Result<Option<(Folder, Folder, Attributes)>> {
-        let opened = match from.folder(name) {
+    /// Makes a directory for one that is there; closed to others until it is done.
+    fn directory(&mut self, from: &OpenDir, to: &OpenDir, name: &OsStr) -> Result<Option<(OpenDir, OpenDir, Attributes)>> {
+        let opened = match from.directory(name) {
             Err(error) if is_vanished(&error) => return Ok(None),
             opened => opened?,
         };
         let Some(source) = opened else { return Ok(None) };
         let attributes = Attributes::of(&source).map_err(|errno| Error::io("look at", source.shown(), errno))?;
-        to.make_folder(name, 0o700)?;
+        to.make_directory(name, 0o700)?;
         Ok(Some((source, to.existing(name)?, attributes)))
     }
 
-    /// A folder of which all is copied.
-    fn leave(&mut self, to: &Folder, attributes: &Attributes) -> Result<()> {
+    /// A directory of which all is copied.
+    fn leave(&mut self, to: &OpenDir, attributes: &Attributes) -> Result<()> {
         self.done.lost += attributes.give(to).map_err(|errno| Error::io("set attributes of", to.shown(), errno))?;
         self.done.entries += 1;
         self.control.did(1, 0);
         to.sync()
     }
 
-    fn file(&mut self, from: &Folder, to: &Folder, name: &OsStr) -> Result<()> {
+    fn file(&mut self, from: &OpenDir, to: &OpenDir, name: &OsStr) -> Result<()> {
         let source = from.open_file(name, OFlags::RDONLY, 0)?;
         let failed = |action: &'static str, error: std::io::Error| Error::io(action, from.path_of(name), error);
         let attributes = Attributes::of(&source).map_err(|errno| failed("look at", errno.into()))?;
@@ -209,7 +209,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    fn symlink(&mut self, from: &Folder, to: &Folder, name: &OsStr, stat: &Stat) -> Result<()> {
+    fn symlink(&mut self, from: &OpenDir, to: &OpenDir, name: &OsStr, stat: &Stat) -> Result<()> {
         let target = rustix::fs::readlinkat(from, name, Vec::new()).map_err(|errno| match errno {
             // No link any more.
             Errno::INVAL => Error::io("read link", from.path_of(name), Errno::NOENT),
@@ -219,8 +219,8 @@ impl Copier<'_> {
         attributes::give_by_name(stat, to, name)
     }
 
-    /// A device node does nothing where it lies: whoever mounts the volume mounts it `nodev`.
-    fn special(&mut self, to: &Folder, name: &OsStr, kind: FileType, stat: &Stat) -> Result<()> {
+    /// A device node does nothing where it lies: anyone who mounts the volume mounts it `nodev`.
+    fn special(&mut self, to: &OpenDir, name: &OsStr, kind: FileType, stat: &Stat) -> Result<()> {
         rustix::fs::mknodat(to, name, kind, Mode::RUSR | Mode::WUSR, stat.st_rdev)
             .map_err(|errno| Error::io("make node", to.path_of(name), errno))?;
         attributes::give_by_name(stat, to, name)
@@ -338,8 +338,8 @@ fn searched_at_most(allocated: u64) -> u64 {
     allocated.saturating_mul(SEARCHED_PER_ALLOCATED).saturating_add(SEARCHED)
 }
 
-fn still_there(folder: &Folder, name: &OsStr, kind: FileType) -> Result<bool> {
-    Ok(folder.stat(name)?.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind))
+fn still_there(directory: &OpenDir, name: &OsStr, kind: FileType) -> Result<bool> {
+    Ok(directory.stat(name)?.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind))
 }
 
 fn anchor((device, inode): (u64, u64)) -> String {
@@ -386,7 +386,7 @@ mod tests {
         }
 
         fn copy(&self) -> Result<Copied> {
-            let open = |name: &str| Folder::open(&self.path.join(name)).unwrap();
+            let open = |name: &str| OpenDir::open(&self.path.join(name)).unwrap();
             copy(&open("from"), &open("to"), &open("links"), &Control::default())
         }
     }
@@ -430,7 +430,7 @@ mod tests {
         std::os::unix::fs::lchown(ground.from("link"), Some(5), Some(6)).unwrap();
         symlink("nowhere", ground.from("a/dangling")).unwrap();
         std::os::unix::net::UnixListener::bind(ground.from("socket")).unwrap();
-        let top = Folder::open(&ground.path.join("from")).unwrap();
+        let top = OpenDir::open(&ground.path.join("from")).unwrap();
         rustix::fs::mknodat(&top, "fifo", FileType::Fifo, Mode::RUSR, 0).unwrap();
         rustix::fs::mknodat(&top, "null", FileType::CharacterDevice, Mode::RUSR, rustix::fs::makedev(1, 3)).unwrap();
         std::fs::write(ground.from("listed"), "x").unwrap();
@@ -495,53 +495,53 @@ mod tests {
 
     #[test]
     fn depth_and_breadth_cost_no_stack_and_no_descriptors() {
-        let folder = tempfile::tempdir().unwrap();
-        let ground = Ground::at(folder.path());
-        let mut deepest = Folder::open(&ground.from("")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let ground = Ground::at(directory.path());
+        let mut deepest = OpenDir::open(&ground.from("")).unwrap();
         for level in 0..5_000_u32 {
             // Something is left to be done on the way up, too.
             if level % 100 == 0 {
-                deepest.make_folder("beside", 0o755).unwrap();
+                deepest.make_directory("beside", 0o755).unwrap();
                 deepest.write("file", level.to_string().as_bytes()).unwrap();
             }
-            deepest = deepest.ensure_folder("d", 0o755).unwrap();
+            deepest = deepest.ensure_directory("d", 0o755).unwrap();
         }
         let copied = ground.copy().unwrap();
         assert_eq!((copied.entries, copied.vanished), (5_101, 0));
         let deep: PathBuf = std::iter::repeat_n("d", 4_900).collect();
-        let reached = Folder::open(&ground.to("")).unwrap().existing(deep).unwrap();
+        let reached = OpenDir::open(&ground.to("")).unwrap().existing(deep).unwrap();
         assert_eq!(reached.read("file", 9).unwrap().as_deref(), Some(&b"4900"[..]));
         // Too deep for those who would remove it by its path.
-        crate::os::tree::empty(&Folder::open(&ground.to("")).unwrap(), &Control::default()).unwrap();
-        crate::os::tree::empty(&Folder::open(&ground.from("")).unwrap(), &Control::default()).unwrap();
+        crate::os::tree::empty(&OpenDir::open(&ground.to("")).unwrap(), &Control::default()).unwrap();
+        crate::os::tree::empty(&OpenDir::open(&ground.from("")).unwrap(), &Control::default()).unwrap();
     }
 
     #[test]
     fn it_ends_when_it_is_told_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let ground = Ground::at(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let ground = Ground::at(directory.path());
         std::fs::write(ground.from("file"), "x").unwrap();
         let control = Control::default();
         control.stop();
-        let open = |name: &str| Folder::open(&folder.path().join(name)).unwrap();
+        let open = |name: &str| OpenDir::open(&directory.path().join(name)).unwrap();
         copy(&open("from"), &open("to"), &open("links"), &control).unwrap_err();
     }
 
-    /// Whoever owns the files goes on renaming, planting, cutting and swapping while they are copied.
+    /// Anyone who owns the files goes on renaming, planting, cutting and swapping while they are copied.
     #[test]
     fn nothing_from_outside_comes_into_a_copy_of_what_is_in_use() {
-        let folder = tempfile::tempdir().unwrap();
-        let ground = Ground::at(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let ground = Ground::at(directory.path());
         for name in ["dir", "dir/sub", "other"] {
             std::fs::create_dir(ground.from(name)).unwrap();
             std::fs::write(ground.from(name).join("file"), vec![1; 300_000]).unwrap();
         }
-        symlink(folder.path().join("outside"), ground.from("link")).unwrap();
-        symlink(folder.path().join("outside/file"), ground.from("dir/file-link")).unwrap();
+        symlink(directory.path().join("outside"), ground.from("link")).unwrap();
+        symlink(directory.path().join("outside/file"), ground.from("dir/file-link")).unwrap();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let top = Folder::open(&ground.from("")).unwrap();
+                let top = OpenDir::open(&ground.from("")).unwrap();
                 let exchange = |a: &str, b: &str| {
                     rustix::fs::renameat_with(&top, a, &top, b, rustix::fs::RenameFlags::EXCHANGE).ok();
                 };
@@ -559,20 +559,20 @@ mod tests {
             });
             for round in 0..40 {
                 for name in ["to", "links"] {
-                    std::fs::rename(folder.path().join(name), folder.path().join(format!("{name}{round}"))).unwrap();
-                    std::fs::create_dir(folder.path().join(name)).unwrap();
+                    std::fs::rename(directory.path().join(name), directory.path().join(format!("{name}{round}"))).unwrap();
+                    std::fs::create_dir(directory.path().join(name)).unwrap();
                 }
                 ground.copy().unwrap();
             }
             over.store(true, Ordering::Relaxed);
         });
         let mut files = 0;
-        let mut folders = vec![folder.path().to_owned()];
-        while let Some(path) = folders.pop() {
+        let mut directories = vec![directory.path().to_owned()];
+        while let Some(path) = directories.pop() {
             for entry in std::fs::read_dir(path).unwrap().map(std::result::Result::unwrap) {
                 let kind = entry.file_type().unwrap();
                 if kind.is_dir() && entry.file_name() != "outside" {
-                    folders.push(entry.path());
+                    directories.push(entry.path());
                 } else if kind.is_file() {
                     files += 1;
                     let content = std::fs::read(entry.path()).unwrap();
@@ -581,6 +581,6 @@ mod tests {
             }
         }
         assert!(files > 40, "{files}");
-        assert_eq!(std::fs::read(folder.path().join("outside/file")).unwrap(), b"secret");
+        assert_eq!(std::fs::read(directory.path().join("outside/file")).unwrap(), b"secret");
     }
 }

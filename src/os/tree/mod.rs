@@ -1,7 +1,7 @@
 //! Whole trees of others' files, copied and removed.
 //!
-//! Whoever owns the files may rename, swap and plant things meanwhile. So all is done by descriptors and single names ([`Folder`]):
-//! no link is followed, no mount entered, `..` is never opened, and nothing outside of the folders given is touched. Depth costs
+//! Anyone who owns the files may rename, swap and plant things meanwhile. So all is done by descriptors and single names ([`Directory`]):
+//! no link is followed, no mount entered, `..` is never opened, and nothing outside of the directories given is touched. Depth costs
 //! no stack. What vanishes or changes meanwhile is no error: a tree that is in use is copied file by file, not at one
 //! instant; [`changed_since`] finds out.
 
@@ -36,10 +36,10 @@ impl Report {
         Report { what, last: Instant::now() }
     }
 
-    fn tell(&mut self, folder: &Path, control: &Control) {
+    fn tell(&mut self, directory: &Path, control: &Control) {
         if self.last.elapsed() >= REPORT_EVERY {
             self.last = Instant::now();
-            tracing::info!(folder = %folder.display(), progress = %control, "{}", self.what);
+            tracing::info!(directory = %directory.display(), progress = %control, "{}", self.what);
         }
     }
 }
@@ -66,7 +66,7 @@ impl Control {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Files, folders and the like that are done.
+    /// Files, directories and the like that are done.
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }

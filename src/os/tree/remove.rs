@@ -1,5 +1,5 @@
-//! Trees are removed flat: a folder found in another is not descended into, but moved up beside the one that is being emptied.
-//! So no depth costs anything, nothing needs to be remembered, and a removal that was cut off goes on with what lies there.
+//! Trees are removed flat: a directory found in another is not descended into, but moved up beside the one that is being emptied.
+//! So no depth costs anything, nothing needs to be remembered, and a removal that was interrupted goes on with what lies there.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::fs::FileType;
 
 use super::{Control, Report};
-use crate::os::folder::{Entry, Folder};
+use crate::os::dir::{Entry, OpenDir};
 use crate::os::{Error, Result};
 
 /// Entries between two pauses.
 const BATCH: usize = 256;
-/// Of what cannot be removed in one folder; beyond it, the folder is left for another time.
+/// Of what cannot be removed in one directory; beyond it, the directory is left for another time.
 const MOST_STUCK: usize = 1000;
 /// A pause is as long as what came before it took, so that at most half of a server's time is ours; but no longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -27,12 +27,12 @@ pub struct Stuck {
     pub error: Error,
 }
 
-/// Removes all that is in `trash`, a folder that only we can reach, with pauses. What cannot be removed (immutable files, others'
+/// Removes all that is in `trash`, a directory that only we can reach, with pauses. What cannot be removed (immutable files, others'
 /// mounts, what is held by an open file) stays and is told; all else goes.
 ///
 /// # Errors
 /// Where `trash` itself cannot be listed.
-pub fn empty(trash: &Folder, control: &Control) -> Result<Vec<Stuck>> {
+pub fn empty(trash: &OpenDir, control: &Control) -> Result<Vec<Stuck>> {
     let mut removal =
         Removal { trash, control, stuck: Vec::new(), batch: 0, since: Instant::now(), report: Report::of("remove") };
     removal.clear(trash, |removal, entry| removal.remove_tree(entry))?;
@@ -40,7 +40,7 @@ pub fn empty(trash: &Folder, control: &Control) -> Result<Vec<Stuck>> {
 }
 
 struct Removal<'a> {
-    trash: &'a Folder,
+    trash: &'a OpenDir,
     control: &'a Control,
     stuck: Vec<Stuck>,
     batch: usize,
@@ -49,12 +49,12 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    /// Lets `remove` take away all entries of `folder`, until only those are left that it cannot. Whether none is.
-    fn clear(&mut self, folder: &Folder, remove: impl Fn(&mut Self, &Entry) -> Result<()>) -> Result<bool> {
+    /// Lets `remove` take away all entries of `directory`, until only those are left that it cannot. Whether none is.
+    fn clear(&mut self, directory: &OpenDir, remove: impl Fn(&mut Self, &Entry) -> Result<()>) -> Result<bool> {
         let mut left: BTreeSet<OsString> = BTreeSet::new();
         loop {
             // Listed anew for each batch: a place in a list does not outlive removals everywhere.
-            let mut entries = folder.entries(BATCH + left.len())?;
+            let mut entries = directory.entries(BATCH + left.len())?;
             entries.retain(|entry| !left.contains(&entry.name));
             if entries.is_empty() || left.len() > MOST_STUCK {
                 return Ok(left.is_empty());
@@ -64,7 +64,7 @@ impl Removal<'_> {
                     return Ok(false);
                 }
                 if let Err(error) = remove(self, &entry) {
-                    let path = folder.path_of(&entry.name);
+                    let path = directory.path_of(&entry.name);
                     left.insert(entry.name);
                     if self.stuck.len() < MOST_STUCK {
                         self.stuck.push(Stuck { path, error });
@@ -80,57 +80,57 @@ impl Removal<'_> {
         if unlinked.is_some() {
             return Ok(());
         }
-        let opened = match self.trash.folder(&entry.name) {
-            // Not for us: a server that squashes root, and a folder closed to all.
+        let opened = match self.trash.directory(&entry.name) {
+            // Not for us: a server that squashes root, and a directory closed to all.
             Err(error) if error.errno() == Some(libc::EACCES) => {
                 self.trash.set_mode(&entry.name, 0o700)?;
-                self.trash.folder(&entry.name)?
+                self.trash.directory(&entry.name)?
             }
             opened => opened?,
         };
-        let Some(folder) = opened else { return Ok(()) };
-        let all_gone = self.clear(&folder, |removal, entry| removal.take_out(&folder, entry))?;
+        let Some(directory) = opened else { return Ok(()) };
+        let all_gone = self.clear(&directory, |removal, entry| removal.take_out(&directory, entry))?;
         if !all_gone {
             return Err(Error::Unexpected {
-                object: folder.shown().display().to_string(),
+                object: directory.shown().display().to_string(),
                 reason: "not all of it can be removed".to_owned(),
             });
         }
-        self.trash.remove_folder(&entry.name)?;
+        self.trash.remove_directory(&entry.name)?;
         self.done();
         Ok(())
     }
 
-    /// An entry of a folder that is being emptied: a folder goes up into the trash, anything else away.
-    fn take_out(&mut self, folder: &Folder, entry: &Entry) -> Result<()> {
-        match self.take_out_as_it_is(folder, entry) {
-            // Not for us: a server that squashes root, and a folder that is closed, or one that takes no writes.
+    /// An entry of a directory that is being emptied: a directory goes up into the trash, anything else away.
+    fn take_out(&mut self, directory: &OpenDir, entry: &Entry) -> Result<()> {
+        match self.take_out_as_it_is(directory, entry) {
+            // Not for us: a server that squashes root, and a directory that is closed, or one that takes no writes.
             Err(error) if error.errno() == Some(libc::EACCES) => {
-                folder.set_own_mode(0o700)?;
+                directory.set_own_mode(0o700)?;
                 if entry.kind == Some(FileType::Directory) {
-                    folder.set_mode(&entry.name, 0o700)?;
+                    directory.set_mode(&entry.name, 0o700)?;
                 }
-                self.take_out_as_it_is(folder, entry)
+                self.take_out_as_it_is(directory, entry)
             }
             done => done,
         }
     }
 
-    fn take_out_as_it_is(&mut self, folder: &Folder, entry: &Entry) -> Result<()> {
-        let unlinked = if entry.kind == Some(FileType::Directory) { None } else { self.unlink(folder, &entry.name)? };
+    fn take_out_as_it_is(&mut self, directory: &OpenDir, entry: &Entry) -> Result<()> {
+        let unlinked = if entry.kind == Some(FileType::Directory) { None } else { self.unlink(directory, &entry.name)? };
         if unlinked.is_some() {
             return Ok(());
         }
-        let moved = folder.rename(&entry.name, self.trash, unused_name());
+        let moved = directory.rename(&entry.name, self.trash, unused_name());
         match moved {
             Err(error) if error.is_missing() => Ok(()),
             moved => moved,
         }
     }
 
-    /// `None` where it is a folder.
-    fn unlink(&mut self, folder: &Folder, name: &OsStr) -> Result<Option<()>> {
-        match folder.remove_file(name) {
+    /// `None` where it is a directory.
+    fn unlink(&mut self, directory: &OpenDir, name: &OsStr) -> Result<Option<()>> {
+        match directory.remove_file(name) {
             Ok(_) => {
                 self.done();
                 Ok(Some(()))
@@ -168,25 +168,25 @@ mod tests {
     use super::*;
 
     struct Ground {
-        folder: tempfile::TempDir,
-        trash: Folder,
+        directory: tempfile::TempDir,
+        trash: OpenDir,
     }
 
     fn ground() -> Ground {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for name in ["trash", "outside", "outside/sub"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::create_dir(directory.path().join(name)).unwrap();
         }
         for name in ["outside/file", "outside/sub/file"] {
-            std::fs::write(folder.path().join(name), "precious").unwrap();
+            std::fs::write(directory.path().join(name), "precious").unwrap();
         }
-        let trash = Folder::open(&folder.path().join("trash")).unwrap();
-        Ground { folder, trash }
+        let trash = OpenDir::open(&directory.path().join("trash")).unwrap();
+        Ground { directory, trash }
     }
 
     impl Ground {
         fn at(&self, path: &str) -> PathBuf {
-            self.folder.path().join(path)
+            self.directory.path().join(path)
         }
 
         fn empty(&self) -> Vec<Stuck> {
@@ -220,7 +220,7 @@ mod tests {
         let ground = ground();
         let mut deepest = ground.trash.try_clone().unwrap();
         for _ in 0..5_000 {
-            deepest = deepest.ensure_folder("d", 0o755).unwrap();
+            deepest = deepest.ensure_directory("d", 0o755).unwrap();
         }
         drop(deepest);
         assert!(ground.empty().is_empty());
@@ -228,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_goes_on() {
+    fn what_was_interrupted_goes_on() {
         let ground = ground();
-        for folder in 0..20 {
-            let path = ground.at(&format!("trash/volume/{folder}/sub"));
+        for directory in 0..20 {
+            let path = ground.at(&format!("trash/volume/{directory}/sub"));
             std::fs::create_dir_all(&path).unwrap();
             (0..20).for_each(|file| std::fs::write(path.join(file.to_string()), "x").unwrap());
         }
@@ -254,7 +254,7 @@ mod tests {
         crate::os::mount::testing::in_own_namespace(|| {
             let ground = ground();
             std::fs::create_dir_all(ground.at("trash/volume/mounted")).unwrap();
-            std::fs::create_dir_all(ground.at("trash/other/folder")).unwrap();
+            std::fs::create_dir_all(ground.at("trash/other/directory")).unwrap();
             std::fs::write(ground.at("trash/volume/file"), "x").unwrap();
             let (from, to) = (ground.at("outside"), ground.at("trash/volume/mounted"));
             let none: Option<&str> = None;
@@ -268,18 +268,18 @@ mod tests {
         });
     }
 
-    /// Whoever has a folder of it open goes on renaming, planting and swapping while it is removed.
+    /// Anyone who has a directory of it open goes on renaming, planting and swapping while it is removed.
     #[test]
-    fn who_still_has_a_folder_open_leads_it_nowhere() {
+    fn who_still_has_a_directory_open_leads_it_nowhere() {
         let ground = ground();
         let inside = ground.at("trash/volume/a");
         std::fs::create_dir_all(&inside).unwrap();
-        let open = Folder::open(&inside).unwrap();
+        let open = OpenDir::open(&inside).unwrap();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    // In a folder that is gone all of this fails, as it should.
+                    // In a directory that is gone all of this fails, as it should.
                     let made = rustix::fs::mkdirat(&open, "dir", rustix::fs::Mode::RWXU).is_ok();
                     rustix::fs::symlinkat(ground.at("outside").as_path(), &open, "link").ok();
                     rustix::fs::renameat_with(&open, "dir", &open, "link", rustix::fs::RenameFlags::EXCHANGE).ok();
@@ -300,8 +300,8 @@ mod tests {
     #[test]
     fn twenty_thousand_files() {
         let ground = ground();
-        for folder in 0..20 {
-            let path = ground.at(&format!("trash/volume/{folder}"));
+        for directory in 0..20 {
+            let path = ground.at(&format!("trash/volume/{directory}"));
             std::fs::create_dir_all(&path).unwrap();
             (0..1_000).for_each(|file| drop(std::fs::File::create_new(path.join(file.to_string())).unwrap()));
         }

@@ -1,6 +1,6 @@
-//! The way through two trees at once, one being made like the other, folder by folder, deepest first.
+//! The way through two trees at once, one being made like the other, directory by directory, deepest first.
 //!
-//! Only the last some folders of the way down are kept open; one that was closed is opened again by its names from the top, through no
+//! Only the last some directories of the way down are kept open; one that was closed is opened again by its names from the top, through no
 //! link. So neither depth nor breadth takes descriptors or stack.
 
 use std::ffi::{OsStr, OsString};
@@ -8,49 +8,49 @@ use std::path::PathBuf;
 
 use super::attributes::Attributes;
 use crate::os::Result;
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 
-/// So many folders of the way are kept open, in each tree.
+/// So many directories of the way are kept open, in each tree.
 const OPEN: usize = 64;
 
 /// What is to be done next.
 pub(super) enum Level {
-    /// A folder of this name was found in `from` and is to be made in `to`.
-    Enter { from: Folder, to: Folder, name: OsString },
+    /// A directory of this name was found in `from` and is to be made in `to`.
+    Enter { from: OpenDir, to: OpenDir, name: OsString },
     /// All below it is done.
-    Leave { to: Folder, attributes: Attributes },
+    Leave { to: OpenDir, attributes: Attributes },
 }
 
 struct Frame {
     name: OsString,
     /// `None` while they are closed.
-    open: Option<(Folder, Folder)>,
+    open: Option<(OpenDir, OpenDir)>,
     attributes: Attributes,
-    /// Folders in it that are still to be entered.
+    /// Directories in it that are still to be entered.
     below: Vec<OsString>,
 }
 
 pub(super) struct Walk<'a> {
-    from: &'a Folder,
-    to: &'a Folder,
+    from: &'a OpenDir,
+    to: &'a OpenDir,
     frames: Vec<Frame>,
     vanished: u64,
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(from: &'a Folder, to: &'a Folder, attributes: Attributes) -> Result<Walk<'a>> {
+    pub fn new(from: &'a OpenDir, to: &'a OpenDir, attributes: Attributes) -> Result<Walk<'a>> {
         let open = Some((from.try_clone()?, to.try_clone()?));
         let top = Frame { name: OsString::new(), open, attributes, below: Vec::new() };
         Ok(Walk { from, to, frames: vec![top], vanished: 0 })
     }
 
-    /// Folders that were moved away while something in them was still to be entered.
+    /// Directories that were moved away while something in them was still to be entered.
     pub fn vanished(&self) -> u64 {
         self.vanished
     }
 
-    /// The folder of the last `Enter` is there now.
-    pub fn enter(&mut self, name: OsString, from: Folder, to: Folder, attributes: Attributes) {
+    /// The directory of the last `Enter` is there now.
+    pub fn enter(&mut self, name: OsString, from: OpenDir, to: OpenDir, attributes: Attributes) {
         self.frames.push(Frame { name, open: Some((from, to)), attributes, below: Vec::new() });
         if let Some(far) = self.frames.len().checked_sub(OPEN + 1)
             && let Some(frame) = self.frames.get_mut(far)
@@ -59,7 +59,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What is in the folder that was entered last.
+    /// What is in the directory that was entered last.
     pub fn found(&mut self, below: Vec<OsString>) {
         if let Some(frame) = self.frames.last_mut() {
             frame.below = below;
@@ -76,7 +76,7 @@ impl<'a> Walk<'a> {
         Ok(Some(Level::Leave { to, attributes }))
     }
 
-    /// Opens the last folders of the way again, if they were closed.
+    /// Opens the last directories of the way again, if they were closed.
     fn reopen(&mut self) -> Result<()> {
         if self.frames.last().is_none_or(|frame| frame.open.is_some()) {
             return Ok(());
@@ -84,21 +84,21 @@ impl<'a> Walk<'a> {
         let first = self.frames.len().saturating_sub(OPEN);
         let path: PathBuf =
             self.frames.iter().take(first + 1).map(|frame| frame.name.as_os_str()).filter(|n| !n.is_empty()).collect();
-        let mut from = self.from.folder(&path).unwrap_or_default();
+        let mut from = self.from.directory(&path).unwrap_or_default();
         let mut to = self.to.existing(&path)?;
         for number in first..self.frames.len() {
             if number > first {
                 let name: &OsStr = self.frames.get(number).map_or(OsStr::new(""), |frame| &frame.name);
                 from = match &from {
-                    Some(folder) => folder.folder(name).unwrap_or_default(),
+                    Some(directory) => directory.directory(name).unwrap_or_default(),
                     None => None,
                 };
                 to = to.existing(name)?;
             }
             let Some(frame) = self.frames.get_mut(number) else { break };
             let source = match &from {
-                Some(folder) if folder.stat_self().is_ok_and(|stat| stat.st_ino == frame.attributes.stat.st_ino) => {
-                    folder.try_clone()?
+                Some(directory) if directory.stat_self().is_ok_and(|stat| stat.st_ino == frame.attributes.stat.st_ino) => {
+                    directory.try_clone()?
                 }
                 _ => {
                     // Moved away, with all that was still to be looked at. What was copied of it stays.

@@ -30,7 +30,7 @@ impl TryFrom<csi::VolumeCapability> for Capability {
 
 fn filesystem(mount: &csi::volume_capability::MountVolume) -> Result<AccessType> {
     let fs_type = short("volume_capability.mount.fs_type", &mount.fs_type)?;
-    // A share is what it is: volumes that were made by hand say so.
+    // A share is what it is: static volumes say so.
     let fstype = (!matches!(fs_type, "" | "nfs" | "nfs4")).then(|| fs_type.parse()).transpose()?;
     let mount_flags = mount_flags(&mount.mount_flags)?;
     Ok(AccessType::Filesystem { fstype, mount_flags, group: group(&mount.volume_mount_group)? })

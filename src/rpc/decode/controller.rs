@@ -343,7 +343,7 @@ mod tests {
         let without = csi::ValidateVolumeCapabilitiesRequest { volume_capabilities: vec![], ..ask() };
         refused::<Validate, _>(without, "volume_capabilities");
         let handle = csi::ValidateVolumeCapabilitiesRequest { volume_id: "server/share".to_owned(), ..ask() };
-        assert!(Validate::try_from(handle).is_ok(), "made by hand, perhaps");
+        assert!(Validate::try_from(handle).is_ok(), "a static volume, perhaps");
     }
 
     #[test]

@@ -136,7 +136,7 @@ fn node_id(text: &str) -> Result<NodeId> {
     lookup("node", text)
 }
 
-/// What a CO may call a volume that someone made by hand. Such a handle is no string of ours, so that it may be longer; Kubernetes
+/// What a CO may call a static volume. Such a handle is no string of ours, so that it may be longer; Kubernetes
 /// takes any.
 const LONGEST_HANDLE: usize = 1024;
 
@@ -242,7 +242,7 @@ mod tests {
     fn a_handle_is_an_id_or_any_text() {
         assert!(matches!(handle("image:a"), Ok(Handle::Id(_))));
         for name in ["csi-1f", "server/share#a b", "..", "image:../x"] {
-            assert_eq!(handle(name).expect("made by hand"), Handle::Name(name.to_owned()));
+            assert_eq!(handle(name).expect("a static volume"), Handle::Name(name.to_owned()));
         }
         for bad in ["a\nb", &"c".repeat(1025)] {
             assert!(matches!(handle(bad), Err(Error::NotFound { .. })), "{bad:?}");

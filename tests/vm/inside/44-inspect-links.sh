@@ -60,8 +60,8 @@ for round in by-hand fix; do
         # In use again, by somebody of whom nothing is journaled.
         mkdir elsewhere
         mount "/dev/$(scsi_disks)" elsewhere
-        inspect --fix --yes >fixed && fail "mended what is in use: $(cat fixed)"
-        is done "$(jq -r '.actions[].result' fixed | xargs)" "what was mended"
+        inspect --fix --yes >fixed && fail "repaired what is in use: $(cat fixed)"
+        is done "$(jq -r '.actions[].result' fixed | xargs)" "what was repaired"
         is "$DIR/elsewhere is mounted from it" "$(jq -r '.findings[].whyNot' fixed)" "why the rest was not"
         is 1 "$(iscsi_sessions | wc -l)" "sessions, one of them in use"
         umount elsewhere
@@ -91,7 +91,7 @@ inspect --fix --yes >fixed || fail "nothing remembers it: $(cat fixed)"
 nothing_is_connected "of which nothing is remembered"
 lio_stop
 
-# The storage machine: a record that the kernel does not show, and something shown that nothing records.
+# The target server: a record that the kernel does not show, and something shown that nothing records.
 pool xfs
 configure
 start_controller

@@ -1,5 +1,5 @@
 #!/bin/bash
-# NFS on a node: volumes made by hand on a real server, one kernel mount for all of them, every version, bad input, a killed driver.
+# NFS on a node: static volumes on a real server, one kernel mount for all of them, every version, bad input, a killed driver.
 # about 56 s
 set -euo pipefail
 # shellcheck source=lib.bash
@@ -82,7 +82,7 @@ call node-get-volume-stats again --path "$DIR/kubelet/t/again" | jq -er '.usage[
 down_one again
 nothing_left "the export itself"
 
-# A folder that makes way for another of its name, while the share stays mounted: nobody is shown the old one, which still exists.
+# A directory that makes way for another of its name, while the share stays mounted: nobody is shown the old one, which still exists.
 nfs_stage whole whole "$(by_hand '')"
 for round in 1 2 3; do
     nfs_stage swapped swapped "$(by_hand tenant/2)"
@@ -93,15 +93,15 @@ for round in 1 2 3; do
     mkdir data/tenant/2
     nfs_stage swapped swapped "$(by_hand tenant/2)"
     nfs_publish swapped swapped "$(by_hand tenant/2)"
-    is '' "$(ls kubelet/t/swapped)" "what a new folder shows that has the name of an old one"
+    is '' "$(ls kubelet/t/swapped)" "what a new directory shows that has the name of an old one"
     touch kubelet/t/swapped/new
     is new "$(ls data/tenant/2)" "what was written into it"
     down_one swapped
 done
 nfs_unstage whole whole
-nothing_left "folders of one name"
+nothing_left "directories of one name"
 
-# A folder that its server no longer has, while it is staged and published: repeated calls show the new one of its name.
+# A directory that its server no longer has, while it is staged and published: repeated calls show the new one of its name.
 nfs_stage whole whole "$(by_hand '')"
 nfs_stage gone gone "$(by_hand tenant/2)"
 nfs_publish gone gone "$(by_hand tenant/2)"
@@ -121,7 +121,7 @@ nfs_publish gone gone "$(by_hand tenant/2)"
 is anew "$(ls kubelet/t/gone)" "what stays published"
 down_one gone
 nfs_unstage whole whole
-nothing_left "a folder that went stale"
+nothing_left "a directory that went stale"
 
 # Every version, and options of the mount and of the bind. What differs is another mount.
 versions='3 4.0 4.1 4.2'
@@ -159,9 +159,9 @@ ln -s /etc data/tenant/planted
 {
     refused 'an unknown server' UNAVAILABLE no-such-server --context server=no-such-server --context share=/x
     refused 'a wrong share' INTERNAL "$DIR/other" --context server=127.0.0.1 --context share="$DIR/other"
-    refused 'a missing folder' NOT_FOUND "$DIR/data/none" $data --context subDir=none
-    refused 'a folder that climbs' INVALID_ARGUMENT subDir $data --context subDir=tenant/../secret
-    refused 'the folder of the driver' INVALID_ARGUMENT subDir $data --context subDir=.longshore
+    refused 'a missing directory' NOT_FOUND "$DIR/data/none" $data --context subDir=none
+    refused 'a directory that climbs' INVALID_ARGUMENT subDir $data --context subDir=tenant/../secret
+    refused 'the directory of the driver' INVALID_ARGUMENT subDir $data --context subDir=.longshore
     refused 'a planted link' INVALID_ARGUMENT tenant/planted $data --context subDir=tenant/planted
     refused 'below a planted link' INVALID_ARGUMENT tenant/planted $data --context subDir=tenant/planted/ssh
     refused suid INVALID_ARGUMENT suid $data --mount-flag suid

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A server that hangs does no harm: beside its volumes twenty others stage and publish as fast as before, whoever asks about it is
+# A server that hangs does no harm: beside its volumes twenty others stage and publish as fast as before, anyone who asks about it is
 # answered in seconds, its volumes can be taken down, and when it is back, everything goes on by itself. Then what is mounted goes
 # stale, and is mounted anew.
 #
@@ -86,7 +86,7 @@ for name in one two; do
 done
 echo before >kubelet/t/one/file
 
-# Twenty others: images of this node, and folders of the address that lives.
+# Twenty others: images of this node, and directories of the address that lives.
 for number in $(seq 10); do create "local$number" 16MiB ext4 >/dev/null; done
 others() { # others: stages and publishes all of them, and takes them down again
     local number flags
@@ -118,7 +118,7 @@ done
 alone=$(milliseconds others)
 
 ip -n server link set far1 down
-# What a pod does hangs; so does whoever looks at the staging path with his own eyes.
+# What a pod does hangs; so does anyone who looks at the staging path with his own eyes.
 (echo while >>kubelet/t/one/file; sync -d kubelet/t/one/file) &
 writer=$!
 # answered WHAT CODE COMMAND...: within seconds, and with this code.

@@ -34,8 +34,8 @@ is '' "$(squashed)" "what is on the share"
 # Given to nobody, it serves, but for what only root could do.
 chown 65534:65534 squashed
 within 30 make a --parameter backend=strict
-is '777 65534' "$(stat -c '%a %u' squashed/a)" "the volume's folder"
-if make b --parameter backend=strict --parameter uid=7; then fail "a folder was given away by nobody"; fi
+is '777 65534' "$(stat -c '%a %u' squashed/a)" "the volume's directory"
+if make b --parameter backend=strict --parameter uid=7; then fail "a directory was given away by nobody"; fi
 grep -q 'no_root_squash' refused || fail "giving away: $(cat refused)"
 is ". .. .longshore a" "$(ls -a squashed | xargs)" "what is on the share"
 is '' "$(ls squashed/.longshore/drafts)" "drafts after a refusal"
@@ -49,7 +49,7 @@ chmod 0 "$staging/closed" "$staging/full/deep"
 chmod 0500 "$staging/full"
 is '65534 65534' "$(stat -c %u squashed/a/file squashed/a/closed | xargs)" "whose the files are"
 call unstage-volume strict:a --staging "$staging" >/dev/null
-# A folder that is closed to all is emptied, too.
+# A directory that is closed to all is emptied, too.
 delete strict:a
 gone() { [ -z "$(ls squashed/.longshore/trash)" ]; }
 within 30 gone
@@ -70,7 +70,7 @@ chattr -i "$(find open/.longshore/trash -type f)"
 emptied() { [ -z "$(ls open/.longshore/trash)" ]; }
 within 60 emptied
 
-# A volume's own folder that may not be moved stays what it is, and the call says why; its repeat ends it.
+# A volume's own directory that may not be moved stays what it is, and the call says why; its repeat ends it.
 make d
 echo mine >open/d/file
 chattr +i open/d

@@ -39,7 +39,7 @@ refused() {
 # Nobody sees the mounts: not in this namespace, nor in the driver's; but the server has a client.
 one=$(make one)
 is '' "$(grep -h ' nfs4\? ' /proc/self/mountinfo "/proc/$driver_pid/task/"*/mountinfo || true)" "mounts of NFS that can be seen"
-is 777 "$(stat -c %a fast/one)" "the mode of a volume's folder"
+is 777 "$(stat -c %a fast/one)" "the mode of a volume's directory"
 is 700 "$(stat -c %a fast/.longshore)" "the mode of our own"
 is "$one" "$(make one)" "the same call again"
 
@@ -62,7 +62,7 @@ refused 'extra-create-metadata' make four --parameter 'subDir=${pvc.metadata.nam
 refused 'is no share that' make four --parameter server=elsewhere
 refused 'fast/shop/data' make four --parameter subDir=shop/data/in --parameter "share=$DIR/fast"
 refused 'left to promise' call create-volume --name five --size 2GiB
-is mine "$(cat fast/foreign/file)" "a folder of someone else"
+is mine "$(cat fast/foreign/file)" "a directory of someone else"
 
 # Growth is a promise.
 call expand-volume "$one" --size 900MiB >/dev/null
@@ -89,7 +89,7 @@ sync
 echo changed >fast/one/dir/later
 restored() { call create-volume --name "$1" --size 900MiB --from-snapshot "$snapshot" --parameter "share=$DIR/$2" >/dev/null 2>refused; }
 delete "$two"
-seen() { # seen FOLDER: all that makes its files what they are, but links' counts of folders
+seen() { # seen DIRECTORY: all that makes its files what they are, but links' counts of directories
     (cd "$1" && find . -printf '%P %M %U %G %T@ %l %s\n' | grep -v '^ \|^dir d' | sort && find dir -maxdepth 0 -printf '%M %U %G %T@\n' &&
         sha256sum data && stat -c %h data)
 }
@@ -145,7 +145,7 @@ chmod 000 fast/shop/data/a
 start=${EPOCHREALTIME/./}
 delete "$three"
 took=$(((${EPOCHREALTIME/./} - start) / 1000))
-[ ! -e fast/shop ] || fail "the folder, or its parent, is still there"
+[ ! -e fast/shop ] || fail "the directory, or its parent, is still there"
 trash() { find fast/.longshore/trash slow/.longshore/trash -mindepth 1 | wc -l; }
 left=$(trash)
 [ "$left" -gt 100 ] || fail "only $left of 800 files are left to be removed behind the call"
@@ -160,7 +160,7 @@ delete "$one"
 within 60 emptied
 is '' "$(listed)" "volumes at the end"
 is "$(printf '%s\n' .longshore foreign link)" "$(ls -A fast)" "what is left on the share"
-is '' "$(find fast/.longshore slow/.longshore -mindepth 2)" "what is left in our own folders"
+is '' "$(find fast/.longshore slow/.longshore -mindepth 2)" "what is left in our own directories"
 stop_driver
 echo "FIGURE: nfs controller: $took ms to delete a volume of 800 files"
 nfs_end

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Capacities of NFS volumes enforced by xfs project quotas, where the controller runs on the server: no byte more than was promised,
+# Capacities of NFS volumes enforced by xfs project quotas, where the controller runs on the server: no byte more than was provisioned,
 # room for more after growth, a copy that counts as its own, and nothing left of a project that is gone.
 # about 28 s
 set -euo pipefail
@@ -20,8 +20,8 @@ start_driver
 mkdir tenant
 
 make() { call create-volume --name "$@" | jq -er .volume.volume_id; }
-# Whoever has the volume mounted: writes so many MiB, which fits or does not.
-writes() { # writes FOLDER MIB
+# Anyone who has the volume mounted: writes so many MiB, which fits or does not.
+writes() { # writes DIRECTORY MIB
     mount -t nfs -o nfsvers=4.2,soft,timeo=100 "127.0.0.1:$DIR/data/$1" tenant
     local status=0
     dd if=/dev/urandom of=tenant/data bs=1M count="$2" conv=fsync,notrunc 2>dd.log || status=$?
@@ -34,7 +34,7 @@ projects() { xfs_quota -x -c 'report -p -N -b' data | awk '$1 != "#0" && ($2 > 0
 one=$(make one --size 32MiB)
 is 32768 "$(projects)" "the limit in KiB of the only project"
 writes one 16 || fail "half of it does not fit: $(cat dd.log)"
-if writes one 48; then fail "more than was promised was written"; fi
+if writes one 48; then fail "more than was provisioned was written"; fi
 grep -q 'No space left\|quota exceeded' dd.log || fail "not the limit: $(cat dd.log)"
 [ "$(bytes one)" -le 32 ] || fail "$(bytes one) MiB in a volume of 32"
 call expand-volume "$one" --size 64MiB >/dev/null
@@ -46,7 +46,7 @@ copied() { call create-volume --name two --size 64MiB --from-volume "$one" >/dev
 within 60 copied
 is "$(printf '65536\n65536')" "$(projects)" "the limits of both"
 cmp data/one/data data/two/data || fail "the copy differs"
-if writes two 80; then fail "more than was promised was written into the copy"; fi
+if writes two 80; then fail "more than was provisioned was written into the copy"; fi
 
 for volume in "$one" nfs:two; do delete "$volume"; done
 gone() { call list-volumes >/dev/null && [ "$(find data/.longshore/trash -mindepth 1 | wc -l)" = 0 ] && [ -z "$(projects)" ]; }

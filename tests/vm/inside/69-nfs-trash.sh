@@ -42,7 +42,7 @@ is precious "$(cat outside/file)" "what a link at the bottom led to"
 # Large.
 large=$(make large)
 mkdir data/large/{1..10}
-for folder in data/large/*; do (cd "$folder" && seq 10000 | xargs touch); done
+for directory in data/large/*; do (cd "$directory" && seq 10000 | xargs touch); done
 start=$(now)
 delete "$large"
 took=$(milliseconds "$start")
@@ -50,7 +50,7 @@ took=$(milliseconds "$start")
 [ "$took" -lt 5000 ] || fail "it took $took ms to delete 100,000 files"
 left=$(trash)
 [ "$left" -gt 90000 ] || fail "the call waited for the removal: $left are left"
-call storage-health | grep -q 'files and folders so far' || fail "no progress is told: $(call storage-health)"
+call storage-health | grep -q 'files and directories so far' || fail "no progress is told: $(call storage-health)"
 fewer() { [ "$(trash)" -lt "$1" ]; }
 within 60 fewer $((left - 250))
 kill_driver
@@ -59,7 +59,7 @@ start_driver
 call list-volumes >/dev/null
 within 60 fewer $((left - 250))
 
-# The server is away: told in seconds, at once to whoever comes next; and all goes on when it is back.
+# The server is away: told in seconds, at once to anyone who comes next; and all goes on when it is back.
 other=$(make other)
 nfs_stop
 start=$(now)
@@ -76,7 +76,7 @@ back() { make more >/dev/null 2>&1; }
 within 60 back
 [ -d data/more ] || fail "the volume is not there"
 
-# The same folder under another handle: what was mounted is stale.
+# The same directory under another handle: what was mounted is stale.
 nfs_stop
 sed -i 's/fsid=1/fsid=77/' /etc/exports
 exportfs -ua

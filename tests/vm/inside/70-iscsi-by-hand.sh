@@ -35,7 +35,7 @@ by_hand() {
         --context sessionCHAPAuth=true "${@:5}" >stage.log 2>&1
 }
 
-# Whoever starts iscsiadm is looked at: its arguments, its environment, and which files it left.
+# Anyone who starts iscsiadm is looked at: its arguments, its environment, and which files it left.
 mkdir spied
 mv /usr/sbin/iscsiadm /usr/sbin/iscsiadm.real
 cat >/usr/sbin/iscsiadm <<END

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What is attached is attached again after a reboot of the storage machine, with the same credentials, and sessions recover by
+# What is attached is attached again after a reboot of the target server, with the same credentials, and sessions recover by
 # themselves under load; a driver that is only restarted disturbs nobody; what nothing records is taken down, what is not ours stays.
 # about 16 s
 set -euo pipefail
@@ -35,7 +35,7 @@ within 20 goes_on "$(($(cat acknowledged) + 3))"
 [ "$session" = "$(session_of a)" ] && [ "$(cat "$session/state")" = LOGGED_IN ] || fail "a restart of the driver broke the session"
 ! grep -q 'exported again' driver.log || fail "something was exported again, though all was there"
 
-# The storage machine loses power. One volume's image is damaged meanwhile: the others come back all the same.
+# The target server loses power. One volume's image is damaged meanwhile: the others come back all the same.
 kill_driver
 power_off
 mv "$(image_of other)" other.image

@@ -1,6 +1,6 @@
 #!/bin/bash
 # One controller and two nodes, each a driver process of its own: a volume is written on one, moved, read on the other; grows under
-# writes; a node that hangs is shut out, also from its mounted file system; the storage machine loses power under a mounted one.
+# writes; a node that hangs is shut out, also from its mounted file system; the target server loses power under a mounted one.
 # about 18 s
 set -euo pipefail
 # shellcheck source=san.bash

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Two nodes and one storage machine (tests/peers): whoever has a volume, whatever happens to that node, whoever takes it over.
+# Two nodes and one target server (tests/peers): no matter who has a volume, whatever happens to that node, no matter who takes it over.
 # about 330 s
 set -euo pipefail
 # shellcheck source=lib.bash

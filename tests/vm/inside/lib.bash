@@ -1,5 +1,5 @@
 # What every test inside the virtual machine has: a driver with one image pool, and short names for calls to it.
-# $DIR is the test's folder, which is also the current one. Tests run under `set -euo pipefail`.
+# $DIR is the test's directory, which is also the current one. Tests run under `set -euo pipefail`.
 # shellcheck shell=bash
 
 endpoint=unix://$DIR/csi.sock
@@ -140,7 +140,7 @@ grows_online() {
 
     # Nothing in a page cache: read what the disk has.
     stage "$id" "$fs"
-    [ "$fs" != ext4 ] || grep -q 'an earlier check was cut off' driver.log || fail "its superblock was not completed"
+    [ "$fs" != ext4 ] || grep -q 'an earlier check was interrupted' driver.log || fail "its superblock was not completed"
     publish "$id" "$fs"
     cmp before "$target/before" || fail "data written before the growth changed"
     is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$target/during")" "what was written during the growth"

@@ -65,7 +65,7 @@ lio_acl() {
     [ $# -ge 4 ] || echo 0 >"$group/attrib/authentication"
 }
 
-# lio_credentials FOLDER USER PASSWORD [USER PASSWORD]; the second pair is what the target proves itself by. LIO asks for that as
+# lio_credentials DIRECTORY USER PASSWORD [USER PASSWORD]; the second pair is what the target proves itself by. LIO asks for that as
 # soon as it is set, and `NULL` unsets it.
 lio_credentials() {
     local auth=$1

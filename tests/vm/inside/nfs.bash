@@ -1,6 +1,6 @@
 # A real NFS server: the kernel's own, on this machine. Sourced after lib.bash:
 #   nfs_image xfs data [-o prjquota]  a file system of its own on $DIR/data
-#   nfs_serve data other              exports these folders of $DIR to 127.0.0.1, NFS 3 and 4.x, and starts the server
+#   nfs_serve data other              exports these directories of $DIR to 127.0.0.1, NFS 3 and 4.x, and starts the server
 #   nfs_stop, nfs_start               the server goes away, and is there again (nothing is forgotten, no grace)
 #   nfs_end                           takes all of it away: server, exports, file systems. Also runs when the test ends otherwise.
 # Mounts of it by tests are the tests' own to take away.
@@ -24,7 +24,7 @@ nfs_image() {
     chmod 755 "$DIR/$name"
 }
 
-# nfs_serve NAME...: each folder with root as it is, writes on the disk before they are answered.
+# nfs_serve NAME...: each directory with root as it is, writes on the disk before they are answered.
 nfs_serve() {
     local name number=0
     trap nfs_end EXIT
@@ -51,7 +51,7 @@ nfs_start() {
     echo Y >/proc/fs/nfsd/v4_end_grace 2>/dev/null || true
 }
 
-# From now on nobody answers at its port; clients wait. What is exported is remembered.
+# From now on cannot connect to its TCP port; clients wait. What is exported is remembered.
 nfs_stop() { rpc.nfsd 0; }
 
 # Waits until a daemon has gone.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs inside the virtual machine: each name in ./tests as one test, in a folder of its own on the root image. Its verdict and
+# Runs inside the virtual machine: each name in ./tests as one test, in a directory of its own on the root image. Its verdict and
 # seconds go to $OUT/NAME.verdict, what it printed to $OUT/NAME.log. Status 77 means skipped. A test may leave no mount and
 # no mapping and no loop device; what it leaves fails it and is taken away, so that the next one is not harmed.
 set -u

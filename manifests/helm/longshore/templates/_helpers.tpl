@@ -35,7 +35,7 @@ app.kubernetes.io/component: {{ .component }}
 {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
-{{/* The folder of the socket, on the node and, for the driver, in its container: the kubelet looks for it there. */}}
+{{/* The directory of the socket, on the node and, for the driver, in its container: the kubelet looks for it there. */}}
 {{- define "longshore.pluginDir" -}}
 {{ .Values.driver.kubeletDir }}/plugins/{{ .Values.driver.name }}
 {{- end }}
@@ -46,7 +46,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- define "longshore.hasEc2" -}}{{ range .Values.driver.backends }}{{ if eq .type "ec2" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Shares that the controller mounts for itself. */}}
 {{- define "longshore.hasShares" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "nfs") .shares }}true{{ break }}{{ end }}{{ end }}{{- end }}
-{{/* Whether the controller is a storage machine, whose pools the kernel exports. */}}
+{{/* Whether the controller is a target server, whose pools the kernel exports. */}}
 {{- define "longshore.exports" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "iscsi") .pools }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Whether the controller needs root and the machine's network: for a share or for the kernel's target. */}}
 {{- define "longshore.controllerIsRoot" -}}{{ if or (include "longshore.hasShares" .) (include "longshore.exports" .) }}true{{ end }}{{- end }}
@@ -54,8 +54,8 @@ app.kubernetes.io/component: {{ .component }}
      EC2's instance metadata answers one hop away only. */}}
 {{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) (include "longshore.hasEc2" .) }}true{{ end }}{{- end }}
 
-{{/* The folders that hold pools and are not below the state folder, one a line. The parent is mounted, not the pool itself: what
-     is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Those of a storage machine are on no
+{{/* The directories that hold pools and are not below the state directory, one a line. The parent is mounted, not the pool itself: what
+     is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Those of a target server are on no
      node. Call with (dict "root" . "types" (list "image")). */}}
 {{- define "longshore.poolParents" -}}
 {{- $parents := dict -}}
@@ -71,18 +71,18 @@ app.kubernetes.io/component: {{ .component }}
 {{- keys $parents | sortAlpha | join "\n" -}}
 {{- end }}
 
-{{/* The exported folders on which the controller enforces capacities, one a line: it runs on their server. */}}
+{{/* The exported directories on which the controller enforces capacities, one a line: it runs on their server. */}}
 {{- define "longshore.quotas" -}}
-{{- $folders := dict -}}
+{{- $directories := dict -}}
 {{- range .Values.driver.backends -}}
 {{- range .shares -}}
-{{- with .quota }}{{ $_ := set $folders . true }}{{ end -}}
+{{- with .quota }}{{ $_ := set $directories . true }}{{ end -}}
 {{- end -}}
 {{- end -}}
-{{- keys $folders | sortAlpha | join "\n" -}}
+{{- keys $directories | sortAlpha | join "\n" -}}
 {{- end }}
 
-{{/* The node's file is another one where there is a storage machine: its pools and its portals are none of the nodes'. */}}
+{{/* The node's file is another one where there is a target server: its pools and its portals are none of the nodes'. */}}
 {{- define "longshore.nodeConfig" -}}
 /etc/longshore/{{ if include "longshore.exports" . }}node{{ else }}longshore{{ end }}.yaml
 {{- end }}
@@ -172,7 +172,7 @@ seLinuxOptions: {type: spc_t}
 {{- end }}
 {{- end }}
 
-{{/* The controller's pod: no root, no capabilities, nothing writable but its folders. */}}
+{{/* The controller's pod: no root, no capabilities, nothing writable but its directories. */}}
 {{- define "longshore.controllerSecurity" -}}
 runAsNonRoot: true
 runAsUser: {{ .Values.controller.runAsUser }}

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::super::{AttachmentState, Because};
+use super::super::{AttachmentState, CloudErrorKind};
 use super::fake::Wrong::{Lost, NotDone, Refused};
 use super::*;
 
@@ -64,9 +64,9 @@ fn a_killed_drivers_attachment_is_waited_for_and_undone() {
     let mut bench = bench();
     bench.cloud.state().delays.attach = None;
     let error = bench.attach("one", "i-1").expect_err("it takes for ever");
-    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    assert!(matches!(error, Error::InProgress { .. }), "{error}");
     bench.restart();
-    assert!(matches!(bench.attach("one", "i-1"), Err(Error::Pending { .. })));
+    assert!(matches!(bench.attach("one", "i-1"), Err(Error::InProgress { .. })));
     assert_eq!(bench.cloud.count("attach_disk"), 1, "it is waited for, not begun again");
     // The attachment is not shown any more, but a young driver knows that it may be there.
     bench.cloud.state().delays.attach = Some(Duration::ZERO);
@@ -137,7 +137,7 @@ fn disk_at_a_site_is_made_and_attached_there_only() {
 }
 
 /// What publish_context says.
-fn made_empty(bench: &Bench, name: &str, on: &str) -> bool {
+fn known_blank(bench: &Bench, name: &str, on: &str) -> bool {
     let attach = bench.backend.attach().expect("a controller");
     let outcome = attach.attach(&bench.id(name), &node(on), AccessMode::SingleNodeWriter, false).expect("attached");
     outcome.into_inner().contains_key("madeEmpty")
@@ -153,26 +153,26 @@ fn disk_is_known_to_be_blank_at_its_first_attachment_only() {
     bench.create("one").expect("made");
     assert_eq!(blank_tag(&bench), "never-attached");
     // As the cloud throttles: nothing was attached.
-    bench.cloud.wrong("attach_disk", [Refused(Because::Throttled)]);
+    bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::Throttled)]);
     assert!(!is_final(&bench.attach("one", "i-1").expect_err("throttled")));
     assert!(blank_tag(&bench).starts_with("attaching-"), "before the request that attaches it");
-    assert!(made_empty(&bench, "one", "i-1"));
-    assert!(made_empty(&bench, "one", "i-1"), "the answer may have been lost");
+    assert!(known_blank(&bench, "one", "i-1"));
+    assert!(known_blank(&bench, "one", "i-1"), "the answer may have been lost");
     assert_eq!(bench.cloud.count("tag_disk"), 1);
     bench.detach("one", "i-1").expect("detached");
     // Tags that are shown may be old.
     let id = bench.cloud.disks_now()[0].id.clone();
     let never = |disk: &mut Disk| drop(disk.tags.insert("longshore.dev/blank".to_owned(), "never-attached".to_owned()));
     bench.cloud.with_disk(&id, never);
-    assert!(!made_empty(&bench, "one", "i-1"), "a pod has had it");
+    assert!(!known_blank(&bench, "one", "i-1"), "a pod has had it");
     bench.detach("one", "i-1").expect("detached");
     // Nor is it for another process, however its tags are shown while it is young.
     bench.restart();
     bench.cloud.with_disk(&id, never);
-    assert!(!made_empty(&bench, "one", "i-2"), "what a process before did may not be shown yet");
+    assert!(!known_blank(&bench, "one", "i-2"), "what a process before did may not be shown yet");
     bench.detach("one", "i-2").expect("detached");
     bench.restart();
-    assert!(!made_empty(&bench, "one", "i-2"));
+    assert!(!known_blank(&bench, "one", "i-2"));
     assert_eq!(blank_tag(&bench), "used");
 }
 
@@ -180,29 +180,29 @@ fn disk_is_known_to_be_blank_at_its_first_attachment_only() {
 fn attachment_by_others_ends_what_is_known_of_a_blank_disk() {
     let bench = bench();
     // Another process attached it, and detached it again, after this one was refused.
-    bench.cloud.wrong("attach_disk", [Refused(Because::Throttled)]);
+    bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::Throttled)]);
     bench.attach("one", "i-1").expect_err("throttled");
     let id = bench.cloud.disks_now().into_iter().find(|disk| disk.tags["longshore.dev/name"] == "one").expect("a disk").id;
     let other = |disk: &mut Disk| drop(disk.tags.insert("longshore.dev/blank".to_owned(), "attaching-other".to_owned()));
     bench.cloud.with_disk(&id, other);
-    assert!(!made_empty(&bench, "one", "i-1"));
+    assert!(!known_blank(&bench, "one", "i-1"));
     // An administrator moved it by hand, and back.
-    assert!(made_empty(&bench, "two", "i-1"));
+    assert!(known_blank(&bench, "two", "i-1"));
     let id = bench.cloud.disks_now().into_iter().find(|disk| disk.tags["longshore.dev/name"] == "two").expect("a disk").id;
     bench.cloud.with_disk(&id, |disk| disk.attachments[0].since = Some(SystemTime::UNIX_EPOCH));
-    assert!(!made_empty(&bench, "two", "i-1"));
+    assert!(!known_blank(&bench, "two", "i-1"));
 }
 
 #[test]
 fn disk_whose_tag_cannot_be_changed_is_attached_and_not_known_to_be_blank() {
     let bench = bench();
-    for because in [Because::Throttled, Because::Unavailable] {
+    for because in [CloudErrorKind::Throttled, CloudErrorKind::Unavailable] {
         bench.cloud.wrong("tag_disk", [Refused(because)]);
         assert!(!is_final(&bench.attach("one", "i-1").expect_err("not tagged")));
         assert_eq!(bench.cloud.count("attach_disk"), 0, "the tag first");
     }
-    bench.cloud.wrong("tag_disk", [Refused(Because::Denied)]);
-    assert!(!made_empty(&bench, "one", "i-1"), "a role without the right");
+    bench.cloud.wrong("tag_disk", [Refused(CloudErrorKind::Denied)]);
+    assert!(!known_blank(&bench, "one", "i-1"), "a role without the right");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn disks_are_spread_over_the_cards_of_a_machine() {
     bench.cloud.state().card_limit = Some(3);
     bench.attach("v5", "i-1").expect("room");
     assert_eq!(on_cards(), [1, 2, 2]);
-    bench.cloud.wrong("attach_disk", [Refused(Because::InstanceFull)]);
+    bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::InstanceFull)]);
     bench.attach("v6", "i-1").expect("to the next card");
     assert_eq!(on_cards(), [1, 3, 2]);
 }
@@ -243,19 +243,22 @@ fn disks_are_spread_over_the_cards_of_a_machine() {
 #[test]
 fn a_refusal_to_attach_has_its_meaning() {
     let bench = bench();
-    for (because, is_over) in
-        [(Because::Denied, true), (Because::Throttled, false), (Because::Unavailable, false), (Because::Other, true)]
-    {
+    for (because, is_over) in [
+        (CloudErrorKind::Denied, true),
+        (CloudErrorKind::Throttled, false),
+        (CloudErrorKind::Unavailable, false),
+        (CloudErrorKind::Other, true),
+    ] {
         bench.cloud.wrong("attach_disk", [Refused(because)]);
         let error = bench.attach("one", "i-1").expect_err("refused");
         assert_eq!(is_final(&error), is_over, "{error}");
     }
-    bench.cloud.wrong("attach_disk", [Refused(Because::InstanceFull)]);
+    bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::InstanceFull)]);
     assert!(matches!(bench.attach("one", "i-1"), Err(Error::NodeFull { .. })));
-    bench.cloud.wrong("attach_disk", [Refused(Because::NoInstance)]);
+    bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::NoInstance)]);
     assert!(matches!(bench.attach("one", "i-1"), Err(Error::NotFound { kind: "node", .. })));
     // In use, says the cloud, but shows nothing.
-    bench.cloud.wrong("attach_disk", [Refused(Because::InUse)]);
+    bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::InUse)]);
     assert!(!is_final(&bench.attach("one", "i-1").expect_err("in use")));
     bench.cloud.with_disk(&bench.cloud.disks_now()[1].id.clone(), |disk| disk.zone = "b".to_owned());
     assert!(matches!(bench.attach("two", "i-1"), Err(Error::Invalid { field: "node_id", .. })));
@@ -314,12 +317,12 @@ fn a_node_that_is_gone_holds_nothing() {
 #[test]
 fn detached_is_what_the_cloud_says() {
     let bench = bench();
-    for because in [Because::NotAttached, Because::NotFound, Because::NoInstance] {
+    for because in [CloudErrorKind::NotAttached, CloudErrorKind::NotFound, CloudErrorKind::NoInstance] {
         bench.attach("one", "i-1").expect("attached");
         bench.cloud.wrong("detach_disk", [Refused(because)]);
         assert_eq!(bench.detach("one", "i-1").expect("it is not"), Outcome::Changed(()), "{because:?}");
     }
-    bench.cloud.wrong("disks", [Refused(Because::Unavailable)]);
+    bench.cloud.wrong("disks", [Refused(CloudErrorKind::Unavailable)]);
     assert!(!is_final(&bench.detach("one", "i-1").expect_err("nobody knows")));
     // What this driver attached a moment ago may not be shown: the cloud is asked, not believed.
     bench.detach("one", "i-1").expect("detached");

@@ -1,6 +1,6 @@
 //! Volumes grow and change, whatever the cloud does.
 
-use super::super::Because;
+use super::super::CloudErrorKind;
 use super::fake::Wrong::{Lost, Refused};
 use super::*;
 use crate::backend::{Expand, Modify};
@@ -58,7 +58,7 @@ fn a_change_that_goes_on_is_waited_for() {
     assert!(!is_final(&error), "{error}");
     bench.restart();
     let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("it goes on");
-    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    assert!(matches!(error, Error::InProgress { .. }), "{error}");
     std::thread::scope(|scope| {
         let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect("grown").into_inner());
         bench.cloud.change(&bench.cloud.disks_now()[0].id, twice());
@@ -71,9 +71,12 @@ fn a_change_that_goes_on_is_waited_for() {
 fn a_refusal_to_change_has_its_meaning() {
     let bench = Bench::new();
     bench.create("one").expect("made");
-    for (because, is_over) in
-        [(Because::TooSoon, false), (Because::Invalid, true), (Because::Denied, true), (Because::Throttled, false)]
-    {
+    for (because, is_over) in [
+        (CloudErrorKind::TooSoon, false),
+        (CloudErrorKind::Invalid, true),
+        (CloudErrorKind::Denied, true),
+        (CloudErrorKind::Throttled, false),
+    ] {
         bench.cloud.wrong("change_disk", [Refused(because)]);
         let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("refused");
         assert_eq!(is_final(&error), is_over, "{error}");
@@ -87,7 +90,7 @@ fn a_refusal_to_change_has_its_meaning() {
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     // What is refused together is tried apart, and each is told of its own.
     let before = bench.cloud.count("change_disk");
-    bench.cloud.wrong("change_disk", [Because::Invalid; 3].map(Refused));
+    bench.cloud.wrong("change_disk", [CloudErrorKind::Invalid; 3].map(Refused));
     std::thread::scope(|scope| {
         let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect_err("refused"));
         let changed = bench.modifying().modify(&bench.id("one"), &raw(&[("speed", "9")])).expect_err("refused");
@@ -95,7 +98,7 @@ fn a_refusal_to_change_has_its_meaning() {
     });
     assert_eq!(bench.cloud.count("change_disk"), before + 3);
     // Any other refusal is both's.
-    bench.cloud.wrong("change_disk", [Refused(Because::Throttled)]);
+    bench.cloud.wrong("change_disk", [Refused(CloudErrorKind::Throttled)]);
     std::thread::scope(|scope| {
         let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect_err("refused"));
         let changed = bench.modifying().modify(&bench.id("one"), &raw(&[("speed", "9")])).expect_err("refused");

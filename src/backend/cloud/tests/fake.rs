@@ -3,7 +3,7 @@
 //!   DescribeVolumes: only a missing NextToken ends a list).
 //! - Tags are no identity: [`FakeCloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore"),
 //!   [`FakeCloud::copy_snapshot`] (EBS user guide, "Copy an Amazon EBS snapshot": a copy's volume id is arbitrary).
-//! - Another cluster of the account has a disk and a snapshot of the same name for each of ours; whoever changes one of them panics.
+//! - Another cluster of the account has a disk and a snapshot of the same name for each of ours; anyone who changes one of them panics.
 //! - A token is remembered for ever. With other parameters it is refused (EC2 API reference, "Ensuring idempotency"); once what it made
 //!   is deleted, it is spent (aws-ebs-csi-driver issue 3010, crossplane-contrib/provider-aws issue 1858), or answers what it answered.
 //! - A disk may be accepted and vanish, its token spent ([`State::vanish_disks`]: a KMS key that cannot be used, aws-ebs-csi-driver issues
@@ -26,7 +26,7 @@ pub enum Wrong {
     Lost,
     /// It is not done, and its answer is lost.
     NotDone,
-    Refused(Because),
+    Refused(CloudErrorKind),
 }
 
 /// How long things take, on the cloud's clock; `None` is for ever.
@@ -306,17 +306,17 @@ impl State {
     fn disk(&mut self, action: &'static str, id: &DiskId) -> Answer<&mut Disk> {
         assert!(!is_theirs(&id.0), "{action} of {id}, which is another cluster's");
         let there = self.world.disks.get_mut(id).filter(|disk| disk.state != DiskState::Deleted);
-        there.ok_or_else(|| refusal(action, Because::NotFound))
+        there.ok_or_else(|| refusal(action, CloudErrorKind::NotFound))
     }
 }
 
-pub fn refusal(action: &'static str, because: Because) -> Refusal {
+pub fn refusal(action: &'static str, because: CloudErrorKind) -> Refusal {
     let (code, message) = (format!("Fake.{because:?}"), "said the fake".to_owned());
     Refusal { because, action, code, message, request_id: Some("r-1".to_owned()), maybe_done: false, retry_after: None }
 }
 
 fn lost(action: &'static str) -> Refusal {
-    Refusal { maybe_done: true, code: "timeout".to_owned(), request_id: None, ..refusal(action, Because::Unavailable) }
+    Refusal { maybe_done: true, code: "timeout".to_owned(), request_id: None, ..refusal(action, CloudErrorKind::Unavailable) }
 }
 
 fn matches_tags(tags: &Tags, wanted: &Tags) -> bool {
@@ -372,15 +372,15 @@ impl Cloud for FakeCloud {
             if let Some((before, disk)) = state.tokens.get(&spec.token) {
                 let is_gone = state.world.disks[&disk.id].state == DiskState::Deleted;
                 return match before == spec {
-                    false => Err(refusal("create_disk", Because::OtherParameters)),
-                    true if is_gone && !state.answers_spent => Err(refusal("create_disk", Because::TokenSpent)),
+                    false => Err(refusal("create_disk", CloudErrorKind::OtherParameters)),
+                    true if is_gone && !state.answers_spent => Err(refusal("create_disk", CloudErrorKind::TokenSpent)),
                     true => Ok(disk.clone()),
                 };
             }
             if let Some(snapshot) = &spec.snapshot
                 && state.world.snapshots.get(snapshot).is_none_or(|there| there.state != SnapshotState::Completed)
             {
-                return Err(refusal("create_disk", Because::NotFound));
+                return Err(refusal("create_disk", CloudErrorKind::NotFound));
             }
             let id = DiskId(state.id("vol"));
             let disk = Disk {
@@ -409,7 +409,7 @@ impl Cloud for FakeCloud {
         self.mutate("delete_disk", |state| {
             let disk = state.disk("delete_disk", id)?;
             if !disk.attachments.is_empty() {
-                return Err(refusal("delete_disk", Because::InUse));
+                return Err(refusal("delete_disk", CloudErrorKind::InUse));
             }
             disk.state = DiskState::Deleted;
             Ok(())
@@ -427,27 +427,27 @@ impl Cloud for FakeCloud {
         self.mutate("attach_disk", |state| {
             let refuse = |because| Err(refusal("attach_disk", because));
             let (cursed, card_limit) = (state.cursed.contains(device), state.card_limit);
-            let Some(instance) = state.instances.get(node).cloned() else { return refuse(Because::NoInstance) };
+            let Some(instance) = state.instances.get(node).cloned() else { return refuse(CloudErrorKind::NoInstance) };
             let disk = state.disk("attach_disk", id)?;
             if disk.state != DiskState::Available && !disk.multi_attach {
-                return refuse(Because::InUse);
+                return refuse(CloudErrorKind::InUse);
             }
             if disk.zone != instance.zone {
-                return refuse(Because::Invalid);
+                return refuse(CloudErrorKind::Invalid);
             }
             if cursed || instance.attached.contains_key(device) {
-                return refuse(Because::NameTaken);
+                return refuse(CloudErrorKind::NameTaken);
             }
             if instance.limit.is_some_and(|limit| instance.attached.len() as u64 >= limit) {
-                return refuse(Because::InstanceFull);
+                return refuse(CloudErrorKind::InstanceFull);
             }
             // Without a card it is the first (EC2 API reference, AttachVolume).
             let card = card.unwrap_or_default();
             if card > 0 && !instance.cards.contains_key(&card) {
-                return refuse(Because::Invalid);
+                return refuse(CloudErrorKind::Invalid);
             }
             if card_limit.is_some_and(|limit| instance.cards.get(&card).is_some_and(|disks| *disks >= limit)) {
-                return refuse(Because::InstanceFull);
+                return refuse(CloudErrorKind::InstanceFull);
             }
             disk.state = DiskState::InUse;
             disk.attachments.push(Attachment {
@@ -471,10 +471,10 @@ impl Cloud for FakeCloud {
             let gone = !state.instances.contains_key(node);
             let disk = state.disk("detach_disk", id)?;
             if gone {
-                return Err(refusal("detach_disk", Because::NoInstance));
+                return Err(refusal("detach_disk", CloudErrorKind::NoInstance));
             }
             let place = disk.attachments.iter_mut().find(|at| at.instance == *node);
-            let Some(place) = place else { return Err(refusal("detach_disk", Because::NotAttached)) };
+            let Some(place) = place else { return Err(refusal("detach_disk", CloudErrorKind::NotAttached)) };
             place.state = AttachmentState::Detaching;
             self.later(state, state.delays.detach, Later::Detached(id.clone(), node.clone()));
             Ok(())
@@ -485,7 +485,7 @@ impl Cloud for FakeCloud {
         self.mutate("change_disk", |state| {
             let capacity = state.disk("change_disk", id)?.capacity;
             if state.world.changes.contains_key(id) {
-                return Err(refusal("change_disk", Because::TooSoon));
+                return Err(refusal("change_disk", CloudErrorKind::TooSoon));
             }
             let changing = Changing {
                 disk: id.clone(),
@@ -531,7 +531,7 @@ impl Cloud for FakeCloud {
         assert!(!is_theirs(&id.0), "{id} is another cluster's");
         self.mutate("delete_snapshot", |state| match state.world.snapshots.remove(id) {
             Some(_) => Ok(()),
-            None => Err(refusal("delete_snapshot", Because::NotFound)),
+            None => Err(refusal("delete_snapshot", CloudErrorKind::NotFound)),
         })
     }
 

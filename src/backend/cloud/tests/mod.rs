@@ -124,7 +124,7 @@ impl Bench {
 
 fn driver(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
     let backend = standby(cloud, clock);
-    if clock.now() >= super::memory::YOUNG {
+    if clock.now() >= super::memory::STARTUP_GRACE {
         backend.half(|controller| &controller.memory).expect("a controller").has_acted();
     }
     backend
@@ -191,7 +191,7 @@ fn member(name: &str, source: VolumeId) -> SnapshotSpec {
 /// Whether the CO takes the error as the end of the matter.
 fn is_final(error: &Error) -> bool {
     match error {
-        Error::Pending { .. } | Error::BackendDown { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
+        Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
         Error::Failed { left, .. } => *left == Left::Nothing,
         _ => true,
     }

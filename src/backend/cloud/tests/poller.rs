@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::super::poller::{Poller, Source};
-use super::super::{Answer, Because};
+use super::super::{Answer, CloudErrorKind};
 use super::fake::refusal;
 use super::*;
 
@@ -29,7 +29,7 @@ impl Source for Arc<Numbers> {
         assert!(!self.panics.swap(false, Ordering::SeqCst), "asked to panic");
         self.requests.lock().expect("not poisoned").push(keys.to_vec());
         if self.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-            return Err(refusal("numbers", Because::Unavailable));
+            return Err(refusal("numbers", CloudErrorKind::Unavailable));
         }
         Ok(keys.iter().filter(|key| *key % 2 == 0).map(|key| (*key, key * 100)).collect())
     }

@@ -129,7 +129,7 @@ fn of_two_snapshots_of_one_disk_create_chooses_the_oldest_complete_one() {
     bench.cloud.retag(&ids[1].id, &ids[0].tags);
     at_last(|| match bench.take("s", "one")?.ready {
         true => Ok(()),
-        false => Err(Error::Pending { object: "s".to_owned(), reason: "not ready".to_owned() }),
+        false => Err(Error::InProgress { object: "s".to_owned(), reason: "not ready".to_owned() }),
     });
     let third = driver(&bench.cloud, bench.clock);
     let third = third.snapshots().expect("a controller");
@@ -156,7 +156,7 @@ fn snapshots_whose_disk_is_not_known_are_nobodys_choice() {
     let copy = bench.cloud.copy_snapshot(&first.id);
     let other = driver(&bench.cloud, bench.clock);
     let error = other.snapshots().expect("a controller").delete_snapshot(&snapshot_id("s")).expect_err("which?");
-    assert!(matches!(&error, Error::Unproven { .. }) && error.to_string().contains(&copy.0), "{error}");
+    assert!(matches!(&error, Error::Unverified { .. }) && error.to_string().contains(&copy.0), "{error}");
     assert_eq!(bench.cloud.snapshots_now().len(), 2);
 }
 
@@ -168,7 +168,7 @@ fn a_copy_leaves_no_snapshot_behind() {
     bench.copy("two", copy_of(&bench)).expect("copied");
     assert_eq!((bench.cloud.snapshots_now(), bench.cloud.count("create_snapshot")), (vec![], 1));
     assert_eq!(bench.snapshots().list_snapshots(None, None, 9).expect("listed"), []);
-    // Cut off at each request, then repeated by another driver.
+    // Interrupted at each request, then repeated by another driver.
     for (action, wrong) in [
         ("create_snapshot", vec![Lost]),
         ("create_disk", vec![Lost, NotDone, NotDone]),
@@ -187,12 +187,12 @@ fn a_copy_leaves_no_snapshot_behind() {
         assert_eq!(bench.cloud.disks_now().len(), 2, "{action} {wrong:?}");
     }
     // Refused for good: nothing is left; and never made: deleting it leaves nothing.
-    bench.cloud.wrong("create_disk", [Refused(super::super::Because::Quota)]);
+    bench.cloud.wrong("create_disk", [Refused(super::super::CloudErrorKind::Quota)]);
     assert!(is_final(&bench.copy("three", copy_of(&bench)).expect_err("no quota")));
     assert_eq!(bench.cloud.snapshots_now(), []);
     bench.cloud.state().delays.snapshot = None;
     let error = bench.copy("four", copy_of(&bench)).expect_err("it takes for ever");
-    assert!(matches!(&error, Error::Pending { reason, .. } if reason.contains('%')), "{error}");
+    assert!(matches!(&error, Error::InProgress { reason, .. } if reason.contains('%')), "{error}");
     bench.delete("four").expect("nothing but its snapshot");
     assert_eq!(bench.cloud.snapshots_now(), []);
 }
@@ -207,7 +207,7 @@ fn a_hold_that_broke_makes_no_snapshot() {
     }
     impl Held for Breaks {
         fn release(self: Box<Self>) -> Result<()> {
-            Err(Error::failed("hold still", "the volume", "it was thawed"))
+            Err(Error::failed("freeze", "the volume", "it was thawed"))
         }
     }
     let bench = Bench::new();

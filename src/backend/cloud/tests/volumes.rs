@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::garbage::compare;
 use super::super::tags::{BACKEND, CLUSTER, NAME, Owner, VOLUME};
-use super::super::{Because, DiskId, DiskState};
+use super::super::{CloudErrorKind, DiskId, DiskState};
 use super::fake::Wrong::{Lost, NotDone, Refused};
 use super::*;
 use crate::volume::Severity;
@@ -75,7 +75,7 @@ fn a_killed_drivers_disk_is_found_by_the_next() {
     assert!(!is_final(&bench.create("one").expect_err("no answer")));
     bench.restart();
     let error = bench.ensure("one").expect_err("it takes for ever");
-    assert!(matches!(error, Error::Pending { .. }), "{error}");
+    assert!(matches!(error, Error::InProgress { .. }), "{error}");
     bench.restart();
     let disk = bench.cloud.disks_now()[0].id.clone();
     bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Available);
@@ -98,8 +98,8 @@ fn what_was_not_answered_is_not_deleted_by_an_empty_look_up() {
     bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);
     bench.create("one").expect_err("no answer");
     let error = bench.delete("one").expect_err("it may be there");
-    assert!(matches!(error, Error::Pending { .. }), "{error}");
-    bench.cloud.wrong("disks", [Refused(Because::Denied)]);
+    assert!(matches!(error, Error::InProgress { .. }), "{error}");
+    bench.cloud.wrong("disks", [Refused(CloudErrorKind::Denied)]);
     assert!(!is_final(&bench.delete("one").expect_err("no answer")));
     assert_eq!(bench.cloud.count("delete_disk"), 0);
 }
@@ -124,7 +124,7 @@ fn a_name_is_used_again() {
     bench.backend = driver(&bench.cloud, bench.clock);
     let began = bench.clock.now();
     while let Err(error) = bench.ensure("two") {
-        assert!(matches!(error, Error::Pending { .. }), "{error}");
+        assert!(matches!(error, Error::InProgress { .. }), "{error}");
     }
     assert!(bench.clock.now() - began >= Duration::from_secs(300));
     assert_eq!(bench.cloud.disks_now().len(), 2);
@@ -196,7 +196,7 @@ fn a_disk_that_fails_is_deleted_and_told() {
     let error = bench.ensure("one").expect_err("it fails");
     assert!(is_final(&error) && error.to_string().contains("vol-0001"), "{error}");
     assert_eq!(bench.cloud.disks_now(), []);
-    bench.cloud.wrong("delete_disk", [Refused(Because::Throttled)]);
+    bench.cloud.wrong("delete_disk", [Refused(CloudErrorKind::Throttled)]);
     let error = bench.ensure("one").expect_err("it fails, and stays");
     assert!(!is_final(&error), "{error}");
     bench.cloud.state().fail_disks = false;
@@ -210,14 +210,14 @@ fn a_disk_that_fails_is_deleted_and_told() {
 fn a_refusal_keeps_the_clouds_words_and_its_finality() {
     let bench = Bench::new();
     for (because, is_over) in [
-        (Because::Invalid, true),
-        (Because::Quota, true),
-        (Because::NoCapacity, true),
-        (Because::Denied, true),
-        (Because::Key, true),
-        (Because::Other, true),
-        (Because::Throttled, false),
-        (Because::Unavailable, false),
+        (CloudErrorKind::Invalid, true),
+        (CloudErrorKind::Quota, true),
+        (CloudErrorKind::NoCapacity, true),
+        (CloudErrorKind::Denied, true),
+        (CloudErrorKind::Key, true),
+        (CloudErrorKind::Other, true),
+        (CloudErrorKind::Throttled, false),
+        (CloudErrorKind::Unavailable, false),
     ] {
         bench.cloud.wrong("create_disk", [Refused(because)]);
         let error = bench.create("one").expect_err("refused");
@@ -227,7 +227,7 @@ fn a_refusal_keeps_the_clouds_words_and_its_finality() {
         bench.cloud.wrong("create_disk", [NotDone, Refused(because)]);
         assert!(!is_final(&bench.create(&format!("{because:?}")).expect_err("refused")));
     }
-    bench.cloud.wrong("disks", [Refused(Because::Denied)]);
+    bench.cloud.wrong("disks", [Refused(CloudErrorKind::Denied)]);
     assert!(!is_final(&bench.provision().find(&bench.id("one")).expect_err("no answer")));
     assert_eq!(bench.cloud.disks_now(), []);
 }
@@ -283,7 +283,7 @@ fn several_disks_that_could_be_the_volumes_are_refused_and_named() {
         attach.detach(&id("one"), None).expect_err("which?"),
         provision.delete(&id("one")).expect_err("which?"),
     ] {
-        assert!(matches!(error, Error::Unproven { .. }), "{error}");
+        assert!(matches!(error, Error::Unverified { .. }), "{error}");
         assert!(error.to_string().contains("vol-0001, vol-0002") && error.to_string().contains("remove the tag"), "{error}");
     }
     assert_eq!(bench.cloud.disks_now().len(), 2);
@@ -336,7 +336,7 @@ fn disk_whose_tags_were_changed_is_neither_used_nor_taken_for_gone() {
             ] {
                 let text = error.to_string();
                 assert!(
-                    matches!(error, Error::Unproven { .. }) && text.contains("vol-0001") && text.contains("restore"),
+                    matches!(error, Error::Unverified { .. }) && text.contains("vol-0001") && text.contains("restore"),
                     "{text}"
                 );
             }
@@ -455,7 +455,7 @@ fn health_tells_what_is_wrong() {
     bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Failed);
     let told = health.unhealthy(None, 9).expect("asked");
     assert_eq!((told[0].0.clone(), told[0].1[0].severity), (bench.id("one"), Severity::DataLoss));
-    bench.cloud.wrong("disks", [Refused(Because::Denied)]);
+    bench.cloud.wrong("disks", [Refused(CloudErrorKind::Denied)]);
     health.volume_health(&bench.id("one")).expect_err("no answer");
     assert_eq!(health.storage_health().expect("remembered")[0].reason, "CloudUnreachable");
     assert!(bench.backend.probe().is_err());
@@ -522,7 +522,7 @@ fn quota_refusal_after_the_disk_was_made_finds_the_disk() {
     bench.create("one").expect_err("no answer");
     bench.restart();
     // The repeat's look-up did not show it yet; now the quota is used up, by this very disk.
-    for because in [Because::Quota, Because::NoCapacity] {
+    for because in [CloudErrorKind::Quota, CloudErrorKind::NoCapacity] {
         bench.cloud.wrong("create_disk", [Refused(because)]);
         bench.create("one").expect("it is there");
     }

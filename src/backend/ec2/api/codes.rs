@@ -1,9 +1,9 @@
 //! What EC2's error codes mean ("Error codes for the Amazon EC2 API", and the EBS direct APIs' exceptions).
 
-use crate::backend::cloud::Because::{self, *};
+use crate::backend::cloud::CloudErrorKind::{self, *};
 
 /// A code that ends in `*` stands for all that begin so. What is not here is `Other`, or `Unavailable` with a status of 500 and above.
-const CODES: &[(&str, Because)] = &[
+const CODES: &[(&str, CloudErrorKind)] = &[
     ("InvalidID", NotFound),
     ("InvalidSnapshot.NotFound", NotFound),
     ("InvalidSnapshotID.Malformed", NotFound),
@@ -115,8 +115,8 @@ const CODES: &[(&str, Because)] = &[
 ];
 
 /// What a refusal of `action` means. EC2 uses a few codes for several things, which only the message tells apart.
-pub(super) fn because(action: &str, code: &str, message: &str, status: u16) -> Because {
-    let listed = |entry: &&(&str, Because)| match entry.0.strip_suffix('*') {
+pub(super) fn because(action: &str, code: &str, message: &str, status: u16) -> CloudErrorKind {
+    let listed = |entry: &&(&str, CloudErrorKind)| match entry.0.strip_suffix('*') {
         Some(start) => code.starts_with(start),
         None => code == entry.0,
     };

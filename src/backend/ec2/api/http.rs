@@ -25,7 +25,7 @@ use super::endpoint::{Endpoint, Service};
 
 /// To come to a connection, TLS included.
 const CONNECT: Duration = Duration::from_secs(5);
-/// For whoever gives credentials; some of aws-config's ways have no limit of their own.
+/// For the credentials provider; some of aws-config's ways have no limit of their own.
 const GIVE: Duration = Duration::from_secs(10);
 /// Shorter than EC2 keeps a connection, so that no request is lost on one that is just being closed.
 const IDLE: Duration = Duration::from_secs(15);
@@ -121,8 +121,11 @@ impl Http {
                     loader = loader.region(Region::new(region.clone()));
                 }
                 let chain = loader.load().await;
-                let without =
-                    || Lost::NoCredentials("no region is configured, nor told by the environment or this machine".to_owned());
+                let without = || {
+                    Lost::NoCredentials(
+                        "no region is configured, and neither the environment nor the instance metadata has one".to_owned(),
+                    )
+                };
                 chain.region().is_some().then_some(chain).ok_or_else(without)
             })
             .await
@@ -141,7 +144,7 @@ impl Http {
             return Ok(good);
         }
         let give = GIVE.min(self.within);
-        let not_in_time = || Lost::Credentials(format!("whoever gives credentials has not within {give:?}"));
+        let not_in_time = || Lost::Credentials(format!("the credentials provider did not answer within {give:?}"));
         let _renewing = match (self.renewing.try_lock(), self.good_for(Duration::ZERO)) {
             (Ok(renewing), _) => renewing,
             // Another request sees to it.
@@ -224,7 +227,7 @@ impl Http {
         let mut stream = ByteStream::new(response.take_body());
         let mut body = Vec::new();
         while let Some(part) = stream.next().await {
-            body.extend_from_slice(&part.map_err(|error| Lost::Sent("answer cut off", chain_text(&error)))?);
+            body.extend_from_slice(&part.map_err(|error| Lost::Sent("answer interrupted", chain_text(&error)))?);
             if body.len() > MOST_ANSWER {
                 return Err(Lost::Sent("answer too long", format!("more than {MOST_ANSWER} bytes")));
             }

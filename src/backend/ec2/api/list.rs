@@ -7,7 +7,7 @@ use super::Ec2;
 use super::query::{self, Filter, Query};
 use crate::backend::cloud::bucket::Purpose;
 use crate::backend::cloud::retry::Repeat;
-use crate::backend::cloud::{Answer, Because, MOST_IDS, MOST_VALUES, Page, pages};
+use crate::backend::cloud::{Answer, CloudErrorKind, MOST_IDS, MOST_VALUES, Page, pages};
 
 /// Which are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Ec2 {
         // A page's size must not be told with ids.
         let query = Query::new(listing.action, Repeat::Reads).list(listing.id, ids);
         match self.all(&query) {
-            Err(refusal) if matches!(refusal.because, Because::NotFound | Because::NoInstance) => {
+            Err(refusal) if matches!(refusal.because, CloudErrorKind::NotFound | CloudErrorKind::NoInstance) => {
                 let mut items = Vec::new();
                 // A single one is what does not exist.
                 for ids in ids.chunks(MOST_VALUES).filter(|_| ids.len() > 1) {

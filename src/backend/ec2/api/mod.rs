@@ -22,7 +22,7 @@ use tracing::subscriber::NoSubscriber;
 use crate::backend::cloud::bucket::{Buckets, Limit, Purpose};
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::retry::{Patience, Repeat, Retry};
-use crate::backend::cloud::{Answer, Because, Refusal};
+use crate::backend::cloud::{Answer, CloudErrorKind, Refusal};
 use crate::metrics::CloudRequests;
 
 mod blocks;
@@ -223,11 +223,11 @@ fn read<T>(
         code,
         message,
         request_id: request_id.or_else(|| answered.request_id.clone()),
-        maybe_done: because == Because::Unavailable && repeat != Repeat::Reads,
+        maybe_done: because == CloudErrorKind::Unavailable && repeat != Repeat::Reads,
         retry_after: answered.retry_after,
     };
     if (200..300).contains(&answered.status) {
-        let unreadable = |error| refusal(Because::Unavailable, "unreadable answer".to_owned(), error, None);
+        let unreadable = |error| refusal(CloudErrorKind::Unavailable, "unreadable answer".to_owned(), error, None);
         if service == Service::Ec2 && !answered.body.contains(&format!("<{action}Response")) {
             return Err(unreadable(format!("there is no {action}Response in it")));
         }
@@ -243,7 +243,7 @@ fn read<T>(
             refusal(because, failure.code, failure.message, failure.request_id)
         }
         None => {
-            let because = if answered.status == 429 { Because::Throttled } else { Because::Unavailable };
+            let because = if answered.status == 429 { CloudErrorKind::Throttled } else { CloudErrorKind::Unavailable };
             let begin: String = answered.body.chars().take(200).collect();
             refusal(because, format!("HTTP {}", answered.status), format!("an answer that is not AWS's: {begin:?}"), None)
         }
@@ -252,10 +252,10 @@ fn read<T>(
 
 fn lost_refusal(action: &'static str, repeat: Repeat, lost: Lost) -> Refusal {
     let (because, code, message, sent) = match lost {
-        Lost::NoCredentials(message) => (Because::Denied, "credentials", message, false),
-        Lost::Credentials(message) => (Because::Unavailable, "credentials", message, false),
-        Lost::Unsent(code, message) => (Because::Unavailable, code, message, false),
-        Lost::Sent(code, message) => (Because::Unavailable, code, message, true),
+        Lost::NoCredentials(message) => (CloudErrorKind::Denied, "credentials", message, false),
+        Lost::Credentials(message) => (CloudErrorKind::Unavailable, "credentials", message, false),
+        Lost::Unsent(code, message) => (CloudErrorKind::Unavailable, code, message, false),
+        Lost::Sent(code, message) => (CloudErrorKind::Unavailable, code, message, true),
     };
     let maybe_done = sent && repeat != Repeat::Reads;
     Refusal { because, action, code: code.to_owned(), message, request_id: None, maybe_done, retry_after: None }

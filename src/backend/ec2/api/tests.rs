@@ -80,7 +80,7 @@ impl Server {
         self.client_with(&[("AKIDA", TOKEN)])
     }
 
-    /// Whoever gives credentials gives these, one after the other, the last for ever.
+    /// The credentials provider gives these, one after the other, the last for ever.
     fn client_with(&self, keys: &[(&'static str, &'static str)]) -> Ec2 {
         self.client_within(BTreeMap::new(), keys)
     }
@@ -257,7 +257,7 @@ fn list_that_repeats_its_token_is_an_error() {
         client.describe_instance_types(&["m5.large".to_owned()]).map(drop).expect_err("no end"),
         client.describe_fast_snapshot_restores(Vec::new()).map(drop).expect_err("no end"),
     ] {
-        assert_eq!((refusal.because, refusal.code.as_str()), (Because::Unavailable, "endless list"));
+        assert_eq!((refusal.because, refusal.code.as_str()), (CloudErrorKind::Unavailable, "endless list"));
     }
     assert_eq!(server.asked().len(), 6);
 }
@@ -317,7 +317,7 @@ fn an_answer_without_what_it_should_have_is_a_failure() {
     ] {
         let server = Server::start(move |_, _| ok(answer));
         let refusal = server.client().describe_volumes(&ids(&["vol-1"])).expect_err(answer);
-        assert_eq!((refusal.because, refusal.code.as_str()), (Because::Unavailable, "unreadable answer"), "{answer}");
+        assert_eq!((refusal.because, refusal.code.as_str()), (CloudErrorKind::Unavailable, "unreadable answer"), "{answer}");
         assert!(!refusal.maybe_done);
         assert_eq!(refusal.request_id.as_deref(), Some("req-header"));
         let deleted = server.client().delete_volume("vol-1").expect_err(answer);
@@ -330,7 +330,7 @@ fn a_refusal_has_ec2s_own_words() {
     let server = Server::start(|_, _| refused(400, "VolumeInUse", "vol-1 is attached to i-1"));
     let refusal = server.client().delete_volume("vol-1").expect_err("refused");
     assert_eq!(refusal.to_string(), "DeleteVolume: VolumeInUse: vol-1 is attached to i-1 (request req-1)");
-    assert_eq!((refusal.because, refusal.maybe_done), (Because::InUse, false));
+    assert_eq!((refusal.because, refusal.maybe_done), (CloudErrorKind::InUse, false));
     assert_eq!(server.asked().len(), 1);
 }
 
@@ -355,7 +355,7 @@ fn what_was_lost_is_sent_again_only_where_that_does_no_harm() {
         ("InternalError", || refused(500, "InternalError", "An internal error has occurred")),
         ("HTTP 502", || Reply::Xml(502, "<html><body>Bad Gateway</body></html>".to_owned())),
         ("connection", || Reply::Cut),
-        ("answer cut off", || Reply::CutMidway),
+        ("answer interrupted", || Reply::CutMidway),
         ("timeout", || Reply::Never),
         ("unreadable answer", || ok("<?xml")),
     ];
@@ -366,7 +366,11 @@ fn what_was_lost_is_sent_again_only_where_that_does_no_harm() {
         let server = Server::start(move |_, _| lose());
         let create = CreateSnapshot { volume_id: "vol-1".to_owned(), ..CreateSnapshot::default() };
         let refusal = server.client().create_snapshot(&create).expect_err(code);
-        assert_eq!((refusal.because, refusal.maybe_done, refusal.code.as_str()), (Because::Unavailable, true, code), "{refusal}");
+        assert_eq!(
+            (refusal.because, refusal.maybe_done, refusal.code.as_str()),
+            (CloudErrorKind::Unavailable, true, code),
+            "{refusal}"
+        );
         assert_eq!(server.asked().len(), 1, "{code}");
     }
 }
@@ -378,7 +382,7 @@ fn after_a_lost_answer_a_refusal_says_that_it_may_have_been_done() {
         _ => refused(400, "InvalidVolume.NotFound", "The volume 'vol-1' does not exist."),
     });
     let refusal = server.client().delete_volume("vol-1").expect_err("not there");
-    assert_eq!((refusal.because, refusal.maybe_done), (Because::NotFound, true));
+    assert_eq!((refusal.because, refusal.maybe_done), (CloudErrorKind::NotFound, true));
 }
 
 #[test]
@@ -388,7 +392,7 @@ fn a_server_that_is_not_there_was_sent_nothing() {
     let begin = Instant::now();
     let create = CreateSnapshot { volume_id: "vol-1".to_owned(), ..CreateSnapshot::default() };
     let refusal = server.client().create_snapshot(&create).expect_err("nobody is there");
-    assert_eq!((refusal.because, refusal.maybe_done, refusal.code.as_str()), (Because::Unavailable, false, "connection"));
+    assert_eq!((refusal.because, refusal.maybe_done, refusal.code.as_str()), (CloudErrorKind::Unavailable, false, "connection"));
     assert!(refusal.message.to_lowercase().contains("refused"), "{refusal}");
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
@@ -402,12 +406,12 @@ fn refused_credentials_are_asked_for_anew_once() {
     assert_eq!(server.asked().len(), 2);
     // The same again are not tried again; others are, once.
     let refusal = server.client_with(&[("STALE", "a")]).delete_volume("vol-1").expect_err("refused");
-    assert_eq!(refusal.because, Because::Denied);
+    assert_eq!(refusal.because, CloudErrorKind::Denied);
     assert_eq!(server.asked().len(), 3);
     server.client_with(&[("STALE", "a"), ("STALE", "b"), ("FRESH", "c")]).delete_volume("vol-1").expect_err("refused");
     assert_eq!(server.asked().len(), 5);
     let none = server.client_with(&[]).delete_volume("vol-1").expect_err("none");
-    assert_eq!((none.because, none.maybe_done), (Because::Denied, false));
+    assert_eq!((none.because, none.maybe_done), (CloudErrorKind::Denied, false));
     assert_eq!(server.asked().len(), 5);
 }
 
@@ -444,7 +448,7 @@ impl ProvideCredentials for Silent {
 
 /// STS that takes a request and never answers holds up nothing for long.
 #[test]
-fn whoever_gives_no_credentials_is_not_waited_for_for_ever() {
+fn credentials_provider_that_hangs_is_not_waited_for() {
     let server = Server::start(|_, _| ok(DONE));
     let mut client = server.client();
     let endpoint = Endpoint { ec2: Some(server.url.clone()), ebs: None };
@@ -455,7 +459,7 @@ fn whoever_gives_no_credentials_is_not_waited_for_for_ever() {
             scope.spawn(|| {
                 let refusal = client.delete_volume("vol-1").expect_err("nobody gives any");
                 let found = (refusal.because, refusal.code.as_str(), refusal.maybe_done);
-                assert_eq!(found, (Because::Unavailable, "credentials", false), "{refusal}");
+                assert_eq!(found, (CloudErrorKind::Unavailable, "credentials", false), "{refusal}");
             });
         }
     });
@@ -513,11 +517,11 @@ fn the_blocks_of_a_snapshot_are_read_and_paged() {
     let page = client.list_changed_blocks("snap-1", "snap-2", 0, Some("n/1")).expect("a page");
     assert_eq!((page.indices, page.next), (vec![2], None));
     let refusal = client.list_snapshot_blocks("snap-9", 0, None).expect_err("no such");
-    assert_eq!(refusal.because, Because::NotFound);
+    assert_eq!(refusal.because, CloudErrorKind::NotFound);
     assert_eq!(refusal.to_string(), "ListSnapshotBlocks: ResourceNotFoundException: R: no (request req-header)");
     let refusal = client.list_snapshot_blocks("snap-1", 0, Some("x")).expect_err("no such token");
-    assert_eq!((refusal.because, refusal.message.as_str()), (Because::Invalid, "bad token"));
-    assert_eq!(client.list_snapshot_blocks("snap-1", 0, None).expect_err("no list").because, Because::Unavailable);
+    assert_eq!((refusal.because, refusal.message.as_str()), (CloudErrorKind::Invalid, "bad token"));
+    assert_eq!(client.list_snapshot_blocks("snap-1", 0, None).expect_err("no list").because, CloudErrorKind::Unavailable);
     let heads: Vec<String> =
         server.asked().iter().map(|asked| asked.head.lines().next().unwrap_or_default().to_owned()).collect();
     assert_eq!(heads[0], "GET /snapshots/snap-1/blocks?maxResults=10000&startingBlockIndex=5 HTTP/1.1");
@@ -575,7 +579,7 @@ fn lists_leave_requests_to_those_who_look_for_one_volume() {
     let pages = (0..20).take_while(|_| cloud.disks(&all, None).is_ok()).count();
     assert_eq!(pages, 4);
     let refusal = cloud.disks(&all, None).expect_err("lists have had their share");
-    assert_eq!((refusal.because, refusal.code.as_str()), (Because::Throttled, "own rate limit"));
+    assert_eq!((refusal.because, refusal.code.as_str()), (CloudErrorKind::Throttled, "own rate limit"));
     for _ in 0..5 {
         cloud.disks(&Which::Ids(vec![DiskId("vol-1".to_owned())]), None).expect("not held up");
     }
@@ -651,7 +655,7 @@ fn modifications_states_and_fast_restores_are_read() {
     assert_eq!((status.summary.status.as_str(), status.events.len()), ("impaired", 1));
     assert_eq!(status.summary.details[0].name, "io-enabled");
     let refusal = client.enable_fast_snapshot_restores("snap-1", &["a".to_owned(), "b".to_owned()]).expect_err("one zone");
-    assert_eq!((refusal.because, refusal.message.as_str(), refusal.maybe_done), (Because::Quota, "b: too many", true));
+    assert_eq!((refusal.because, refusal.message.as_str(), refusal.maybe_done), (CloudErrorKind::Quota, "b: too many", true));
     let filtered = Select::Filtered { filters: vec![], token: None };
     assert_eq!(client.describe_snapshots(&filtered).expect("one").items[0].progress, 100);
     assert_eq!(client.describe_availability_zones().expect("one")[0].name, "a");

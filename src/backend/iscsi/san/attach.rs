@@ -15,9 +15,9 @@ use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 use super::super::{Attachment, initiator_name};
 use super::names::Names;
 use super::record::{Grant, Keys, Record};
-use super::{San, wwid};
+use super::{TargetServer, wwid};
 
-impl Attach for San {
+impl Attach for TargetServer {
     fn attach(
         &self,
         id: &VolumeId,
@@ -32,7 +32,7 @@ impl Attach for San {
         let mut record = Record::read(id, &image.pool)?.unwrap_or_else(|| Record::new(id, self.config.chap));
         if let Some(grant) = record.nodes.get(node) {
             check_same_attachment(id, node, (grant.mode, grant.read_only), (mode, read_only))?;
-            // It may have been cut off before it was exported.
+            // It may have been interrupted before it was exported.
             self.export(&lio, &image, &record)?;
             return Ok(Outcome::Unchanged(self.context(&image, &record, node)?));
         }
@@ -95,7 +95,7 @@ impl Attach for San {
     }
 }
 
-impl San {
+impl TargetServer {
     /// Counts an attachment before it is made: two calls about two volumes must not both take the last place on a node.
     fn reserve(&self, id: &VolumeId, node: &NodeId) -> Result<()> {
         let mut known = self.known();

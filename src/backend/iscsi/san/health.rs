@@ -6,9 +6,9 @@ use crate::backend::ReportHealth;
 use crate::os::lio::Lio;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
-use super::San;
+use super::TargetServer;
 
-impl ReportHealth for San {
+impl ReportHealth for TargetServer {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
         let mut health = self.images.volume_health(id)?;
         health.extend(self.export_problem(id));
@@ -40,7 +40,7 @@ impl ReportHealth for San {
     }
 }
 
-impl San {
+impl TargetServer {
     /// Whether the kernel shows what is recorded.
     fn export_problem(&self, id: &VolumeId) -> Option<HealthProblem> {
         if !self.known().by_volume.contains_key(id) {
@@ -58,7 +58,7 @@ impl San {
             Ok(Some(what)) => format!(
                 "it is attached, but {what} is missing in the kernel's target; attach it again, or start the controller again"
             ),
-            Err(Error::BackendDown { .. }) => return None,
+            Err(Error::BackendUnavailable { .. }) => return None,
             Err(error) => format!("whether it is exported cannot be seen: {error}"),
         };
         Some(problem(Severity::Inaccessible, "ExportMissing", message))

@@ -1,4 +1,4 @@
-//! What `longshore inspect` shows of a storage machine: images, who has them, and what of that the kernel does not show, or shows
+//! What `longshore inspect` shows of a target server: images, who has them, and what of that the kernel does not show, or shows
 //! too much.
 
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use crate::volume::{NodeId, Result, VolumeId};
 
 use super::names::Names;
 use super::record::Record;
-use super::{San, is_ours};
+use super::{TargetServer, is_ours};
 
-impl Inspect for San {
+impl Inspect for TargetServer {
     fn survey(&self) -> Result<Survey> {
         let mut survey = self.images.survey()?;
         if let Err(error) = self.survey_exports(&mut survey) {
@@ -30,7 +30,7 @@ impl Inspect for San {
             return self.images.remove(leftover);
         }
         let _locks = self.images.keep_off()?;
-        let pools = self.folders();
+        let pools = self.directories();
         let lio = Lio::loaded()?;
         for names in self.strays(&lio, &pools)? {
             let seen = lio.disk(names.hba, &names.disk)?;
@@ -42,13 +42,13 @@ impl Inspect for San {
     }
 }
 
-impl San {
-    fn folders(&self) -> Vec<PathBuf> {
+impl TargetServer {
+    fn directories(&self) -> Vec<PathBuf> {
         self.config.pools.iter().map(|pool| pool.path.clone()).collect()
     }
 
     fn survey_exports(&self, survey: &mut Survey) -> Result<()> {
-        let pools = self.folders();
+        let pools = self.directories();
         let mut records = BTreeMap::new();
         for pool in &pools {
             for local in Record::list(pool)? {

@@ -1,4 +1,4 @@
-//! The storage machine: volumes are image files by the code of the `image` backend, shown to nodes through the kernel's target.
+//! The target server: volumes are image files by the code of the `image` backend, shown to nodes through the kernel's target.
 //!
 //! - A volume that some node has is one disk, one target with that disk as LUN 0, and an initiator let in for each such node. It is
 //!   made with the first attachment and goes with the last: a volume that nobody has listens nowhere, and its image is an
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The one process that provisions.
 #[derive(Debug)]
-pub(super) struct San {
+pub(super) struct TargetServer {
     config: IscsiConfig,
     portals: Vec<SocketAddr>,
     pub images: ImageBackend,
@@ -52,7 +52,7 @@ pub(super) struct San {
     turns: Turns,
     /// One reads the records of pools that were away; nobody waits for it for long, since such a pool may hang.
     settling: Mutex<()>,
-    this: Weak<San>,
+    this: Weak<TargetServer>,
 }
 
 /// What the records say, so that a list or a limit reads none.
@@ -87,18 +87,18 @@ fn remove_from<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: &K, valu
     }
 }
 
-impl San {
+impl TargetServer {
     /// Opens the pools, and makes the kernel show what is recorded.
-    pub fn open(config: IscsiConfig, state: &Path) -> Result<Arc<San>> {
+    pub fn open(config: IscsiConfig, state: &Path) -> Result<Arc<TargetServer>> {
         let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")), None)?;
-        let san = San::new(config, images)?;
+        let san = TargetServer::new(config, images)?;
         san.settle();
         Ok(san)
     }
 
-    fn new(config: IscsiConfig, images: ImageBackend) -> Result<Arc<San>> {
+    fn new(config: IscsiConfig, images: ImageBackend) -> Result<Arc<TargetServer>> {
         let portals = config.portals()?;
-        Ok(Arc::new_cyclic(|this| San {
+        Ok(Arc::new_cyclic(|this| TargetServer {
             portals,
             config,
             images,
@@ -110,10 +110,10 @@ impl San {
     }
 
     /// Opens the pools to look at them: nothing is exported, taken down, made or locked. `None` where none of them is on this machine.
-    pub fn open_to_look(config: IscsiConfig) -> Result<Option<Arc<San>>> {
+    pub fn open_to_look(config: IscsiConfig) -> Result<Option<Arc<TargetServer>>> {
         let images = ImageBackend::open_to_look(config.images(), None)?;
         let here = config.pools.iter().any(|pool| pool.path.exists());
-        if here { San::new(config, images).map(Some) } else { Ok(None) }
+        if here { TargetServer::new(config, images).map(Some) } else { Ok(None) }
     }
 
     pub fn probe(&self) -> Result<()> {
@@ -133,7 +133,7 @@ impl San {
     fn target(&self) -> Result<()> {
         match Lio::loaded() {
             Ok(_) => Ok(()),
-            Err(error) => Err(Error::BackendDown { backend: self.name().to_string(), reason: error.to_string() }),
+            Err(error) => Err(Error::BackendUnavailable { backend: self.name().to_string(), reason: error.to_string() }),
         }
     }
 
@@ -165,10 +165,10 @@ impl San {
         })
     }
 
-    /// The record of a volume, and the folder of its pool.
+    /// The record of a volume, and the directory of its pool.
     ///
     /// # Errors
-    /// `BackendDown` where it was not found, but a pool could not be looked into.
+    /// `BackendUnavailable` where it was not found, but a pool could not be looked into.
     fn record(&self, id: &VolumeId) -> Result<Option<(PathBuf, Record)>> {
         let mut away = None;
         for (_, home) in self.images.homes() {

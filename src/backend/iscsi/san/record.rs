@@ -88,25 +88,25 @@ impl Record {
         Ok(())
     }
 
-    /// Durably, in the pool of this folder.
+    /// Durably, in the pool of this directory.
     pub fn write(&self, pool: &Path) -> Result<()> {
-        let folder = pool.join(EXPORTS);
+        let directory = pool.join(EXPORTS);
         let file = file_of(&self.id);
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|error| Error::failed("write export", self.id.to_string(), error).nothing_left())?;
         text.push(b'\n');
-        step("write export", &folder.join(&file).display(), || {
-            make_folder(&folder, pool)?;
-            durable::write(&folder, &file, &text)
+        step("write export", &directory.join(&file).display(), || {
+            make_directory(&directory, pool)?;
+            durable::write(&directory, &file, &text)
         })?;
         Ok(())
     }
 
     /// Removes it, durably; gone is fine.
     pub fn remove(id: &VolumeId, pool: &Path) -> Result<()> {
-        let folder = pool.join(EXPORTS);
+        let directory = pool.join(EXPORTS);
         let file = file_of(id);
-        step("remove export", &folder.join(&file).display(), || match durable::remove(&folder, &file) {
+        step("remove export", &directory.join(&file).display(), || match durable::remove(&directory, &file) {
             // No volume of this pool was ever exported.
             Err(error) if error.is_missing() => Ok(()),
             done => done,
@@ -117,11 +117,11 @@ impl Record {
     /// `None` where this pool has none.
     ///
     /// # Errors
-    /// `Unproven` for a damaged one.
+    /// `Unverified` for a damaged one.
     pub fn read(id: &VolumeId, pool: &Path) -> Result<Option<Record>> {
         let path = Record::path(id, pool);
         let Some(text) = durable::read(&path, LONGEST)? else { return Ok(None) };
-        decode(&text, id).map(Some).map_err(|reason| Error::Unproven {
+        decode(&text, id).map(Some).map_err(|reason| Error::Unverified {
             device: path.display().to_string(),
             reason: format!("{reason}; restore it, or remove it: then no node has the volume"),
         })
@@ -129,10 +129,10 @@ impl Record {
 
     /// The local ids of the volumes that have a record in this pool, damaged or not.
     pub fn list(pool: &Path) -> Result<Vec<String>> {
-        let folder = pool.join(EXPORTS);
-        let failed = |error| os::Error::io("list", &folder, error);
+        let directory = pool.join(EXPORTS);
+        let failed = |error| os::Error::io("list", &directory, error);
         let mut found = Vec::new();
-        let entries = match std::fs::read_dir(&folder) {
+        let entries = match std::fs::read_dir(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
             entries => entries.map_err(failed)?,
         };
@@ -151,11 +151,11 @@ impl Record {
     }
 }
 
-fn make_folder(folder: &Path, pool: &Path) -> os::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
+fn make_directory(directory: &Path, pool: &Path) -> os::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
         Ok(()) => durable::sync_dir(pool),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(os::Error::io("make folder", folder, error)),
+        Err(error) => Err(os::Error::io("make directory", directory, error)),
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_only_by_root() {
         use std::os::unix::fs::MetadataExt;
-        let pool = tempfile::tempdir().expect("a folder");
+        let pool = tempfile::tempdir().expect("a directory");
         for chap in [true, false] {
             let record = record(chap);
             assert_eq!(Record::read(&record.id, pool.path()).expect("none"), None);
@@ -214,7 +214,7 @@ mod tests {
             assert_eq!(Record::list(pool.path()).expect("one"), ["a"]);
             let path = Record::path(&record.id, pool.path());
             assert_eq!(path.metadata().expect("there").mode() & 0o777, 0o600);
-            assert_eq!(path.parent().expect("a folder").metadata().expect("there").mode() & 0o777, 0o700);
+            assert_eq!(path.parent().expect("a directory").metadata().expect("there").mode() & 0o777, 0o700);
             for _ in 0..2 {
                 Record::remove(&record.id, pool.path()).expect("removed");
             }
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_damaged_record_is_told_without_its_secrets() {
-        let pool = tempfile::tempdir().expect("a folder");
+        let pool = tempfile::tempdir().expect("a directory");
         let record = record(true);
         record.write(pool.path()).expect("written");
         let path = Record::path(&record.id, pool.path());
@@ -250,7 +250,7 @@ mod tests {
             assert_ne!(damaged, text);
             std::fs::write(&path, damaged).expect("written");
             let error = Record::read(&record.id, pool.path()).expect_err("damaged");
-            assert!(matches!(error, Error::Unproven { .. }) && !error.to_string().contains(password.as_str()), "{error}");
+            assert!(matches!(error, Error::Unverified { .. }) && !error.to_string().contains(password.as_str()), "{error}");
         }
     }
 }

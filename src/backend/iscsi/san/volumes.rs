@@ -14,10 +14,10 @@ use crate::volume::{
     Bytes, Error, Group, GroupId, NodeId, Outcome, RawParameters, Result, Snapshot, SnapshotId, Volume, VolumeId,
 };
 
-use super::San;
+use super::TargetServer;
 use super::names::Names;
 
-impl Provision for San {
+impl Provision for TargetServer {
     fn unit(&self) -> u64 {
         self.images.unit()
     }
@@ -61,7 +61,7 @@ impl Provision for San {
     }
 }
 
-impl Expand for San {
+impl Expand for TargetServer {
     /// The image first, then the disk that shows it: a repeated call finds an image that has grown already, and the disk not.
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
         let _turn = self.begin(id, "expand")?;
@@ -75,7 +75,7 @@ impl Expand for San {
     }
 }
 
-impl Snapshots for San {
+impl Snapshots for TargetServer {
     fn check(&self, raw: &RawParameters) -> Result<()> {
         Snapshots::check(&self.images, raw)
     }
@@ -97,7 +97,7 @@ impl Snapshots for San {
     }
 }
 
-impl Groups for San {
+impl Groups for TargetServer {
     fn check_group(&self, raw: &RawParameters) -> Result<()> {
         self.images.check_group(raw)
     }
@@ -118,7 +118,7 @@ impl Groups for San {
 /// Pauses what nodes elsewhere write to several volumes: what one is told is written may be the reason for what it writes to
 /// another. One volume alone is not paused, and reported as written while a node has it.
 struct Pausing<'a> {
-    san: &'a San,
+    san: &'a TargetServer,
     inner: &'a dyn Quiesce,
 }
 
@@ -133,7 +133,7 @@ struct Paused {
     inner: Option<Box<dyn Held>>,
 }
 
-impl San {
+impl TargetServer {
     /// One of the nodes that a volume is attached to.
     fn user(&self, id: &VolumeId) -> Option<NodeId> {
         self.known().by_volume.get(id)?.first().cloned()
@@ -201,7 +201,7 @@ impl Held for Paused {
         if resumed? {
             return Ok(());
         }
-        Err(Error::failed("hold still", "the volumes", "one of them was resumed by someone else meanwhile"))
+        Err(Error::failed("freeze", "the volumes", "one of them was resumed by someone else meanwhile"))
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Controller, ask};
 impl ReportHealth for Controller {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
         match self.locate(id.local()) {
-            Ok(Some((ready, record))) if record.phase == Phase::Whole => Ok(ready.folder_health(&record)),
+            Ok(Some((ready, record))) if record.phase == Phase::Whole => Ok(ready.directory_health(&record)),
             Ok(_) => Err(Error::volume_not_found(id)),
             Err(error) => Ok(vec![problem_of(&error)]),
         }
@@ -31,9 +31,9 @@ impl ReportHealth for Controller {
         let ids = |ready: &Ready, after: Option<&str>, max| ready.index.volumes(after, max);
         self.page(after.map(VolumeId::local), max, ids, |ready, local| {
             let health = match ready.record(local) {
-                Ok(Some(record)) if record.phase == Phase::Whole => ready.folder_health(&record),
+                Ok(Some(record)) if record.phase == Phase::Whole => ready.directory_health(&record),
                 Ok(_) => return Ok(None),
-                Err(error @ Error::BackendDown { .. }) => return Err(error),
+                Err(error @ Error::BackendUnavailable { .. }) => return Err(error),
                 Err(error) => vec![problem_of(&error)],
             };
             if health.is_empty() { Ok(None) } else { Ok(Some((VolumeId::from_parts(&self.backend, local)?, health))) }
@@ -42,13 +42,13 @@ impl ReportHealth for Controller {
 }
 
 impl Ready {
-    fn folder_health(&self, record: &VolumeRecord) -> Health {
-        match self.inode(&record.folder) {
+    fn directory_health(&self, record: &VolumeRecord) -> Health {
+        match self.inode(&record.directory) {
             Ok(Some(_)) => Health::new(),
             Ok(None) => vec![HealthProblem {
                 severity: Severity::DataLoss,
-                reason: "FolderMissing",
-                message: format!("{} is gone; put it back, or delete the volume", self.root.path_of(&record.folder).display()),
+                reason: "DirectoryMissing",
+                message: format!("{} is gone; put it back, or delete the volume", self.root.path_of(&record.directory).display()),
             }],
             Err(error) => vec![problem_of(&error)],
         }
@@ -58,7 +58,8 @@ impl Ready {
         let sweep = self.sweeper.look();
         let mut health = Health::new();
         if let Some(removed) = sweep.removed {
-            let message = format!("share {}: deleted volumes are being removed, {removed} files and folders so far", self.called);
+            let message =
+                format!("share {}: deleted volumes are being removed, {removed} files and directories so far", self.called);
             health.push(HealthProblem { severity: Severity::Degraded, reason: "EmptyingTrash", message });
         }
         if let Some(first) = sweep.stuck.first() {
@@ -75,7 +76,7 @@ impl Ready {
 
 fn problem_of(error: &Error) -> HealthProblem {
     let reason = match error {
-        Error::Unproven { .. } => "MetadataDamaged",
+        Error::Unverified { .. } => "MetadataDamaged",
         _ => "ShareUnreachable",
     };
     HealthProblem { severity: Severity::Inaccessible, reason, message: error.to_string() }

@@ -1,5 +1,5 @@
-//! What lies on a share and what of it is promised, in memory. The share is the truth; this gives order to lists, sums to capacity, and
-//! keeps two volumes out of one folder. Its mutex is only ever held for arithmetic and maps, never for I/O.
+//! What lies on a share and what of it is provisioned, in memory. The share is the truth; this gives order to lists, sums to capacity, and
+//! keeps two volumes out of one directory. Its mutex is only ever held for arithmetic and maps, never for I/O.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -19,16 +19,16 @@ pub(super) struct Index {
 #[derive(Debug, Default)]
 struct Inner {
     volumes: BTreeMap<String, Held>,
-    /// Folders of volumes, and whose they are.
-    folders: BTreeMap<PathBuf, String>,
+    /// Directories of volumes, and whose they are.
+    directories: BTreeMap<PathBuf, String>,
     snapshots: BTreeMap<String, Taken>,
-    promised: u64,
+    provisioned: u64,
 }
 
 #[derive(Debug)]
 struct Held {
     capacity: u64,
-    folder: PathBuf,
+    directory: PathBuf,
     whole: bool,
 }
 
@@ -45,8 +45,8 @@ pub(super) struct Taken {
 pub(super) enum Refused {
     /// So much is left.
     NoRoom(u64),
-    /// That volume lies in the folder, or around it.
-    Taken { folder: PathBuf, by: String },
+    /// That volume lies in the directory, or around it.
+    Taken { directory: PathBuf, by: String },
 }
 
 impl Index {
@@ -54,49 +54,49 @@ impl Index {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What can still be promised of `limit` bytes.
+    /// What can still be provisioned of `limit` bytes.
     pub fn left(&self, limit: u64) -> u64 {
-        limit.saturating_sub(self.inner().promised)
+        limit.saturating_sub(self.inner().provisioned)
     }
 
     pub fn provisioned(&self) -> Provisioned {
         let inner = self.inner();
         let volumes = inner.volumes.values().filter(|held| held.whole).count() as u64;
-        Provisioned { promised: Bytes(inner.promised), volumes, snapshots: inner.snapshots.len() as u64 }
+        Provisioned { provisioned: Bytes(inner.provisioned), volumes, snapshots: inner.snapshots.len() as u64 }
     }
 
-    /// A folder and a promise for a volume in the making.
-    pub fn claim(&self, local: &str, folder: &Path, capacity: u64, limit: u64) -> Result<(), Refused> {
+    /// A directory and a promise for a volume in the making.
+    pub fn claim(&self, local: &str, directory: &Path, capacity: u64, limit: u64) -> Result<(), Refused> {
         let mut inner = self.inner();
-        let left = limit.saturating_sub(inner.promised);
-        if let Some((folder, by)) = inner.overlapping(folder) {
-            return Err(Refused::Taken { folder, by });
+        let left = limit.saturating_sub(inner.provisioned);
+        if let Some((directory, by)) = inner.overlapping(directory) {
+            return Err(Refused::Taken { directory, by });
         }
         if capacity > left {
             return Err(Refused::NoRoom(left));
         }
-        inner.put(local, folder, capacity, false);
+        inner.put(local, directory, capacity, false);
         Ok(())
     }
 
     /// What was found on the share, or has become whole.
-    pub fn put_volume(&self, local: &str, folder: &Path, capacity: u64, whole: bool) {
-        self.inner().put(local, folder, capacity, whole);
+    pub fn put_volume(&self, local: &str, directory: &Path, capacity: u64, whole: bool) {
+        self.inner().put(local, directory, capacity, whole);
     }
 
-    /// Sets a volume's promise, if no more than `limit` is promised then.
+    /// Sets a volume's promise, if no more than `limit` is provisioned then.
     ///
     /// # Errors
     /// What is left.
     pub fn promise(&self, local: &str, capacity: u64, limit: u64) -> Result<(), u64> {
         let mut inner = self.inner();
-        let left = limit.saturating_sub(inner.promised);
+        let left = limit.saturating_sub(inner.provisioned);
         let Some(held) = inner.volumes.get_mut(local) else { return Ok(()) };
         if capacity.saturating_sub(held.capacity) > left {
             return Err(left);
         }
         let before = std::mem::replace(&mut held.capacity, capacity);
-        inner.promised = inner.promised.saturating_sub(before).saturating_add(capacity);
+        inner.provisioned = inner.provisioned.saturating_sub(before).saturating_add(capacity);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl Index {
     pub fn put_snapshot(&self, local: &str, taken: Taken) {
         let mut inner = self.inner();
         inner.take_snapshot(local);
-        inner.promised = inner.promised.saturating_add(taken.bytes);
+        inner.provisioned = inner.provisioned.saturating_add(taken.bytes);
         inner.snapshots.insert(local.to_owned(), taken);
     }
 
@@ -131,7 +131,7 @@ impl Index {
         self.inner().snapshots.contains_key(local)
     }
 
-    /// What is promised to a volume.
+    /// What is provisioned to a volume.
     pub fn capacity(&self, local: &str) -> Option<u64> {
         self.inner().volumes.get(local).map(|held| held.capacity)
     }
@@ -151,32 +151,32 @@ impl Index {
 }
 
 impl Inner {
-    fn put(&mut self, local: &str, folder: &Path, capacity: u64, whole: bool) {
+    fn put(&mut self, local: &str, directory: &Path, capacity: u64, whole: bool) {
         self.take_volume(local);
-        self.folders.insert(folder.to_owned(), local.to_owned());
-        self.volumes.insert(local.to_owned(), Held { capacity, folder: folder.to_owned(), whole });
-        self.promised = self.promised.saturating_add(capacity);
+        self.directories.insert(directory.to_owned(), local.to_owned());
+        self.volumes.insert(local.to_owned(), Held { capacity, directory: directory.to_owned(), whole });
+        self.provisioned = self.provisioned.saturating_add(capacity);
     }
 
     fn take_volume(&mut self, local: &str) {
         if let Some(held) = self.volumes.remove(local) {
-            self.promised = self.promised.saturating_sub(held.capacity);
-            self.folders.remove(&held.folder);
+            self.provisioned = self.provisioned.saturating_sub(held.capacity);
+            self.directories.remove(&held.directory);
         }
     }
 
     fn take_snapshot(&mut self, local: &str) {
         if let Some(taken) = self.snapshots.remove(local) {
-            self.promised = self.promised.saturating_sub(taken.bytes);
+            self.provisioned = self.provisioned.saturating_sub(taken.bytes);
         }
     }
 
-    /// A volume's folder that is this one, around it or in it.
-    fn overlapping(&self, folder: &Path) -> Option<(PathBuf, String)> {
-        let around = folder.ancestors().find_map(|around| self.folders.get_key_value(around));
-        // Paths are ordered by components: what lies in a folder comes right behind it.
-        let within = || self.folders.range::<Path, _>((Bound::Excluded(folder), Bound::Unbounded)).next();
-        around.or_else(|| within().filter(|(next, _)| overlap(next, folder))).map(|(path, by)| (path.clone(), by.clone()))
+    /// A volume's directory that is this one, around it or in it.
+    fn overlapping(&self, directory: &Path) -> Option<(PathBuf, String)> {
+        let around = directory.ancestors().find_map(|around| self.directories.get_key_value(around));
+        // Paths are ordered by components: what lies in a directory comes right behind it.
+        let within = || self.directories.range::<Path, _>((Bound::Excluded(directory), Bound::Unbounded)).next();
+        around.or_else(|| within().filter(|(next, _)| overlap(next, directory))).map(|(path, by)| (path.clone(), by.clone()))
     }
 }
 
@@ -189,14 +189,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_volumes_share_a_folder_or_lie_in_one_another() {
+    fn no_two_volumes_share_a_directory_or_lie_in_one_another() {
         let index = Index::default();
         index.claim("one", Path::new("a/b"), 1, 100).expect("free");
-        for (folder, taken) in [("a/b", true), ("a", true), ("a/b/c", true), ("a/bc", false), ("a/a", false), ("b", false)] {
-            let claimed = index.claim("two", Path::new(folder), 1, 100);
-            assert_eq!(claimed.is_err(), taken, "{folder}: {claimed:?}");
+        for (directory, taken) in [("a/b", true), ("a", true), ("a/b/c", true), ("a/bc", false), ("a/a", false), ("b", false)] {
+            let claimed = index.claim("two", Path::new(directory), 1, 100);
+            assert_eq!(claimed.is_err(), taken, "{directory}: {claimed:?}");
             if taken {
-                assert_eq!(claimed, Err(Refused::Taken { folder: "a/b".into(), by: "one".to_owned() }));
+                assert_eq!(claimed, Err(Refused::Taken { directory: "a/b".into(), by: "one".to_owned() }));
             }
             index.remove_volume("two");
         }

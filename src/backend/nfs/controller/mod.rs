@@ -44,12 +44,12 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// No server is asked anything yet. `state` is a folder of the driver's own.
+    /// No server is asked anything yet. `state` is a directory of the driver's own.
     pub fn new(config: &NfsConfig, state: &Path) -> Result<Controller> {
         let at = state.join("nfs-mount");
         match rustix::fs::mkdir(&at, rustix::fs::Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(errno) => return Err(crate::os::Error::io("make folder", &at, errno).into()),
+            Err(errno) => return Err(crate::os::Error::io("make directory", &at, errno).into()),
         }
         Ok(Controller::with(config, state, |_| Access::Mount { at: at.clone() }))
     }
@@ -61,27 +61,27 @@ impl Controller {
         Controller { backend: config.name.clone(), shares, patience: PATIENCE }
     }
 
-    /// Shares that are folders of this machine.
+    /// Shares that are directories of this machine.
     #[cfg(test)]
-    fn on_folders(config: &NfsConfig, state: &Path, folders: &[std::path::PathBuf]) -> Controller {
-        let controller = Controller::with(config, state, |number| Access::Folder(folders[number].clone()));
+    fn on_directories(config: &NfsConfig, state: &Path, directories: &[std::path::PathBuf]) -> Controller {
+        let controller = Controller::with(config, state, |number| Access::Directory(directories[number].clone()));
         Controller { patience: Duration::from_millis(50), ..controller }
     }
 
     /// Whether any share can be used.
     ///
     /// # Errors
-    /// `BackendDown` with the reasons of all.
+    /// `BackendUnavailable` with the reasons of all.
     pub fn probe(&self) -> Result<()> {
         let mut reasons = Vec::new();
         for (_, ready) in ask(&self.shares) {
             match ready {
                 Ok(_) => return Ok(()),
-                Err(Error::BackendDown { reason, .. }) => reasons.push(reason),
+                Err(Error::BackendUnavailable { reason, .. }) => reasons.push(reason),
                 Err(error) => reasons.push(error.to_string()),
             }
         }
-        Err(Error::BackendDown { backend: self.backend.to_string(), reason: reasons.join("; ") })
+        Err(Error::BackendUnavailable { backend: self.backend.to_string(), reason: reasons.join("; ") })
     }
 
     /// Whether the parameters name shares of ours.
@@ -103,7 +103,7 @@ impl Controller {
     /// The first share on which `look` finds something: of the one that has it by its index nobody waits for another; else all are asked.
     ///
     /// # Errors
-    /// `BackendDown` where nothing was found, but not all shares could be looked into.
+    /// `BackendUnavailable` where nothing was found, but not all shares could be looked into.
     fn search<T>(
         &self,
         has: impl Fn(&Index) -> bool,
@@ -117,7 +117,7 @@ impl Controller {
             match ready.and_then(|ready| Ok(look(&ready)?.map(|found| (ready, found)))) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
-                Err(error @ Error::Unproven { .. }) => return Err(error),
+                Err(error @ Error::Unverified { .. }) => return Err(error),
                 Err(error) => away = Some(error),
             }
         }
@@ -141,7 +141,7 @@ impl Controller {
     /// index, which only this process changes, does not have the volume, or where the StorageClass names another share.
     ///
     /// # Errors
-    /// As `search`, with what to do; `Unproven` where two shares have the volume, naming both.
+    /// As `search`, with what to do; `Unverified` where two shares have the volume, naming both.
     fn locate_for_create(&self, local: &str, parameters: &NfsParameters) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         if let Some(found) = self.search_own(|index| index.has_volume(local), |ready| ready.record(local))? {
             return self.check_only(local, found).map(Some);
@@ -153,19 +153,19 @@ impl Controller {
             match (looked, &found) {
                 (Ok(Some((ready, _))), Some((first, _))) => return Err(in_two_shares(local, first, &ready)),
                 (Ok(Some(first)), None) => found = Some(first),
-                (Err(error @ Error::Unproven { .. }), _) => return Err(error),
+                (Err(error @ Error::Unverified { .. }), _) => return Err(error),
                 (Err(error), _) if parameters.allows(&share.config) && !share.surely_lacks(local) => away = Some((share, error)),
                 (Ok(None) | Err(_), _) => {}
             }
         }
         match away {
-            Some((share, Error::BackendDown { backend, reason })) if found.is_none() => {
+            Some((share, Error::BackendUnavailable { backend, reason })) if found.is_none() => {
                 let called = share.config.called();
                 let reason = format!(
                     "{reason}; whether share {called} holds volume {local} is not known, so that none is made on another share: make \
                      share {called} usable, or name another share in the StorageClass (parameters server and share)"
                 );
-                Err(Error::BackendDown { backend, reason })
+                Err(Error::BackendUnavailable { backend, reason })
             }
             Some((_, error)) if found.is_none() => Err(error),
             _ => Ok(found),
@@ -175,14 +175,14 @@ impl Controller {
     /// A volume's record, whatever its phase.
     ///
     /// # Errors
-    /// As `search`; `Unproven` where two shares have the volume, naming both.
+    /// As `search`; `Unverified` where two shares have the volume, naming both.
     fn locate(&self, local: &str) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         let found = self.search(|index| index.has_volume(local), |ready| ready.record(local))?;
         found.map(|found| self.check_only(local, found)).transpose()
     }
 
     /// # Errors
-    /// `Unproven` where another share has the volume, too, by its index.
+    /// `Unverified` where another share has the volume, too, by its index.
     fn check_only(&self, local: &str, found: (Arc<Ready>, VolumeRecord)) -> Result<(Arc<Ready>, VolumeRecord)> {
         let mut others = self.shares.iter().filter_map(|share| share.current()).filter(|other| !Arc::ptr_eq(other, &found.0));
         match others.find(|other| other.index.has_volume(local)) {
@@ -225,7 +225,7 @@ impl Controller {
     /// Whether no copy of it runs.
     ///
     /// # Errors
-    /// `Pending`: the copy goes on, and then it may go.
+    /// `InProgress`: the copy goes on, and then it may go.
     fn check_not_copied(&self, source: &Source) -> Result<()> {
         // Those of this process, also onto a share that is away by now.
         for ready in self.shares.iter().filter_map(|share| share.current()) {
@@ -233,7 +233,7 @@ impl Controller {
             if let Some(work) = copies.iter().find(|work| !work.ends_within(Duration::ZERO)) {
                 let (Source::Volume(local) | Source::Snapshot(local)) = source;
                 let reason = format!("is being copied into another one ({})", work.control);
-                return Err(Error::Pending { object: format!("{}:{local}", self.backend), reason });
+                return Err(Error::InProgress { object: format!("{}:{local}", self.backend), reason });
             }
         }
         Ok(())
@@ -258,10 +258,10 @@ fn ask<'a>(shares: impl IntoIterator<Item = &'a Arc<Share>>) -> impl Iterator<It
 
 /// Which of the two was meant is for a person to say.
 fn in_two_shares(local: &str, one: &Ready, other: &Ready) -> Error {
-    Error::Unproven {
+    Error::Unverified {
         device: format!("volume {local} on share {}", one.called),
         reason: format!(
-            "share {} has a volume of the same id; see which of the two is in use, and move the folder and the record of the other \
+            "share {} has a volume of the same id; see which of the two is in use, and move the directory and the record of the other \
              one out of its share",
             other.called
         ),
@@ -274,7 +274,7 @@ impl Ready {
         Ok(PoolUsage {
             total: Bytes(usage.total),
             used: Some(Bytes(usage.used)),
-            promisable: Bytes(self.config.capacity.map_or(usage.total, |capacity| capacity.0)),
+            provisionable: Bytes(self.config.capacity.map_or(usage.total, |capacity| capacity.0)),
             provisioned: Some(self.index.provisioned()),
         })
     }
@@ -286,12 +286,12 @@ impl Ready {
     /// Ends a copy, if there is one, and forgets it.
     ///
     /// # Errors
-    /// `Pending` where it has not seen that yet.
+    /// `InProgress` where it has not seen that yet.
     fn stop_work(&self, key: &str) -> Result<()> {
         let Some(work) = self.work(key) else { return Ok(()) };
         work.control.stop();
         if !work.ends_within(STOP_PATIENCE) {
-            return Err(Error::Pending { object: key.to_owned(), reason: "a copy into it is being stopped".to_owned() });
+            return Err(Error::InProgress { object: key.to_owned(), reason: "a copy into it is being stopped".to_owned() });
         }
         lock(&self.works).remove(key);
         Ok(())

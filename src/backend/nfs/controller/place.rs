@@ -1,13 +1,13 @@
-//! How a volume's folder comes to its place, and goes from it.
+//! How a volume's directory comes to its place, and goes from it.
 //!
-//! NFS has no rename that replaces nothing (RENAME_NOREPLACE), but mkdir is exclusive. So a place is claimed by an empty folder of mode
+//! NFS has no rename that replaces nothing (RENAME_NOREPLACE), but mkdir is exclusive. So a place is claimed by an empty directory of mode
 //! 0, and the draft is renamed over it, which fails if anything was put into it meanwhile: nothing that is there is ever replaced.
 
 use std::path::Path;
 
 use rustix::fs::{FileType, Stat};
 
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::step::step;
 use crate::os::{self, lock};
 use crate::volume::{Error, OnDelete, Result};
@@ -20,18 +20,19 @@ impl Ready {
     /// The record of a volume, whatever its phase; `None` where there is none.
     ///
     /// # Errors
-    /// `Unproven` where it is damaged, or another volume's.
+    /// `Unverified` where it is damaged, or another volume's.
     pub fn record(&self, local: &str) -> Result<Option<VolumeRecord>> {
         let name = record_name(local);
         let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.retold(error))? else {
             return Ok(None);
         };
-        let sound = record.id.local() == local && record.folder.to_str().is_some_and(|folder| subdir::check(folder).is_ok());
+        let sound =
+            record.id.local() == local && record.directory.to_str().is_some_and(|directory| subdir::check(directory).is_ok());
         if sound {
             return Ok(Some(record));
         }
         let device = self.volumes.path_of(name).display().to_string();
-        Err(Error::Unproven { device, reason: "it is not this volume's; restore it from a backup".to_owned() })
+        Err(Error::Unverified { device, reason: "it is not this volume's; restore it from a backup".to_owned() })
     }
 
     /// What was read may have failed for the share's reasons.
@@ -61,14 +62,14 @@ impl Ready {
         Ok(())
     }
 
-    /// A folder of a volume or on the way to one; `None` where it is not there.
-    pub fn at(&self, folder: &Path) -> Result<Option<Folder>> {
-        self.root.folder(folder).map_err(|error| self.failure(error))
+    /// A directory of a volume or on the way to one; `None` where it is not there.
+    pub fn at(&self, directory: &Path) -> Result<Option<OpenDir>> {
+        self.root.directory(directory).map_err(|error| self.failure(error))
     }
 
-    /// What lies in a volume's place, with the folder that it lies in.
-    fn seen(&self, folder: &Path) -> Result<Option<(Folder, Stat)>> {
-        let (parent, name) = parted(folder)?;
+    /// What lies in a volume's place, with the directory that it lies in.
+    fn seen(&self, directory: &Path) -> Result<Option<(OpenDir, Stat)>> {
+        let (parent, name) = parted(directory)?;
         let Some(parent) = self.at(parent)? else { return Ok(None) };
         let stat = parent.stat(name).map_err(|error| self.failure(error))?;
         Ok(stat.map(|stat| (parent, stat)))
@@ -79,10 +80,10 @@ impl Ready {
     /// # Errors
     /// `Conflict` where something is there that is not this volume's.
     pub fn put_in_place(&self, record: &VolumeRecord) -> Result<()> {
-        let shown = self.root.path_of(&record.folder);
+        let shown = self.root.path_of(&record.directory);
         let _places = lock(&self.places);
-        let (_, name) = parted(&record.folder)?;
-        let parent = step("make parents", &shown.display(), || self.make_parents(&record.folder))?;
+        let (_, name) = parted(&record.directory)?;
+        let parent = step("make parents", &shown.display(), || self.make_parents(&record.directory))?;
         step("claim place", &shown.display(), || self.claim(&parent, name))?;
         let local = record.id.local();
         step("rename into place", &shown.display(), || {
@@ -98,19 +99,19 @@ impl Ready {
             Some(libc::ENOTEMPTY | libc::EEXIST | libc::ENOTDIR) => self.in_the_way(&parent, name),
             _ => self.failure(error),
         })?;
-        step("sync folders", &shown.display(), || {
+        step("sync directories", &shown.display(), || {
             parent.sync()?;
             self.drafts.sync()
         })
         .map_err(|error| self.failure(error))
     }
 
-    /// The folders on the way to a volume, made one by one. The open last one.
-    fn make_parents(&self, folder: &Path) -> Result<Folder> {
+    /// The directories on the way to a volume, made one by one. The open last one.
+    fn make_parents(&self, directory: &Path) -> Result<OpenDir> {
         let mut at = self.root.try_clone()?;
-        for parent in subdir::parents(folder) {
+        for parent in subdir::parents(directory) {
             let (_, name) = parted(parent)?;
-            at = match at.ensure_folder(name, 0o755) {
+            at = match at.ensure_directory(name, 0o755) {
                 Err(os::Error::Path { .. }) => return Err(self.in_the_way(&at, name)),
                 made => made.map_err(|error| self.failure(error))?,
             };
@@ -119,8 +120,8 @@ impl Ready {
         Ok(at)
     }
 
-    /// Whoever can write in a folder can take what lies in it from its place: another volume that was retained, for one.
-    fn check_parent(&self, parent: &Folder) -> Result<()> {
+    /// Anyone who can write in a directory can take what lies in it from its place: another volume that was retained, for one.
+    fn check_parent(&self, parent: &OpenDir) -> Result<()> {
         let seen = parent.stat_self().map_err(|error| self.failure(error))?;
         let root = self.root.stat_self().map_err(|error| self.failure(error))?;
         let own = self.own.stat_self().map_err(|error| self.failure(error))?;
@@ -131,16 +132,16 @@ impl Ready {
         Err(Error::Conflict {
             object: parent.shown().display().to_string(),
             existing: format!("the owner {} and the mode {:o}", seen.st_uid, seen.st_mode & 0o7777),
-            wanted: "a folder that only root can write in, for a volume to lie in".to_owned(),
+            wanted: "a directory that only root can write in, for a volume to lie in".to_owned(),
         })
     }
 
-    fn claim(&self, parent: &Folder, name: &std::ffi::OsStr) -> Result<()> {
-        match parent.make_folder(name, 0) {
+    fn claim(&self, parent: &OpenDir, name: &std::ffi::OsStr) -> Result<()> {
+        match parent.make_directory(name, 0) {
             Ok(()) => Ok(()),
             Err(error) if error.errno() == Some(libc::EEXIST) => {
                 match parent.stat(name).map_err(|error| self.failure(error))? {
-                    // Nobody's data: what a cut-off call left, or one whose answer was lost.
+                    // Nobody's data: what an interrupted call left, or one whose answer was lost.
                     Some(stat) if is_claim(&stat) => Ok(()),
                     _ => Err(self.in_the_way(parent, name)),
                 }
@@ -149,11 +150,11 @@ impl Ready {
         }
     }
 
-    fn in_the_way(&self, parent: &Folder, name: &std::ffi::OsStr) -> Error {
+    fn in_the_way(&self, parent: &OpenDir, name: &std::ffi::OsStr) -> Error {
         Error::Conflict {
             object: parent.path_of(name).display().to_string(),
             existing: "what is not this volume's, and is left as it is".to_owned(),
-            wanted: "the folder of a new volume".to_owned(),
+            wanted: "the directory of a new volume".to_owned(),
         }
     }
 
@@ -162,11 +163,11 @@ impl Ready {
         let local = record.id.local();
         {
             let _places = lock(&self.places);
-            let shown = self.root.path_of(&record.folder);
-            let (_, name) = parted(&record.folder)?;
-            let seen = match self.seen(&record.folder) {
+            let shown = self.root.path_of(&record.directory);
+            let (_, name) = parted(&record.directory)?;
+            let seen = match self.seen(&record.directory) {
                 // Someone's link is on the way: then it never came so far.
-                Err(Error::Unproven { .. }) => None,
+                Err(Error::Unverified { .. }) => None,
                 seen => seen?,
             };
             match seen {
@@ -174,12 +175,12 @@ impl Ready {
                     self.throw_away(&parent, name, &format!("{local}~{}", record.created))?;
                 }
                 Some((parent, stat)) if is_claim(&stat) => {
-                    step("remove claim", &shown.display(), || parent.remove_folder(name).or_else(not_empty))
+                    step("remove claim", &shown.display(), || parent.remove_directory(name).or_else(not_empty))
                         .map_err(|error| self.failure(error))?;
                 }
                 _ => {}
             }
-            self.remove_parents(&record.folder, record.found_parents)?;
+            self.remove_parents(&record.directory, record.found_parents)?;
         }
         self.discard_draft(local)?;
         self.clear_quota(record);
@@ -197,7 +198,7 @@ impl Ready {
     }
 
     /// Renames something into the trash, durably; the rest is the sweeper's.
-    pub fn throw_away(&self, from: &Folder, name: &std::ffi::OsStr, as_what: &str) -> Result<()> {
+    pub fn throw_away(&self, from: &OpenDir, name: &std::ffi::OsStr, as_what: &str) -> Result<()> {
         let shown = from.path_of(name);
         step("move to trash", &shown.display(), || {
             match from.rename(name, &self.trash, as_what) {
@@ -218,9 +219,9 @@ impl Ready {
         let way = record.on_delete()?;
         {
             let _places = lock(&self.places);
-            let (_, name) = parted(&record.folder)?;
-            // Another folder in its place is not what was deleted.
-            if let Some((parent, _)) = self.seen(&record.folder)?.filter(|(_, stat)| record.inode == Some(stat.st_ino)) {
+            let (_, name) = parted(&record.directory)?;
+            // Another directory in its place is not what was deleted.
+            if let Some((parent, _)) = self.seen(&record.directory)?.filter(|(_, stat)| record.inode == Some(stat.st_ino)) {
                 match way {
                     OnDelete::Delete | OnDelete::Scrub => self.throw_away(&parent, name, &format!("{local}~{at}"))?,
                     OnDelete::Retain => {}
@@ -228,7 +229,7 @@ impl Ready {
                 }
             }
             if way != OnDelete::Retain {
-                self.remove_parents(&record.folder, 0)?;
+                self.remove_parents(&record.directory, 0)?;
             }
         }
         if way == OnDelete::Archive {
@@ -241,7 +242,7 @@ impl Ready {
         self.remove_record(local)
     }
 
-    fn move_to_archive(&self, parent: &Folder, name: &std::ffi::OsStr, new: &str) -> Result<()> {
+    fn move_to_archive(&self, parent: &OpenDir, name: &std::ffi::OsStr, new: &str) -> Result<()> {
         step("move to archive", &parent.path_of(name).display(), || {
             match parent.rename(name, &self.archive, new) {
                 Err(error) if error.is_missing() && parent.stat(name)?.is_none() => {}
@@ -253,12 +254,12 @@ impl Ready {
         .map_err(|error| self.failure(error))
     }
 
-    /// How many of the folders on the way to a volume are there already.
-    pub fn found_parents(&self, folder: &Path) -> Result<usize> {
+    /// How many of the directories on the way to a volume are there already.
+    pub fn found_parents(&self, directory: &Path) -> Result<usize> {
         let mut found = 0;
-        for parent in subdir::parents(folder) {
+        for parent in subdir::parents(directory) {
             match self.at(parent) {
-                Ok(Some(_)) | Err(Error::Unproven { .. }) => found += 1,
+                Ok(Some(_)) | Err(Error::Unverified { .. }) => found += 1,
                 Ok(None) => break,
                 Err(error) => return Err(error),
             }
@@ -266,17 +267,17 @@ impl Ready {
         Ok(found)
     }
 
-    /// Removes the folders on the way to where a volume was, but for the topmost `keep`: from the last up, until one is not empty.
-    fn remove_parents(&self, folder: &Path, keep: usize) -> Result<()> {
-        for parent in subdir::parents(folder).into_iter().skip(keep).rev() {
+    /// Removes the directories on the way to where a volume was, but for the topmost `keep`: from the last up, until one is not empty.
+    fn remove_parents(&self, directory: &Path, keep: usize) -> Result<()> {
+        for parent in subdir::parents(directory).into_iter().skip(keep).rev() {
             let (above, name) = parted(parent)?;
             let above = match self.at(above) {
-                Err(Error::Unproven { .. }) => break,
+                Err(Error::Unverified { .. }) => break,
                 above => above?,
             };
             let Some(above) = above else { continue };
             let shown = above.path_of(name);
-            let removed = step("remove parent", &shown.display(), || above.remove_folder(name));
+            let removed = step("remove parent", &shown.display(), || above.remove_directory(name));
             match removed {
                 Ok(_) => {}
                 Err(error) if matches!(error.errno(), Some(libc::ENOTEMPTY | libc::EEXIST | libc::ENOTDIR | libc::EBUSY)) => {
@@ -291,20 +292,20 @@ impl Ready {
     /// The inode of what lies in a volume's place.
     ///
     /// # Errors
-    /// `Unproven` where it is no folder.
-    pub fn inode(&self, folder: &Path) -> Result<Option<u64>> {
-        match self.seen(folder)? {
+    /// `Unverified` where it is no directory.
+    pub fn inode(&self, directory: &Path) -> Result<Option<u64>> {
+        match self.seen(directory)? {
             None => Ok(None),
             Some((_, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(Some(stat.st_ino)),
-            Some(_) => Err(Error::Unproven {
-                device: self.root.path_of(folder).display().to_string(),
-                reason: "something else is where a volume's folder was; see what it is, and remove it by hand".to_owned(),
+            Some(_) => Err(Error::Unverified {
+                device: self.root.path_of(directory).display().to_string(),
+                reason: "something else is where a volume's directory was; see what it is, and remove it by hand".to_owned(),
             }),
         }
     }
 }
 
-/// An empty folder cannot be seen to be so by its attributes; but nobody works with one of mode 0.
+/// An empty directory cannot be seen to be so by its attributes; but nobody works with one of mode 0.
 fn is_claim(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_mode & 0o7777 == 0
 }
@@ -316,11 +317,11 @@ fn not_empty(error: os::Error) -> os::Result<bool> {
     }
 }
 
-/// A folder's parent (empty at the top) and its name.
-fn parted(folder: &Path) -> Result<(&Path, &std::ffi::OsStr)> {
-    match (folder.parent(), folder.file_name()) {
+/// A directory's parent (empty at the top) and its name.
+fn parted(directory: &Path) -> Result<(&Path, &std::ffi::OsStr)> {
+    match (directory.parent(), directory.file_name()) {
         (Some(parent), Some(name)) => Ok((parent, name)),
-        _ => Err(Error::invalid("subDir", format!("{} is no folder below a share", folder.display()))),
+        _ => Err(Error::invalid("subDir", format!("{} is no directory below a share", directory.display()))),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, VolumeSpec};
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::lock;
 use crate::os::step::step;
 use crate::os::tree;
@@ -27,7 +27,7 @@ const UNIT: u64 = 1 << 20;
 /// What a new volume is copied from.
 struct Origin {
     share: Arc<Ready>,
-    folder: Folder,
+    directory: OpenDir,
     source: Source,
 }
 
@@ -68,10 +68,10 @@ impl Provision for Controller {
             Phase::Whole => {
                 self.check_not_copied(&Source::Volume(local.to_owned()))?;
                 let at = record::now();
-                record.inode = ready.inode(&record.folder)?;
+                record.inode = ready.inode(&record.directory)?;
                 record.phase = Phase::Deleting { at };
                 ready.write_record(&record)?;
-                ready.index.put_volume(local, &record.folder, record.capacity.0, false);
+                ready.index.put_volume(local, &record.directory, record.capacity.0, false);
                 ready.finish_deletion(&record, at)?;
             }
         }
@@ -123,7 +123,7 @@ impl Controller {
             Phase::Whole => Ok(()),
         };
         cleared.map(|()| None).map_err(|error| match error {
-            pending @ (Error::Pending { .. } | Error::BackendDown { .. }) => pending,
+            pending @ (Error::InProgress { .. } | Error::BackendUnavailable { .. }) => pending,
             error => error.but_left(format!("what an earlier call left of volume {}", spec.id)),
         })
     }
@@ -134,16 +134,16 @@ impl Controller {
         let asked = asked(&spec.parameters)?;
         self.check(&asked)?;
         let origin = spec.source.as_ref().map(|source| self.origin(source)).transpose()?;
-        let folder = asked.folder(local);
-        subdir::check(&folder.to_string_lossy())?;
+        let directory = asked.directory(local);
+        subdir::check(&directory.to_string_lossy())?;
         let ready = self.choose(&asked, spec.capacity, origin.as_ref().map(|origin| &origin.share))?;
         let mut record = VolumeRecord {
             format: FORMAT,
             id: spec.id.clone(),
             name: spec.name.clone(),
             phase: Phase::Making,
-            found_parents: ready.found_parents(&folder)?,
-            folder,
+            found_parents: ready.found_parents(&directory)?,
+            directory,
             capacity: spec.capacity,
             source: spec.source.clone(),
             parameters: filled(spec, asked, &ready)?,
@@ -152,10 +152,10 @@ impl Controller {
             on_delete: None,
             project: None,
         };
-        let limit = ready.promisable()?;
+        let limit = ready.provisionable()?;
         ready
             .index
-            .claim(local, &record.folder, spec.capacity.0, limit)
+            .claim(local, &record.directory, spec.capacity.0, limit)
             .map_err(|refused| refusal(&ready, &record, refused, limit))?;
         match draft(&ready, &mut record, origin) {
             Ok(()) => Ok((ready, record)),
@@ -169,7 +169,7 @@ impl Controller {
         if let Some(work) = ready.work(&local) {
             if !work.ends_within(self.patience) {
                 let reason = format!("its data is being copied ({})", work.control);
-                return Err(Error::Pending { object: format!("volume {}", record.id), reason });
+                return Err(Error::InProgress { object: format!("volume {}", record.id), reason });
             }
             let copied = work.take().unwrap_or_else(|| Err(Error::failed("copy", record.id.to_string(), "its end was lost")));
             lock(&ready.works).remove(&local);
@@ -183,7 +183,7 @@ impl Controller {
         });
         match done {
             Ok(()) => {
-                ready.index.put_volume(&local, &record.folder, record.capacity.0, true);
+                ready.index.put_volume(&local, &record.directory, record.capacity.0, true);
                 Ok(record.into_volume())
             }
             Err(error) => Err(undo(ready, &record, error)),
@@ -194,21 +194,21 @@ impl Controller {
         match source {
             ContentSource::Volume(id) => {
                 let (share, record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
-                let folder = share.at(&record.folder)?.ok_or_else(|| missing(&share, &record.folder))?;
-                Ok(Origin { share, folder, source: Source::Volume(id.local().to_owned()) })
+                let directory = share.at(&record.directory)?.ok_or_else(|| missing(&share, &record.directory))?;
+                Ok(Origin { share, directory, source: Source::Volume(id.local().to_owned()) })
             }
             ContentSource::Snapshot(id) => {
                 let (share, record) = self.locate_snapshot(id.local())?.ok_or_else(|| Error::snapshot_not_found(id))?;
                 if !record.ready {
-                    return Err(Error::Pending {
+                    return Err(Error::InProgress {
                         object: format!("snapshot {id}"),
                         reason: "is not ready to use yet".to_owned(),
                     });
                 }
                 let path = Path::new(id.local()).join(DATA);
-                let folder = share.snapshots.folder(&path).map_err(|error| share.failure(error))?;
-                let folder = folder.ok_or_else(|| missing(&share, &share.snapshots.path_of(&path)))?;
-                Ok(Origin { share, folder, source: Source::Snapshot(id.local().to_owned()) })
+                let directory = share.snapshots.directory(&path).map_err(|error| share.failure(error))?;
+                let directory = directory.ok_or_else(|| missing(&share, &share.snapshots.path_of(&path)))?;
+                Ok(Origin { share, directory, source: Source::Snapshot(id.local().to_owned()) })
             }
         }
     }
@@ -218,7 +218,7 @@ impl Controller {
         let mut best: Option<(u64, Arc<Ready>)> = None;
         let mut away = None;
         for (_, ready) in super::ask(self.asked_for(asked)) {
-            match ready.and_then(|ready| Ok((ready.index.left(ready.promisable()?), ready))) {
+            match ready.and_then(|ready| Ok((ready.index.left(ready.provisionable()?), ready))) {
                 Ok((left, ready)) => {
                     if left >= capacity.0 && source.is_some_and(|source| Arc::ptr_eq(source, &ready)) {
                         return Ok(ready);
@@ -243,7 +243,7 @@ impl Controller {
     fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
         match ready.record(local) {
             Ok(record) => Ok(record.filter(|record| record.phase == Phase::Whole).map(VolumeRecord::into_volume)),
-            Err(Error::Unproven { .. }) => Ok(Some(Volume {
+            Err(Error::Unverified { .. }) => Ok(Some(Volume {
                 id: VolumeId::from_parts(&self.backend, local)?,
                 name: String::new(),
                 capacity: Bytes(ready.index.capacity(local).unwrap_or(0)),
@@ -262,11 +262,11 @@ impl Expand for Controller {
         let (ready, mut record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
         let before = record.capacity;
         if before >= capacity {
-            // A call that was cut off may have come so far.
+            // A call that was interrupted may have come so far.
             ready.set_quota(&record)?;
             return Ok(Outcome::Unchanged(before));
         }
-        let limit = ready.promisable()?;
+        let limit = ready.provisionable()?;
         ready
             .index
             .promise(id.local(), capacity.0, limit)
@@ -286,16 +286,16 @@ impl Expand for Controller {
         }
     }
 
-    /// A folder is as large as the controller says.
+    /// A directory is as large as the controller says.
     fn on_node(&self) -> bool {
         false
     }
 }
 
 impl Ready {
-    /// What may still be promised, and is free.
+    /// What may still be provisioned, and is free.
     fn room(&self) -> Result<u64> {
-        Ok(self.index.left(self.promisable()?).min(self.usage()?.available))
+        Ok(self.index.left(self.provisionable()?).min(self.usage()?.available))
     }
 }
 
@@ -304,23 +304,25 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
     let local = record.id.local().to_owned();
     ready.discard_draft(&local)?;
     let shown = ready.drafts.path_of(&local);
-    step("make folder", &shown.display(), || ready.drafts.make_folder(&local, 0o700)).map_err(|error| ready.failure(error))?;
+    step("make directory", &shown.display(), || ready.drafts.make_directory(&local, 0o700))
+        .map_err(|error| ready.failure(error))?;
     record.inode = ready.drafts.stat(&local).map_err(|error| ready.failure(error))?.map(|stat| stat.st_ino);
     ready.begin_quota(record)?;
     ready.write_record(record)?;
     let Some(origin) = origin else { return Ok(()) };
     let failed = |error| ready.failure(error);
     let links = links_name(&local);
-    step("make folder", &ready.drafts.path_of(&links).display(), || ready.drafts.make_folder(&links, 0o700)).map_err(failed)?;
+    step("make directory", &ready.drafts.path_of(&links).display(), || ready.drafts.make_directory(&links, 0o700))
+        .map_err(failed)?;
     let (to, links) = (ready.drafts.existing(&local).map_err(failed)?, ready.drafts.existing(&links).map_err(failed)?);
-    let (own, id, Origin { folder, source, share }) = (Arc::clone(ready), record.id.clone(), origin);
+    let (own, id, Origin { directory, source, share }) = (Arc::clone(ready), record.id.clone(), origin);
     let by_file = record.own_parameters()?.consistency == Consistency::File;
     // A snapshot does not change.
     let watched = record.source.clone().filter(|_| !by_file);
     let work = Work::start(source, move |control| {
-        let copy = || tree::copy(&folder, &to, &links, control);
+        let copy = || tree::copy(&directory, &to, &links, control);
         let copied = match watched {
-            Some(ContentSource::Volume(source)) => share.copy_unchanged(&source, &folder, control, copy)?,
+            Some(ContentSource::Volume(source)) => share.copy_unchanged(&source, &directory, control, copy)?,
             _ => copy().map_err(|error| own.failure(error))?,
         };
         tell(&id, copied);
@@ -346,7 +348,7 @@ fn own(ready: &Ready, record: &VolumeRecord) -> Result<()> {
     let Ownership { mode, uid, gid } = if record.source.is_some() { asked } else { asked.of_new() };
     let local = record.id.local();
     step("set owner", &ready.drafts.path_of(local).display(), || {
-        ready.drafts.remove_folder(links_name(local))?;
+        ready.drafts.remove_directory(links_name(local))?;
         if uid.is_some() || gid.is_some() {
             ready.drafts.set_owner(local, uid, gid)?;
         }
@@ -380,7 +382,7 @@ fn filled(spec: &VolumeSpec, asked: NfsParameters, ready: &Ready) -> Result<serd
 }
 
 fn is_as_asked(record: &VolumeRecord, spec: &VolumeSpec) -> bool {
-    let own = |parameters: &serde_json::Value| parameters.get("backend").map(super::super::as_asked);
+    let own = |parameters: &serde_json::Value| parameters.get("backend").map(super::super::requested_parameters);
     record.name == spec.name
         && record.capacity == spec.capacity
         && record.source == spec.source
@@ -390,10 +392,10 @@ fn is_as_asked(record: &VolumeRecord, spec: &VolumeSpec) -> bool {
 fn refusal(ready: &Ready, record: &VolumeRecord, refused: Refused, limit: u64) -> Error {
     match refused {
         Refused::NoRoom(left) => no_room(ready, record.capacity, left, limit),
-        Refused::Taken { folder, by } => Error::Conflict {
-            object: ready.root.path_of(&folder).display().to_string(),
+        Refused::Taken { directory, by } => Error::Conflict {
+            object: ready.root.path_of(&directory).display().to_string(),
             existing: format!("volume {}:{by}", ready.backend),
-            wanted: format!("the folder {} for volume {}", record.folder.display(), record.id),
+            wanted: format!("the directory {} for volume {}", record.directory.display(), record.id),
         },
     }
 }
@@ -409,9 +411,9 @@ fn no_room(ready: &Ready, asked: Bytes, left: u64, limit: u64) -> Error {
     }
 }
 
-fn missing(ready: &Ready, folder: &Path) -> Error {
-    Error::Unproven {
-        device: ready.root.path_of(folder).display().to_string(),
-        reason: "the folder is gone; put it back, or delete the volume or snapshot".to_owned(),
+fn missing(ready: &Ready, directory: &Path) -> Error {
+    Error::Unverified {
+        device: ready.root.path_of(directory).display().to_string(),
+        reason: "the directory is gone; put it back, or delete the volume or snapshot".to_owned(),
     }
 }

@@ -1,6 +1,6 @@
 //! Capacities enforced, where the controller runs on the server and the share lies on xfs with project quotas: a project per volume.
 
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::lock;
 use crate::os::quota;
 use crate::os::step::step;
@@ -16,16 +16,18 @@ const TRIES: u32 = 10_000;
 const FIRST: u32 = 1 << 20;
 
 impl Ready {
-    /// The share's own folder on this machine, where quotas are configured.
-    fn local(&self) -> Result<Option<Folder>> {
+    /// The share's own directory on this machine, where quotas are configured.
+    fn local(&self) -> Result<Option<OpenDir>> {
         let Some(path) = &self.config.quota else { return Ok(None) };
         let failed = |error: crate::os::Error| self.down(format!("quota: {error}"));
-        let folder = Folder::open(path).map_err(failed)?;
-        let inode = |folder: &Folder| Ok(folder.existing(OURS)?.stat_self()?.st_ino);
-        if inode(&folder).map_err(failed)? != inode(&self.root).map_err(failed)? {
-            return Err(self.down(format!("quota: {} is not the folder that the server exports as this share", path.display())));
+        let directory = OpenDir::open(path).map_err(failed)?;
+        let inode = |directory: &OpenDir| Ok(directory.existing(OURS)?.stat_self()?.st_ino);
+        if inode(&directory).map_err(failed)? != inode(&self.root).map_err(failed)? {
+            return Err(
+                self.down(format!("quota: {} is not the directory that the server exports as this share", path.display()))
+            );
         }
-        Ok(Some(folder))
+        Ok(Some(directory))
     }
 
     /// Gives the empty draft of a volume a project of its own, and that its limit.
@@ -40,7 +42,7 @@ impl Ready {
         for project in (start..).take(TRIES as usize) {
             let seen = quota::get(&local, project).map_err(failed)?;
             if seen.limit == 0 && seen.used == 0 {
-                step("set quota", &record.folder.display(), || {
+                step("set quota", &record.directory.display(), || {
                     quota::limit(&local, project, record.capacity.0)?;
                     quota::set_project(&draft, project)
                 })
@@ -58,7 +60,7 @@ impl Ready {
     /// Makes the limit what the record says.
     pub fn set_quota(&self, record: &VolumeRecord) -> Result<()> {
         let (Some(project), Some(local)) = (record.project, self.local()?) else { return Ok(()) };
-        step("set quota", &record.folder.display(), || quota::limit(&local, project, record.capacity.0))
+        step("set quota", &record.directory.display(), || quota::limit(&local, project, record.capacity.0))
             .map_err(|error| self.failure(error))
     }
 
@@ -67,7 +69,7 @@ impl Ready {
         let Some(project) = record.project else { return };
         let cleared = self.local().and_then(|local| match local {
             Some(local) => {
-                step("clear quota", &record.folder.display(), || quota::limit(&local, project, 0)).map_err(Error::from)
+                step("clear quota", &record.directory.display(), || quota::limit(&local, project, 0)).map_err(Error::from)
             }
             None => Ok(()),
         });

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::volume::{BackendName, Bytes, ContentSource, Error, OnDelete, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
 use super::super::NfsParameters;
@@ -51,19 +51,20 @@ pub(super) struct VolumeRecord {
     pub name: String,
     pub phase: Phase,
     /// Below the share.
-    pub folder: PathBuf,
+    #[serde(rename = "folder")]
+    pub directory: PathBuf,
     pub capacity: Bytes,
     pub source: Option<ContentSource>,
     /// As the node needs them: with server and share.
     pub parameters: Value,
     /// Nanoseconds since 1970.
     pub created: u64,
-    /// Of the folder that is being made, or taken away: so that another in its place is left alone.
+    /// Of the directory that is being made, or taken away: so that another in its place is left alone.
     pub inode: Option<u64>,
     /// What DeleteVolume does with the data, where that was changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
-    /// So many of the folders on the way to it were there before it was made.
+    /// So many of the directories on the way to it were there before it was made.
     pub found_parents: usize,
     /// The project whose quota enforces the capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,7 +85,7 @@ pub(super) struct SnapshotRecord {
     pub created: u64,
     /// All of it is copied.
     pub ready: bool,
-    /// What was copied; counts as promised.
+    /// What was copied; counts as provisioned.
     pub taken: Bytes,
     /// Whether it may be consistent file by file only, as its class says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -131,9 +132,9 @@ pub(super) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `Damaged` where it is not exactly that, or of a later format.
-pub(super) fn read<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>> {
-    let Some(text) = folder.read(name, LONGEST)? else { return Ok(None) };
-    decode(&folder.path_of(name), &text).map(Some)
+pub(super) fn read<T: DeserializeOwned>(directory: &OpenDir, name: &str) -> Result<Option<T>> {
+    let Some(text) = directory.read(name, LONGEST)? else { return Ok(None) };
+    decode(&directory.path_of(name), &text).map(Some)
 }
 
 fn decode<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
@@ -141,7 +142,7 @@ fn decode<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
     struct AnyFormat {
         format: u32,
     }
-    let damaged = |reason: String| Err(Error::Unproven { device: path.display().to_string(), reason });
+    let damaged = |reason: String| Err(Error::Unverified { device: path.display().to_string(), reason });
     match serde_json::from_slice::<AnyFormat>(text) {
         Ok(any) if any.format != FORMAT => damaged(format!(
             "it has format {}, this version knows {FORMAT}; use the version of longshore that wrote it",
@@ -156,13 +157,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_cut_off_anywhere_is_damage() {
+    fn a_file_interrupted_anywhere_is_damage() {
         let record = VolumeRecord {
             format: FORMAT,
             id: "nfs:a".parse().expect("an id"),
             name: "a".to_owned(),
             phase: Phase::Deleting { at: 7 },
-            folder: "x/y".into(),
+            directory: "x/y".into(),
             capacity: Bytes::GIB,
             source: Some(ContentSource::Snapshot("nfs:s".parse().expect("an id"))),
             parameters: serde_json::json!({"node": {}, "backend": {"server": "a"}}),
@@ -176,7 +177,7 @@ mod tests {
         let text = encode(&record).expect("serializes");
         assert_eq!(decode::<VolumeRecord>(path, &text).expect("our own"), record);
         for length in 0..text.len() - 1 {
-            assert!(matches!(decode::<VolumeRecord>(path, &text[..length]), Err(Error::Unproven { .. })));
+            assert!(matches!(decode::<VolumeRecord>(path, &text[..length]), Err(Error::Unverified { .. })));
         }
         let error = decode::<VolumeRecord>(path, b"{\"format\": 2, \"shape\": \"round\"}").expect_err("later").to_string();
         assert!(error.contains("format 2"), "{error}");

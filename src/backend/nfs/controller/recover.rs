@@ -40,7 +40,7 @@ impl Ready {
         match self.record(local) {
             Ok(Some(found)) => {
                 let whole = found.phase == Phase::Whole;
-                self.index.put_volume(local, &found.folder, found.capacity.0, whole);
+                self.index.put_volume(local, &found.directory, found.capacity.0, whole);
                 match found.phase {
                     Phase::Whole => Ok(()),
                     Phase::Making => self.discard(&found),
@@ -48,7 +48,7 @@ impl Ready {
                 }
             }
             Ok(None) => Ok(()),
-            Err(error @ Error::Unproven { .. }) => {
+            Err(error @ Error::Unverified { .. }) => {
                 tracing::warn!(share = self.called, volume = local, %error, "it cannot be used");
                 self.index.put_volume(local, local.as_ref(), 0, true);
                 Ok(())
@@ -64,13 +64,13 @@ impl Ready {
             true
         })?;
         for local in names {
-            let Some(folder) = self.snapshots.folder(&local)? else { continue };
-            match record::read::<SnapshotRecord>(&folder, META) {
+            let Some(directory) = self.snapshots.directory(&local)? else { continue };
+            match record::read::<SnapshotRecord>(&directory, META) {
                 Ok(Some(found)) => {
                     let source = found.source.local().to_owned();
                     self.index.put_snapshot(&local, Taken { source, bytes: found.taken.0, ready: found.ready });
                 }
-                // Cut off before it was begun.
+                // Interrupted before it was begun.
                 Ok(None) => self.throw_away(&self.snapshots, local.as_ref(), &format!("{local}~{}", record::now()))?,
                 Err(error) => {
                     tracing::warn!(share = self.called, snapshot = local, %error, "it cannot be used");

@@ -1,19 +1,19 @@
 //! One share, as the controller has it: mounted where nobody sees it, and what lies on it.
 //!
 //! ```text
-//! <folder>/                    a volume
+//! <directory>/                    a volume
 //! .longshore/                  ours alone (0700)
 //!   marker.json                whose share this is
 //!   lock                       held by the one process that provisions
 //!   owner                      which one: a random name, written by each that gets the lock
 //!   volumes/<id>.json          a volume's record: it exists iff this says that it is whole
-//!   drafts/<id>/               a volume's folder in the making; renamed into place when it is whole
+//!   drafts/<id>/               a volume's directory in the making; renamed into place when it is whole
 //!   drafts/<id>.links/         what is linked more than once, while it is copied
 //!   snapshots/<id>/            meta.json, data/, links/
 //!   trash/                     deleted, its files still to be removed
 //!   archive/<id>-<time>/       deleted, but kept for the operator; its record beside it
 //! ```
-//! Everything is done relative to the open top folder. The lock is flock(2): on NFS 4 the server keeps it, on NFS 3 lockd does; with
+//! Everything is done relative to the open top directory. The lock is flock(2): on NFS 4 the server keeps it, on NFS 3 lockd does; with
 //! `nolock` it only holds on one machine. A server gives it to another client once our lease has expired (RFC 8881, section 8.4.3), and
 //! does not tell us: so `owner` is read before each operation, and who finds another name there stops.
 
@@ -30,7 +30,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use crate::os::answers::Answers;
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::fs::{Usage, usage};
 use crate::os::single::{Attempt, NoResult, Single};
 use crate::os::{self, durable, lock, nfs, private_mount, random};
@@ -83,20 +83,20 @@ type Answer = Result<Arc<Ready>, String>;
 /// An answer that comes.
 pub(super) type Asked = Result<Arc<Attempt<Answer>>, NoResult>;
 
-/// How its top folder is reached.
+/// How its top directory is reached.
 #[derive(Debug)]
 pub(super) enum Access {
-    /// By a mount of our own, made on this folder in a namespace of its own.
+    /// By a mount of our own, made on this directory in a namespace of its own.
     Mount { at: PathBuf },
-    /// A folder of this machine, for tests.
+    /// A directory of this machine, for tests.
     #[cfg_attr(not(test), allow(dead_code, reason = "only tests have shares without a server"))]
-    Folder(PathBuf),
+    Directory(PathBuf),
 }
 
-/// Which share was seen in its place: one without our folder is then no new share, but a server that lacks a mount.
+/// Which share was seen in its place: one without our directory is then no new share, but a server that lacks a mount.
 #[derive(Debug)]
 struct Memory {
-    folder: PathBuf,
+    directory: PathBuf,
     name: String,
     known: OnceLock<String>,
 }
@@ -107,20 +107,20 @@ pub(super) struct Ready {
     pub called: String,
     pub backend: BackendName,
     pub config: ShareConfig,
-    pub root: Folder,
-    pub own: Folder,
-    pub volumes: Folder,
-    pub drafts: Folder,
-    pub snapshots: Folder,
-    pub trash: Folder,
-    pub archive: Folder,
+    pub root: OpenDir,
+    pub own: OpenDir,
+    pub volumes: OpenDir,
+    pub drafts: OpenDir,
+    pub snapshots: OpenDir,
+    pub trash: OpenDir,
+    pub archive: OpenDir,
     pub index: Index,
     pub sweeper: Sweeper,
     /// Copies that run, of volumes and snapshots in the making.
     pub works: Mutex<HashMap<String, Arc<Work>>>,
     /// Held while the copy of a snapshot is started or a snapshot discarded: it is never started twice, nor for one that goes.
     pub snapshot_start: Mutex<()>,
-    /// Held while folders on the way to volumes are made and removed.
+    /// Held while directories on the way to volumes are made and removed.
     pub places: Mutex<()>,
     owner: String,
     _lock: File,
@@ -129,7 +129,7 @@ pub(super) struct Ready {
 impl Share {
     pub fn new(config: ShareConfig, backend: &BackendName, access: Access, state: &Path) -> Share {
         let name = config.called().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
-        let memory = Memory { folder: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
+        let memory = Memory { directory: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
         Share {
             config,
             backend: backend.clone(),
@@ -146,7 +146,7 @@ impl Share {
     /// The share, when its server answers; mounted if it is not yet.
     ///
     /// # Errors
-    /// `BackendDown`, naming the share and what to do.
+    /// `BackendUnavailable`, naming the share and what to do.
     pub fn ready(self: &Arc<Self>) -> Result<Arc<Ready>> {
         self.answer(self.ask())
     }
@@ -158,7 +158,7 @@ impl Share {
             let answer = share.look();
             share.away.store(answer.is_err(), Ordering::Relaxed);
             answer.map_err(|error| match error {
-                Error::BackendDown { reason, .. } => reason,
+                Error::BackendUnavailable { reason, .. } => reason,
                 other => share.reason(&other.to_string()),
             })
         })
@@ -167,12 +167,12 @@ impl Share {
     /// Waits for the answer, but not for a server that hangs.
     ///
     /// # Errors
-    /// `BackendDown`, also where there is none yet; the next call joins it.
+    /// `BackendUnavailable`, also where there is none yet; the next call joins it.
     pub fn answer(&self, asked: Asked) -> Result<Arc<Ready>> {
         let patience = if self.is_away() { AWAY_PATIENCE } else { CALL_PATIENCE };
         match asked.and_then(|attempt| attempt.wait(patience)) {
             Ok(Ok(ready)) => Ok(ready),
-            Ok(Err(reason)) => Err(Error::BackendDown { backend: self.backend.to_string(), reason }),
+            Ok(Err(reason)) => Err(Error::BackendUnavailable { backend: self.backend.to_string(), reason }),
             Err(none) => {
                 self.away.store(true, Ordering::Relaxed);
                 let reason = none.reason("asking its server, or mounting it,");
@@ -220,8 +220,8 @@ impl Share {
             Access::Mount { .. } => {
                 self.answers.ask(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
             }
-            Access::Folder(path) if !path.is_dir() => Err(Silence::Dead(format!("{} is away", path.display()))),
-            Access::Folder(_) => Ok(()),
+            Access::Directory(path) if !path.is_dir() => Err(Silence::Dead(format!("{} is away", path.display()))),
+            Access::Directory(_) => Ok(()),
         }
     }
 
@@ -253,7 +253,7 @@ impl Share {
             }
             Err(error) => {
                 let reason = match error {
-                    Error::BackendDown { reason, .. } => reason,
+                    Error::BackendUnavailable { reason, .. } => reason,
                     other => other.to_string(),
                 };
                 *lock(&self.failure) = Some((Instant::now(), reason.clone()));
@@ -262,10 +262,10 @@ impl Share {
         }
     }
 
-    /// The top folder.
-    fn reach(&self) -> os::Result<Folder> {
+    /// The top directory.
+    fn reach(&self) -> os::Result<OpenDir> {
         match &self.access {
-            Access::Folder(path) => Folder::open(path),
+            Access::Directory(path) => OpenDir::open(path),
             Access::Mount { at } => {
                 let source = self.config.called();
                 // Seconds, where mount.nfs would try for longer.
@@ -274,7 +274,7 @@ impl Share {
                     return Err(os::Error::io("connect to", &source, unanswered));
                 }
                 let mounted = private_mount::mount(&source, &self.options(), at, MOUNT_DEADLINE)?;
-                Ok(Folder::new(mounted, source))
+                Ok(OpenDir::new(mounted, source))
             }
         }
     }
@@ -295,18 +295,18 @@ impl Share {
         configured.iter().cloned().chain(ours).collect()
     }
 
-    fn open_in(&self, root: Folder) -> Result<Ready> {
+    fn open_in(&self, root: OpenDir) -> Result<Ready> {
         let called = self.config.called();
-        let first = root.folder(OURS)?.is_none();
+        let first = root.directory(OURS)?.is_none();
         if let Some(known) = self.memory.recall()?.filter(|_| first) {
             return Err(self.down(format!(
-                "its folder {OURS} is missing, which was there before (share {known}): the server has another file system in this \
+                "its directory {OURS} is missing, which was there before (share {known}): the server has another file system in this \
                  place; mount the right one there, or remove {} if the share is to be used anew",
                 self.memory.path().display()
             )));
         }
         let own = root
-            .ensure_folder(OURS, 0o700)
+            .ensure_directory(OURS, 0o700)
             .map_err(|error| if is_denied(&error) { self.down(denied(&error)) } else { error.into() })?;
         let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         self.check_ours(&root, &own)?;
@@ -335,16 +335,16 @@ impl Share {
         self.memory.keep(&marker.id);
         let owner = random::hexadecimal(16)?;
         own.write(OWNER, owner.as_bytes())?;
-        let folder = |name: &str| own.ensure_folder(name, 0o700);
-        let trash = folder("trash")?;
+        let directory = |name: &str| own.ensure_directory(name, 0o700);
+        let trash = directory("trash")?;
         Ok(Ready {
             called,
             backend: self.backend.clone(),
             config: self.config.clone(),
-            volumes: folder("volumes")?,
-            drafts: folder("drafts")?,
-            snapshots: folder("snapshots")?,
-            archive: folder("archive")?,
+            volumes: directory("volumes")?,
+            drafts: directory("drafts")?,
+            snapshots: directory("snapshots")?,
+            archive: directory("archive")?,
             sweeper: Sweeper::new(trash.try_clone()?),
             trash,
             index: Index::default(),
@@ -358,8 +358,8 @@ impl Share {
         })
     }
 
-    /// Nobody else may have made our folder, or look into it.
-    fn check_ours(&self, root: &Folder, own: &Folder) -> Result<()> {
+    /// Nobody else may have made our directory, or look into it.
+    fn check_ours(&self, root: &OpenDir, own: &OpenDir) -> Result<()> {
         let seen = own.stat_self()?;
         let us = own.stat(LOCK)?.map(|file| file.st_uid);
         if us != Some(seen.st_uid) || seen.st_mode & 0o077 != 0 {
@@ -385,7 +385,7 @@ impl Share {
 }
 
 fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error {
-    Error::BackendDown { backend: backend.to_string(), reason: with_share(called, &reason.into()) }
+    Error::BackendUnavailable { backend: backend.to_string(), reason: with_share(called, &reason.into()) }
 }
 
 fn with_share(called: &str, reason: &str) -> String {
@@ -403,7 +403,7 @@ fn denied(error: &os::Error) -> String {
 
 impl Memory {
     fn path(&self) -> PathBuf {
-        self.folder.join(&self.name)
+        self.directory.join(&self.name)
     }
 
     fn recall(&self) -> Result<Option<String>> {
@@ -419,15 +419,15 @@ impl Memory {
         let kept = durable::read(&self.path(), 256).and_then(|known| match known {
             Some(_) => Ok(()),
             None => {
-                let made = rustix::fs::mkdir(&self.folder, rustix::fs::Mode::RWXU);
+                let made = rustix::fs::mkdir(&self.directory, rustix::fs::Mode::RWXU);
                 match made {
-                    Ok(()) | Err(Errno::EXIST) => durable::write(&self.folder, &self.name, format!("{id}\n").as_bytes()),
-                    Err(errno) => Err(os::Error::io("make folder", &self.folder, errno)),
+                    Ok(()) | Err(Errno::EXIST) => durable::write(&self.directory, &self.name, format!("{id}\n").as_bytes()),
+                    Err(errno) => Err(os::Error::io("make directory", &self.directory, errno)),
                 }
             }
         });
         if let Err(error) = kept {
-            tracing::warn!(%error, "after a restart a share without our folder would be taken for a new one");
+            tracing::warn!(%error, "after a restart a share without our directory would be taken for a new one");
         }
     }
 }
@@ -445,8 +445,8 @@ impl Ready {
         usage(self.root.as_fd()).map_err(|error| self.failure(error))
     }
 
-    /// How much may be promised.
-    pub fn promisable(&self) -> Result<u64> {
+    /// How much may be provisioned.
+    pub fn provisionable(&self) -> Result<u64> {
         match self.config.capacity {
             Some(capacity) => Ok(capacity.0),
             None => Ok(self.usage()?.total),
@@ -465,7 +465,7 @@ impl Ready {
             Some(libc::ESTALE | libc::EIO | libc::ETIMEDOUT) => self.down(error.to_string()),
             _ => match error {
                 // Not the caller's mistake: something lies in our way.
-                os::Error::Path { path, reason } => Error::Unproven { device: path.display().to_string(), reason },
+                os::Error::Path { path, reason } => Error::Unverified { device: path.display().to_string(), reason },
                 error => error.into(),
             },
         }

@@ -1,4 +1,4 @@
-//! Snapshots: whole copies of a volume's folder, on the same share, made in the background.
+//! Snapshots: whole copies of a volume's directory, on the same share, made in the background.
 //!
 //! A share is in use by machines that we know nothing of, so nothing can be frozen. A snapshot is of one instant where nothing in the
 //! volume changed while it was copied, which is checked afterwards; else it is refused, unless its class takes what is consistent file
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::step::step;
 use crate::os::tree::{self, ChangeTime, Control, Copied};
 use crate::os::{self, lock};
@@ -95,7 +95,7 @@ impl Snapshots for Controller {
         let ids = |ready: &Ready, after: Option<&str>, max| ready.index.snapshots(of, after, max);
         self.page(after.map(SnapshotId::local), max, ids, |ready, local| match ready.snapshot_record(local) {
             Ok(record) => Ok(record.map(SnapshotRecord::into_snapshot)),
-            Err(Error::Unproven { .. }) => Ok(None),
+            Err(Error::Unverified { .. }) => Ok(None),
             Err(error) => Err(error),
         })
     }
@@ -112,26 +112,26 @@ impl Controller {
 }
 
 impl Ready {
-    fn snapshot_folder(&self, local: &str) -> Result<Option<Folder>> {
-        self.snapshots.folder(local).map_err(|error| self.failure(error))
+    fn snapshot_directory(&self, local: &str) -> Result<Option<OpenDir>> {
+        self.snapshots.directory(local).map_err(|error| self.failure(error))
     }
 
     /// `None` where there is no snapshot, or not even a record of it.
     fn snapshot_record(&self, local: &str) -> Result<Option<SnapshotRecord>> {
-        let Some(folder) = self.snapshot_folder(local)? else { return Ok(None) };
-        let Some(found) = record::read::<SnapshotRecord>(&folder, META)? else { return Ok(None) };
+        let Some(directory) = self.snapshot_directory(local)? else { return Ok(None) };
+        let Some(found) = record::read::<SnapshotRecord>(&directory, META)? else { return Ok(None) };
         if found.id.local() == local {
             return Ok(Some(found));
         }
-        let device = folder.path_of(META).display().to_string();
-        Err(Error::Unproven { device, reason: format!("it is that of {}; restore it from a backup", found.id) })
+        let device = directory.path_of(META).display().to_string();
+        Err(Error::Unverified { device, reason: format!("it is that of {}; restore it from a backup", found.id) })
     }
 
     fn begin_snapshot(self: &Arc<Self>, record: &SnapshotRecord) -> Result<Option<Arc<Work>>> {
         let local = record.id.local();
         self.discard_snapshot(local)?;
         let shown = self.snapshots.path_of(local);
-        step("make folder", &shown.display(), || self.snapshots.make_folder(local, 0o700))
+        step("make directory", &shown.display(), || self.snapshots.make_directory(local, 0o700))
             .map_err(|error| self.failure(error))?;
         self.write_snapshot(record)?;
         self.copy_snapshot(local)
@@ -139,9 +139,9 @@ impl Ready {
 
     fn write_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
         let local = record.id.local();
-        let folder = self.snapshots.existing(local).map_err(|error| self.failure(error))?;
+        let directory = self.snapshots.existing(local).map_err(|error| self.failure(error))?;
         let text = record::encode(record)?;
-        step("write metadata", &folder.path_of(META).display(), || folder.write(META, &text))
+        step("write metadata", &directory.path_of(META).display(), || directory.write(META, &text))
             .map_err(|error| self.failure(error))?;
         let source = record.source.local().to_owned();
         self.index.put_snapshot(local, Taken { source, bytes: record.taken.0, ready: record.ready });
@@ -164,18 +164,20 @@ impl Ready {
         if record.ready {
             return Ok(None);
         }
-        let folder = self.snapshots.existing(local).map_err(failed)?;
+        let directory = self.snapshots.existing(local).map_err(failed)?;
         // What was copied by a process that ended.
         for name in [DATA, LINKS] {
-            if folder.stat(name).map_err(failed)?.is_some() {
-                self.throw_away(&folder, name.as_ref(), &format!("{local}~{name}~{}", record::now()))?;
+            if directory.stat(name).map_err(failed)?.is_some() {
+                self.throw_away(&directory, name.as_ref(), &format!("{local}~{name}~{}", record::now()))?;
             }
-            step("make folder", &folder.path_of(name).display(), || folder.make_folder(name, 0o700)).map_err(failed)?;
+            step("make directory", &directory.path_of(name).display(), || directory.make_directory(name, 0o700))
+                .map_err(failed)?;
         }
-        let (to, links) = (folder.existing(DATA).map_err(failed)?, folder.existing(LINKS).map_err(failed)?);
+        let (to, links) = (directory.existing(DATA).map_err(failed)?, directory.existing(LINKS).map_err(failed)?);
         let volume = self.record(record.source.local())?.ok_or_else(|| Error::volume_not_found(&record.source))?;
-        let from =
-            self.at(&volume.folder)?.ok_or_else(|| self.down(format!("the folder {} is gone", volume.folder.display())))?;
+        let from = self
+            .at(&volume.directory)?
+            .ok_or_else(|| self.down(format!("the directory {} is gone", volume.directory.display())))?;
         let own = Arc::clone(self);
         // Held until it is in there: at its end the copy takes itself out.
         let mut works = lock(&self.works);
@@ -186,7 +188,7 @@ impl Ready {
             } else {
                 own.copy_unchanged(&record.source, &from, control, copy)?
             };
-            folder.remove_folder(LINKS).map_err(|error| own.failure(error))?;
+            directory.remove_directory(LINKS).map_err(|error| own.failure(error))?;
             record.ready = true;
             record.taken = Bytes(copied.bytes);
             own.write_snapshot(&record)?;
@@ -221,7 +223,7 @@ impl Ready {
     pub(super) fn copy_unchanged(
         &self,
         volume: &VolumeId,
-        directory: &Folder,
+        directory: &OpenDir,
         control: &Control,
         copy: impl FnOnce() -> os::Result<Copied>,
     ) -> Result<Copied> {

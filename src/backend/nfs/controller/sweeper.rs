@@ -3,10 +3,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::os::folder::Folder;
+use crate::os::dir::OpenDir;
 use crate::os::tree::{self, Control};
 
-/// When what could not be removed is tried again: soon, since a file that is still open only keeps its folder until it is closed; then
+/// When what could not be removed is tried again: soon, since a file that is still open only keeps its directory until it is closed; then
 /// after twice the time, and so on up to the longest.
 const AGAIN: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(600);
@@ -18,7 +18,7 @@ pub(super) struct Sweeper {
 
 #[derive(Debug)]
 struct Shared {
-    trash: Folder,
+    trash: OpenDir,
     control: Control,
     state: Mutex<State>,
     changed: Condvar,
@@ -42,7 +42,7 @@ pub(super) struct Sweep {
 }
 
 impl Sweeper {
-    pub fn new(trash: Folder) -> Sweeper {
+    pub fn new(trash: OpenDir) -> Sweeper {
         let shared = Shared { trash, control: Control::default(), state: Mutex::default(), changed: Condvar::new() };
         Sweeper { shared: Arc::new(shared) }
     }
@@ -122,12 +122,12 @@ mod tests {
     #[test]
     fn what_is_held_for_a_moment_goes_when_it_is_let_go() {
         crate::os::mount::testing::in_own_namespace(|| {
-            let folder = tempfile::tempdir().expect("a folder");
-            let held = folder.path().join("volume/held");
+            let directory = tempfile::tempdir().expect("a directory");
+            let held = directory.path().join("volume/held");
             std::fs::create_dir_all(&held).expect("made");
             let none: Option<&str> = None;
             nix::mount::mount(Some(&held), &held, none, nix::mount::MsFlags::MS_BIND, none).expect("bound");
-            let sweeper = Sweeper::new(Folder::open(folder.path()).expect("open"));
+            let sweeper = Sweeper::new(OpenDir::open(directory.path()).expect("open"));
             sweeper.wake();
             let end = Instant::now() + Duration::from_secs(30);
             while sweeper.look().stuck.is_empty() {
@@ -135,7 +135,7 @@ mod tests {
                 std::thread::yield_now();
             }
             nix::mount::umount(&held).expect("let go");
-            while folder.path().join("volume").exists() || !sweeper.look().stuck.is_empty() {
+            while directory.path().join("volume").exists() || !sweeper.look().stuck.is_empty() {
                 assert!(Instant::now() < end, "{:?}", sweeper.look());
                 std::thread::yield_now();
             }
@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn it_ends_when_there_is_nothing_and_begins_again() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let sweeper = Sweeper::new(Folder::open(folder.path()).expect("open"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let sweeper = Sweeper::new(OpenDir::open(directory.path()).expect("open"));
         for round in 0..3 {
-            std::fs::create_dir_all(folder.path().join("volume/deep/er")).expect("made");
+            std::fs::create_dir_all(directory.path().join("volume/deep/er")).expect("made");
             sweeper.wake();
             let end = Instant::now() + Duration::from_secs(30);
-            while sweeper.look().removed.is_some() || folder.path().join("volume").exists() {
+            while sweeper.look().removed.is_some() || directory.path().join("volume").exists() {
                 assert!(Instant::now() < end, "round {round}: {:?}", sweeper.look());
                 std::thread::yield_now();
             }

@@ -1,4 +1,4 @@
-//! The controller's side on plain local folders.
+//! The controller's side on plain local directories.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::{NfsConfig, NfsParameters, ShareConfig, as_asked};
+use super::super::{NfsConfig, NfsParameters, ShareConfig, requested_parameters};
 use super::record::{self, Phase, VolumeRecord};
 use super::*;
 use crate::backend::{
@@ -31,19 +31,19 @@ impl Held for NothingMounted {
     }
 }
 
-/// Shares `a` and `b`, a folder `outside` beside them, and the driver's state.
+/// Shares `a` and `b`, a directory `outside` beside them, and the driver's state.
 struct Ground {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     config: NfsConfig,
 }
 
 fn ground(shares: &[&str]) -> Ground {
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     for name in shares.iter().chain(&["outside", "state"]) {
-        std::fs::create_dir(folder.path().join(name)).expect("made");
-        std::fs::set_permissions(folder.path().join(name), PermissionsExt::from_mode(0o755)).expect("set");
+        std::fs::create_dir(directory.path().join(name)).expect("made");
+        std::fs::set_permissions(directory.path().join(name), PermissionsExt::from_mode(0o755)).expect("set");
     }
-    std::fs::write(folder.path().join("outside/file"), "precious").expect("written");
+    std::fs::write(directory.path().join("outside/file"), "precious").expect("written");
     let share = |name: &&str| ShareConfig {
         server: "nas".to_owned(),
         share: Path::new("/").join(name),
@@ -57,12 +57,12 @@ fn ground(shares: &[&str]) -> Ground {
         allow_mount_options: Vec::new(),
         forbid_mount_options: Vec::new(),
     };
-    Ground { folder, config }
+    Ground { directory, config }
 }
 
 impl Ground {
     fn at(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path)
+        self.directory.path().join(path)
     }
 
     /// After the controllers before it.
@@ -84,20 +84,21 @@ impl Ground {
 
     /// Beside another controller.
     fn open_beside(&self) -> Controller {
-        let folders: Vec<PathBuf> = self.config.shares.iter().map(|share| self.at(&share.share.to_string_lossy()[1..])).collect();
-        Controller::on_folders(&self.config, &self.at("state"), &folders)
+        let directories: Vec<PathBuf> =
+            self.config.shares.iter().map(|share| self.at(&share.share.to_string_lossy()[1..])).collect();
+        Controller::on_directories(&self.config, &self.at("state"), &directories)
     }
 
     /// All that lies on the share `a`, but what is always there.
     fn left(&self) -> BTreeSet<String> {
         let mut left = BTreeSet::new();
-        let mut folders = vec![self.at("a")];
-        while let Some(folder) = folders.pop() {
+        let mut directories = vec![self.at("a")];
+        while let Some(directory) = directories.pop() {
             // Others remove meanwhile.
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
                 let path = entry.path();
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    folders.push(path.clone());
+                    directories.push(path.clone());
                 }
                 left.insert(path.strip_prefix(self.at("a")).expect("below").to_string_lossy().into_owned());
             }
@@ -170,7 +171,7 @@ fn at_last<T>(call: impl Fn() -> Result<T>) -> Result<T> {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         match call() {
-            Err(Error::Pending { .. }) if Instant::now() < end => std::thread::yield_now(),
+            Err(Error::InProgress { .. }) if Instant::now() < end => std::thread::yield_now(),
             answer => return answer,
         }
     }
@@ -188,7 +189,7 @@ fn a_volume_comes_and_goes() {
     assert_eq!(ground.at("a/one").metadata().expect("there").mode() & 0o7777, 0o777);
     assert_eq!(made.parameters["backend"]["server"], "nas");
     assert_eq!(made.parameters["backend"]["share"], "/a");
-    assert_eq!(as_asked(&made.parameters["backend"]), parameters(&[])["backend"]);
+    assert_eq!(requested_parameters(&made.parameters["backend"]), parameters(&[])["backend"]);
     assert_eq!(controller.find(&id("one")).expect("looked").as_ref(), Some(&made));
     std::fs::create_dir(ground.at("a/one/full")).expect("made");
     std::fs::write(ground.at("a/one/full/of"), "data").expect("written");
@@ -217,13 +218,13 @@ fn templates_make_parents_and_take_the_empty_ones_away() {
     let controller = ground.open();
     std::fs::create_dir(ground.at("a/shop")).expect("made");
     std::fs::write(ground.at("a/shop/notes"), "mine").expect("written");
-    for (local, folder) in [("one", "shop/x/data"), ("two", "shop/x/logs"), ("three", "other/deep/er/data")] {
-        create(&controller, &spec(local, &[("subDir", folder)])).expect("made");
-        assert!(ground.at("a").join(folder).is_dir());
+    for (local, directory) in [("one", "shop/x/data"), ("two", "shop/x/logs"), ("three", "other/deep/er/data")] {
+        create(&controller, &spec(local, &[("subDir", directory)])).expect("made");
+        assert!(ground.at("a").join(directory).is_dir());
     }
-    for folder in ["shop/x/data", "shop/x", "shop", "shop/x/data/in", "other/deep"] {
-        let error = create(&controller, &spec("four", &[("subDir", folder)])).expect_err(folder);
-        assert!(matches!(error, Error::Conflict { .. }), "{folder}: {error}");
+    for directory in ["shop/x/data", "shop/x", "shop", "shop/x/data/in", "other/deep"] {
+        let error = create(&controller, &spec("four", &[("subDir", directory)])).expect_err(directory);
+        assert!(matches!(error, Error::Conflict { .. }), "{directory}: {error}");
     }
     for local in ["one", "three"] {
         controller.delete(&id(local)).expect("deleted");
@@ -247,9 +248,9 @@ fn what_lies_in_the_way_is_named_and_left() {
     std::fs::create_dir(ground.at("a/writable")).expect("made");
     std::fs::set_permissions(ground.at("a/writable"), PermissionsExt::from_mode(0o777)).expect("set");
     let before = ground.left();
-    for folder in ["full", "empty", "file", "link", "dangling", "link/in", "file/in", "writable/in"] {
-        let error = create(&controller, &spec("one", &[("subDir", folder)])).expect_err(folder);
-        assert!(matches!(&error, Error::Conflict { object, .. } if object.contains("/a/")), "{folder}: {error}");
+    for directory in ["full", "empty", "file", "link", "dangling", "link/in", "file/in", "writable/in"] {
+        let error = create(&controller, &spec("one", &[("subDir", directory)])).expect_err(directory);
+        assert!(matches!(&error, Error::Conflict { object, .. } if object.contains("/a/")), "{directory}: {error}");
     }
     assert_eq!(controller.find(&id("one")).expect("looked"), None);
     // The drafts go in the background.
@@ -276,14 +277,14 @@ fn what_is_kept_is_no_longer_a_volume() {
     let archived: Vec<String> = ground.left().into_iter().filter(|path| path.starts_with(".longshore/archive/old-")).collect();
     assert_eq!(archived.len(), 3, "{archived:?}");
     // What was retained is in the way of a volume that would lie in it, or be it.
-    for folder in ["ns/kept", "ns/kept/in"] {
-        let error = create(&controller, &spec("new", &[("subDir", folder)])).expect_err(folder);
+    for directory in ["ns/kept", "ns/kept/in"] {
+        let error = create(&controller, &spec("new", &[("subDir", directory)])).expect_err(directory);
         assert!(matches!(error, Error::Conflict { .. }), "{error}");
     }
 }
 
 /// A state, how it is made, and whether of a volume that is whole.
-type CutOff = (&'static str, fn(&Ground), bool);
+type Interrupted = (&'static str, fn(&Ground), bool);
 
 /// Each state that a kill can leave, by hand; the next process ends it.
 #[test]
@@ -306,7 +307,7 @@ fn what_becomes_of_the_data_may_change() {
 
 #[test]
 fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
-    let cut_off: [CutOff; 8] = [
+    let interrupted: [Interrupted; 8] = [
         ("a draft without a record", |ground| std::fs::create_dir(ground.at("a/.longshore/drafts/one")).expect("made"), false),
         (
             "a record that is half written",
@@ -358,7 +359,7 @@ fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
         ),
         ("half of the trash", |ground| std::fs::create_dir_all(ground.at("a/.longshore/trash/~1/b/c")).expect("made"), false),
     ];
-    for (state, make, made) in cut_off {
+    for (state, make, made) in interrupted {
         for repeat in [false, true] {
             let ground = ground(&["a"]);
             let controller = ground.open();
@@ -384,7 +385,7 @@ fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
 }
 
 #[test]
-fn a_foreign_folder_in_the_place_of_what_was_deleted_is_left() {
+fn a_foreign_directory_in_the_place_of_what_was_deleted_is_left() {
     let ground = ground(&["a"]);
     create(&ground.open(), &spec("one", &[])).expect("made");
     std::fs::rename(ground.at("a/one"), ground.at("a/.longshore/trash/one~7")).expect("gone");
@@ -412,7 +413,7 @@ fn promises_are_kept_and_no_more_are_made() {
     assert_eq!(controller.find(&id("one")).expect("looked").expect("there").capacity, Bytes::mib(1000));
     assert!(controller.capacity(&CapacityQuery::default()).expect("told").available <= Bytes::mib(24));
     let usage = controller.usage();
-    assert_eq!(usage.pools[0].1.expect("seen").provisioned.expect("told").promised, Bytes::mib(1000));
+    assert_eq!(usage.pools[0].1.expect("seen").provisioned.expect("told").provisioned, Bytes::mib(1000));
     controller.delete(&id("one")).expect("deleted");
     assert!(create(&controller, &large).is_ok());
 }
@@ -524,11 +525,11 @@ fn what_takes_long_goes_on_in_the_background() {
     let error = create(&controller, &cloned).expect_err("it takes long").to_string();
     assert!(error.contains("entries"), "{error}");
     assert!(!ground.at("a/cloned").exists() && ids(&controller) == ["one"]);
-    assert!(matches!(controller.delete(&id("one")), Err(Error::Pending { .. })), "it is being copied");
+    assert!(matches!(controller.delete(&id("one")), Err(Error::InProgress { .. })), "it is being copied");
     at_last(|| create(&controller, &cloned)).expect("cloned");
     assert_eq!(std::fs::read_dir(ground.at("a/cloned")).expect("there").count(), 4_000);
 
-    // Cut off, and asked for again with another size.
+    // Interrupted, and asked for again with another size.
     create(&controller, &VolumeSpec { id: id("other"), ..cloned.clone() }).expect_err("it takes long");
     at_last(|| create(&controller, &VolumeSpec { id: id("other"), capacity: Bytes::mib(200), ..cloned.clone() }))
         .expect("cloned");
@@ -538,12 +539,12 @@ fn what_takes_long_goes_on_in_the_background() {
     let taken =
         SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
     assert!(!controller.create_snapshot(&taken, &NothingMounted).expect("begun").ready);
-    assert!(matches!(controller.delete(&id("one")), Err(Error::Pending { .. })), "it is being copied");
+    assert!(matches!(controller.delete(&id("one")), Err(Error::InProgress { .. })), "it is being copied");
     drop(controller);
     // The thread of the old process goes on and holds the share, as a process does until it has ended.
     let controller = at_last(|| {
         let controller = ground.open();
-        controller.probe().map(|()| controller).map_err(|_| Error::Pending { object: String::new(), reason: String::new() })
+        controller.probe().map(|()| controller).map_err(|_| Error::InProgress { object: String::new(), reason: String::new() })
     })
     .expect("opened");
     let end = Instant::now() + Duration::from_secs(60);
@@ -589,23 +590,23 @@ fn controller_whose_lock_went_to_another_stops_provisioning() {
 }
 
 #[test]
-fn a_snapshot_that_was_cut_off_is_made_anew() {
+fn a_snapshot_that_was_interrupted_is_made_anew() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
     std::fs::write(ground.at("a/one/file"), "data").expect("written");
     let taken = snapshot_of_one(&controller);
     drop(controller);
-    let folder = ground.at("a/.longshore/snapshots/s");
-    let text = std::fs::read_to_string(folder.join("meta.json")).expect("read").replace("\"ready\": true", "\"ready\": false");
-    std::fs::write(folder.join("meta.json"), text).expect("written");
-    std::fs::write(folder.join("data/file"), "half").expect("written");
-    std::fs::write(folder.join("data/stray"), "half").expect("written");
+    let directory = ground.at("a/.longshore/snapshots/s");
+    let text = std::fs::read_to_string(directory.join("meta.json")).expect("read").replace("\"ready\": true", "\"ready\": false");
+    std::fs::write(directory.join("meta.json"), text).expect("written");
+    std::fs::write(directory.join("data/file"), "half").expect("written");
+    std::fs::write(directory.join("data/stray"), "half").expect("written");
     let controller = ground.open();
     controller.probe().expect("there");
     await_ready(&controller, &taken.id);
-    assert_eq!(std::fs::read(folder.join("data/file")).expect("there"), b"data");
-    assert!(!folder.join("data/stray").exists());
+    assert_eq!(std::fs::read(directory.join("data/file")).expect("there"), b"data");
+    assert!(!directory.join("data/stray").exists());
 }
 
 /// A caller that read the record before the copy ended asks for the copy after it.
@@ -647,7 +648,7 @@ fn a_share_that_is_away_makes_nothing_look_gone() {
         controller.list(None, 9).map(|_| ()),
         create(&controller, &spec("new", &[])).map(|_| ()),
     ] {
-        assert!(matches!(answer, Err(Error::BackendDown { .. })), "{answer:?}");
+        assert!(matches!(answer, Err(Error::BackendUnavailable { .. })), "{answer:?}");
     }
     controller.probe().expect("one is enough");
     assert!(controller.storage_health().expect("told").iter().any(|problem| problem.reason == "ShareUnreachable"));
@@ -685,7 +686,7 @@ fn share_whose_server_hangs_holds_up_no_other_and_takes_one_thread() {
         quick("expand", &|| controller.expand(&id("there"), Bytes::mib(200)).map(drop));
         // Its own volumes are waited for, until it is known that it hangs.
         let refused = controller.find(&id("here"));
-        assert!(matches!(refused, Err(Error::BackendDown { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::BackendUnavailable { .. })), "{refused:?}");
         quick("probe", &|| controller.probe());
         quick("create", &|| create(&controller, &spec("new", &[("share", "/b")])).map(drop));
         quick("create anywhere", &|| create(&controller, &spec("newer", &[])).map(drop));
@@ -713,7 +714,9 @@ fn share_whose_server_hangs_holds_up_no_other_and_takes_one_thread() {
         quick("find", &|| controller.find(&id("newest")).map(|found| assert!(found.is_some())));
         drop(hung);
         at_last(|| match controller.find(&id("here")) {
-            Err(Error::BackendDown { .. }) => Err(Error::Pending { object: "share".to_owned(), reason: "opens".to_owned() }),
+            Err(Error::BackendUnavailable { .. }) => {
+                Err(Error::InProgress { object: "share".to_owned(), reason: "opens".to_owned() })
+            }
             found => found.map(|found| assert!(found.is_some())),
         })
         .expect("it is there again");
@@ -732,18 +735,18 @@ fn create_skips_a_share_that_is_away_only_where_it_surely_lacks_the_volume() {
     create(&controller, &spec("new", &[])).expect("the share that is away does not hold it");
     assert!(ground.at("b/new").is_dir());
     let error = create(&controller, &spec("old", &[])).expect_err("the share that is away holds it");
-    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
     drop(controller);
 
     // Away at the start: nobody knows what it holds.
     let controller = ground.open();
     let error = create(&controller, &spec("newer", &[])).expect_err("not known");
     let text = error.to_string();
-    assert!(matches!(error, Error::BackendDown { .. }), "{text}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{text}");
     assert!(text.contains("nas:/a") && text.contains("StorageClass") && text.contains("parameters server and share"), "{text}");
     create(&controller, &spec("newer", &[("share", "/b")])).expect("the class names a share that is there");
     let error = create(&controller, &spec("newest", &[("share", "/a")])).expect_err("the class names the one that is away");
-    assert!(matches!(error, Error::BackendDown { .. }), "{error}");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
     assert!(ground.at("b/newer").is_dir() && !ground.at("b/newest").exists() && !ground.at("b/old").exists());
     std::fs::rename(ground.at("away"), ground.at("a")).expect("back");
     assert!(ground.at("a/old").is_dir() && ids(&controller) == ["new", "newer", "old", "other"]);
@@ -781,7 +784,7 @@ fn one_process_provisions_and_one_backend_owns() {
     drop(first);
     let config = NfsConfig { name: "other".parse().expect("a name"), ..ground.config.clone() };
     let error =
-        Controller::on_folders(&config, &ground.at("state"), &[ground.at("a")]).probe().expect_err("not its own").to_string();
+        Controller::on_directories(&config, &ground.at("state"), &[ground.at("a")]).probe().expect_err("not its own").to_string();
     assert!(error.contains("belongs to the backend nfs"), "{error}");
     std::fs::set_permissions(ground.at("a/.longshore"), PermissionsExt::from_mode(0o755)).expect("set");
     let error = ground.open().probe().expect_err("open to others").to_string();
@@ -803,12 +806,12 @@ fn what_is_damaged_is_told_and_left() {
     for answer in [controller.find(&id("bad")).map(|_| ()), controller.delete(&id("bad")).map(|_| ()), {
         controller.create(&spec("bad", &[]), &NothingMounted).map(|_| ())
     }] {
-        assert!(matches!(&answer, Err(Error::Unproven { device, .. }) if device.ends_with("bad.json")), "{answer:?}");
+        assert!(matches!(&answer, Err(Error::Unverified { device, .. }) if device.ends_with("bad.json")), "{answer:?}");
     }
     assert!(ground.at("a/bad").is_dir());
     let unhealthy = controller.unhealthy(None, 9).expect("told");
     let found: Vec<_> = unhealthy.iter().map(|(id, health)| (id.local(), health[0].reason, health[0].severity)).collect();
-    let wanted = [("bad", "MetadataDamaged", Severity::Inaccessible), ("lost", "FolderMissing", Severity::DataLoss)];
+    let wanted = [("bad", "MetadataDamaged", Severity::Inaccessible), ("lost", "DirectoryMissing", Severity::DataLoss)];
     assert_eq!(found, wanted);
     assert!(controller.volume_health(&id("good")).expect("told").is_empty());
     controller.delete(&id("lost")).expect("given up");
@@ -837,13 +840,13 @@ fn a_tenant_reaches_nothing_outside() {
         for round in 0..15 {
             let local = format!("v{round}");
             create(&controller, &spec(&local, &[])).expect("made");
-            let folder = ground.at("a").join(&local);
+            let directory = ground.at("a").join(&local);
             for sub in 0..10 {
-                let sub = folder.join(sub.to_string());
+                let sub = directory.join(sub.to_string());
                 std::fs::create_dir_all(sub.join("deep/er")).expect("made");
                 (0..20).for_each(|file| std::fs::write(sub.join(format!("deep/{file}")), "x").expect("written"));
             }
-            let open = crate::os::folder::Folder::open(&folder).expect("the tenant has it mounted");
+            let open = crate::os::dir::OpenDir::open(&directory).expect("the tenant has it mounted");
             let (over, outside) = (&over, &outside);
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
@@ -869,7 +872,7 @@ fn a_tenant_reaches_nothing_outside() {
             controller.delete_snapshot(&taken.id).expect("deleted");
         }
         let end = Instant::now() + Duration::from_secs(60);
-        // A link made in a folder that is going can hold it back for a moment.
+        // A link made in a directory that is going can hold it back for a moment.
         while !ground.left().is_empty() && Instant::now() < end {
             controller.delete(&id("none")).expect("nothing");
         }

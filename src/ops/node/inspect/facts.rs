@@ -105,10 +105,10 @@ pub(super) struct Ours {
 }
 
 /// # Errors
-/// Where the folders of the configuration cannot be used, or the journal or the mounts not be read.
+/// Where the directories of the configuration cannot be used, or the journal or the mounts not be read.
 pub(super) fn gather(setup: &Setup) -> Result<Facts> {
-    let kubelet = folder("kubelet_dir", &setup.node.kubelet_dir)?;
-    let state = folder("state_dir", &setup.node.state_dir)?;
+    let kubelet = directory("kubelet_dir", &setup.node.kubelet_dir)?;
+    let state = directory("state_dir", &setup.node.state_dir)?;
     let mut not_seen = Vec::new();
     let seen = driver(&state, &setup.endpoint, &mut not_seen)?;
     let boot = observe::boot()?;
@@ -185,8 +185,8 @@ fn held(journal: &[Entry], backends: &BTreeMap<String, Looked>) -> Vec<Held> {
     held.collect()
 }
 
-/// A folder of the configuration, as mountinfo shows it.
-fn folder(field: &'static str, path: &Path) -> Result<PathBuf> {
+/// A directory of the configuration, as mountinfo shows it.
+fn directory(field: &'static str, path: &Path) -> Result<PathBuf> {
     // First by a program that can be left behind: on a dead server each look of our own would hang.
     os::fs::usages(&[path.to_owned()], PATIENCE)?;
     path.canonicalize().map_err(|error| match error.kind() {
@@ -195,7 +195,7 @@ fn folder(field: &'static str, path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The driver that runs, by the lock on its state folder and by its socket.
+/// The driver that runs, by the lock on its state directory and by its socket.
 fn driver(state: &Path, endpoint: &Path, not_seen: &mut Vec<NotSeen>) -> Result<Option<Process>> {
     let listening = socket::listener(endpoint, PATIENCE).unwrap_or_else(|error| {
         not_seen.push(NotSeen { what: format!("socket {}", endpoint.display()), why: error.to_string() });
@@ -307,7 +307,7 @@ fn entries(setup: &Setup, backends: &BTreeMap<String, Looked>, before: Vec<Found
 fn still(setup: &Setup, found: &Found, boot: &str) -> Option<bool> {
     let source = found.stage.as_ref().filter(|entry| entry.boot == boot)?.source.as_ref()?;
     let configured = setup.backends.iter().find(|configured| configured.name == *found.id.backend())?;
-    configured.opened()?.connect().is_still(source).ok()
+    configured.opened()?.connect().is_same_device(source).ok()
 }
 
 fn errors(found: &Found) -> Option<u64> {

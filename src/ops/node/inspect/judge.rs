@@ -1,4 +1,4 @@
-//! From what was seen to what it means: the stack of each volume, what belongs to nothing, and what mends it. Pure.
+//! From what was seen to what it means: the stack of each volume, orphaned resources, and what repairs it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -14,7 +14,7 @@ use super::super::journal::{Access, Format, Phase, StageEntry, TargetEntry};
 use super::super::observe::{self, At};
 use super::super::sources::shown;
 use super::facts::{Entry, Facts, Looked, Ours, seconds};
-use super::mend::Mend;
+use super::repair::Repair;
 use super::report::{
     Device, Filesystem, Finding, Journaled, Kind, Linked, Mapping, Operation, Place, Problem, Program, Report, Role, Running,
     State, Storage, Stored, VERSION, Volume, shell,
@@ -45,8 +45,8 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         findings.extend(story.findings());
     }
     for (name, survey) in surveys(facts) {
-        let of_nobody = |leftover: &&Leftover| leftover.kind != LeftoverKind::Lease || !is_staged(facts, &leftover.id);
-        findings.extend(survey.leftovers.iter().filter(of_nobody).map(|leftover| of_storage(name, leftover)));
+        let is_orphaned = |leftover: &&Leftover| leftover.kind != LeftoverKind::Lease || !is_staged(facts, &leftover.id);
+        findings.extend(survey.leftovers.iter().filter(is_orphaned).map(|leftover| of_storage(name, leftover)));
     }
     findings.extend(facts.links.iter().filter_map(|(backend, link)| view.unowned(backend, link)));
     findings.extend(view.frozen());
@@ -118,7 +118,7 @@ impl<'a> View<'a> {
                 Source::Filesystem { fstype, source, .. } => {
                     owners.by_share.insert((fstype, Path::new(source)), id);
                 }
-                // Others may have the same folder: its mounts are known by their places.
+                // Others may have the same directory: its mounts are known by their places.
                 Source::Directory(directory) => {
                     let stage = entry.found.stage.iter().map(|stage| stage.staging.as_path());
                     let targets = entry.found.targets.iter().map(|target| target.target.as_path());
@@ -215,7 +215,7 @@ impl<'a> View<'a> {
             what: format!("{}; it is of {of}, and the journal knows nothing of that", link.state),
             commands: link.release.iter().map(|words| command(words)).collect(),
             fix: why_not.is_none(),
-            mend: why_not.is_none().then(|| Mend::Unlink { backend: backend.to_owned(), link: link.clone() }),
+            repair: why_not.is_none().then(|| Repair::Unlink { backend: backend.to_owned(), link: link.clone() }),
             why_not,
         })
     }
@@ -233,11 +233,11 @@ impl<'a> View<'a> {
             kind: Kind::Frozen,
             volume: None,
             object: text(first),
-            what: "a snapshot was cut off; the file systems that it held still may be so yet".to_owned(),
+            what: "a snapshot was interrupted; the file systems that it froze may be so yet".to_owned(),
             commands: paths.iter().map(thaw).chain([forget]).collect(),
             fix: true,
             why_not: None,
-            mend: Some(Mend::Thaw),
+            repair: Some(Repair::Thaw),
         })
     }
 }
@@ -299,7 +299,7 @@ fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
         commands: leftover.commands.iter().map(|words| command(words)).collect(),
         fix: leftover.removable,
         why_not,
-        mend: leftover.removable.then(|| Mend::Remove { backend: backend.to_owned(), leftover: leftover.clone() }),
+        repair: leftover.removable.then(|| Repair::Remove { backend: backend.to_owned(), leftover: leftover.clone() }),
     }
 }
 
@@ -404,23 +404,23 @@ impl<'a> Story<'a> {
 
     fn state(&self) -> State {
         match (self.stage, self.stale) {
-            (Some(stage), _) if self.is_only_remembered(stage) => State::CutOff,
+            (Some(stage), _) if self.is_only_remembered(stage) => State::Interrupted,
             (Some(stage), _) => match stage.phase {
                 Phase::Staging => State::Staging,
                 Phase::Staged => State::Staged,
                 Phase::Unstaging => State::Unstaging,
             },
-            (None, Some(stale)) if stale.is_cut_off() => State::CutOff,
+            (None, Some(stale)) if stale.is_interrupted() => State::Interrupted,
             (None, Some(_)) => State::BeforeBoot,
             (None, None) if self.entry.is_some() || !self.sources.is_empty() => State::Unowned,
             (None, None) => State::Stored,
         }
     }
 
-    /// What remembers a mkfs that was cut off stays until the next stage, with nothing on the node.
+    /// What remembers a mkfs that was interrupted stays until the next stage, with nothing on the node.
     fn is_only_remembered(&self, stage: &StageEntry) -> bool {
         let driver = self.view.facts.driver.is_some();
-        !driver && stage.phase == Phase::Staging && stage.is_cut_off() && self.sources.is_empty() && self.mounts.is_empty()
+        !driver && stage.phase == Phase::Staging && stage.is_interrupted() && self.sources.is_empty() && self.mounts.is_empty()
     }
 
     fn volume(&self) -> Volume {
@@ -463,7 +463,7 @@ impl<'a> Story<'a> {
 
     fn journaled(&self, entry: &Entry) -> Journaled {
         let stage = entry.found.stage.as_ref();
-        let cut_off = stage.and_then(|stage| match (&stage.format, &stage.growth) {
+        let interrupted = stage.and_then(|stage| match (&stage.format, &stage.growth) {
             (Some(Format { purpose: Purpose::Filesystem(_), .. }), _) => Some("formatting"),
             (Some(Format { purpose: Purpose::Luks, .. }), _) => Some("encrypting"),
             (None, Some(_)) => Some("growing"),
@@ -479,7 +479,7 @@ impl<'a> Story<'a> {
             access: stage.map(|stage| if stage.access == Access::Block { "block" } else { "filesystem" }),
             read_only: stage.is_some_and(|stage| stage.read_only),
             ephemeral: stage.is_some_and(|stage| stage.inline),
-            cut_off,
+            interrupted,
             since: stage.map(|stage| stage.created),
             same_boot: self.stale.is_none(),
             targets: entry.found.targets.iter().map(|target| target.target.clone()).collect(),
@@ -573,7 +573,7 @@ impl<'a> Story<'a> {
         device || mapping
     }
 
-    /// What is to be mended, in this order: what lies on top first.
+    /// What is to be repaired, in this order: what lies on top first.
     fn findings(&self) -> Vec<Finding> {
         let mut findings = self.held();
         if self.moving() || self.blind() {
@@ -589,7 +589,7 @@ impl<'a> Story<'a> {
             findings.extend(self.staged(stage, kept.as_deref()));
         }
         // A stage that is to be undone takes its own with it.
-        let undone = findings.iter().any(|finding| matches!(finding.kind, Kind::StageCutOff | Kind::MountMissing));
+        let undone = findings.iter().any(|finding| matches!(finding.kind, Kind::StageInterrupted | Kind::MountMissing));
         if self.stage.is_none() {
             findings.extend(self.mapping.map(|ours| self.mapping_unowned(ours, kept.as_deref())));
         }
@@ -599,7 +599,8 @@ impl<'a> Story<'a> {
         for connected in self.devices.iter().filter(|connected| !owned(&connected.device)) {
             findings.push(self.device_unowned(connected, kept.as_deref()));
         }
-        findings.extend(self.stale.filter(|stale| !stale.is_cut_off()).map(|stale| self.earlier_boot(stale, kept.as_deref())));
+        findings
+            .extend(self.stale.filter(|stale| !stale.is_interrupted()).map(|stale| self.earlier_boot(stale, kept.as_deref())));
         // Once all that is planned until here is done.
         let here = self.stage.is_some() || findings.iter().any(|finding| !finding.fix);
         findings.extend(self.damaged(here));
@@ -621,10 +622,10 @@ impl<'a> Story<'a> {
 
     fn finding(&self, kind: Kind, object: String, what: String) -> Finding {
         let (commands, volume) = (Vec::new(), Some(self.id.to_string()));
-        Finding { kind, volume, object, what, commands, fix: false, why_not: None, mend: None }
+        Finding { kind, volume, object, what, commands, fix: false, why_not: None, repair: None }
     }
 
-    /// Why nothing of this volume is mended by us.
+    /// Why nothing of this volume is repaired by us.
     fn hands_off(&self) -> Option<String> {
         if self.stage.or(self.stale).is_some_and(|stage| stage.inline) {
             return Some(EPHEMERAL.to_owned());
@@ -636,32 +637,32 @@ impl<'a> Story<'a> {
         }
     }
 
-    fn with(&self, finding: Finding, commands: Vec<String>, mend: Result<Mend, String>) -> Finding {
-        let mend = self.hands_off().map_or(mend, Err);
-        let (mend, why_not) = match mend {
-            Ok(mend) => (Some(mend), None),
+    fn with(&self, finding: Finding, commands: Vec<String>, repair: Result<Repair, String>) -> Finding {
+        let repair = self.hands_off().map_or(repair, Err);
+        let (repair, why_not) = match repair {
+            Ok(repair) => (Some(repair), None),
             Err(why) => (None, Some(why)),
         };
-        Finding { commands, fix: mend.is_some(), why_not, mend, ..finding }
+        Finding { commands, fix: repair.is_some(), why_not, repair, ..finding }
     }
 
     fn mount_unknown(&self, mount: &Mount) -> Finding {
         let path = &mount.mount_point;
         let facts = self.view.facts;
         let top = self.view.index.at(path).last().is_some_and(|top| top.id == mount.id);
-        let within = [&facts.kubelet, &facts.state].into_iter().any(|folder| path.starts_with(folder));
+        let within = [&facts.kubelet, &facts.state].into_iter().any(|directory| path.starts_with(directory));
         let what = "the volume is mounted here, but the journal knows nothing of it".to_owned();
         let finding = self.finding(Kind::MountUnknown, text(path), what);
-        let mend = if !top {
+        let repair = if !top {
             Err("something else is mounted over it".to_owned())
         } else if !within {
-            Err("it is outside of the kubelet's folder: somebody mounted it by hand".to_owned())
+            Err("it is outside of the kubelet's directory: it was mounted by hand".to_owned())
         } else if pod_of(&facts.kubelet, path).is_some() {
             Err(HAS_POD.to_owned())
         } else {
-            Ok(Mend::Unmount { id: self.id.clone(), path: path.clone(), mount: mount.id })
+            Ok(Repair::Unmount { id: self.id.clone(), path: path.clone(), mount: mount.id })
         };
-        self.with(finding, vec![shell(["umount", "--", &text(path)])], mend)
+        self.with(finding, vec![shell(["umount", "--", &text(path)])], repair)
     }
 
     fn target(&self, target: &TargetEntry) -> Option<Finding> {
@@ -675,7 +676,7 @@ impl<'a> Story<'a> {
                     Some(call) => vec![call],
                     None => forget(),
                 };
-                Some(self.with(finding, commands, Ok(Mend::Recover { id: self.id.clone() })))
+                Some(self.with(finding, commands, Ok(Repair::Recover { id: self.id.clone() })))
             }
             At::Foreign(mount) => Some(self.foreign(path, &mount)),
             // With no sources left nothing is recognised; what is there is told as foreign.
@@ -703,15 +704,15 @@ impl<'a> Story<'a> {
                 return None;
             }
             let word = if stage.phase == Phase::Staging { "a stage" } else { "an unstage" };
-            let what = format!("{word} was cut off, and no driver runs that could end it; the next start of one undoes it");
-            let finding = self.finding(Kind::StageCutOff, text(path), what);
+            let what = format!("{word} was interrupted, and no driver runs that could end it; the next start of one undoes it");
+            let finding = self.finding(Kind::StageInterrupted, text(path), what);
             let mut commands =
                 vec![shell(["umount", "--", &text(path)]); self.mounts.iter().filter(|mount| mount.mount_point == *path).count()];
             commands.extend(self.take_down());
-            if !stage.is_cut_off() {
+            if !stage.is_interrupted() {
                 commands.extend(self.forget(&self.entry.map(|entry| entry.found.files()).unwrap_or_default()));
             }
-            return Some(self.with(finding, commands, self.unless_mounted(kept, Mend::Recover { id: self.id.clone() })));
+            return Some(self.with(finding, commands, self.unless_mounted(kept, Repair::Recover { id: self.id.clone() })));
         }
         let gone = self.is_gone(stage);
         let at = if stage.access == Access::Block { None } else { Some(self.at(path)) };
@@ -736,22 +737,22 @@ impl<'a> Story<'a> {
         };
         let published = self.mounts.iter().find(|mount| self.role(&mount.mount_point) != Role::Unknown);
         let published = published.map(|mount| text(&mount.mount_point));
-        let mend = if stage.is_cut_off() {
-            Err("a growth of it was cut off: stage it again".to_owned())
+        let repair = if stage.is_interrupted() {
+            Err("a growth of it was interrupted: stage it again".to_owned())
         } else {
-            self.unless_mounted(kept.or(published.as_deref()), Mend::Unstage { id: self.id.clone() })
+            self.unless_mounted(kept.or(published.as_deref()), Repair::Unstage { id: self.id.clone() })
         };
-        Some(self.with(finding, commands, mend))
+        Some(self.with(finding, commands, repair))
     }
 
-    fn unless_mounted(&self, kept: Option<&str>, mend: Mend) -> Result<Mend, String> {
-        kept.map_or(Ok(mend), |path| Err(format!("it is still mounted at {path}")))
+    fn unless_mounted(&self, kept: Option<&str>, repair: Repair) -> Result<Repair, String> {
+        kept.map_or(Ok(repair), |path| Err(format!("it is still mounted at {path}")))
     }
 
     fn mapping_unowned(&self, ours: &Ours, kept: Option<&str>) -> Finding {
         let what = format!("a LUKS mapping that no stage has, at {}", ours.mapped.path.display());
         let finding = self.finding(Kind::MappingUnowned, ours.name.clone(), what);
-        self.with(finding, vec![close(ours)], self.unless_mounted(kept, Mend::CloseMapping { id: self.id.clone() }))
+        self.with(finding, vec![close(ours)], self.unless_mounted(kept, Repair::CloseMapping { id: self.id.clone() }))
     }
 
     fn device_unowned(&self, connected: &Connected, kept: Option<&str>) -> Finding {
@@ -762,12 +763,12 @@ impl<'a> Story<'a> {
         let used =
             self.mounts.iter().find(|mount| self.role(&mount.mount_point) != Role::Unknown && mount.device == device.number);
         let used = used.map(|mount| text(&mount.mount_point));
-        let mend = if connected.ours {
-            self.unless_mounted(kept.or(used.as_deref()), Mend::Release { id: self.id.clone(), device: device.clone() })
+        let repair = if connected.ours {
+            self.unless_mounted(kept.or(used.as_deref()), Repair::Release { id: self.id.clone(), device: device.clone() })
         } else {
-            Err("somebody attached it by hand".to_owned())
+            Err("it was attached by hand".to_owned())
         };
-        self.with(finding, commands, mend)
+        self.with(finding, commands, repair)
     }
 
     fn earlier_boot(&self, stale: &StageEntry, kept: Option<&str>) -> Finding {
@@ -777,7 +778,7 @@ impl<'a> Story<'a> {
             Some(call) => vec![call],
             None => self.forget(&self.entry.map(|entry| entry.found.files()).unwrap_or_default()),
         };
-        self.with(finding, commands, self.unless_mounted(kept, Mend::Unstage { id: self.id.clone() }))
+        self.with(finding, commands, self.unless_mounted(kept, Repair::Unstage { id: self.id.clone() }))
     }
 
     fn damaged(&self, here: bool) -> Vec<Finding> {
@@ -786,12 +787,12 @@ impl<'a> Story<'a> {
             let what = "a journal file that cannot be read; nothing was concluded from it".to_owned();
             let finding = self.finding(Kind::JournalDamaged, text(file), what);
             let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let mend = if here {
+            let repair = if here {
                 Err("something of the volume is still on this node".to_owned())
             } else {
-                Ok(Mend::Forget { id: self.id.clone(), name })
+                Ok(Repair::Forget { id: self.id.clone(), name })
             };
-            self.with(finding, self.forget(std::slice::from_ref(file)), mend)
+            self.with(finding, self.forget(std::slice::from_ref(file)), repair)
         });
         let unreadable = entry.found.unreadable.iter().map(|(file, why)| {
             let finding = self.finding(Kind::JournalDamaged, text(file), why.clone());
@@ -813,17 +814,17 @@ impl<'a> Story<'a> {
         self.mapping.map(close).into_iter().chain(devices).collect()
     }
 
-    /// Removes journal files, and the volume's folder with the last of them.
+    /// Removes journal files, and the volume's directory with the last of them.
     fn forget(&self, files: &[PathBuf]) -> Vec<String> {
         let Some(entry) = self.entry else { return Vec::new() };
         let names: Vec<String> = files.iter().map(|file| text(file)).collect();
         let remove = shell(["rm", "--force", "--"].into_iter().chain(names.iter().map(String::as_str)));
-        let folder = text(&entry.found.folder);
-        vec![remove, shell(["rmdir", "--ignore-fail-on-non-empty", "--", &folder])]
+        let directory = text(&entry.found.directory);
+        vec![remove, shell(["rmdir", "--ignore-fail-on-non-empty", "--", &directory])]
     }
 }
 
-/// cryptsetup neither opens nor closes one that was cut off.
+/// cryptsetup neither opens nor closes one that was interrupted.
 fn close(ours: &Ours) -> String {
     if ours.mapped.live { shell(["cryptsetup", "close", &ours.name]) } else { shell(["dmsetup", "remove", &ours.name]) }
 }

@@ -70,7 +70,7 @@ fn entry(stage: Option<StageEntry>, name: &str, targets: &[&str]) -> Entry {
     };
     let found = Found {
         id: id(name),
-        folder: format!("/s/journal/image:{name}").into(),
+        directory: format!("/s/journal/image:{name}").into(),
         stage,
         written: None,
         targets: targets.iter().map(target).collect(),
@@ -193,7 +193,7 @@ fn a_driver_that_runs_is_asked_and_what_it_is_at_is_left_alone() {
     assert!(report(&facts).is_well());
     assert_eq!(report(&facts).running.operations[0].operation, "unstage");
     facts.driver = None;
-    assert_eq!(found(&facts), [(Kind::StageCutOff, true)]);
+    assert_eq!(found(&facts), [(Kind::StageInterrupted, true)]);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn nothing_is_concluded_from_what_could_not_be_seen() {
 }
 
 #[test]
-fn of_a_pool_in_part_unseen_nothing_is_mended() {
+fn of_a_pool_in_part_unseen_nothing_is_repaired() {
     let mut facts = facts();
     facts.mounts = mounts(&[]);
     survey(&mut facts).unseen.push(("pool b".to_owned(), "away".to_owned()));
@@ -234,7 +234,7 @@ fn a_second_device_over_an_image_is_an_orphan_and_the_first_is_not() {
     survey(&mut facts).devices.push(connected("a", 4));
     let report = report(&facts);
     assert_eq!(report.findings.len(), 1);
-    let Some(Mend::Release { device: released, .. }) = &report.findings[0].mend else { panic!("{report:#?}") };
+    let Some(Repair::Release { device: released, .. }) = &report.findings[0].repair else { panic!("{report:#?}") };
     assert_eq!(released, &device(4));
 }
 
@@ -256,7 +256,7 @@ fn what_is_ephemeral_or_half_written_is_left_to_the_driver() {
     facts.journal[0].found.targets.clear();
     survey(&mut facts).devices.clear();
     assert!(found(&facts).is_empty());
-    assert_eq!(report(&facts).volumes[0].state, State::CutOff);
+    assert_eq!(report(&facts).volumes[0].state, State::Interrupted);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What `longshore inspect` shows: this node's truth from journal, storage and kernel, whether a driver runs or not.
 //!
-//! [`facts`] looks, [`judge`] says what it means and is pure, [`report`] is what is said, [`mend`] does what is asked.
+//! [`facts`] looks, [`judge`] says what it means and is pure, [`report`] is what is said, [`repair`] does what is asked.
 //!
 //! - Looking changes nothing and takes no lock; what can hang is waited for only so long.
 //! - What could not be looked at is told as that, and nothing is concluded from it.
@@ -17,10 +17,10 @@ use super::NodeSettings;
 
 mod facts;
 mod judge;
-mod mend;
+mod repair;
 mod report;
 
-pub use mend::{Mend, Mender};
+pub use repair::{Repair, Repairer};
 pub use report::{
     Device, Filesystem, Finding, Journaled, Kind, Linked, Mapping, NotSeen, Operation, Place, Problem, Process, Program, Report,
     Role, Running, State, Storage, Stored, Volume, shell,
@@ -45,7 +45,7 @@ pub struct Configured {
 /// Looks at everything.
 ///
 /// # Errors
-/// `Invalid` where a folder of the configuration is not there; any, where journal or mounts cannot be read at all.
+/// `Invalid` where a directory of the configuration is not there; any, where journal or mounts cannot be read at all.
 pub fn inspect(setup: &Setup) -> Result<Report> {
     let facts = facts::gather(setup)?;
     Ok(judge::judge(&facts, setup.node.node_id.as_str(), &setup.driver))

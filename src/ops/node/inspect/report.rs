@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::mend::Mend;
+use super::repair::Repair;
 
 /// The form of the JSON: within one, fields are added, but none is renamed or removed.
 pub const VERSION: u32 = 1;
@@ -26,7 +26,7 @@ pub struct Report {
     pub storage: Vec<Storage>,
     pub links: Vec<Linked>,
     pub volumes: Vec<Volume>,
-    /// What belongs to nothing, or is not as it should be, in the order in which it is to be mended.
+    /// orphaned resources, or is not as it should be, in the order in which it is to be repaired.
     pub findings: Vec<Finding>,
     /// What could not be looked at: nothing was concluded from that.
     pub not_seen: Vec<NotSeen>,
@@ -116,8 +116,8 @@ pub enum State {
     Staging,
     Staged,
     Unstaging,
-    /// Its mkfs, its encryption or its growth was cut off; the next stage ends it.
-    CutOff,
+    /// Its mkfs, its encryption or its growth was interrupted; the next stage ends it.
+    Interrupted,
     /// Staged before the last boot, and not since.
     BeforeBoot,
     /// Something of it is on this node, but no stage of it is journaled.
@@ -187,7 +187,7 @@ pub struct Journaled {
     pub ephemeral: bool,
     /// Begun and not ended: `formatting`, `encrypting`, `growing`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cut_off: Option<&'static str>,
+    pub interrupted: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
     /// Written since the last boot.
@@ -215,7 +215,7 @@ pub struct Device {
 pub struct Mapping {
     pub name: String,
     pub path: PathBuf,
-    /// `false`: it has no table; it was cut off while it was made.
+    /// `false`: it has no table; it was interrupted while it was made.
     pub live: bool,
 }
 
@@ -238,7 +238,7 @@ pub struct Filesystem {
 pub enum Role {
     Staging,
     Target,
-    /// A folder of the volume that the kubelet shows to a container.
+    /// A directory of the volume that the kubelet shows to a container.
     Subpath,
     /// The journal knows nothing of it.
     Unknown,
@@ -281,12 +281,12 @@ pub enum Kind {
     /// The journal has a device that is no longer there, or is another's.
     DeviceMissing,
     /// A stage or unstage that no driver is at any more.
-    StageCutOff,
+    StageInterrupted,
     /// The journal has a stage of before the last boot.
     StageOfEarlierBoot,
     /// A journal file that cannot be read.
     JournalDamaged,
-    /// A journal's record of file systems that are held still, by nobody.
+    /// A journal's record of file systems that are frozen, by nobody.
     Frozen,
     Draft,
     Trash,
@@ -294,9 +294,9 @@ pub enum Kind {
     MetadataMissing,
     /// Metadata without data.
     DataMissing,
-    /// The storage machine shows something to nodes that no record wants.
+    /// The target server shows something to nodes that no record wants.
     ExportUnowned,
-    /// A record of the storage machine's that the kernel does not show.
+    /// A record of the target server's that the kernel does not show.
     ExportMissing,
     /// This node keeps others from a volume of which it has no stage.
     LeaseOrphaned,
@@ -313,7 +313,7 @@ pub struct Finding {
     pub object: String,
     /// What was seen.
     pub what: String,
-    /// What mends it, for a shell, to be run in this order.
+    /// What repairs it, for a shell, to be run in this order.
     pub commands: Vec<String>,
     /// Whether `--fix` does it.
     pub fix: bool,
@@ -321,7 +321,7 @@ pub struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
     #[serde(skip)]
-    pub mend: Option<Mend>,
+    pub repair: Option<Repair>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -56,16 +56,16 @@ pub(crate) fn killed_at_write(name: &'static str, arguments: &[&str], number: u6
 }
 
 /// The bytes of an ext4 as a power cut leaves it, with a synced file and one that was deleted while it was open.
-pub(crate) fn ext4_cut_off(size: u64) -> Option<Vec<u8>> {
+pub(crate) fn ext4_interrupted(size: u64) -> Option<Vec<u8>> {
     let under = Loop::new(size)?;
     tool("mkfs.ext4", &["-q", under.name()])?;
-    let folder = tempfile::tempdir().unwrap();
-    let _mounted = Mounted::new(&under.device, folder.path(), "ext4");
-    std::fs::write(folder.path().join("file"), "content").unwrap();
-    let deleted = File::create(folder.path().join("deleted")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let _mounted = Mounted::new(&under.device, directory.path(), "ext4");
+    std::fs::write(directory.path().join("file"), "content").unwrap();
+    let deleted = File::create(directory.path().join("deleted")).unwrap();
     deleted.write_all_at(&[1; 100_000], 0).unwrap();
     deleted.sync_all().unwrap();
-    std::fs::remove_file(folder.path().join("deleted")).unwrap();
+    std::fs::remove_file(directory.path().join("deleted")).unwrap();
     rustix::fs::syncfs(&deleted).unwrap();
     let mut bytes = vec![0; usize::try_from(size).unwrap()];
     under.image.read_exact_at(&mut bytes, 0).unwrap();

@@ -1,4 +1,4 @@
-//! The mending: each thing is looked at again, with nobody else at work, and then done by the driver's own means.
+//! The repairing: each thing is looked at again, with nobody else at work, and then done by the driver's own means.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::super::journal::{Phase, StageEntry};
-use super::super::lone::Alone;
+use super::super::lone::StateDirLock;
 use super::super::{Node, observe, quiesce, recover, unexpected, unstage};
 use super::Setup;
 
 /// What `--fix` does. It never touches what the driver did not make, and never deletes data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mend {
+pub enum Repair {
     /// Unmounts exactly this mount.
     Unmount {
         id: VolumeId,
@@ -58,36 +58,36 @@ pub enum Mend {
 }
 
 /// The node with nobody else at work on it.
-pub struct Mender {
+pub struct Repairer {
     node: Node,
-    _alone: Alone,
+    _alone: StateDirLock,
 }
 
-impl Mender {
+impl Repairer {
     /// Keeps every driver off, until it is dropped.
     ///
     /// # Errors
     /// `InUse` where a driver runs.
-    pub fn new(setup: &Setup) -> Result<Mender> {
-        let alone = Alone::take(&setup.node.state_dir)?;
+    pub fn new(setup: &Setup) -> Result<Repairer> {
+        let alone = StateDirLock::take(&setup.node.state_dir)?;
         let backends = setup.backends.iter().filter_map(|configured| configured.opened().cloned()).collect();
         let node = Node::as_it_is(setup.node.clone(), Registry::new(backends)?, Locks::default())?;
-        Ok(Mender { node, _alone: alone })
+        Ok(Repairer { node, _alone: alone })
     }
 
     /// Does one of them.
     ///
     /// # Errors
     /// Where it is not what it was, or is in use; it is then left as it is.
-    pub fn mend(&self, mend: &Mend) -> Result<()> {
+    pub fn repair(&self, repair: &Repair) -> Result<()> {
         let node = &self.node;
-        match mend {
-            Mend::Unmount { id, path, mount } => self.unmount(id, path, *mount),
-            Mend::CloseMapping { id } => {
+        match repair {
+            Repair::Unmount { id, path, mount } => self.unmount(id, path, *mount),
+            Repair::CloseMapping { id } => {
                 self.unstaged(id)?;
                 node.close_mapping(id)
             }
-            Mend::Release { id, device } => {
+            Repair::Release { id, device } => {
                 let named = |stage: &StageEntry| stage.source.as_ref() == Some(&Source::Device(device.clone()));
                 if node.journal.stage(id)?.is_some_and(|stage| node.same_boot(&stage) && named(&stage)) {
                     return Err(unexpected(&device.path, "a stage has it by now"));
@@ -98,10 +98,10 @@ impl Mender {
                 unstage::allow_writes(&source)?;
                 inspect.release(device)
             }
-            Mend::Unlink { backend, link } => self.unlink(backend, link),
-            Mend::Unstage { id } => {
+            Repair::Unlink { backend, link } => self.unlink(backend, link),
+            Repair::Unstage { id } => {
                 let entry = node.journal.stage(id)?.ok_or_else(|| Error::volume_not_found(id))?;
-                if entry.phase != Phase::Staged || entry.inline || entry.is_cut_off() {
+                if entry.phase != Phase::Staged || entry.inline || entry.is_interrupted() {
                     return Err(unexpected(&entry.staging, "its stage is not what it was a moment ago; look again"));
                 }
                 let sources = node.sources(id, Some(&entry))?.all;
@@ -110,24 +110,24 @@ impl Mender {
                 }
                 unstage::finish(node, entry).map(drop)
             }
-            Mend::Recover { id } => {
+            Repair::Recover { id } => {
                 if node.journal.stage(id)?.is_some_and(|stage| stage.inline) {
                     return Err(unexpected(&node.settings.state_dir, "an ephemeral volume is left to the driver"));
                 }
                 let table = MountTable::read()?;
                 recover::recover_volume(node, id, &recover::by_place(&table))
             }
-            Mend::Thaw => quiesce::thaw_left(node),
-            Mend::Forget { id, name } => {
+            Repair::Thaw => quiesce::thaw_left(node),
+            Repair::Forget { id, name } => {
                 let sources = node.sources(id, None)?;
                 if let Some(source) = sources.all.first() {
                     return Err(Error::InUse { object: format!("volume {id}"), by: super::super::source_name(source) });
                 }
-                // It was kept aside meanwhile, if it was read by one of the mends before.
+                // It was kept aside meanwhile, if it was read by one of the repairs before.
                 node.journal.remove_damaged(id, name)?;
                 node.journal.remove_damaged(id, &format!("{name}.damaged"))
             }
-            Mend::Remove { backend, leftover } => self.inspect(backend)?.remove(leftover),
+            Repair::Remove { backend, leftover } => self.inspect(backend)?.remove(leftover),
         }
     }
 
@@ -135,7 +135,7 @@ impl Mender {
         let backend = self.node.registry.iter().find(|one| one.name().as_str() == name);
         backend
             .map(AsRef::as_ref)
-            .ok_or_else(|| Error::Unsupported { what: "mending".to_owned(), reason: format!("backend {name} is not open") })
+            .ok_or_else(|| Error::Unsupported { what: "repairing".to_owned(), reason: format!("backend {name} is not open") })
     }
 
     /// The journal still knows none of its volumes, and nothing of them is mounted.
@@ -160,7 +160,7 @@ impl Mender {
 
     fn inspect(&self, backend: &str) -> Result<&dyn Inspect> {
         self.backend(backend)?.inspect().ok_or_else(|| Error::Unsupported {
-            what: "mending".to_owned(),
+            what: "repairing".to_owned(),
             reason: "the backend shows nothing of its storage".to_owned(),
         })
     }

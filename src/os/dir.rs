@@ -1,4 +1,4 @@
-//! An open folder, in which everything is done by name: through no link, into no other mount, never out of it.
+//! An open directory, in which everything is done by name: through no link, into no other mount, never out of it.
 //!
 //! For places where others may rename and plant things while we work: names are looked up again by the kernel each time
 //! (openat2(2), RESOLVE_BENEATH), so there is nothing that could be swapped between a check and a use.
@@ -20,15 +20,15 @@ const RESOLVE: ResolveFlags =
 /// So many bytes of a path are resolved at once: PATH_MAX counts the NUL at its end.
 const PATH_LIMIT: usize = 4000;
 
-/// An open folder.
+/// An open directory.
 #[derive(Debug)]
-pub struct Folder {
+pub struct OpenDir {
     fd: OwnedFd,
     /// For messages.
     shown: PathBuf,
 }
 
-/// An entry, as the folder names it.
+/// An entry, as the directory names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub name: OsString,
@@ -36,17 +36,17 @@ pub struct Entry {
     pub kind: Option<FileType>,
 }
 
-impl Folder {
+impl OpenDir {
     /// `fd` must be readable (not O_PATH). `shown` is what messages call it.
-    pub fn new(fd: OwnedFd, shown: impl Into<PathBuf>) -> Folder {
-        Folder { fd, shown: shown.into() }
+    pub fn new(fd: OwnedFd, shown: impl Into<PathBuf>) -> OpenDir {
+        OpenDir { fd, shown: shown.into() }
     }
 
     /// By a path of the operator's, whose links are followed.
-    pub fn open(path: &Path) -> Result<Folder> {
+    pub fn open(path: &Path) -> Result<OpenDir> {
         rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map(|fd| Folder::new(fd, path))
-            .map_err(|errno| Error::io("open folder", path, errno))
+            .map(|fd| OpenDir::new(fd, path))
+            .map_err(|errno| Error::io("open directory", path, errno))
     }
 
     pub fn shown(&self) -> &Path {
@@ -58,32 +58,32 @@ impl Folder {
         self.shown.join(name)
     }
 
-    pub fn try_clone(&self) -> Result<Folder> {
+    pub fn try_clone(&self) -> Result<OpenDir> {
         let fd = self.fd.try_clone().map_err(|error| Error::io("duplicate", &self.shown, error))?;
-        Ok(Folder::new(fd, &self.shown))
+        Ok(OpenDir::new(fd, &self.shown))
     }
 
-    /// A folder below this one; `None` where there is none. An empty path is this folder.
+    /// A directory below this one; `None` where there is none. An empty path is this directory.
     ///
     /// # Errors
     /// `Path` where a link, a mount or a file is there or on the way.
-    pub fn folder(&self, relative: impl AsRef<Path>) -> Result<Option<Folder>> {
+    pub fn directory(&self, relative: impl AsRef<Path>) -> Result<Option<OpenDir>> {
         let relative = relative.as_ref();
         let mut current = self.try_clone()?;
         for part in portions(relative) {
             match current.resolve(&part, OFlags::RDONLY | OFlags::DIRECTORY, 0) {
-                Ok(fd) => current = Folder::new(fd, current.shown.join(&part)),
+                Ok(fd) => current = OpenDir::new(fd, current.shown.join(&part)),
                 Err(Errno::NOENT) => return Ok(None),
-                Err(errno) => return Err(self.refused("open folder", relative, errno)),
+                Err(errno) => return Err(self.refused("open directory", relative, errno)),
             }
         }
         Ok(Some(current))
     }
 
-    /// As `folder`, where it must be there: ENOENT where not.
-    pub fn existing(&self, relative: impl AsRef<Path>) -> Result<Folder> {
-        let found = self.folder(&relative)?;
-        found.ok_or_else(|| Error::io("open folder", self.path_of(relative), Errno::NOENT))
+    /// As `directory`, where it must be there: ENOENT where not.
+    pub fn existing(&self, relative: impl AsRef<Path>) -> Result<OpenDir> {
+        let found = self.directory(&relative)?;
+        found.ok_or_else(|| Error::io("open directory", self.path_of(relative), Errno::NOENT))
     }
 
     /// What is called `name`; `None` where there is nothing. A link is itself.
@@ -96,23 +96,23 @@ impl Folder {
         }
     }
 
-    /// This folder itself.
+    /// This directory itself.
     pub fn stat_self(&self) -> Result<Stat> {
         rustix::fs::fstat(&self.fd).map_err(|errno| Error::io("look at", &self.shown, errno))
     }
 
-    /// A new folder; EEXIST where anything is there. Whatever the umask.
-    pub fn make_folder(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<()> {
+    /// A new directory; EEXIST where anything is there. Whatever the umask.
+    pub fn make_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<()> {
         let name = plain(&self.shown, name.as_ref())?;
         let mode = Mode::from_raw_mode(mode);
-        rustix::fs::mkdirat(&self.fd, name, mode).map_err(|errno| self.failed("make folder", name, errno))?;
+        rustix::fs::mkdirat(&self.fd, name, mode).map_err(|errno| self.failed("make directory", name, errno))?;
         match self.stat(name)? {
             Some(made) if Mode::from_raw_mode(made.st_mode & 0o7777) == mode => Ok(()),
             _ => self.set_mode(name, mode.as_raw_mode()),
         }
     }
 
-    /// chmod(2) of the folder itself.
+    /// chmod(2) of the directory itself.
     pub fn set_own_mode(&self, mode: u32) -> Result<()> {
         chmod(self.as_fd(), mode).map_err(|errno| Error::io("set mode of", &self.shown, errno))
     }
@@ -137,13 +137,13 @@ impl Folder {
             .map_err(|errno| self.failed("set owner of", name, errno))
     }
 
-    /// The folder of that name, made where there is none.
-    pub fn ensure_folder(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<Folder> {
+    /// The directory of that name, made where there is none.
+    pub fn ensure_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<OpenDir> {
         let name = name.as_ref();
-        if let Some(folder) = self.folder(name)? {
-            return Ok(folder);
+        if let Some(directory) = self.directory(name)? {
+            return Ok(directory);
         }
-        match self.make_folder(name, mode) {
+        match self.make_directory(name, mode) {
             Err(error) if error.errno() != Some(libc::EEXIST) => Err(error),
             _ => self.existing(name),
         }
@@ -190,16 +190,16 @@ impl Folder {
         self.sync()
     }
 
-    /// Unlinks what is no folder. Whether there was something.
+    /// Unlinks what is no directory. Whether there was something.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> Result<bool> {
         self.unlink(name.as_ref(), AtFlags::empty())
     }
 
-    /// Removes an empty folder. Whether there was one.
+    /// Removes an empty directory. Whether there was one.
     ///
     /// # Errors
     /// `Io`: ENOTEMPTY (or EEXIST), ENOTDIR.
-    pub fn remove_folder(&self, name: impl AsRef<OsStr>) -> Result<bool> {
+    pub fn remove_directory(&self, name: impl AsRef<OsStr>) -> Result<bool> {
         self.unlink(name.as_ref(), AtFlags::REMOVEDIR)
     }
 
@@ -212,13 +212,13 @@ impl Folder {
         }
     }
 
-    /// rename(2): replaces a file, or an empty folder by a folder.
-    pub fn rename(&self, name: impl AsRef<OsStr>, to: &Folder, new: impl AsRef<OsStr>) -> Result<()> {
+    /// rename(2): replaces a file, or an empty directory by a directory.
+    pub fn rename(&self, name: impl AsRef<OsStr>, to: &OpenDir, new: impl AsRef<OsStr>) -> Result<()> {
         let (name, new) = (plain(&self.shown, name.as_ref())?, plain(&to.shown, new.as_ref())?);
         rustix::fs::renameat(&self.fd, name, &to.fd, new).map_err(|errno| self.failed("rename", name, errno))
     }
 
-    /// Up to `max` entries, as the folder is now, from its start.
+    /// Up to `max` entries, as the directory is now, from its start.
     pub fn entries(&self, max: usize) -> Result<Vec<Entry>> {
         let mut found = Vec::new();
         self.each_entry(|entry| {
@@ -249,7 +249,7 @@ impl Folder {
 
     /// fsync(2): what was made, renamed or removed in here is durable.
     pub fn sync(&self) -> Result<()> {
-        rustix::fs::fsync(&self.fd).map_err(|errno| Error::io("sync folder", &self.shown, errno))
+        rustix::fs::fsync(&self.fd).map_err(|errno| Error::io("sync directory", &self.shown, errno))
     }
 
     fn resolve(&self, relative: &Path, flags: OFlags, mode: u32) -> rustix::io::Result<OwnedFd> {
@@ -284,13 +284,13 @@ fn chmod(open: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     rustix::fs::chmod(format!("/proc/self/fd/{}", open.as_raw_fd()), Mode::from_raw_mode(mode))
 }
 
-impl AsFd for Folder {
+impl AsFd for OpenDir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// What [`Folder::write`] calls a file that is not yet whole.
+/// What [`Directory::write`] calls a file that is not yet whole.
 pub fn temporary_of(name: &str) -> String {
     format!(".{name}.tmp")
 }
@@ -308,10 +308,10 @@ fn portions(relative: &Path) -> Vec<PathBuf> {
 }
 
 /// One name, not a path.
-fn plain<'a>(folder: &Path, name: &'a OsStr) -> Result<&'a OsStr> {
+fn plain<'a>(directory: &Path, name: &'a OsStr) -> Result<&'a OsStr> {
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.contains(&b'/') || bytes.contains(&0) {
-        return Err(Error::Path { path: folder.join(name), reason: "is not a plain file name".to_owned() });
+        return Err(Error::Path { path: directory.join(name), reason: "is not a plain file name".to_owned() });
     }
     Ok(name)
 }
@@ -322,12 +322,12 @@ mod tests {
 
     use super::*;
 
-    fn ground() -> (tempfile::TempDir, Folder) {
+    fn ground() -> (tempfile::TempDir, OpenDir) {
         let ground = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(ground.path().join("root/a/b")).unwrap();
         std::fs::create_dir(ground.path().join("outside")).unwrap();
         std::fs::write(ground.path().join("outside/file"), "precious").unwrap();
-        let root = Folder::open(&ground.path().join("root")).unwrap();
+        let root = OpenDir::open(&ground.path().join("root")).unwrap();
         (ground, root)
     }
 
@@ -337,16 +337,16 @@ mod tests {
         symlink(ground.path().join("outside"), ground.path().join("root/a/link")).unwrap();
         symlink("../outside", ground.path().join("root/up")).unwrap();
         for way in ["a/link", "up", "a/../../outside", "/etc", "a/link/file"] {
-            let error = root.folder(way).unwrap_err();
+            let error = root.directory(way).unwrap_err();
             assert!(matches!(error, Error::Path { .. }), "{way}: {error}");
         }
         for name in ["..", ".", "", "a/b", "a\0b"] {
             assert!(matches!(root.remove_file(name), Err(Error::Path { .. })), "{name}");
-            assert!(matches!(root.make_folder(name, 0o700), Err(Error::Path { .. })), "{name}");
+            assert!(matches!(root.make_directory(name, 0o700), Err(Error::Path { .. })), "{name}");
         }
         assert!(matches!(root.open_file("up", OFlags::RDONLY, 0), Err(Error::Path { .. })));
-        assert!(root.folder("a/b").unwrap().is_some());
-        assert!(root.folder("a/c/d").unwrap().is_none());
+        assert!(root.directory("a/b").unwrap().is_some());
+        assert!(root.directory("a/c/d").unwrap().is_none());
         assert!(root.remove_file("up").unwrap());
         assert_eq!(std::fs::read(ground.path().join("outside/file")).unwrap(), b"precious");
     }
@@ -375,17 +375,17 @@ mod tests {
         let mut path = PathBuf::new();
         for _ in 0..60 {
             let name = "n".repeat(200);
-            deepest = deepest.ensure_folder(&name, 0o755).unwrap();
+            deepest = deepest.ensure_directory(&name, 0o755).unwrap();
             path.push(name);
         }
         assert_eq!(root.existing(&path).unwrap().stat_self().unwrap().st_ino, deepest.stat_self().unwrap().st_ino);
     }
 
     #[test]
-    fn a_folder_has_the_mode_that_was_asked_for() {
+    fn a_directory_has_the_mode_that_was_asked_for() {
         let (ground, root) = ground();
-        root.make_folder("open", 0o2777).unwrap();
+        root.make_directory("open", 0o2777).unwrap();
         assert_eq!(ground.path().join("root/open").metadata().unwrap().permissions().mode() & 0o7777, 0o2777);
-        assert_eq!(root.make_folder("open", 0o700).unwrap_err().errno(), Some(libc::EEXIST));
+        assert_eq!(root.make_directory("open", 0o700).unwrap_err().errno(), Some(libc::EEXIST));
     }
 }
