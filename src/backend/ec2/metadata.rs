@@ -262,7 +262,7 @@ pub(super) mod tests {
 
     #[test]
     fn answer_without_a_zone_or_an_id_is_none() {
-        for (lacks, wanted) in [(ZONE, "does not know placement/availability-zone"), (INSTANCE, "no instance's id")] {
+        for (lacks, wanted) in [(ZONE, "does not know placement/availability-zone"), (INSTANCE, "which is not an instance id")] {
             let (metadata, _) = service(move |asked| match asked.path.ends_with(lacks) {
                 true => Some((404, "a page that is not there")),
                 false => instance(asked),
