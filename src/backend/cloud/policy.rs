@@ -39,7 +39,7 @@ pub trait Policy: Send + Sync + 'static {
         made.clone()
     }
 
-    /// As [`crate::backend::Backend::describes`].
+    /// As [`crate::backend::Backend::accepts_static`].
     fn accepts_static(&self, _attributes: &RawParameters) -> bool {
         false
     }
