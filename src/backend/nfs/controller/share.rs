@@ -51,8 +51,10 @@ const OWNER: &str = "owner";
 const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a server has to say that it lives.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a call waits for a share to answer, or to be mounted.
+/// How long a call waits for a share to answer.
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long it waits for one to be mounted and locked: a server that has just started lets nobody lock for some seconds (its grace period).
+const OPEN_PATIENCE: Duration = Duration::from_secs(25);
 /// How long it waits for one that gave no answer, or a bad one, the last time.
 const AWAY_PATIENCE: Duration = Duration::from_secs(1);
 /// After a failure to open a share others hear of it for so long, before it is tried again.
@@ -169,7 +171,11 @@ impl Share {
     /// # Errors
     /// `BackendUnavailable`, also where there is none yet; the next call joins it.
     pub fn answer(&self, asked: Asked) -> Result<Arc<Ready>> {
-        let patience = if self.is_away() { AWAY_PATIENCE } else { CALL_PATIENCE };
+        let patience = match self.current() {
+            _ if self.is_away() => AWAY_PATIENCE,
+            Some(_) => CALL_PATIENCE,
+            None => OPEN_PATIENCE,
+        };
         match asked.and_then(|attempt| attempt.wait(patience)) {
             Ok(Ok(ready)) => Ok(ready),
             Ok(Err(reason)) => Err(Error::BackendUnavailable { backend: self.backend.to_string(), reason }),
