@@ -96,7 +96,7 @@ pub(super) fn registration(setup: &Setup) -> Vec<Check> {
         Ok(Listener::None) => {
             let remedy =
                 "before the driver runs that is so; else see node-driver-registrar, its --kubelet-registration-path and its log";
-            Check::warning(NAME, format!("the driver is not registered with the kubelet: {place} does not exist"), remedy)
+            Check::warning(NAME, format!("the driver is not registered with the kubelet: {place} is not there"), remedy)
         }
         Ok(Listener::Dead) => {
             let remedy = "start node-driver-registrar again; it replaces the socket";
