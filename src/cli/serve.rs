@@ -7,7 +7,7 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ use crate::ops::node::NodeSettings;
 use crate::ops::node::lone::StateDirLock;
 use crate::ops::task::Tasks;
 use crate::ops::{Controller, Node};
-use crate::os::memory;
+use crate::os::{lock, memory};
 use crate::rpc::{Parts, Services};
 use crate::server::{self, registration};
 use crate::volume;
@@ -121,7 +121,7 @@ fn start_log(config: &Config, runtime: &Runtime) -> Result<(server::Log, Option<
     };
     let level = Mutex::new(config.log.level.clone());
     let log = server::Log::new(move |wanted| {
-        let mut level = level.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut level = lock(&level);
         if let Some(wanted) = wanted {
             let wanted: LogLevel = wanted.parse()?;
             let filter = EnvFilter::try_new(wanted.as_str()).map_err(|error| error.to_string())?;

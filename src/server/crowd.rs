@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
+
+use crate::os::lock;
 
 /// Connections at once.
 const MOST: usize = 256;
@@ -58,7 +60,7 @@ impl Crowd {
     }
 
     fn places(&self) -> std::sync::MutexGuard<'_, Places> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
