@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use longshore::ops::lock::{Key, Locks};
@@ -21,6 +22,22 @@ use crate::world::{
 fn takes_writes(path: &Path) -> bool {
     let Ok(mut file) = File::options().write(true).open(path) else { return false };
     file.write_all(&[7; 4096]).and_then(|()| file.sync_all()).is_ok()
+}
+
+#[test]
+fn volume_is_unpublished_and_unstaged_while_the_id_of_the_node_is_not_known() {
+    world(|world| {
+        world.backend.unnamed.store(true, Ordering::SeqCst);
+        let node = world.node();
+        let id = world.volume("a", Bytes::mib(8));
+        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        node.stage(&stage_request(&id, &staging, &block())).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &block())).unwrap();
+        assert!(matches!(node.info(), Err(Error::BackendUnavailable { .. })), "NodeGetInfo waits for it");
+        assert_eq!(unpublish(&node, &id, &target).unwrap(), Outcome::Changed(()));
+        assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Changed(()));
+        assert!(!target.exists() && world.device(&id).is_none());
+    });
 }
 
 #[test]

@@ -18,7 +18,8 @@ use longshore::os;
 use longshore::os::loopdev;
 use longshore::os::mountinfo::{Mount, MountTable};
 use longshore::volume::{
-    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, MountFlags, Outcome, Result, Secrets, Volume, VolumeId,
+    AccessMode, AccessType, BackendName, Bytes, Capability, Error, FsType, MountFlags, NodeId, Outcome, Result, Secrets, Volume,
+    VolumeId,
 };
 
 /// Until all is recovered.
@@ -32,6 +33,8 @@ pub struct Files {
     pub stuck: AtomicBool,
     /// Connecting fails.
     pub away: AtomicBool,
+    /// The storage has an id of its own for this node, and does not know it.
+    pub unnamed: AtomicBool,
     /// What the storage keeps of a volume beside its file, by the local id.
     pub names: Mutex<BTreeMap<String, String>>,
 }
@@ -43,6 +46,7 @@ impl Files {
             directory,
             stuck: AtomicBool::new(false),
             away: AtomicBool::new(false),
+            unnamed: AtomicBool::new(false),
             names: Mutex::default(),
         }
     }
@@ -104,6 +108,13 @@ impl Connect for Files {
             loopdev::detach(&device.path, backing)?;
         }
         Ok(Outcome::Changed(()))
+    }
+
+    fn node_id(&self) -> Result<Option<NodeId>> {
+        match self.unnamed.load(Ordering::SeqCst) {
+            true => Err(Error::BackendUnavailable { backend: self.name.to_string(), reason: "no metadata service".to_owned() }),
+            false => Ok(None),
+        }
     }
 
     fn refresh(&self, _id: &VolumeId, source: &Source) -> Result<Bytes> {

@@ -55,7 +55,14 @@ pub(super) fn owns(node: &Node, volume: &Volume) -> Result<bool> {
 pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
     let name = handle.to_string();
     for backend in node.registry.iter() {
-        for id in ids(node, backend.name(), &name)? {
+        let ids = match ids(node, backend.name(), &name) {
+            // Without this node's id: of those that it makes up, none is here, so that no other volume waits for the id.
+            Err(_) if !node.journal.volumes()?.iter().any(VolumeId::is_ephemeral) => {
+                vec![VolumeId::derive(backend.name(), &name)]
+            }
+            ids => ids?.to_vec(),
+        };
+        for id in ids {
             if is_journaled(node, &id)? {
                 return Ok(Some(id));
             }
