@@ -28,7 +28,7 @@ soak: ## many clients, a driver that is killed all the time, nothing lost: make 
 
 fuzz: ## all that is parsed, with inputs that reach new code: make fuzz SECONDS=600
 	@scripts/deps test
-	@fuzz/run $(SECONDS)
+	@tests/fuzz/run $(SECONDS)
 
 sanity: ## the official CSI suite on every backend
 	@scripts/deps test

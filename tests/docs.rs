@@ -301,8 +301,6 @@ fn words_that_nobody_searches_for_are_not_used() {
         "scripts",
         "csi-sanity",
         "benches",
-        "image",
-        "fuzz/src",
         "README.md",
         "RELIABILITY.md",
         "CONTRIBUTING.md",
@@ -314,6 +312,10 @@ fn words_that_nobody_searches_for_are_not_used() {
     let mut rest: Vec<_> = names.map(std::path::PathBuf::from).into();
     let (mut files, mut found) = (0, Vec::new());
     while let Some(path) = rest.pop() {
+        // Its inputs are no text of ours.
+        if path.ends_with("tests/fuzz/corpus") {
+            continue;
+        }
         if path.is_dir() {
             rest.extend(std::fs::read_dir(&path).expect("a directory").map(|entry| entry.expect("an entry").path()));
             continue;

@@ -1,4 +1,4 @@
-//! What fuzz/ tries of the requests: bytes to message to what the operations are given.
+//! What tests/fuzz/ tries of the requests: bytes to message to what the operations are given.
 
 use std::fmt::Debug;
 
