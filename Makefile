@@ -1,13 +1,13 @@
-# What a person types. The work is in scripts/, csi-sanity/, tests/vm/ and benches/.
+# What a person types. The work is in scripts/, csi-sanity/, tests/ and benches/.
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test soak fuzz sanity test-vm shell-vm bench
+.PHONY: help deps build run test soak fuzz sanity shell-vm bench
 # For how long `make soak` and `make fuzz` run.
 SECONDS := 600
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what is missing on Debian or Ubuntu (apt, as root)
 	@scripts/deps
@@ -18,9 +18,17 @@ build: deps ## build target/release/longshore
 run: build ## start the driver and walk one volume through its life, as root
 	@scripts/demo
 
-test: ## everything: format, clippy, cargo test, step matrices, soak, fuzz targets, csi-sanity, virtual machine
+test: ## every ring of tests, with a table of what ran and how long it took
 	@scripts/deps test
 	@scripts/test
+
+test-%: ## one ring of tests; `scripts/test --list` prints them: make test-vm
+	@scripts/deps test
+	@scripts/test $*
+
+test-backend-%: ## what one backend needs to be tested, in less than five minutes: make test-backend-nfs
+	@scripts/deps test
+	@scripts/test --backend $*
 
 soak: ## many clients, a driver that is killed all the time, nothing lost: make soak SECONDS=600
 	@scripts/deps test
@@ -30,16 +38,9 @@ fuzz: ## all that is parsed, with inputs that reach new code: make fuzz SECONDS=
 	@scripts/deps test
 	@tests/fuzz/run $(SECONDS)
 
-sanity: ## the official CSI suite on every backend
-	@scripts/deps test
-	@cargo build --locked
-	@csi-sanity/run
+sanity: test-sanity ## the official CSI suite on every backend that this kernel has
 
-test-vm: ## only what needs a whole kernel of its own (QEMU, emulated)
-	@scripts/deps test
-	@tests/vm/run
-
-shell-vm: ## a shell in that virtual machine, with the driver in it
+shell-vm: ## a shell in the virtual machine, with the driver in it
 	@scripts/deps test
 	@tests/vm/run --shell
 
