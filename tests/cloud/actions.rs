@@ -16,7 +16,7 @@
 //!   "Eventual consistency").
 //! - Another cluster of the account has a disk and a snapshot with the same names as each of ours, and none of them may be touched.
 //! - The token of a deleted disk is refused: "already deleted" (aws-ebs-csi-driver issue 3010, crossplane-contrib/provider-aws issue 1858),
-//!   also that of one which vanished since its key could not be used ([`World::fails`]; aws-ebs-csi-driver issues 1951 and 3010).
+//!   also that of one which vanished since its key could not be used ([`CloudState::fails`]; aws-ebs-csi-driver issues 1951 and 3010).
 //! - Tags are copied: [`super::proxy::Cloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore") and CopySnapshot
 //!   (EBS user guide, "Copy an Amazon EBS snapshot": the copy's volume id is arbitrary).
 
@@ -26,8 +26,8 @@ use std::time::{Duration, SystemTime};
 use super::clock::NEVER;
 use super::limits;
 use super::moto::{self, Moto};
+use super::state::{Attachment, CloudState, Instance, Modification, Snapshot, Volume, percent, stamp};
 use super::wire::{self, Parameters};
-use super::world::{Attachment, Instance, Modification, Snapshot, Volume, World, percent, stamp};
 use super::xml::Element;
 
 /// EC2's "no".
@@ -55,7 +55,7 @@ const MOST_VALUES: usize = 200;
 /// One request, done at this moment; `behind` is how old what it is told may be.
 pub struct Act<'a> {
     pub moto: &'a Moto,
-    pub world: &'a mut World,
+    pub world: &'a mut CloudState,
     pub parameters: &'a Parameters,
     pub now: Duration,
     pub behind: Duration,

@@ -7,7 +7,7 @@ use longshore::csi;
 use tonic::Code;
 
 use super::driver::{Driver, ZONE, tag};
-use super::life::{clone_of, from_snapshot};
+use super::lifecycle::{clone_of, from_snapshot};
 use super::proxy::Cloud;
 
 const SPEED: u32 = 20;

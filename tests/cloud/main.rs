@@ -14,18 +14,18 @@ mod buckets;
 mod clock;
 mod company;
 mod driver;
+mod fault_injection;
 mod garbage;
-mod life;
+mod lifecycle;
 mod limits;
 mod moto;
 mod peers;
 mod proxy;
 mod proxy_tests;
 mod sanity;
+mod state;
 mod tls;
-mod trouble;
 mod wire;
-mod world;
 mod xml;
 
 /// What the tests' drivers sign with.

@@ -15,8 +15,8 @@ use super::actions::{Act, Answer, Refusal, refuse};
 use super::buckets::{Buckets, Count, is_mutating};
 use super::clock::Clock;
 use super::moto::{self, Moto};
+use super::state::CloudState;
 use super::wire::{self, Parameters, Request};
-use super::world::World;
 use super::xml::Element;
 
 /// Blocks of the EBS direct API.
@@ -84,7 +84,7 @@ pub struct Cloud {
     pub moto: Moto,
     pub clock: Clock,
     pub address: SocketAddr,
-    world: Mutex<World>,
+    world: Mutex<CloudState>,
     manners: Mutex<Manners>,
     orders: Mutex<Vec<Order>>,
     buckets: Mutex<Buckets>,
@@ -149,7 +149,7 @@ impl Cloud {
         Some(cloud)
     }
 
-    pub fn world(&self) -> MutexGuard<'_, World> {
+    pub fn world(&self) -> MutexGuard<'_, CloudState> {
         self.world.lock().expect("no panic in the cloud")
     }
 

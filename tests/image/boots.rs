@@ -12,7 +12,7 @@ use longshore::os::fs::mark::Purpose;
 use longshore::os::loopdev;
 use longshore::volume::{FsType, MountFlags};
 
-use crate::bench::*;
+use crate::harness::*;
 use crate::shared::Driver;
 
 /// The lasting identity of volume `v`.

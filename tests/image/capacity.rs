@@ -6,7 +6,7 @@ use longshore::backend::image::{ImageBackend, PoolConfig};
 use longshore::backend::{Backend, CapacityQuery};
 use longshore::volume::{Bytes, ContentSource, Error};
 
-use crate::bench::*;
+use crate::harness::*;
 
 fn available(backend: &ImageBackend) -> u64 {
     provision(backend).capacity(&CapacityQuery::default()).expect("a capacity").available.0 / MIB

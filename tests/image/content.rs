@@ -6,7 +6,7 @@ use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, Role};
 use longshore::volume::{Bytes, ContentSource, Error, Left, OnDelete, Outcome, RawParameters};
 
-use crate::bench::*;
+use crate::harness::*;
 
 fn extents(backend: &ImageBackend, base: Option<&str>, target: &str, offset: u64) -> Vec<(u64, u64)> {
     let changed = backend.changed_blocks().expect("changed blocks");

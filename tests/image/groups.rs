@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use longshore::backend::{Held, Quiesce};
 use longshore::volume::{Error, GroupId, Left, Outcome, Result, VolumeId};
 
-use crate::bench::*;
+use crate::harness::*;
 
 fn id() -> GroupId {
     "image:g".parse().expect("an id")

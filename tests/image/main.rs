@@ -2,11 +2,11 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests start programs")]
 
-mod bench;
 mod boots;
 mod capacity;
 mod content;
 mod groups;
+mod harness;
 mod node;
 mod pools;
 mod shared;

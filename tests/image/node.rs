@@ -12,7 +12,7 @@ use longshore::os::fs::{Contents, probe};
 use longshore::os::loopdev;
 use longshore::volume::{Bytes, Error, MountFlags, Outcome, Secrets, VolumeId};
 
-use crate::bench::*;
+use crate::harness::*;
 
 fn connect(backend: &ImageBackend, id: &VolumeId) -> longshore::volume::Result<Outcome<Source>> {
     let parameters = serde_json::Value::Null;

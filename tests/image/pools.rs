@@ -12,7 +12,7 @@ use longshore::backend::{Backend, VolumeSpec};
 use longshore::volume::{Bytes, Error, Outcome, Severity, VolumeId};
 use nix::mount::{MntFlags, umount2};
 
-use crate::bench::*;
+use crate::harness::*;
 
 fn try_open(path: &std::path::Path) -> Result<ImageBackend, Error> {
     let _alone = nobody_starts();

@@ -12,7 +12,7 @@ use longshore::backend::{Backend, ConnectRequest};
 use longshore::os::loopdev;
 use longshore::volume::{Error, MountFlags, Outcome, Secrets};
 
-use crate::bench::*;
+use crate::harness::*;
 
 const DRIVER: &str = env!("CARGO_BIN_EXE_longshore");
 /// Another boot for the process that follows.

@@ -14,7 +14,7 @@ use longshore::os::{loopdev, udev};
 use longshore::volume::{AccessMode, Bytes, Capability, Error, Outcome, VolumeId};
 use rustix::io::Errno;
 
-use crate::world::{
+use crate::harness::{
     World, block, filesystem, is_final, mounts_at, publish_request, stage_request, unmount, unpublish, unstage, world,
 };
 

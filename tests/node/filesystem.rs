@@ -7,7 +7,7 @@ use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
 use longshore::ops::parameters::CONTEXT_KEY;
 use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome};
 
-use crate::world::{
+use crate::harness::{
     filesystem, is_final, mounts_at, publish_request, stage_request, total, unmount, unpublish, unstage, with_flags, world,
 };
 

@@ -12,7 +12,7 @@ use longshore::os::loopdev;
 use longshore::volume::{Bytes, Error, Outcome, Secrets, VolumeId};
 use serde_json::json;
 
-use crate::world::{
+use crate::harness::{
     World, filesystem, is_final, mounts_at, mounts_below, names, publish_request, stage_request, unmount, unpublish, unstage,
     world,
 };

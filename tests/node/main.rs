@@ -4,9 +4,9 @@
 
 mod block;
 mod filesystem;
+mod harness;
 #[path = "../common/holder.rs"]
 mod holder;
 mod inline;
 mod mounts;
 mod recovery;
-mod world;

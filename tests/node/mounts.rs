@@ -7,11 +7,11 @@ use std::path::Path;
 use longshore::os;
 use longshore::volume::{Bytes, Error, FsType, VolumeId};
 
-use crate::holder::Holder;
-use crate::world::{
+use crate::harness::{
     World, block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage,
     world,
 };
+use crate::holder::Holder;
 
 #[test]
 fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {

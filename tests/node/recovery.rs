@@ -14,7 +14,7 @@ use longshore::os::udev;
 use longshore::volume::{Bytes, Error, FsType, MountFlags, Outcome, Secrets};
 use serde_json::json;
 
-use crate::world::{
+use crate::harness::{
     block, filesystem, is_final, mounts_at, names, publish_request, run, stage_request, unmount, unpublish, unstage, world,
 };
 
@@ -51,7 +51,7 @@ fn a_stage_that_was_acknowledged_survives_a_restart() {
 }
 
 /// Leaves the device as a kill in the middle of mkfs would.
-fn interrupted_mkfs(world: &crate::world::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
+fn interrupted_mkfs(world: &crate::harness::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
     world.node().stage(&stage_request(id, staging, &filesystem(Some(fstype)))).unwrap();
     unmount(staging);
     let device = Device::open(&world.device(id).expect("connected"), true).unwrap();

@@ -26,10 +26,10 @@ mod limits;
 mod moto;
 #[path = "../cloud/proxy.rs"]
 mod proxy;
+#[path = "../cloud/state.rs"]
+mod state;
 #[path = "../cloud/wire.rs"]
 mod wire;
-#[path = "../cloud/world.rs"]
-mod world;
 #[path = "../cloud/xml.rs"]
 mod xml;
 

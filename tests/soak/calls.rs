@@ -13,7 +13,7 @@ use tonic::{Request, Status};
 
 use super::common::text;
 use super::model::{Op, Slot};
-use super::world::{Place, World};
+use super::shared::{Place, World};
 
 /// One way to the driver.
 #[derive(Clone)]

@@ -15,8 +15,8 @@ mod common;
 mod calls;
 mod model;
 mod session;
+mod shared;
 mod worker;
-mod world;
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 use common::{Harness, Pool, isolated};
 use longshore::csi;
 use model::Random;
+use shared::{BACK, World};
 use tonic::Code;
 use worker::Worker;
-use world::{BACK, World};
 
 const WORKERS: usize = 16;
 const VOLUMES: usize = 200;

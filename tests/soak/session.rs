@@ -13,8 +13,8 @@ use tonic::{Code, Status};
 use super::calls::Calls;
 use super::common::{MIB, create, text};
 use super::model::{Content, Group, Op, PIECES, Piece, SNAPSHOTS, Slot, Snapshot, TARGETS, Volume};
+use super::shared::{Known, Place};
 use super::worker::{Answer, Manner, Worker};
-use super::world::{Known, Place};
 
 /// No pool has room for it, in MiB.
 const HUGE: i64 = 1 << 30;

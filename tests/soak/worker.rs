@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use super::calls::{Calls, Reply};
 use super::common::connect;
 use super::model::{Op, Random, Rest, Slot, Volume};
-use super::world::{Known, Place, World};
+use super::shared::{Known, Place, World};
 
 /// An operation that is not done after so long, with kills in between, never will be.
 const PATIENCE: Duration = Duration::from_secs(90);

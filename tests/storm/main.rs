@@ -4,8 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod calls;
 mod gate;
 mod storms;
 mod stuck;
 mod timeouts;
-mod world;

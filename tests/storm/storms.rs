@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
+use crate::calls::{Call, Client, Volume};
 use crate::common::{Harness, Pool, isolated, mounts_at, text};
 use crate::gate::Gate;
-use crate::world::{Call, Client, Volume};
 
 const CALLS_OF_EACH: usize = 120;
 const CONTENT: &[u8] = b"here before the storm";

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use tonic::Code;
 
+use crate::calls::{Call, Client, Volume};
 use crate::common::{Harness, Pool, isolated};
 use crate::gate::{Gate, Held};
-use crate::world::{Call, Client, Volume};
 
 /// More than any pool of threads or streams has by default (tokio: 512 threads; hyper: 200 streams of one connection).
 const STUCK: usize = 600;

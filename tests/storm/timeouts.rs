@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
+use crate::calls::{Call, Client, Left, Volume};
 use crate::common::{Harness, MIB, Pool, isolated, mounts_at};
 use crate::gate::{Gate, Held};
-use crate::world::{Call, Client, Left, Volume};
 
 const CONTENT: &[u8] = b"what was written before must be there byte by byte";
 /// Behind what any file system keeps at the start of its device.

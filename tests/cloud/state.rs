@@ -202,7 +202,7 @@ pub struct Instance {
 }
 
 #[derive(Debug, Default)]
-pub struct World {
+pub struct CloudState {
     pub times: Times,
     pub volumes: BTreeMap<String, Volume>,
     pub snapshots: BTreeMap<String, Snapshot>,
@@ -226,7 +226,7 @@ pub struct World {
     pub fails: bool,
 }
 
-impl World {
+impl CloudState {
     /// When something that begins now and is in this state for so long will be over.
     pub fn end(&self, state: &'static str, now: Duration, span: Duration) -> Duration {
         if self.stuck.contains(state) { NEVER } else { now + span }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::{Called, Driver, ZONE, tag};
-use super::life::{clone_of, from_snapshot};
+use super::lifecycle::{clone_of, from_snapshot};
 use super::proxy::{Cloud, INTERNAL_ERROR, Trouble, UNAVAILABLE};
 
 /// Fast: each of some hundred cells is a life of its own.
