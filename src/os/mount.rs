@@ -349,8 +349,6 @@ pub(crate) mod testing {
     use std::os::fd::AsRawFd;
     use std::path::Path;
 
-    use rustix::mount::{MountPropagationFlags, mount_change};
-
     /// Covers `path` by a file system that does not answer: who looks at it waits until this is dropped, and then sees what was there
     /// before. `None` where there is no FUSE.
     pub(crate) struct Hung<'a> {
@@ -378,23 +376,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Runs `test` in a thread with a mount namespace of its own, from which nothing comes out. What it leaves mounted goes
-    /// when the thread ends, soon after this returns.
-    pub(crate) fn in_own_namespace<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: mounts need root");
-            return None;
-        }
-        let inside = || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
-            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-            test()
-        };
-        match std::thread::scope(|scope| scope.spawn(inside).join()) {
-            Ok(value) => Some(value),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
+    pub(crate) use test_support::in_namespace as in_own_namespace;
 }
 
 #[cfg(test)]

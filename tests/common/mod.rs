@@ -27,7 +27,7 @@ use longshore::csi::identity_client::IdentityClient;
 use longshore::csi::node_client::NodeClient;
 use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+pub use test_support::skipped;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 pub const MIB: i64 = 1 << 20;
@@ -45,31 +45,9 @@ pub enum Pool {
     XfsAndExt4,
 }
 
-/// Runs `test` on a thread of its own in a mount namespace of its own; without the right to make one, says so.
-pub fn isolated(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNS) {
-            skipped(&format!("no mount namespace of our own: {error}"));
-            return;
-        }
-        let none: Option<&str> = None;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("/ made private");
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Says aloud that a test did not run; the test runner counts these lines.
-pub fn skipped(why: &str) {
-    let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    eprintln!("SKIPPED: {name}: {why}");
-    if let Ok(path) = std::env::var("LONGSHORE_SKIPPED") {
-        use std::io::Write;
-        let mut list = fs::OpenOptions::new().append(true).create(true).open(path).expect("the list of skipped tests");
-        writeln!(list, "{name}: {why}").expect("the list of skipped tests");
-    }
+/// Runs `test` in a mount namespace of its own.
+pub fn isolated(test: impl FnOnce() + Send) {
+    test_support::in_namespace(test);
 }
 
 /// A child that another test starts has our open files until it runs its program: anyone who has a file of a mount open that is then

@@ -16,24 +16,12 @@ use longshore::volume::{
     BackendName, Bytes, ContentSource, Error, RawParameters, Result, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 
 pub const MIB: u64 = 1 << 20;
 
-/// Runs `test` on a thread of its own in a mount namespace of its own.
-pub fn isolated(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNS) {
-            eprintln!("SKIPPED: no mount namespace of our own: {error}");
-            return;
-        }
-        let none: Option<&str> = None;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("/ made private");
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
+/// Runs `test` in a mount namespace of its own.
+pub fn isolated(test: impl FnOnce() + Send) {
+    test_support::in_namespace(test);
 }
 
 /// On what a pool lies.

@@ -189,14 +189,7 @@ pub struct World {
 
 /// Runs `test` in a mount namespace of its own.
 pub fn world(test: impl FnOnce(&World) + Send) {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: loop devices and mounts need root");
-        return;
-    }
-    let inside = || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("a mount namespace");
-        let private = rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
-        rustix::mount::mount_change("/", private).expect("private mounts");
+    test_support::in_namespace(|| {
         let base = tempfile::tempdir().expect("a directory");
         for directory in ["kubelet", "state", "pool"] {
             fs::create_dir(base.path().join(directory)).expect("a directory");
@@ -204,10 +197,7 @@ pub fn world(test: impl FnOnce(&World) + Send) {
         let directory = base.path().canonicalize().expect("a directory").join("pool");
         let world = World { base, backend: Arc::new(Files::new(directory)), inline_max_size: AtomicU64::new(1 << 40) };
         test(&world);
-    };
-    if let Err(panic) = std::thread::scope(|scope| scope.spawn(inside).join()) {
-        std::panic::resume_unwind(panic);
-    }
+    });
 }
 
 /// Unmounts it by hand. A program that another test starts has this test's open files until its exec.

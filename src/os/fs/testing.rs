@@ -5,27 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags};
-use nix::sched::CloneFlags;
 
 use crate::os::block::Device;
 use crate::os::process::{Run, Tool, run, run_ok};
 
 /// Runs `test` in a thread with a mount namespace of its own; skips it, aloud, where that is not allowed.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
-    let ended = std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            if let Err(errno) = nix::sched::unshare(CloneFlags::CLONE_NEWNS) {
-                return eprintln!("SKIPPED: no mount namespace: {errno}");
-            }
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-            test();
-        });
-        thread.join()
-    });
-    if let Err(panic) = ended {
-        std::panic::resume_unwind(panic);
-    }
+    test_support::in_namespace(test);
 }
 
 /// Runs a tool and wants it to succeed; none (said aloud) where it is not installed.
