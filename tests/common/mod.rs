@@ -27,6 +27,7 @@ use longshore::csi::identity_client::IdentityClient;
 use longshore::csi::node_client::NodeClient;
 use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+#[allow(unused_imports, reason = "each test program uses another part of it")]
 pub use test_support::skipped;
 use tonic::transport::{Channel, Endpoint, Uri};
 
