@@ -8,15 +8,19 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value, json};
 
 use crate::backend::image::{ImageConfig, PoolConfig};
 use crate::volume::{self, Bytes, NodeId};
 
 mod backends;
+mod suggest;
 mod value;
 
-pub use backends::BackendConfig;
+pub use crate::backend::catalog::{BackendConfig, Catalog};
 pub use value::{
     DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DirectoryPath, DriverName, Endpoint, Grace, HttpEndpoint, LogFormat, LogLevel,
     MetricsEndpoint, Mode, OtlpEndpoint,
@@ -44,33 +48,57 @@ pub enum ConfigError {
 }
 
 /// What one source says. A file is one as it stands.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Layer {
+    /// Which services the process offers. Default `all`.
     pub mode: Option<Mode>,
+    /// The driver's socket. Default `unix:///run/longshore/csi.sock`.
     pub endpoint: Option<Endpoint>,
+    /// The name under which the CO knows the driver. Default `longshore.csi.dev`.
     pub driver_name: Option<DriverName>,
+    /// The name of this node. Default: the host name.
     #[serde(deserialize_with = "value::optional_text")]
     pub node_id: Option<NodeId>,
+    /// Where the node's journal and the default pool lie; must survive a reboot. Default `/var/lib/longshore`.
     pub state_dir: Option<DirectoryPath>,
+    /// Staging and target paths must lie below it. Default `/var/lib/kubelet`.
     pub kubelet_dir: Option<DirectoryPath>,
+    /// How and what is logged.
     pub log: LogLayer,
+    /// How long running calls may go on after SIGTERM, at most `1h`. Default `30s`.
     pub grace: Option<Grace>,
+    /// How large an ephemeral inline volume may be. Default `16GiB`.
     pub inline_max_size: Option<Bytes>,
+    /// What the attributes of an ephemeral inline volume may set. Default `[size, fsType]`.
     pub allow_inline_parameters: Option<Vec<String>>,
+    /// Where health and metrics are served, as `127.0.0.1:9809` or `:9809`. Default: nowhere.
     pub http_endpoint: Option<HttpEndpoint>,
+    /// Where metrics are served instead, or `off`.
     pub metrics_endpoint: Option<MetricsEndpoint>,
+    /// A collector of traces, as `http://127.0.0.1:4317`. Default: none.
     pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Whether the driver registers itself with the kubelet. Default `false`.
     pub kubelet_registration: Option<bool>,
+    /// The driver's socket as the kubelet sees it. Default: `endpoint`.
     pub kubelet_endpoint: Option<Endpoint>,
+    /// Read by itself: what an entry may hold, its type decides ([`Catalog::read`]).
+    #[serde(deserialize_with = "skipped")]
+    #[schemars(skip)]
     pub backends: Option<Vec<BackendConfig>>,
 }
 
+fn skipped<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error> {
+    IgnoredAny::deserialize(deserializer).map(|_| None)
+}
+
 /// The part of a [`Layer`] about the log.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogLayer {
+    /// Default `text`.
     pub format: Option<LogFormat>,
+    /// `off`, `error`, `warn`, `info`, `debug` or `trace`, or pairs such as `info,longshore::os=debug`. Default `info`.
     pub level: Option<LogLevel>,
 }
 
@@ -94,10 +122,15 @@ impl Layer {
     }
 
     /// A configuration file's text; `path` is only for messages. An empty file says nothing.
-    pub fn from_yaml(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let parsed: Option<Layer> = serde_yaml_ng::from_str(text)
-            .map_err(|error| ConfigError::File { path: path.to_owned(), reason: error.to_string() })?;
-        let layer = parsed.unwrap_or_default();
+    pub fn from_yaml(path: &Path, text: &str, catalog: &Catalog) -> Result<Self, ConfigError> {
+        let wrong = |error: serde_yaml_ng::Error| ConfigError::File {
+            path: path.to_owned(),
+            reason: suggest::with_nearest(error.to_string()),
+        };
+        let Some(mut layer) = serde_yaml_ng::from_str::<Option<Layer>>(text).map_err(wrong)? else {
+            return Ok(Layer::default());
+        };
+        layer.backends = catalog.read(text).map_err(wrong)?;
         match layer.backends.as_deref().map(backends::check) {
             Some(Err(reason)) => Err(ConfigError::File { path: path.to_owned(), reason: format!("backends: {reason}") }),
             _ => Ok(layer),
@@ -138,6 +171,24 @@ where
 {
     let said = variable(name).filter(|text| !text.is_empty()).map(|text| text.parse());
     said.transpose().map_err(|error: T::Err| ConfigError::Environment { variable: name, reason: error.to_string() })
+}
+
+/// The JSON schema of the configuration file.
+pub fn schema(catalog: &Catalog) -> Schema {
+    let mut generator = SchemaGenerator::default();
+    let backend = catalog.schema(&mut generator);
+    let mut schema = generator.root_schema_for::<Layer>();
+    schema.insert("title".to_owned(), "Longshore configuration file".into());
+    schema.insert("description".to_owned(), "Printed by `longshore config-schema`.".into());
+    let definitions = schema.ensure_object().entry("$defs").or_insert_with(|| Value::Object(Map::new()));
+    definitions["Backend"] = backend.to_value();
+    schema.ensure_object()["properties"]["backends"] = json!({
+        "type": ["array", "null"],
+        "description": "Of different names; the first is for volumes that name none. Default: one pool in `stateDir`.",
+        "minItems": 1,
+        "items": {"$ref": "#/$defs/Backend"},
+    });
+    schema
 }
 
 /// How a driver runs. `serve --check` prints it as YAML, which is again a configuration file.
@@ -192,7 +243,7 @@ impl Config {
         })?;
         let state_dir = said.state_dir.unwrap_or_else(|| DirectoryPath::fixed(DEFAULT_STATE_DIR));
         let backends = said.backends.map_or_else(|| default_backends(&state_dir, &node_id), Ok)?;
-        let backends = backends.into_iter().map(|backend| backend.on_node(&node_id)).collect();
+        let backends = backends.into_iter().map(|backend| backend.with_node_default(&node_id)).collect();
         let mode = said.mode.unwrap_or_default();
         let kubelet_registration = said.kubelet_registration.unwrap_or_default();
         if kubelet_registration && !mode.node() {
@@ -238,7 +289,8 @@ fn default_backends(state_dir: &DirectoryPath, node_id: &NodeId) -> Result<Vec<B
     let name =
         "image".parse().map_err(|error: volume::Error| ConfigError::Default { field: "backends", reason: error.to_string() })?;
     let pool = PoolConfig { name: "default".to_owned(), path: state_dir.path().join("pool"), overcommit: 1.0, capacity: None };
-    Ok(vec![BackendConfig::Image(ImageConfig { name, pools: vec![pool], node: Some(node_id.clone()), shared: false })])
+    let image = ImageConfig { name, pools: vec![pool], node: Some(node_id.clone()), shared: false };
+    Ok(vec![BackendConfig::new(image)])
 }
 
 #[cfg(test)]
@@ -271,7 +323,7 @@ backends:
 ";
 
     fn file(yaml: &str) -> Result<Layer, ConfigError> {
-        Layer::from_yaml(Path::new("longshore.yaml"), yaml)
+        Layer::from_yaml(Path::new("longshore.yaml"), yaml, &Catalog::built_in())
     }
 
     fn environment(pairs: &[(&str, &str)]) -> Result<Layer, ConfigError> {
@@ -289,7 +341,8 @@ backends:
         assert_eq!((config.mode, config.node_id.as_str(), config.grace), (Mode::All, "worker-1", Grace(Duration::from_secs(30))));
         assert_eq!(config.inline_max_size, Bytes(16 << 30));
         assert_eq!(config.allow_inline_parameters, ["size", "fsType"]);
-        let [BackendConfig::Image(image)] = config.backends.as_slice() else { panic!("one image backend") };
+        let [backend] = config.backends.as_slice() else { panic!("one backend") };
+        let image: &ImageConfig = backend.get().expect("it is of image files");
         assert_eq!((image.name.as_str(), image.pools[0].name.as_str()), ("image", "default"));
         assert_eq!(image.pools[0].path, Path::new("/var/lib/longshore/pool"));
         assert_eq!(image.node.as_ref().map(NodeId::as_str), Some("worker-1"), "no other node reaches it");
@@ -367,6 +420,46 @@ backends:
                 assert!(message.contains(word), "{yaml}\n -> {message}\n lacks {word}");
             }
         }
+    }
+
+    /// At every level of the file, whatever stands before `type`.
+    #[test]
+    fn unknown_word_of_a_file_is_refused_with_its_line_and_the_nearest_known_one() {
+        for (yaml, place, right) in [
+            ("grace: 30s\nmode: nodes\n", "line 2", "node"),
+            ("grace: 30s\ndriverNam: a.b\n", "line 2", "driverName"),
+            ("grace: 30s\nkubletDir: /srv\n", "line 2", "kubeletDir"),
+            ("log:\n  levle: info\n", "line 2", "level"),
+            ("log:\n  format: jsn\n", "line 2", "json"),
+            ("grace: 30s\nbackend:\n- {name: a, type: fake}\n", "line 2", "backends"),
+            ("backends:\n- name: a\n  type: imag\n", "line 3", "image"),
+            ("backends:\n- name: a\n  typ: image\n", "backends[0]: missing field `type` at line 2", ""),
+            ("backends:\n- name: a\n  type: image\n  pols: []\n", "line 4", "pools"),
+            ("backends:\n- name: a\n  pols: []\n  type: image\n", "line 3", "pools"),
+            ("backends:\n- name: a\n  type: image\n  pools:\n  - name: p\n    pth: /srv\n", "line 6", "path"),
+            ("backends:\n- name: a\n  pools:\n  - name: p\n    pth: /srv\n  type: image\n", "line 5", "path"),
+            ("backends:\n- {name: f, type: fake}\n- name: a\n  type: fake\n  volumePerNode: 2\n", "line 5", "volumesPerNode"),
+            ("backends:\n- name: a\n  type: nfs\n  share: []\n", "line 4", "shares"),
+            ("backends:\n- name: a\n  type: nfs\n  shares:\n  - sever: a\n", "line 5", "server"),
+            ("backends:\n- name: a\n  type: iscsi\n  portal: []\n", "line 4", "portals"),
+            #[cfg(feature = "ec2")]
+            ("backends:\n- name: a\n  type: ec2\n  clustr: a\n", "line 4", "cluster"),
+            #[cfg(feature = "ec2")]
+            ("backends:\n- name: a\n  type: ec2\n  limits:\n    AttachVolume: {brust: 1, refill: 1}\n", "line 5", "burst"),
+        ] {
+            let message = message(file(yaml));
+            assert!(message.contains(place), "{yaml}\n -> {message}\n lacks {place}");
+            let question = format!("did you mean `{right}`?");
+            assert!(right.is_empty() || message.ends_with(&question), "{yaml}\n -> {message}\n lacks {question}");
+        }
+    }
+
+    #[test]
+    fn types_of_backends_are_those_of_the_catalog() {
+        let kinds: Vec<_> = Catalog::built_in().rows().iter().map(|row| row.kind).collect();
+        let message = message(file("backends:\n- {name: a, type: tape}\n"));
+        assert!(message.contains(&format!("expected one of `{}`", kinds.join("`, `"))), "{message}");
+        assert!(file("backends:\n- {name: a, type: fake, type: fake}\n").is_err(), "one type each");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!  gRPC request
 //!    -> rpc/      one file per CSI service: decode -> run -> encode. No I/O, no policy.
 //!    -> ops/      the CSI state machine, written once for all backends: lock, observe, plan, execute, undo.
-//!    -> backend/  one directory per storage system, each implementing the small traits of backend/mod.rs.
+//!    -> backend/  one directory per storage system, each implementing the small traits of backend/api; catalog/ has a row for each.
 //!    -> os/       alone in touching Linux: mounts, loop devices, mkfs, processes, paths. Knows no CSI.
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
 //!       metrics   what is counted, and how it is shown; used by rpc, ops and os.
@@ -49,6 +49,10 @@
 //! - Only `os/process.rs` (and the freeze guard in `os/freeze.rs`, which must outlive us) starts programs.
 //! - `unsafe` is denied, and allowed with a reason in those files of `os` that call the kernel directly.
 
+use std::process::ExitCode;
+
+use backend::catalog::Catalog;
+
 pub mod backend;
 pub mod cli;
 pub mod config;
@@ -58,6 +62,15 @@ pub mod os;
 pub mod rpc;
 pub mod server;
 pub mod volume;
+
+/// The `main` of a program with these backends: `longshore` with the built-in ones, another with [`Catalog::with`] some of its own.
+pub fn main_with(catalog: &Catalog) -> ExitCode {
+    // First of all: the program starts itself as the guard of a freeze, which is no command for people.
+    if let Some(code) = os::freeze::main_if_guard() {
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
+    cli::main(catalog)
+}
 
 /// The kubelet's protocol for the registration of plugins, generated from proto/pluginregistration.proto.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]

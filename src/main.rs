@@ -2,10 +2,8 @@
 
 use std::process::ExitCode;
 
+use longshore::backend::catalog::Catalog;
+
 fn main() -> ExitCode {
-    // First of all: the program starts itself as the guard of a freeze, which is no command for people.
-    if let Some(code) = longshore::os::freeze::main_if_guard() {
-        return ExitCode::from(u8::try_from(code).unwrap_or(1));
-    }
-    longshore::cli::main()
+    longshore::main_with(&Catalog::built_in())
 }

@@ -12,10 +12,11 @@ use common::{Harness, Pool, STARTING, capability, create, isolated, text};
 use longshore::csi;
 
 /// What is run, with the exit codes that may come of it: 0, or what the command says of a machine that has its own faults.
-const RUN: [(&str, &[i32]); 17] = [
+const RUN: [(&str, &[i32]); 18] = [
     ("longshore call --help", &[0]),
     ("longshore call create-volume --name a --size 1GiB", &[0]),
     ("longshore call list-volumes", &[0]),
+    ("longshore config-schema", &[0]),
     ("longshore doctor", &[0]),
     ("longshore doctor --json", &[0]),
     ("longshore doctor --mode controller", &[0]),

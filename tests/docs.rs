@@ -5,14 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longshore::backend::Backend;
-use longshore::backend::ec2;
+use longshore::backend::catalog::{Catalog, OpenContext, Purpose};
 use longshore::backend::ec2::parameters::{Ec2Parameters, Rates, SnapshotSettings};
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
-use longshore::backend::image::{Holder, ImageBackend, ImageParameters, MutableParameters, Role};
-use longshore::backend::iscsi::{IscsiBackend, IscsiParameters};
-use longshore::backend::nfs::{NfsBackend, NfsParameters, NfsSnapshotParameters};
+use longshore::backend::image::{ImageParameters, MutableParameters};
+use longshore::backend::iscsi::IscsiParameters;
+use longshore::backend::nfs::{NfsParameters, NfsSnapshotParameters};
 use longshore::backend::registry::Registry;
-use longshore::metrics::CloudRequests;
 use longshore::ops::parameters::Parameters;
 use longshore::volume::{
     AccessMode, AccessType, Capability, Encryption, MountFlags, NodeId, NodeParameters, RawParameters, Result,
@@ -125,27 +124,34 @@ fn every_secret_and_every_parameter_of_snapshots() {
 
 /// Each backend as it is configured to provision, with its column's title. None of them is asked for more than what it offers.
 fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
-    fn config<T: serde::de::DeserializeOwned>(text: &str) -> T {
-        serde_yaml_ng::from_str(text).expect("a valid configuration")
+    let (pool, node): (_, NodeId) = (below.display(), "node".parse().expect("a node id"));
+    let configured = [
+        ("`image`", format!("{{name: local, type: image, node: node, pools: [{{name: a, path: {pool}/local}}]}}")),
+        ("`image`, shared", format!("{{name: shared, type: image, shared: true, pools: [{{name: a, path: {pool}/shared}}]}}")),
+        ("`nfs`", "{name: nfs, type: nfs, shares: [{server: 192.0.2.1, share: /srv}]}".to_owned()),
+        (
+            "`iscsi`",
+            format!("{{name: iscsi, type: iscsi, portals: ['127.0.0.1:3260'], pools: [{{name: a, path: {pool}/iscsi}}]}}"),
+        ),
+        ("`ec2`", "{name: ebs, type: ec2, cluster: c, region: eu-west-1}".to_owned()),
+        ("`fake`", "{name: fake, type: fake}".to_owned()),
+    ];
+    let file = configured.iter().fold("backends:\n".to_owned(), |file, (_, entry)| file + "- " + entry + "\n");
+    let state = below.join("state");
+    let context = OpenContext {
+        purpose: Purpose::Serve { controller: true, node: false },
+        node_id: &node,
+        state_dir: &state,
+        metrics: None,
+        identity: None,
+    };
+    let catalog = Catalog::built_in();
+    let configs = catalog.read(&file).expect("a valid configuration").expect("backends");
+    for row in catalog.rows() {
+        assert!(configs.iter().any(|config| config.kind() == row.kind), "the README's table has no column of {}", row.kind);
     }
-    let node: NodeId = "node".parse().expect("a node id");
-    let pool = below.display();
-    let role = Role { provision: true };
-    let local = config(&format!("{{name: local, node: node, pools: [{{name: a, path: {pool}/local}}]}}"));
-    let shared = config(&format!("{{name: shared, shared: true, pools: [{{name: a, path: {pool}/shared}}]}}"));
-    let holder = Holder::of(node.clone(), &below.join("state")).expect("a holder");
-    let nfs = config("{name: nfs, shares: [{server: 192.0.2.1, share: /srv}]}");
-    let iscsi = config(&format!("{{name: iscsi, portals: ['127.0.0.1:3260'], pools: [{{name: a, path: {pool}/iscsi}}]}}"));
-    let ebs = config("{name: ebs, cluster: c, region: eu-west-1}");
-    let controller = ec2::Role { provision: true, connect: false };
-    vec![
-        ("`image`", Arc::new(ImageBackend::open(local, role).expect("image"))),
-        ("`image`, shared", Arc::new(ImageBackend::open_remembering(shared, role, None, Some(holder)).expect("a shared pool"))),
-        ("`nfs`", Arc::new(NfsBackend::open(nfs, role, below).expect("nfs"))),
-        ("`iscsi`", Arc::new(IscsiBackend::open(iscsi, role, node.clone(), below).expect("iscsi"))),
-        ("`ec2`", Arc::new(ec2::open(ebs, controller, CloudRequests::default(), None).expect("ec2"))),
-        ("`fake`", Arc::new(Fake::new(FakeConfig::named("fake".parse().expect("a name")), node).expect("fake"))),
-    ]
+    let titles = configured.iter().map(|(title, _)| *title);
+    titles.zip(configs.iter().map(|config| config.open(&context).expect(config.kind()))).collect()
 }
 
 /// Whether volumes of this kind can be had in this access mode.
@@ -243,6 +249,80 @@ fn parameters(object: &serde_json::Value) -> RawParameters {
     let given = given.map(|(key, value)| (key.clone(), value.as_str().expect("a string").to_owned()));
     let names = ["pvc/name", "pvc/namespace", "pv/name"].map(|key| (format!("csi.storage.k8s.io/{key}"), "a".to_owned()));
     RawParameters::new(given.chain(names))
+}
+
+/// What a type of backends needs beside its row, its directory and its tools.
+#[test]
+fn catalog_has_documentation_and_tests_for_each_backend() {
+    /// Not in the matrices of tests/matrix.rs, but in others.
+    const OTHER_MATRICES: [(&str, &str); 1] = [("ec2", "tests/cloud/main.rs")];
+    let file = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let mut missing = Vec::new();
+    let mut need = |there: bool, what: String| {
+        if !there {
+            missing.push(what)
+        }
+    };
+    for row in Catalog::built_in().rows() {
+        let kind = row.kind;
+        let page = std::fs::read_to_string(format!("docs/{kind}.md")).unwrap_or_default();
+        need(!page.is_empty(), format!("{kind}: no page docs/{kind}.md"));
+        for page in ["docs/README.md", "docs/configuration.md"] {
+            need(file(page).contains(&format!("({kind}.md)")), format!("{kind}: {page} has no link to docs/{kind}.md"));
+        }
+        let schema = (row.schema)(&mut schemars::SchemaGenerator::default()).to_value();
+        let fields =
+            schema["properties"].as_object().expect("fields").keys().filter(|field| !["name", "type"].contains(&&***field));
+        for field in fields {
+            let is_named = page
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .any(|code| code.split(|letter: char| !letter.is_alphanumeric()).any(|word| word == field));
+            need(is_named, format!("{kind}: docs/{kind}.md does not explain the setting `{field}`"));
+        }
+        let of = |line: &str| line.split('|').nth(2).is_some_and(|of| of.split([',', ' ']).any(|word| word == kind));
+        need(file("docs/parameters.md").lines().any(of), format!("{kind}: docs/parameters.md has no parameter of it"));
+        let runner = file("csi-sanity/run");
+        let is_setup = |line: &str| line.trim_start().starts_with(&format!("{kind}) ")) || line.trim() == format!("{kind})");
+        let is_of_several = runner.contains(&format!("    {kind}-*)"));
+        need(is_of_several || runner.lines().any(is_setup), format!("{kind}: csi-sanity/run has no setup of it (write_config)"));
+        let parameters = format!("csi-sanity/settings/{kind}-volume.yaml");
+        need(Path::new(&parameters).exists(), format!("{kind}: no {parameters}"));
+        let is_elsewhere = OTHER_MATRICES.iter().any(|(other, path)| *other == kind && Path::new(path).exists());
+        let is_varied = file("tests/matrix.rs").contains(&format!("backend: \"{kind}\""));
+        need(is_varied || is_elsewhere, format!("{kind}: no variant in tests/matrix.rs"));
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+#[test]
+fn catalog_has_a_row_for_each_directory_of_a_backend() {
+    let names: BTreeSet<String> = Catalog::built_in().rows().iter().map(|row| row.kind.to_owned()).collect();
+    let directories = std::fs::read_dir("src/backend").expect("the backends").map(|entry| entry.expect("an entry").path());
+    // What has a configuration is a backend; the others are parts of some.
+    let backends = directories.filter(|path| path.join("config.rs").exists() && !path.ends_with("catalog"));
+    let directories: BTreeSet<String> =
+        backends.map(|path| path.file_name().expect("a name").to_string_lossy().into_owned()).collect();
+    assert_eq!(names, directories);
+}
+
+/// The published schema, and its copy in the chart.
+#[test]
+fn schema_of_the_configuration_is_what_the_driver_prints() {
+    let printed = longshore::config::schema(&Catalog::built_in()).to_value();
+    let read = |path: &str| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(path).expect("a schema")).expect("JSON")
+    };
+    let again = "`cargo build && manifests/schema` writes it again";
+    assert_eq!(read("docs/config.schema.json"), printed, "docs/config.schema.json is out of date: {again}");
+    let text = printed.to_string().replace("\"#/$defs/", "\"#/$defs/config/$defs/");
+    let mut embedded: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    embedded.as_object_mut().expect("a map").remove("$schema");
+    let chart = read("manifests/helm/longshore/values.schema.json");
+    assert_eq!(chart["$defs"]["config"], embedded, "the chart's values.schema.json is out of date: {again}");
+    let items = &chart["properties"]["driver"]["properties"]["backends"]["items"];
+    assert_eq!(items["$ref"], "#/$defs/config/$defs/Backend", "the chart takes what the driver does");
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! A backend knows neither gRPC nor mounts: on a node it only connects a volume and says what it became.
 
 mod api;
+pub mod catalog;
 #[cfg(feature = "ec2")]
 pub mod cloud;
 #[cfg(feature = "ec2")]

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::backend::catalog::Catalog;
 use crate::config::{
     DirectoryPath, DriverName, Endpoint, Grace, HttpEndpoint, Layer, LogFormat, LogLayer, LogLevel, MetricsEndpoint, Mode,
     OtlpEndpoint,
@@ -54,6 +55,9 @@ pub enum Command {
     /// Before the end of a node's driver, in its pod: while the node is drained, wait until it has none of the driver's volumes
     #[cfg(feature = "ec2")]
     PreStop(Box<PreStopArgs>),
+    /// Print the JSON schema of the configuration file
+    #[command(after_help = "Example:\n  longshore config-schema > longshore.schema.json")]
+    ConfigSchema,
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
                             longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
@@ -83,11 +87,20 @@ A configuration file:
     - name: memory
       type: fake
 It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, allowInlineParameters, httpEndpoint,
-metricsEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and log with format and level.";
+metricsEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and log with format and level. `longshore config-schema` prints
+each field with what it may be.
+
+Types of backends:";
+
+/// The command line, of a program with these backends.
+pub fn command(catalog: &Catalog) -> clap::Command {
+    let kinds = catalog.rows().iter().map(|row| format!("\n  {:<9} {}", row.kind, row.summary));
+    let help = SERVE_EXAMPLES.to_owned() + &kinds.collect::<String>();
+    Cli::command().mut_subcommand("serve", |serve| serve.after_help(help))
+}
 
 /// What `serve` is told by flags.
 #[derive(Debug, Default, Args)]
-#[command(after_help = SERVE_EXAMPLES)]
 pub struct ServeArgs {
     /// Which services to offer [env: LONGSHORE_MODE] [default: all]
     #[arg(long, value_enum)]
@@ -177,19 +190,15 @@ pub struct InspectArgs {
     #[arg(long, requires = "fix")]
     pub yes: bool,
     /// Compare what this backend, a cloud's, holds of this cluster with the handles that are in use; changes nothing
-    #[cfg(feature = "ec2")]
     #[arg(long, value_name = "NAME", requires = "handles", conflicts_with_all = ["fix", "volume"])]
     pub backend: Option<String>,
     /// With --backend: the handles of all PersistentVolumes, one in each line; - is standard input
-    #[cfg(feature = "ec2")]
     #[arg(long, value_name = "FILE", requires = "backend")]
     pub handles: Option<PathBuf>,
     /// With --backend: those of all VolumeSnapshotContents and VolumeGroupSnapshotContents; without it snapshots are not compared
-    #[cfg(feature = "ec2")]
     #[arg(long, value_name = "FILE", requires = "backend")]
     pub snapshot_handles: Option<PathBuf>,
     /// With --backend and both lists: delete this one volume, if no handle names it and no node has it
-    #[cfg(feature = "ec2")]
     #[arg(long, value_name = "VOLUME", requires_all = ["backend", "snapshot_handles"])]
     pub delete: Option<String>,
     #[command(flatten)]
@@ -299,13 +308,11 @@ impl PlaceArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command(&Catalog::built_in()).debug_assert();
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::config::{BackendConfig, Config, Layer};
-use crate::ops::doctor::{self, Check, Level, Pool, Setup};
+use crate::backend::catalog::{Catalog, Row};
+use crate::config::{Config, Layer};
+use crate::ops::doctor::{self, Check, Level, Setup};
 
 use super::args::DoctorArgs;
 use super::{Failure, in_pod, print, serve};
@@ -22,10 +23,10 @@ struct Report<'a> {
 }
 
 /// Answers the exit code.
-pub fn run(args: &DoctorArgs) -> Result<u8, Failure> {
+pub fn run(args: &DoctorArgs, catalog: &Catalog) -> Result<u8, Failure> {
     let flags = Layer { mode: args.mode, ..args.place.layer() };
-    let config = serve::configure(flags, args.place.config.as_deref())?;
-    let checks = doctor::examine(&setup(&config));
+    let config = serve::configure(catalog, flags, args.place.config.as_deref())?;
+    let checks = doctor::examine(&setup(&config, catalog));
     let level = checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
     if args.json {
         let report = Report { version: VERSION, level, checks: &checks };
@@ -36,16 +37,18 @@ pub fn run(args: &DoctorArgs) -> Result<u8, Failure> {
     Ok(u8::from(level == Level::Error))
 }
 
-fn setup(config: &Config) -> Setup {
-    let pools = config.backends.iter().flat_map(|backend| backend.pools());
+fn setup(config: &Config, catalog: &Catalog) -> Setup {
+    let is_configured = |row: &&Row| config.backends.iter().any(|backend| backend.kind() == row.kind);
+    let rows: Vec<&Row> = catalog.rows().iter().filter(is_configured).collect();
     Setup {
         node: config.mode.node(),
         driver: config.driver_name.to_string(),
         endpoint: config.endpoint.path().to_owned(),
         state_dir: config.state_dir.path().to_owned(),
         kubelet_dir: config.kubelet_dir.path().to_owned(),
-        pools: pools.map(|pool| Pool { name: pool.name.clone(), path: pool.path.clone() }).collect(),
-        backends: config.backends.iter().map(BackendConfig::kind).collect(),
+        storage: config.backends.iter().flat_map(|backend| backend.storage_paths()).collect(),
+        tools: rows.iter().flat_map(|row| row.tools).copied().collect(),
+        node_checks: rows.iter().flat_map(|row| row.node_checks).copied().collect(),
         in_pod: in_pod(),
     }
 }

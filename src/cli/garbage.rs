@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::backend::cloud::CloudBackend;
-use crate::backend::cloud::garbage::{Garbage, Unnamed};
-use crate::backend::ec2;
-use crate::config::{BackendConfig, Config};
-use crate::metrics::CloudRequests;
+use crate::backend::catalog::Purpose;
+use crate::backend::{Backend, Compare, Garbage, Unnamed};
+use crate::config::Config;
 use crate::volume::VolumeId;
 
 use super::args::InspectArgs;
@@ -31,11 +30,14 @@ pub fn run(args: &InspectArgs, config: &Config, backend: &str) -> Result<u8, Fai
     let snapshots = args.snapshot_handles.as_deref().map(read).transpose()?;
     let compared = snapshots.is_some();
     handles.extend(snapshots.into_iter().flatten());
-    let cloud = open(config, backend)?;
+    let opened = open(config, backend)?;
+    let Some(cloud) = opened.compare() else {
+        return Err(Failure::Usage(format!("backend {backend} lies in no cloud; `longshore inspect` shows what it holds")));
+    };
     if let Some(volume) = &args.delete {
-        return delete(&cloud, backend, volume, &handles);
+        return delete(cloud, backend, volume, &handles);
     }
-    let mut garbage = cloud.garbage(&handles)?;
+    let mut garbage = cloud.unnamed(&handles)?;
     if !compared {
         // Without the list of those in use each would be called unnamed.
         garbage.snapshots.clear();
@@ -50,7 +52,7 @@ pub fn run(args: &InspectArgs, config: &Config, backend: &str) -> Result<u8, Fai
 }
 
 /// Only by its whole id, and only against handles that are certainly those of this backend.
-fn delete(cloud: &CloudBackend, backend: &str, volume: &str, handles: &BTreeSet<String>) -> Result<u8, Failure> {
+fn delete(cloud: &dyn Compare, backend: &str, volume: &str, handles: &BTreeSet<String>) -> Result<u8, Failure> {
     let id: VolumeId = volume.parse()?;
     if !handles.iter().any(|handle| handle.starts_with(&format!("{backend}:"))) {
         let reason = format!(
@@ -58,7 +60,7 @@ fn delete(cloud: &CloudBackend, backend: &str, volume: &str, handles: &BTreeSet<
         );
         return Err(Failure::Usage(reason));
     }
-    cloud.delete_garbage(&id, handles)?;
+    cloud.delete_unnamed(&id, handles)?;
     print(&format!("deleted {id}\n"))?;
     Ok(0)
 }
@@ -75,13 +77,9 @@ fn read(file: &Path) -> Result<BTreeSet<String>, Failure> {
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-fn open(config: &Config, name: &str) -> Result<CloudBackend, Failure> {
-    let configured = config.backends.iter().find(|backend| backend.name().as_str() == name);
-    match configured {
-        Some(BackendConfig::Ec2(cloud)) => {
-            Ok(ec2::open(cloud.clone(), ec2::Role { provision: true, connect: false }, CloudRequests::default(), None)?)
-        }
-        Some(_) => Err(Failure::Usage(format!("backend {name} lies in no cloud; `longshore inspect` shows what it holds"))),
+fn open(config: &Config, name: &str) -> Result<Arc<dyn Backend>, Failure> {
+    match config.backends.iter().find(|backend| backend.name().as_str() == name) {
+        Some(backend) => Ok(backend.open(&super::inspect::context(config, Purpose::Compare))?),
         None => {
             let known: Vec<&str> = config.backends.iter().map(|backend| backend.name().as_str()).collect();
             Err(Failure::Usage(format!("no backend is called {name}; there are: {}", known.join(", "))))

@@ -2,21 +2,12 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::backend::Backend;
-#[cfg(feature = "ec2")]
-use crate::backend::ec2;
-use crate::backend::fake::Fake;
-use crate::backend::image::{self, Holder, ImageBackend};
-use crate::backend::iscsi::IscsiBackend;
-use crate::backend::nfs::NfsBackend;
-use crate::config::{BackendConfig, Config};
-#[cfg(feature = "ec2")]
-use crate::metrics::CloudRequests;
+use crate::backend::catalog::{BackendConfig, Catalog, OpenContext, Purpose};
+use crate::config::Config;
 use crate::ops::node::NodeSettings;
 use crate::ops::node::inspect::{self, Configured, Finding, Repairer, Report, Role, Setup, State, Volume};
 use crate::volume;
@@ -32,12 +23,11 @@ const FOUND: u8 = 1;
 const UNSEEN: u8 = 3;
 
 /// Answers the exit code.
-pub fn run(args: &InspectArgs) -> Result<u8, Failure> {
+pub fn run(args: &InspectArgs, catalog: &Catalog) -> Result<u8, Failure> {
     if args.fix && !args.yes && (args.json || !io::stdin().is_terminal()) {
         return Err(Failure::Usage("--fix asks for confirmation; without a terminal, add --yes".to_owned()));
     }
-    let config = serve::configure(args.place.layer(), args.place.config.as_deref())?;
-    #[cfg(feature = "ec2")]
+    let config = serve::configure(catalog, args.place.layer(), args.place.config.as_deref())?;
     if let Some(backend) = &args.backend {
         return super::garbage::run(args, &config, backend);
     }
@@ -87,29 +77,11 @@ fn no_such(text: &str, several: &[String], report: &Report) -> Failure {
     Failure::Node(volume::Error::InProgress { object: "inspect".to_owned(), reason })
 }
 
-/// Nothing is made.
-const LOOKING: image::Role = image::Role { provision: false };
-
 /// What `serve` would serve, opened to be looked at.
 fn setup(config: &Config) -> Setup {
-    let open = |backend: &BackendConfig| -> volume::Result<Arc<dyn Backend>> {
-        Ok(match backend.clone() {
-            BackendConfig::Image(image) => {
-                let holder = Holder::known(config.node_id.clone(), config.state_dir.path())?;
-                Arc::new(ImageBackend::open_to_look(image, holder)?)
-            }
-            BackendConfig::Nfs(nfs) => Arc::new(NfsBackend::open(nfs, LOOKING, config.state_dir.path())?),
-            BackendConfig::Iscsi(iscsi) => {
-                Arc::new(IscsiBackend::open_to_look(iscsi, config.node_id.clone(), config.state_dir.path())?)
-            }
-            #[cfg(feature = "ec2")]
-            BackendConfig::Ec2(cloud) => {
-                Arc::new(ec2::open(cloud, ec2::Role { provision: false, connect: false }, CloudRequests::default(), None)?)
-            }
-            BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
-        })
-    };
-    let backends = config.backends.iter().map(|backend| Configured { name: backend.name().clone(), backend: open(backend) });
+    let context = context(config, Purpose::Inspect);
+    let open = |backend: &BackendConfig| Configured { name: backend.name().clone(), backend: backend.open(&context) };
+    let backends = config.backends.iter().map(open);
     Setup {
         node: NodeSettings {
             node_id: config.node_id.clone(),
@@ -122,6 +94,11 @@ fn setup(config: &Config) -> Setup {
         endpoint: config.endpoint.path().to_owned(),
         backends: backends.collect(),
     }
+}
+
+/// With what a backend is opened that nobody serves.
+pub(super) fn context(config: &Config, purpose: Purpose) -> OpenContext<'_> {
+    OpenContext { purpose, node_id: &config.node_id, state_dir: config.state_dir.path(), metrics: None, identity: None }
 }
 
 /// What was done about a finding.

@@ -7,16 +7,16 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::FromArgMatches;
 use tonic::Code;
 
-use crate::config::ConfigError;
+use crate::backend::catalog::Catalog;
+use crate::config::{self, ConfigError};
 use crate::volume;
 
 mod args;
 mod call;
 mod doctor;
-#[cfg(feature = "ec2")]
 mod garbage;
 mod inspect;
 mod log_level;
@@ -29,7 +29,7 @@ mod table;
 mod traces;
 mod tree;
 
-use args::{Cli, Command};
+use args::{Cli, Command, command};
 
 /// Why the program ends with something else than 0.
 #[derive(Debug, thiserror::Error)]
@@ -94,18 +94,20 @@ impl Failure {
 }
 
 /// Runs what the arguments of this process say; answers its exit code.
-pub fn main() -> ExitCode {
+pub fn main(catalog: &Catalog) -> ExitCode {
     // Wrong usage ends here, with clap's message and 2.
-    let cli = Cli::parse();
+    let mut command = command(catalog);
+    let cli = Cli::from_arg_matches(&command.clone().get_matches()).unwrap_or_else(|error| error.format(&mut command).exit());
     let result = match cli.command {
-        Command::Serve(args) => serve::run(&args).map(|()| 0),
+        Command::Serve(args) => serve::run(&args, catalog).map(|()| 0),
         Command::Call(args) => call::run(*args).map(|()| 0),
-        Command::Inspect(args) => inspect::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
+        Command::Inspect(args) => inspect::run(&args, catalog),
+        Command::Doctor(args) => doctor::run(&args, catalog),
         Command::LogLevel(args) => log_level::run(args).map(|()| 0),
         #[cfg(feature = "ec2")]
-        Command::PreStop(args) => pre_stop::run(&args).map(|()| 0),
-        Command::Completions { shell } => completions(shell).map(|()| 0),
+        Command::PreStop(args) => pre_stop::run(&args, catalog).map(|()| 0),
+        Command::ConfigSchema => config_schema(catalog).map(|()| 0),
+        Command::Completions { shell } => completions(shell, catalog).map(|()| 0),
     };
     match result {
         Ok(code) => ExitCode::from(code),
@@ -136,9 +138,13 @@ fn in_pod() -> bool {
     variable("KUBERNETES_SERVICE_HOST").is_some_and(|host| !host.is_empty())
 }
 
-fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+fn config_schema(catalog: &Catalog) -> Result<(), Failure> {
+    print(&inspect::json(&config::schema(catalog))?)
+}
+
+fn completions(shell: clap_complete::Shell, catalog: &Catalog) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "longshore", &mut script);
+    clap_complete::generate(shell, &mut command(catalog), "longshore", &mut script);
     io::stdout().lock().write_all(&script).map_err(Failure::Output)
 }
 

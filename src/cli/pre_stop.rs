@@ -22,6 +22,7 @@ use aws_smithy_types::byte_stream::ByteStream;
 use serde::Deserialize;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
+use crate::backend::catalog::Catalog;
 use crate::config::{Config, LogFormat};
 use crate::os::socket::{Listener, listener};
 use crate::volume::error::chain;
@@ -98,9 +99,9 @@ enum Answer {
 }
 
 /// Ends when the node is not drained, or has none of the driver's volumes any more.
-pub fn run(args: &PreStopArgs) -> Result<(), Failure> {
+pub fn run(args: &PreStopArgs, catalog: &Catalog) -> Result<(), Failure> {
     let begun = Instant::now();
-    let config = serve::configure(args.place.layer(), args.place.config.as_deref())?;
+    let config = serve::configure(catalog, args.place.layer(), args.place.config.as_deref())?;
     start_log(&config);
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,6 +1,6 @@
 //! `longshore serve`: builds what the configuration names, and runs it until a signal.
 
-#[cfg(not(all(feature = "otlp", feature = "ec2")))]
+#[cfg(not(feature = "otlp"))]
 use std::convert::Infallible;
 use std::error::Error;
 use std::fs::{self, DirBuilder};
@@ -18,14 +18,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer as _, reload};
 
 use crate::backend::Backend;
-#[cfg(feature = "ec2")]
-use crate::backend::ec2::{self, identity::Identity};
-use crate::backend::fake::Fake;
-use crate::backend::image::{Holder, ImageBackend, Role};
-use crate::backend::iscsi::IscsiBackend;
-use crate::backend::nfs::NfsBackend;
+use crate::backend::catalog::{BackendConfig, Catalog, NodeIdentity, OpenContext, Purpose};
 use crate::backend::registry::Registry;
-use crate::config::{BackendConfig, Config, Layer, LogFormat, LogLevel, MetricsEndpoint};
+use crate::config::{Config, Layer, LogFormat, LogLevel, MetricsEndpoint};
 use crate::metrics::Metrics;
 use crate::ops::doctor;
 use crate::ops::lock::Locks;
@@ -54,8 +49,8 @@ const RECOVERY_PATIENCE: Duration = Duration::from_secs(4);
 const STACK: usize = 1 << 20;
 
 /// Serves until SIGTERM or SIGINT.
-pub fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let config = configure(args.layer(), args.place.config.as_deref())?;
+pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
+    let config = configure(catalog, args.layer(), args.place.config.as_deref())?;
     if args.check {
         return print(&config.to_yaml().map_err(failed("print the configuration"))?);
     }
@@ -92,12 +87,12 @@ fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(
 }
 
 /// The configuration, of which the flags are the topmost layer and the file, that of a flag or of the environment, the lowest.
-pub fn configure(flags: Layer, file: Option<&Path>) -> Result<Config, Failure> {
+pub fn configure(catalog: &Catalog, flags: Layer, file: Option<&Path>) -> Result<Config, Failure> {
     let mut layers = vec![flags, Layer::from_environment(variable)?];
     let of_environment = variable("LONGSHORE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = file.map(Path::to_owned).or(of_environment) {
         let text = fs::read_to_string(&path).map_err(|source| Failure::Unreadable { path: path.clone(), source })?;
-        layers.push(Layer::from_yaml(&path, &text)?);
+        layers.push(Layer::from_yaml(&path, &text, catalog)?);
     }
     let names = nix::sys::utsname::uname().map_err(failed("learn the host name"))?;
     Ok(Config::resolve(layers, &names.nodename().to_string_lossy())?)
@@ -180,7 +175,7 @@ fn build(config: Config) -> Result<(Services, Option<StateDirLock>), Failure> {
     let metrics = Metrics::new(config.driver_name.as_str(), env!("CARGO_PKG_VERSION"));
     let (config, identity) = name_node(config)?;
     let config = &config;
-    let registry = open_all(config, &metrics, identity.as_ref()).and_then(Registry::new).map_err(failed("open the backends"))?;
+    let registry = open_all(config, &metrics, identity).and_then(Registry::new).map_err(failed("open the backends"))?;
     let locks = Locks::default();
     let node = match config.mode.node() {
         true => Some(open_node(config, &registry, &locks).map_err(failed("open the node"))?),
@@ -209,10 +204,20 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), Failure> {
 }
 
 /// At the same time: one whose storage hangs makes the start wait once.
-fn open_all(config: &Config, metrics: &Metrics, identity: Option<&Arc<Identity>>) -> volume::Result<Vec<Arc<dyn Backend>>> {
+fn open_all(
+    config: &Config,
+    metrics: &Metrics,
+    identity: Option<Arc<dyn NodeIdentity>>,
+) -> volume::Result<Vec<Arc<dyn Backend>>> {
+    let context = OpenContext {
+        purpose: Purpose::Serve { controller: config.mode.controller(), node: config.mode.node() },
+        node_id: &config.node_id,
+        state_dir: config.state_dir.path(),
+        metrics: Some(metrics),
+        identity,
+    };
     std::thread::scope(|scope| {
-        let opening: Vec<_> =
-            config.backends.iter().map(|backend| scope.spawn(|| open(backend, config, metrics, identity))).collect();
+        let opening: Vec<_> = config.backends.iter().map(|backend| scope.spawn(|| backend.open(&context))).collect();
         let ended = |opening: ScopedJoinHandle<'_, volume::Result<Arc<dyn Backend>>>| {
             opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
@@ -220,48 +225,12 @@ fn open_all(config: &Config, metrics: &Metrics, identity: Option<&Arc<Identity>>
     })
 }
 
-#[cfg_attr(not(feature = "ec2"), allow(unused_variables, reason = "only clouds count requests, and know a node otherwise"))]
-fn open(
-    backend: &BackendConfig,
-    config: &Config,
-    metrics: &Metrics,
-    identity: Option<&Arc<Identity>>,
-) -> volume::Result<Arc<dyn Backend>> {
-    let pools_seen = config.state_dir.path().join("pools");
-    Ok(match backend.clone() {
-        BackendConfig::Image(image) => {
-            let role = Role { provision: config.mode.controller() };
-            let holder = image.shared.then(|| Holder::of(config.node_id.clone(), config.state_dir.path())).transpose()?;
-            Arc::new(ImageBackend::open_remembering(image, role, Some(&pools_seen), holder)?)
-        }
-        BackendConfig::Nfs(nfs) => {
-            let role = Role { provision: config.mode.controller() };
-            Arc::new(NfsBackend::open(nfs, role, config.state_dir.path())?)
-        }
-        BackendConfig::Iscsi(iscsi) => {
-            let role = Role { provision: config.mode.controller() };
-            Arc::new(IscsiBackend::open(iscsi, role, config.node_id.clone(), config.state_dir.path())?)
-        }
-        #[cfg(feature = "ec2")]
-        BackendConfig::Ec2(cloud) => {
-            let role = ec2::Role { provision: config.mode.controller(), connect: config.mode.node() };
-            let requests = metrics.cloud(cloud.name.as_str());
-            Arc::new(ec2::open(cloud, role, requests, identity.cloned())?)
-        }
-        BackendConfig::Fake(fake) => Arc::new(Fake::new(fake, config.node_id.clone())?),
-    })
-}
-
-/// On an instance of EC2's the node is called as EC2 calls it, whatever Kubernetes calls it. Where that cannot be known yet, the driver
-/// serves what needs no name of the node, and NodeGetInfo is UNAVAILABLE until it is.
-#[cfg(feature = "ec2")]
-fn name_node(mut config: Config) -> Result<(Config, Option<Arc<Identity>>), Failure> {
-    let cloud = config.backends.iter().find_map(|backend| match backend {
-        BackendConfig::Ec2(cloud) => Some(cloud),
-        _ => None,
-    });
-    let Some(cloud) = cloud.filter(|_| config.mode.node()) else { return Ok((config, None)) };
-    let identity = Arc::new(Identity::new(&cloud.name, &config.node_id, config.state_dir.path()));
+/// In a cloud the node is called as the cloud calls it, whatever Kubernetes calls it. Where that cannot be known yet, the driver serves
+/// what needs no name of the node, and NodeGetInfo is UNAVAILABLE until it is.
+fn name_node(mut config: Config) -> Result<(Config, Option<Arc<dyn NodeIdentity>>), Failure> {
+    let mut identities =
+        config.backends.iter().filter_map(|backend| backend.node_identity(&config.node_id, config.state_dir.path()));
+    let Some(identity) = identities.next().filter(|_| config.mode.node()) else { return Ok((config, None)) };
     match identity.node_id() {
         Ok(id) => config.node_id = id,
         Err(error) if config.backends.iter().any(BackendConfig::keeps_node_id) => {
@@ -271,15 +240,6 @@ fn name_node(mut config: Config) -> Result<(Config, Option<Arc<Identity>>), Fail
     }
     Ok((config, Some(identity)))
 }
-
-#[cfg(not(feature = "ec2"))]
-fn name_node(config: Config) -> Result<(Config, Option<Arc<Identity>>), Failure> {
-    Ok((config, None))
-}
-
-/// There is none.
-#[cfg(not(feature = "ec2"))]
-type Identity = Infallible;
 
 fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Result<Arc<Node>> {
     let settings = NodeSettings {

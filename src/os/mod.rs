@@ -45,6 +45,7 @@ pub mod programs;
 pub mod quota;
 pub mod random;
 pub mod scsi;
+pub mod settings;
 pub mod single;
 pub mod socket;
 pub mod step;

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::digest::sha256;
@@ -18,8 +19,9 @@ pub const MAX_ID: usize = 128;
 const MAX_BACKEND_NAME: usize = 32;
 
 /// The name of a configured backend: 1 to 32 characters of `[a-z0-9-]`, first a letter.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^[a-z][a-z0-9-]{0,31}$"))]
 pub struct BackendName(String);
 
 impl BackendName {
@@ -259,8 +261,9 @@ impl VolumeId {
 }
 
 /// A node, as NodeGetInfo names it: 1 to 192 printable characters.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^[!-~]{1,192}$"))]
 pub struct NodeId(String);
 
 impl NodeId {

@@ -1,10 +1,11 @@
 //! What `longshore inspect` shows of a backend's storage.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use crate::volume::{Bytes, Error, Health, NodeId, Result, VolumeId};
+use crate::volume::{Bytes, Error, Health, NodeId, Outcome, Result, VolumeId};
 
 use super::node::BlockDevice;
 
@@ -133,4 +134,40 @@ pub enum LeftoverKind {
     Lease,
     /// A lease of which it is not known whose it is.
     LeaseDamaged,
+}
+
+/// Compares what a storage holds of this cluster with the handles that are in use, for `longshore inspect --backend`.
+pub trait Compare: Send + Sync {
+    /// What no handle (of volumes and of snapshots, as PersistentVolumes and VolumeSnapshotContents have them) names, and which handles
+    /// name nothing. Volumes that are being made, and whose PersistentVolume does not exist yet, are among it.
+    ///
+    /// # Errors
+    /// Where the storage could not be asked: then nothing is known of anything.
+    fn unnamed(&self, handles: &BTreeSet<String>) -> Result<Garbage>;
+
+    /// Deletes one volume that no handle names, after looking again.
+    ///
+    /// # Errors
+    /// `InUse` where a handle names it, or a node has it; `NotFound`.
+    fn delete_unnamed(&self, id: &VolumeId, handles: &BTreeSet<String>) -> Result<Outcome<()>>;
+}
+
+/// Something that no handle names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unnamed {
+    /// Our id of it; `None` where its tags do not say.
+    pub handle: Option<String>,
+    /// The cloud's id, with what is known of it, for people.
+    pub what: String,
+    /// The nodes that have it.
+    pub attached: Vec<String>,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Garbage {
+    pub disks: Vec<Unnamed>,
+    pub snapshots: Vec<Unnamed>,
+    /// Handles of this backend that have no disk and no snapshot.
+    pub missing: Vec<String>,
 }

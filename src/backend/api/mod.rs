@@ -3,6 +3,7 @@
 use crate::volume::{AccessMode, BackendName, Capability, Error, RawParameters, Result, Topology};
 
 mod controller;
+mod doctor;
 mod inspect;
 mod node;
 mod usage;
@@ -11,7 +12,8 @@ pub use controller::{
     Attach, CapacityAnswer, CapacityQuery, ChangedBlocks, Expand, Groups, Held, Holding, Modify, Provision, Quiesce,
     ReportHealth, SnapshotSpec, Snapshots, VolumeSpec, Writers, check_same_attachment, with_own_part,
 };
-pub use inspect::{Connected, Inspect, Leftover, LeftoverKind, Place, Stored, Survey};
+pub use doctor::{Check, Level, NodeCheck, StoragePath, ToolUse};
+pub use inspect::{Compare, Connected, Garbage, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, Unnamed};
 pub(super) use inspect::{changed, words};
 pub use node::{BlockDevice, Connect, ConnectRequest, Directory, Link, Source};
 pub use usage::{PoolUsage, Provisioned, Usage};
@@ -123,6 +125,10 @@ pub trait Backend: Send + Sync {
     }
     /// What `longshore inspect` shows of its storage; without it, only what the journal and the kernel say of its volumes.
     fn inspect(&self) -> Option<&dyn Inspect> {
+        None
+    }
+    /// What `longshore inspect --backend` compares: a cloud's, opened for [`super::catalog::Purpose::Compare`].
+    fn compare(&self) -> Option<&dyn Compare> {
         None
     }
     /// The node's side. Every backend has one.

@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use crate::backend::{Attach, Backend, ChangedBlocks, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage};
+use crate::backend::{
+    Attach, Backend, ChangedBlocks, Compare, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage,
+};
 use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, Outcome, RawParameters, Result, Topology, VolumeId};
 
 use super::Cloud;
@@ -155,6 +157,9 @@ impl Backend for CloudBackend {
     }
     fn health(&self) -> Option<&dyn ReportHealth> {
         self.half(|controller| controller as _)
+    }
+    fn compare(&self) -> Option<&dyn Compare> {
+        self.controller.as_ref().map(|_| self as &dyn Compare)
     }
     fn connect(&self) -> &dyn Connect {
         self.connect.as_ref()

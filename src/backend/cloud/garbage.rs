@@ -3,32 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::backend::{Attach, Provision};
+use crate::backend::{Attach, Compare, Garbage, Provision, Unnamed};
 use crate::volume::{Error, Outcome, Result, VolumeId};
 
 use super::frame::{CloudBackend, Controller};
 use super::tags::{Owner, SNAPSHOT, TEMPORARY, VOLUME};
 use super::{CloudSnapshot, Disk, DiskState};
-
-/// Something that no handle names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unnamed {
-    /// Our id of it; `None` where its tags do not say.
-    pub handle: Option<String>,
-    /// The cloud's id, with what is known of it, for people.
-    pub what: String,
-    /// The nodes that have it.
-    pub attached: Vec<String>,
-}
-
-/// What a comparison found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Garbage {
-    pub disks: Vec<Unnamed>,
-    pub snapshots: Vec<Unnamed>,
-    /// Handles of this backend that have no disk and no snapshot.
-    pub missing: Vec<String>,
-}
 
 /// Compares handles (of volumes and of snapshots, as PersistentVolumes and VolumeSnapshotContents have them) with what lies in the cloud.
 /// Handles of other backends are left out. Without the snapshots' handles, pass no snapshots.
@@ -73,6 +53,16 @@ pub(super) fn compare(owner: &Owner, handles: &BTreeSet<String>, disks: &[Disk],
     let ours = format!("{}:", owner.backend);
     garbage.missing = handles.iter().filter(|handle| handle.starts_with(&ours) && !there.contains(*handle)).cloned().collect();
     garbage
+}
+
+impl Compare for CloudBackend {
+    fn unnamed(&self, handles: &BTreeSet<String>) -> Result<Garbage> {
+        self.garbage(handles)
+    }
+
+    fn delete_unnamed(&self, id: &VolumeId, handles: &BTreeSet<String>) -> Result<Outcome<()>> {
+        self.delete_garbage(id, handles)
+    }
 }
 
 impl CloudBackend {

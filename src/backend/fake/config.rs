@@ -1,13 +1,19 @@
 //! What the operator configures, and what a StorageClass may say to this backend.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::Backend;
+use crate::backend::catalog::{Configuration, OpenContext};
 use crate::volume::{BackendName, Bytes, Error, NodeId, Result};
 
+use super::Fake;
+
 /// One storage system in memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FakeConfig {
     /// The part of every volume id before the colon.
@@ -30,6 +36,23 @@ const LARGEST: Bytes = Bytes(i64::MAX as u64);
 
 fn default_capacity() -> Bytes {
     Bytes(1 << 40)
+}
+
+impl Configuration for FakeConfig {
+    const KIND: &'static str = "fake";
+    const SUMMARY: &'static str = "the memory of this process, for tests";
+
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn validate(&self) -> Result<()> {
+        FakeConfig::validate(self)
+    }
+
+    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(Fake::new(self, context.node_id.clone())?))
+    }
 }
 
 impl FakeConfig {

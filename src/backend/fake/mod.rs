@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 
 use crate::volume::{AccessMode, BackendName, Error, NodeId, RawParameters, Result, VolumeId};
 
+use super::catalog::Configuration;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots, Usage,
     Writers,
@@ -80,7 +81,7 @@ impl Backend for Fake {
     }
 
     fn kind(&self) -> &'static str {
-        "fake"
+        FakeConfig::KIND
     }
 
     fn probe(&self) -> Result<()> {

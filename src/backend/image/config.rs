@@ -2,14 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::catalog::{Configuration, OpenContext, Purpose};
+use crate::backend::{Backend, StoragePath};
 use crate::volume::parameters::text_bool;
 use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, Result};
 
+use super::opening::{MARKER, OWN_ENTRIES};
+use super::{Holder, ImageBackend};
+
 /// One backend of image files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageConfig {
     /// The part of every volume id before the colon. A pool remembers it: it can't be changed once there are volumes.
@@ -27,7 +34,7 @@ pub struct ImageConfig {
 }
 
 /// One directory of images.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// What a StorageClass calls it: 1 to 63 characters of `[A-Za-z0-9._-]`.
@@ -53,6 +60,45 @@ fn one() -> f64 {
 pub struct Role {
     /// Makes and deletes volumes, which one process may do at a time; else the pools are only read and connected.
     pub provision: bool,
+}
+
+impl Configuration for ImageConfig {
+    const KIND: &'static str = "image";
+    const SUMMARY: &'static str = "image files on a node's disk, or on a file system that all nodes share";
+
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn validate(&self) -> Result<()> {
+        ImageConfig::validate(self)
+    }
+
+    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
+        let (node, state) = (context.node_id.clone(), context.state_dir);
+        Ok(Arc::new(match context.purpose {
+            Purpose::Serve { controller, .. } => {
+                let holder = self.shared.then(|| Holder::of(node, state)).transpose()?;
+                ImageBackend::open_remembering(self, Role { provision: controller }, Some(&state.join("pools")), holder)?
+            }
+            Purpose::Inspect | Purpose::Compare => ImageBackend::open_to_look(self, Holder::known(node, state)?)?,
+        }))
+    }
+
+    /// What lies on a local disk is on this node's, unless the file says otherwise.
+    fn set_node_default(&mut self, node: &NodeId) {
+        if !self.shared {
+            self.node.get_or_insert_with(|| node.clone());
+        }
+    }
+
+    fn keeps_node_id(&self) -> bool {
+        self.shared
+    }
+
+    fn storage_paths(&self) -> Vec<StoragePath> {
+        self.pools.iter().map(PoolConfig::storage_path).collect()
+    }
 }
 
 impl ImageConfig {
@@ -93,6 +139,10 @@ impl ImageConfig {
 }
 
 impl PoolConfig {
+    pub fn storage_path(&self) -> StoragePath {
+        StoragePath { name: self.name.clone(), path: self.path.clone(), marker: Some(MARKER), own_entries: &OWN_ENTRIES }
+    }
+
     fn validate(&self) -> Result<()> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         if self.name.is_empty() || self.name.len() > 63 || !self.name.bytes().all(allowed) {

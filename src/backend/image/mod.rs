@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume, topology};
 
+use super::catalog::Configuration;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
 };
@@ -275,7 +276,7 @@ impl Backend for ImageBackend {
     }
 
     fn kind(&self) -> &'static str {
-        "image"
+        ImageConfig::KIND
     }
 
     fn probe(&self) -> Result<()> {

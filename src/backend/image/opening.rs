@@ -17,13 +17,15 @@ use super::meta::{self, Marker};
 use super::pool::{ARCHIVE, ESSENTIAL, GROUPS, Limits, Memory, Pool, RETAINED, Ready, SNAPSHOTS, TMP, TRASH, VOLUMES, down};
 use super::{files, inspect};
 
-const MARKER: &str = "longshore-pool.json";
+pub(super) const MARKER: &str = "longshore-pool.json";
 pub(super) const LOCK: &str = "lock";
 /// How long what a killed driver left may keep its locks.
 const ORPHANS: Duration = Duration::from_secs(5);
 /// These can be made anew.
 const PASSING: [&str; 4] = [TMP, TRASH, ARCHIVE, RETAINED];
 const DIRECTORIES: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
+/// What is made in a directory before [`MARKER`].
+pub(super) const OWN_ENTRIES: [&str; 8] = [LOCK, VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
 
 /// The way from a path to a [`Ready`].
 pub(super) struct Opening<'a> {

@@ -11,6 +11,7 @@ use crate::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
 };
 
+use super::catalog::Configuration;
 use super::image::Role;
 use super::turns::Turns;
 use super::{
@@ -20,6 +21,7 @@ use super::{
 mod attachment;
 pub mod config;
 mod connect;
+mod doctor;
 mod health;
 mod links;
 mod login;
@@ -91,7 +93,7 @@ impl Backend for IscsiBackend {
     }
 
     fn kind(&self) -> &'static str {
-        "iscsi"
+        IscsiConfig::KIND
     }
 
     fn probe(&self) -> Result<()> {

@@ -1,11 +1,18 @@
 //! What the operator configures, and what a StorageClass or the attributes of a static volume may say.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::catalog::{Configuration, OpenContext};
+use crate::backend::image::Role;
+use crate::backend::{Backend, ToolUse};
+use crate::os::process::Tool;
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
+use super::NfsBackend;
 use super::export::Export;
 use super::subdir;
 
@@ -13,7 +20,7 @@ use super::subdir;
 const DEFAULT_MODE: u32 = 0o777;
 
 /// One backend of NFS shares.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct NfsConfig {
     /// The part of every volume id before the colon.
@@ -31,7 +38,7 @@ pub struct NfsConfig {
 }
 
 /// One export of one server, below which the controller makes volumes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ShareConfig {
     /// A host name or address.
@@ -48,6 +55,28 @@ pub struct ShareConfig {
     /// are then enforced, by project quotas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<PathBuf>,
+}
+
+impl Configuration for NfsConfig {
+    const KIND: &'static str = "nfs";
+    const SUMMARY: &'static str = "directories of NFS shares";
+    const TOOLS: &'static [ToolUse] = &[
+        ToolUse::required(Tool { name: "mount.nfs", package: "nfs-common" }, &["-V"], "mounts shares"),
+        ToolUse::required(Tool { name: "umount", package: "mount" }, &["--version"], "unmounts shares"),
+    ];
+
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn validate(&self) -> Result<()> {
+        NfsConfig::validate(self)
+    }
+
+    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
+        let role = Role { provision: context.purpose.provisions() };
+        Ok(Arc::new(NfsBackend::open(self, role, context.state_dir)?))
+    }
 }
 
 impl NfsConfig {

@@ -16,6 +16,7 @@ use std::path::Path;
 use crate::os::answers::Answers;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
+use super::catalog::Configuration;
 use super::image::Role;
 use super::{Backend, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage};
 
@@ -66,7 +67,7 @@ impl Backend for NfsBackend {
     }
 
     fn kind(&self) -> &'static str {
-        "nfs"
+        NfsConfig::KIND
     }
 
     fn probe(&self) -> Result<()> {

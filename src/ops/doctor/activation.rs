@@ -1,16 +1,15 @@
 //! What a node does by itself with what somebody else writes onto a disk: LVM activates, MD assembles, iscsid logs in. A tenant writes
 //! what he likes onto a raw block volume, and a target server onto any.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+
+use crate::os::settings;
 
 use super::{Check, Setup};
 
 const LVM: &str = "/etc/lvm";
 const MDADM: [&str; 2] = ["/sbin/mdadm", "/usr/sbin/mdadm"];
 const MDADM_CONFIGURATION: [&str; 2] = ["/etc/mdadm/mdadm.conf", "/etc/mdadm.conf"];
-const ISCSID: &str = "/etc/iscsi/iscsid.conf";
 
 /// Of what is installed, as far as it is seen: a container sees none of the node's /etc but that of iSCSI.
 pub(super) fn activation(setup: &Setup) -> Vec<Check> {
@@ -19,39 +18,22 @@ pub(super) fn activation(setup: &Setup) -> Vec<Check> {
         checks.extend(lvm());
         checks.extend(md());
     }
-    if setup.backends.contains("iscsi") {
-        checks.extend(iscsi());
-    }
     checks
 }
 
-/// The settings of a file, without comments; `None` where there is none.
+/// The settings of a file; `None` where there is none.
 fn settings(path: &Path, name: &'static str) -> Option<Result<Vec<String>, Check>> {
-    match fs::read_to_string(path) {
-        Ok(text) => {
-            let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-            Some(Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => {
-            let found = format!("{}: {error}", path.display());
-            Some(Err(Check::warning(name, found, "it is not known what the node activates; make the file readable")))
-        }
-    }
-}
-
-/// Whether this is a line `key = value`.
-fn says(line: &str, key: &str, value: impl Fn(&str) -> bool) -> bool {
-    line.split_once('=').is_some_and(|(left, right)| left.trim() == key && value(right.trim()))
+    let remedy = "it is not known what the node activates; make the file readable";
+    settings::read(path).map_err(|error| Check::warning(name, error.to_string(), remedy)).transpose()
 }
 
 fn lvm() -> Option<Check> {
     const NAME: &str = "lvm-activation";
-    let settings = match settings(&Path::new(LVM).join("lvm.conf"), NAME)? {
-        Ok(settings) => settings,
+    let lines = match settings(&Path::new(LVM).join("lvm.conf"), NAME)? {
+        Ok(lines) => lines,
         Err(check) => return Some(check),
     };
-    let has = |key: &str, value: fn(&str) -> bool| settings.iter().any(|line| says(line, key, value));
+    let has = |key: &str, value: fn(&str) -> bool| lines.iter().any(|line| settings::has(line, key, value));
     let devices = Path::new(LVM).join("devices/system.devices");
     Some(if has("event_activation", |value| value == "0") {
         Check::ok(NAME, "LVM activates nothing by itself (event_activation=0)")
@@ -73,31 +55,18 @@ fn md() -> Option<Check> {
         return None;
     }
     let found = MDADM_CONFIGURATION.iter().find_map(|path| settings(Path::new(path), NAME));
-    let settings = match found.unwrap_or_else(|| Ok(Vec::new())) {
-        Ok(settings) => settings,
+    let lines = match found.unwrap_or_else(|| Ok(Vec::new())) {
+        Ok(lines) => lines,
         Err(check) => return Some(check),
     };
     let is_auto_off = |line: &String| {
         let mut words = line.split_whitespace();
         words.next().is_some_and(|word| word.eq_ignore_ascii_case("auto")) && words.any(|word| word == "-all")
     };
-    Some(if settings.iter().any(is_auto_off) {
+    Some(if lines.iter().any(is_auto_off) {
         Check::ok(NAME, "mdadm assembles only what its configuration names or allows (AUTO -all)")
     } else {
         let found = "mdadm assembles every array whose members it sees, also one that a tenant wrote onto raw volumes";
         Check::warning(NAME, found, "add `AUTO -all` to mdadm.conf, with an ARRAY line for each of this node's own")
-    })
-}
-
-fn iscsi() -> Option<Check> {
-    const NAME: &str = "iscsi-startup";
-    Some(match settings(Path::new(ISCSID), NAME)? {
-        Err(check) => check,
-        Ok(settings) if settings.iter().any(|line| says(line, "node.startup", |value| value == "automatic")) => {
-            let found =
-                "iscsid logs in at each boot to every target that a discovery by hand has shown (node.startup = automatic)";
-            Check::warning(NAME, found, "set `node.startup = manual` in /etc/iscsi/iscsid.conf; the driver logs in by itself")
-        }
-        Ok(_) => Check::ok(NAME, "iscsid logs in to nothing by itself"),
     })
 }

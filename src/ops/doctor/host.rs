@@ -9,6 +9,7 @@ use crate::os::process::{Run, Tool, run};
 use crate::os::{loopdev, mount, udev};
 
 use super::{Check, Level, Setup};
+use crate::backend::ToolUse;
 
 /// Of mount_setattr(2).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
@@ -18,49 +19,28 @@ const BUILT: Duration = Duration::from_secs(1_735_689_600);
 const APPEARS: Duration = Duration::from_secs(1);
 const TOOL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A program that the driver runs.
-pub(super) struct Used {
-    tool: Tool,
-    /// What makes it say its version, and do nothing else.
-    version: &'static [&'static str],
-    what_for: &'static str,
-    /// The type of backend that alone needs it.
-    pub only_for: Option<&'static str>,
-    missing: Level,
-}
-
-const fn used(name: &'static str, package: &'static str, version: &'static [&'static str], what_for: &'static str) -> Used {
-    Used { tool: Tool { name, package }, version, what_for, only_for: None, missing: Level::Warning }
-}
-
-/// All of them; a test compares them with those that `os` names.
-pub(super) const TOOLS: &[Used] = &[
-    Used { missing: Level::Error, ..used("mkfs.ext4", "e2fsprogs", &["-V"], "formats ext4, the default") },
-    Used { missing: Level::Error, ..used("e2fsck", "e2fsprogs", &["-V"], "checks ext4 before it is mounted") },
-    Used { missing: Level::Error, ..used("resize2fs", "e2fsprogs", &[], "grows ext4 that is not mounted") },
-    used("mkfs.xfs", "xfsprogs", &["-V"], "formats xfs"),
-    used("mkfs.btrfs", "btrfs-progs", &["--version"], "formats btrfs"),
-    used("btrfs", "btrfs-progs", &["--version"], "grows btrfs"),
-    used("cryptsetup", "cryptsetup-bin", &["--version"], "opens encrypted volumes"),
-    used("stat", "coreutils", &["--version"], "asks how full volumes are, and whether servers live"),
-    Used { only_for: Some("nfs"), missing: Level::Error, ..used("mount.nfs", "nfs-common", &["-V"], "mounts shares") },
-    Used {
-        only_for: Some("iscsi"),
-        missing: Level::Error,
-        ..used("iscsiadm", "open-iscsi", &["--version"], "makes and ends sessions")
-    },
-    Used { only_for: Some("iscsi"), ..used("multipathd", "multipath-tools", &["-h"], "makes one device of several paths") },
-    Used { only_for: Some("nfs"), missing: Level::Error, ..used("umount", "mount", &["--version"], "unmounts shares") },
+/// Those of every node; a test compares them, and those of the backends, with those that `os` names.
+pub(super) const TOOLS: &[ToolUse] = &[
+    ToolUse::required(Tool { name: "mkfs.ext4", package: "e2fsprogs" }, &["-V"], "formats ext4, the default"),
+    ToolUse::required(Tool { name: "e2fsck", package: "e2fsprogs" }, &["-V"], "checks ext4 before it is mounted"),
+    ToolUse::required(Tool { name: "resize2fs", package: "e2fsprogs" }, &[], "grows ext4 that is not mounted"),
+    ToolUse::optional(Tool { name: "mkfs.xfs", package: "xfsprogs" }, &["-V"], "formats xfs"),
+    ToolUse::optional(Tool { name: "mkfs.btrfs", package: "btrfs-progs" }, &["--version"], "formats btrfs"),
+    ToolUse::optional(Tool { name: "btrfs", package: "btrfs-progs" }, &["--version"], "grows btrfs"),
+    ToolUse::optional(Tool { name: "cryptsetup", package: "cryptsetup-bin" }, &["--version"], "opens encrypted volumes"),
+    ToolUse::optional(
+        Tool { name: "stat", package: "coreutils" },
+        &["--version"],
+        "asks how full volumes are, and whether servers live",
+    ),
 ];
 
-pub(super) fn tool(used: &Used) -> Check {
-    let Used { tool, version, what_for, missing, only_for: _ } = used;
+pub(super) fn tool(used: &ToolUse) -> Check {
+    let ToolUse { tool, version, what_for, required } = used;
     if tool.find().is_err() {
-        let remedy = format!("install the package {}", tool.package);
-        return Check {
-            level: *missing,
-            ..Check::warning("tool", format!("{} is not installed: it {what_for}", tool.name), remedy)
-        };
+        let found = format!("{} is not installed: it {what_for}", tool.name);
+        let level = if *required { Level::Error } else { Level::Warning };
+        return Check { level, ..Check::warning("tool", found, format!("install the package {}", tool.package)) };
     }
     let arguments = version.iter().map(|word| (*word).to_owned()).collect();
     let command = Run { tool: *tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: TOOL_PATIENCE };
@@ -213,6 +193,8 @@ pub(super) fn devices(setup: &Setup) -> Vec<Check> {
 
 #[cfg(test)]
 mod tests {
+    use crate::backend::catalog::Catalog;
+
     use super::*;
 
     #[test]
@@ -237,6 +219,8 @@ mod tests {
     #[test]
     fn every_program_that_is_run_is_checked() {
         let mut named = 0;
+        let catalog = Catalog::built_in();
+        let tools: Vec<&ToolUse> = TOOLS.iter().chain(catalog.rows().iter().flat_map(|row| row.tools)).collect();
         let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/os"));
         for path in all.into_iter().filter(|path| !path.ends_with("testing.rs")) {
             let code = fs::read_to_string(&path).expect("a source");
@@ -244,15 +228,16 @@ mod tests {
             for part in production.split("Tool { name: \"").skip(1) {
                 let name = part.split('"').next().unwrap_or_default();
                 named += 1;
-                assert!(TOOLS.iter().any(|used| used.tool.name == name), "{} runs {name}", path.display());
+                assert!(tools.iter().any(|used| used.tool.name == name), "{} runs {name}", path.display());
             }
         }
-        assert!(named >= TOOLS.len(), "{named}: the test has stopped finding what it looks for");
+        assert!(named >= tools.len(), "{named}: the test has stopped finding what it looks for");
     }
 
     #[test]
     fn a_program_that_is_not_there_is_told_with_its_package() {
-        let missing = Used { missing: Level::Error, ..used("no-such-tool", "no-such-package", &[], "does nothing") };
+        let unknown = Tool { name: "no-such-tool", package: "no-such-package" };
+        let missing = ToolUse::required(unknown, &[], "does nothing");
         let check = tool(&missing);
         assert!(check.level == Level::Error && check.remedy.is_some_and(|remedy| remedy.contains("no-such-package")));
     }

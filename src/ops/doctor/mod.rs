@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use crate::backend::{NodeCheck, StoragePath, ToolUse};
 
 mod activation;
 mod host;
 mod places;
 
+pub use crate::backend::{Check, Level};
 pub use places::reaches_pods;
 
 /// For how long each check is given.
@@ -28,54 +29,12 @@ pub struct Setup {
     pub endpoint: PathBuf,
     pub state_dir: PathBuf,
     pub kubelet_dir: PathBuf,
-    pub pools: Vec<Pool>,
-    /// The types of the configured backends.
-    pub backends: BTreeSet<&'static str>,
+    /// Those of the configured backends, as are the tools and checks: beside what every node needs.
+    pub storage: Vec<StoragePath>,
+    pub tools: Vec<ToolUse>,
+    pub node_checks: Vec<NodeCheck>,
     /// This process runs in a container of a pod.
     pub in_pod: bool,
-}
-
-/// A directory of images.
-#[derive(Clone, Debug)]
-pub struct Pool {
-    pub name: String,
-    pub path: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    Ok,
-    /// Something will not work, or not well; the driver does.
-    Warning,
-    /// The driver would fail, at its start or at the first pod.
-    Error,
-}
-
-/// What came of one check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// For programs: `kernel`, `propagation`.
-    pub name: &'static str,
-    pub level: Level,
-    pub found: String,
-    /// What to do; not with `ok`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remedy: Option<String>,
-}
-
-impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Check { name, level: Level::Ok, found: found.into(), remedy: None }
-    }
-
-    fn warning(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Check { name, level: Level::Warning, found: found.into(), remedy: Some(remedy.into()) }
-    }
-
-    fn error(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Check { name, level: Level::Error, found: found.into(), remedy: Some(remedy.into()) }
-    }
 }
 
 type Work = Box<dyn FnOnce() -> Vec<Check> + Send>;
@@ -93,18 +52,17 @@ pub fn examine(setup: &Setup) -> Vec<Check> {
         work.push(("loop", with(host::loops)));
         work.push(("devices", with(host::devices)));
         work.push(("activation", with(activation::activation)));
-        let needed = host::TOOLS.iter().filter(|tool| tool.only_for.is_none_or(|backend| setup.backends.contains(backend)));
-        work.extend(needed.map(|tool| {
-            let check: Work = Box::new(|| vec![host::tool(tool)]);
-            ("tool", check)
-        }));
+        work.extend(setup.node_checks.iter().map(|check| (check.name, Box::new(check.run) as Work)));
+        let mut names = BTreeSet::new();
+        let needed = host::TOOLS.iter().chain(&setup.tools).filter(|used| names.insert(used.tool.name));
+        work.extend(needed.copied().map(|used| ("tool", Box::new(move || vec![host::tool(&used)]) as Work)));
         work.push(("kubelet-dir", with(places::kubelet)));
         work.push(("registration", with(places::registration)));
     }
     work.push(("state-dir", with(places::state)));
-    for pool in setup.pools.clone() {
-        let (setup, check) = (setup.clone(), places::pool);
-        work.push(("pool", Box::new(move || check(&setup, &pool))));
+    for pool in setup.storage.clone() {
+        let setup = setup.clone();
+        work.push(("pool", Box::new(move || places::pool(&setup, &pool))));
     }
     work.push(("socket", with(places::socket)));
     run(work, PATIENCE)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Access;
 
+use crate::backend::StoragePath;
 use crate::ops::registration_socket;
 use crate::os::fs::{Usage, usages};
 use crate::os::mountinfo::MountTable;
@@ -15,7 +16,7 @@ use crate::os::socket::{self as unix, Listener};
 use crate::os::{copy, programs};
 use crate::volume::Bytes;
 
-use super::{Check, Pool, Setup};
+use super::{Check, Setup};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// An fsync that takes longer slows down each stage and each creation, which wait for several.
@@ -139,15 +140,14 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-pub(super) fn pool(setup: &Setup, pool: &Pool) -> Vec<Check> {
+pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
     const NAME: &str = "pool";
     let called = format!("pool {}", pool.name);
     let (place, told) = match usable(NAME, &pool.path) {
         Ok(found) => found,
         Err(check) => return vec![check],
     };
-    let marked = place.join("longshore-pool.json").exists();
-    if place == pool.path && !marked && holds_more(&place) {
+    if place == pool.path && pool.marker.is_some_and(|marker| holds_more(&place, marker, pool.own_entries)) {
         let found = format!("{called}: {told}, is no pool, and not empty");
         return vec![Check::error(NAME, found, "name an empty directory, or mount the pool's file system")];
     }
@@ -197,22 +197,14 @@ fn same_disk(one: &Path, other: &Path) -> bool {
     device(one).is_some_and(|number| Some(number) == device(other))
 }
 
-/// What a new pool may not hold.
-fn holds_more(directory: &Path) -> bool {
+/// Whether the directory lacks the marker of one in use, and holds what a new one may not.
+fn holds_more(directory: &Path, marker: &str, own: &[&str]) -> bool {
+    if directory.join(marker).exists() {
+        return false;
+    }
     let names = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let ours = [
-        "lost+found",
-        "lock",
-        "volumes",
-        "snapshots",
-        "groups",
-        "tmp",
-        "trash",
-        "archive",
-        "retained",
-        ".longshore-pool.json.tmp",
-    ];
-    names.into_iter().any(|name| !ours.contains(&name.as_str()))
+    let is_own = |name: &str| own.contains(&name) || name == "lost+found" || name == format!(".{marker}.tmp");
+    names.into_iter().any(|name| !is_own(&name))
 }
 
 pub(super) fn socket(setup: &Setup) -> Vec<Check> {
