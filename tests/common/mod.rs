@@ -79,6 +79,8 @@ pub struct Harness {
     /// Further arguments of `serve`.
     arguments: Vec<String>,
     machine: Option<Machine>,
+    /// Instead of `longshore` itself.
+    program: Option<PathBuf>,
     driver: Option<Child>,
     runtime: tokio::runtime::Runtime,
 }
@@ -170,6 +172,7 @@ impl Harness {
             node_id,
             arguments: Vec::new(),
             machine: None,
+            program: None,
             driver: None,
             runtime,
         };
@@ -241,6 +244,11 @@ impl Harness {
         self.arguments.push(argument.to_owned());
     }
 
+    /// The driver of another program that has `serve`.
+    pub fn set_program(&mut self, program: PathBuf) {
+        self.program = Some(program);
+    }
+
     /// Drivers run on a machine of their own from now on, with what is mounted now. Their network is one of their own, too, unless their
     /// storage is reached through that of all.
     pub fn boot(&mut self, network: bool) {
@@ -286,7 +294,8 @@ impl Harness {
         let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("inotify");
         rustix::fs::inotify::add_watch(&watch, &path, rustix::fs::inotify::WatchFlags::MODIFY).expect("the log is watched");
         // Where there is no cargo, the driver lies elsewhere than where it was built.
-        let program = std::env::var_os("LONGSHORE").unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
+        let program = self.program.clone().or_else(|| std::env::var_os("LONGSHORE").map(PathBuf::from));
+        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
         let starting = STARTING.write().expect("no panic while a program is started");
         let mut command = match &self.machine {
             Some(machine) => machine.command(program),
