@@ -17,6 +17,10 @@
 //! - Another cluster of the account has a disk and a snapshot with the same names as each of ours, and none of them may be touched.
 //! - The token of a deleted disk is refused: "already deleted" (aws-ebs-csi-driver issue 3010, crossplane-contrib/provider-aws issue 1858),
 //!   also that of one which vanished since its key could not be used ([`CloudState::fails`]; aws-ebs-csi-driver issues 1951 and 3010).
+//! - CopyVolumes, which moto does not have, copies a volume once it is made and filled in, which takes [`super::state::Times::filling`]:
+//!   in its zone, at least of its size, one copy of it at a time and five in all; a copy comes from no snapshot, has the source's
+//!   encryption and none of its tags (EBS user guide, "Copy an Amazon EBS volume"; EC2 API reference, CopyVolumes). Without a type it is
+//!   gp2. Tokens of copies are told from those of new volumes: nothing says that they are the same.
 //! - Tags are copied: [`super::proxy::Cloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore") and CopySnapshot
 //!   (EBS user guide, "Copy an Amazon EBS snapshot": the copy's volume id is arbitrary).
 
@@ -74,6 +78,7 @@ impl Act<'_> {
         self.sweep();
         match action {
             "CreateVolume" => self.create_volume(),
+            "CopyVolumes" => self.copy_volumes(),
             "DeleteVolume" => self.delete_volume(),
             "CreateTags" => self.create_tags(),
             "AttachVolume" => self.attach_volume(),
@@ -167,22 +172,90 @@ impl Act<'_> {
         Ok(())
     }
 
+    /// What an earlier request with this token answered, which may be made of another action.
+    fn made_by_token(&self, token: &str, response: &str) -> Option<Answer> {
+        let (id, parameters) = self.world.tokens.get(token).filter(|_| !self.get("ClientToken").is_empty())?;
+        if parameters != self.parameters {
+            let message = "The request uses the same client token as a previous, but non-identical request.";
+            return Some(refuse("IdempotentParameterMismatch", message));
+        }
+        let made = self.world.volumes.get(id).expect("made by this token");
+        if made.deleted.is_some() && self.unkind {
+            let message = "The client token you have provided is associated with a resource that is already deleted. Please use a \
+                           different client token.";
+            return Some(refuse("IdempotentParameterMismatch", message));
+        }
+        let mut item = made.view(self.now);
+        item.name = response.to_owned();
+        Some(Ok(item))
+    }
+
+    fn copy_volumes(&mut self) -> Answer {
+        const MOST: usize = 5;
+        let answer = |item: Element| Element::of("CopyVolumesResponse", [Element::of("volumeSet", [item])]);
+        let token = format!("copy {}", self.get("ClientToken"));
+        if let Some(made) = self.made_by_token(&token, "item") {
+            return made.map(answer);
+        }
+        self.check_tags("TagSpecification.1.Tag")?;
+        let (of, now) = (self.get("SourceVolumeId").to_owned(), self.now);
+        let source = self.volume(&of)?;
+        let (zone, encrypted) = (source.item.get("availabilityZone").to_owned(), source.item.get("encrypted").to_owned());
+        let least: u64 = source.view(now).get("size").parse().expect("a size");
+        if now < source.ready || source.filling.as_ref().is_some_and(|(_, filled)| now < *filled) {
+            return refuse("IncorrectState", format!("The volume '{of}' is in the 'creating' or 'initializing' state."));
+        }
+        if source.modification.as_ref().is_some_and(|change| ["modifying", "failed"].contains(&change.state(now))) {
+            return refuse("IncorrectModificationState", format!("Volume {of} is being modified."));
+        }
+        let filling =
+            self.world.volumes.values().filter_map(|volume| volume.filling.as_ref()).filter(|(_, filled)| now < *filled);
+        let sources: Vec<&String> = filling.map(|(source, _)| source).collect();
+        if sources.contains(&&of) {
+            return refuse("ConcurrentCopyVolumeLimitExceeded", format!("Another copy of volume {of} is in progress."));
+        }
+        if sources.len() >= MOST {
+            return refuse("CopyVolumesLimitExceeded", format!("The maximum number of {MOST} volume copies is in progress."));
+        }
+        let size = self.number("Size")?.unwrap_or(least);
+        if size < least {
+            return refuse("InvalidParameterValue", format!("Volume copy is smaller than its source, expect size >= {least}GiB"));
+        }
+        let multi = self.get("MultiAttachEnabled") == "true";
+        let kind = self.check_kind(size, multi)?;
+        let mut parameters = self.parameters.clone();
+        parameters.retain(|name, _| name != "ClientToken" && name != "SourceVolumeId");
+        let further = [("Action", "CreateVolume"), ("AvailabilityZone", &zone), ("VolumeType", &kind), ("Encrypted", &encrypted)];
+        let further = further
+            .into_iter()
+            .chain([("Size", size.to_string().as_str())])
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .collect::<Vec<_>>();
+        parameters.extend(further);
+        let filled = self.world.end("initializing", now, self.world.times.filling);
+        let made = self.make_volume(&parameters, token, multi, Some((of, filled)))?;
+        let mut item = made;
+        item.name = "item".to_owned();
+        item.children.retain(|child| child.name != "requestId");
+        Ok(answer(item))
+    }
+
+    /// The type, if a volume of it can be so.
+    fn check_kind(&self, size: u64, multi: bool) -> Result<String, Refusal> {
+        let (iops, throughput) = (self.number("Iops")?, self.number("Throughput")?);
+        let kind = self.parameters.get("VolumeType").map_or("gp2", String::as_str);
+        limits::check(kind, size, iops, throughput)?;
+        if multi && !["io1", "io2"].contains(&kind) {
+            let message = format!("The parameter MultiAttachEnabled is not supported for {kind} volumes.");
+            return refuse("InvalidParameterCombination", message);
+        }
+        Ok(kind.to_owned())
+    }
+
     fn create_volume(&mut self) -> Answer {
         let token = self.get("ClientToken").to_owned();
-        if let Some((id, parameters)) = self.world.tokens.get(&token).filter(|_| !token.is_empty()) {
-            if parameters != self.parameters {
-                let message = "The request uses the same client token as a previous, but non-identical request.";
-                return refuse("IdempotentParameterMismatch", message);
-            }
-            let made = self.world.volumes.get(id).expect("made by this token");
-            if made.deleted.is_some() && self.unkind {
-                let message = "The client token you have provided is associated with a resource that is already deleted. Please use a \
-                               different client token.";
-                return refuse("IdempotentParameterMismatch", message);
-            }
-            let mut item = made.view(self.now);
-            item.name = "CreateVolumeResponse".to_owned();
-            return Ok(item);
+        if let Some(made) = self.made_by_token(&token, "CreateVolumeResponse") {
+            return made;
         }
         self.check_tags("TagSpecification.1.Tag")?;
         let mut size = self.number("Size")?;
@@ -201,22 +274,26 @@ impl Act<'_> {
             size = size.or(Some(least));
         }
         let Some(size) = size else { return refuse("MissingParameter", "The request must contain the parameter size/snapshot") };
-        let (iops, throughput) = (self.number("Iops")?, self.number("Throughput")?);
-        let kind = self.parameters.get("VolumeType").map_or("gp2", String::as_str);
-        limits::check(kind, size, iops, throughput)?;
         let multi = self.get("MultiAttachEnabled") == "true";
-        if multi && !["io1", "io2"].contains(&kind) {
-            return refuse(
-                "InvalidParameterCombination",
-                format!("The parameter MultiAttachEnabled is not supported for {kind} volumes."),
-            );
-        }
+        self.check_kind(size, multi)?;
         let zone = self.get("AvailabilityZone").to_owned();
         self.describe_zones()?;
         if !self.world.zones.contains(&zone) {
             return refuse("InvalidZone.NotFound", format!("The zone '{zone}' does not exist."));
         }
-        let mut answer = self.pass_on(self.parameters)?;
+        let parameters = self.parameters.clone();
+        self.make_volume(&parameters, token, multi, None)
+    }
+
+    /// Has moto make it, and answers what it said.
+    fn make_volume(
+        &mut self,
+        parameters: &Parameters,
+        token: String,
+        multi: bool,
+        filling: Option<(String, Duration)>,
+    ) -> Answer {
+        let mut answer = self.pass_on(parameters)?;
         let id = answer.get("volumeId").to_owned();
         let mut item = answer.clone();
         item.name = "item".to_owned();
@@ -231,6 +308,7 @@ impl Act<'_> {
             deleted: None,
             attachments: Vec::new(),
             modification: None,
+            filling,
         };
         self.world.volumes.insert(id.clone(), volume);
         if let Some(theirs) = self.theirs(&item, "volumeId") {
@@ -243,6 +321,7 @@ impl Act<'_> {
                 deleted: None,
                 attachments: Vec::new(),
                 modification: None,
+                filling: None,
             };
             self.world.volumes.insert(theirs_id.clone(), volume);
             self.world.told(&theirs_id, theirs);

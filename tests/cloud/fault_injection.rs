@@ -11,11 +11,15 @@ use super::proxy::{Cloud, INTERNAL_ERROR, Trouble, UNAVAILABLE};
 /// Fast: each of some hundred cells is a life of its own.
 const SPEED: u32 = 50;
 
+const ELSEWHERE: &str = "us-east-1b";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Create,
     Restore,
     Clone,
+    /// Through a snapshot: a volume is copied in its zone only.
+    CloneElsewhere,
     Attach,
     Expand,
     Modify,
@@ -25,10 +29,11 @@ enum Call {
     Delete,
 }
 
-const CALLS: [Call; 10] = [
+const CALLS: [Call; 11] = [
     Call::Create,
     Call::Restore,
     Call::Clone,
+    Call::CloneElsewhere,
     Call::Attach,
     Call::Expand,
     Call::Modify,
@@ -42,7 +47,8 @@ impl Call {
     /// The request by which it changes something.
     fn action(self) -> &'static str {
         match self {
-            Call::Create | Call::Restore | Call::Clone => "CreateVolume",
+            Call::Create | Call::Restore | Call::CloneElsewhere => "CreateVolume",
+            Call::Clone => "CopyVolumes",
             Call::Attach => "AttachVolume",
             Call::Expand | Call::Modify => "ModifyVolume",
             Call::Snapshot => "CreateSnapshot",
@@ -106,6 +112,14 @@ impl Story {
             Call::Create => driver.create(&self.name("story")).map(drop),
             Call::Restore => driver.create_as(from_snapshot(&self.name("copy"), &then)).map(drop),
             Call::Clone => driver.create_as(clone_of(&self.name("copy"), &id)).map(drop),
+            Call::CloneElsewhere => {
+                let mut request = clone_of(&self.name("copy"), &id);
+                let zones = request.accessibility_requirements.as_mut().expect("a zone");
+                for zone in zones.requisite.iter_mut().chain(&mut zones.preferred) {
+                    zone.segments.values_mut().for_each(|zone| *zone = ELSEWHERE.to_owned());
+                }
+                driver.create_as(request).map(drop)
+            }
             Call::Attach => driver.attach(&id, &self.instance).map(drop),
             Call::Expand => driver.expand(&id, 20).map(drop),
             Call::Modify => driver.modify(&id, &[("iops", "4000"), ("throughput", "200")]),

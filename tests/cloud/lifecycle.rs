@@ -8,10 +8,13 @@ use tonic::Code;
 
 use super::driver::{Driver, GIB, ZONE, creation, publication, tag};
 use super::moto::IMAGE;
-use super::proxy::{BLOCK, Cloud, INTERNAL_ERROR};
+use super::proxy::{BLOCK, Cloud, INTERNAL_ERROR, Trouble};
 use super::xml::Element;
 
 const SPEED: u32 = 20;
+
+const REFUSED: Trouble =
+    Trouble::Refuse { status: 403, code: "UnauthorizedOperation", message: "You are not authorized to perform this operation." };
 
 fn source(of: csi::volume_content_source::Type) -> Option<csi::VolumeContentSource> {
     Some(csi::VolumeContentSource { r#type: Some(of) })
@@ -37,8 +40,8 @@ fn named<'a>(disks: &'a [Element], local: &str) -> &'a Element {
     found[0]
 }
 
-/// The whole life. `waits` is called where EC2 wants six hours to pass.
-fn live(driver: &Driver, instance: &str, waits: impl Fn()) {
+/// The whole life. `waits` is called where EC2 wants six hours to pass; `copies` is whether a volume is copied without a snapshot.
+fn live(driver: &Driver, instance: &str, copies: bool, waits: impl Fn()) {
     let volume = driver.create("data").expect("created");
     let zone = &volume.accessible_topology[0].segments["topology.longshore.csi.dev/zone"];
     let disk = driver.disk();
@@ -75,7 +78,8 @@ fn live(driver: &Driver, instance: &str, waits: impl Fn()) {
     driver.create_as(clone_of("cloned", "ebs:data")).expect("cloned");
     let disks = driver.disks();
     assert_eq!(named(&disks, "restored").get("snapshotId"), taken[0].get("snapshotId"));
-    assert!(!named(&disks, "cloned").get("snapshotId").is_empty());
+    assert_eq!(named(&disks, "cloned").get("snapshotId").is_empty(), copies);
+    assert_eq!(driver.snapshots().len(), 1, "a copy leaves none");
     assert_eq!(driver.list(2).len(), 3);
 
     driver.detach("ebs:data", instance).expect("detached");
@@ -96,7 +100,7 @@ fn a_volume_lives_in_a_cloud_as_ec2_is() {
     let Some(cloud) = Cloud::start(SPEED) else { return };
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
     let driver = Driver::start(&cloud, SPEED, &instance);
-    live(&driver, &instance, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
+    live(&driver, &instance, true, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
     assert_eq!(cloud.requests().2, 0, "nothing was throttled");
     // The rights that the documentation tells are enough.
     let documented = include_str!("../../docs/ec2.md");
@@ -131,6 +135,44 @@ fn disk_is_known_to_be_blank_at_its_first_attachment_only() {
     driver.assert_clean("at the end");
 }
 
+/// EC2 has one copy of a volume in progress at a time, none of a copy that is in progress, and none in another zone.
+#[test]
+fn clones_that_ec2_does_not_copy_go_through_a_snapshot() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let driver = Driver::start(&cloud, SPEED, &instance);
+    driver.create("data").expect("created");
+    cloud.world().stuck.insert("initializing");
+    let through_snapshots = |name: &str, of: &str, copies: u64| {
+        let before = (cloud.done("CopyVolumes"), cloud.done("CreateSnapshot"));
+        driver.create_as(clone_of(name, of)).expect("cloned");
+        assert_eq!(cloud.done("CopyVolumes") - before.0, copies, "{name}");
+        assert_eq!(driver.snapshots(), [], "{name}: its snapshot is left");
+        let disks = driver.disks();
+        assert!(tag(named(&disks, name), "longshore.dev/blank").is_empty(), "{name} is told to be blank");
+        cloud.done("CreateSnapshot") - before.1
+    };
+    assert_eq!(through_snapshots("first", "ebs:data", 1), 0);
+    assert_eq!(through_snapshots("second", "ebs:data", 1), 1, "ConcurrentCopyVolumeLimitExceeded");
+    assert_eq!(through_snapshots("of-first", "ebs:first", 1), 1, "it is filled in still");
+    cloud.order("CopyVolumes", REFUSED);
+    assert_eq!(through_snapshots("denied", "ebs:of-first", 1), 1, "UnauthorizedOperation");
+    let zone = csi::Topology { segments: HashMap::from([("topology.kubernetes.io/zone".to_owned(), "us-east-1b".to_owned())]) };
+    let elsewhere = csi::CreateVolumeRequest {
+        accessibility_requirements: Some(csi::TopologyRequirement { requisite: vec![zone.clone()], preferred: vec![zone] }),
+        ..clone_of("elsewhere", "ebs:data")
+    };
+    let before = cloud.done("CopyVolumes");
+    driver.create_as(elsewhere).expect("cloned");
+    assert_eq!(cloud.done("CopyVolumes"), before);
+    let log = driver.harness.log();
+    assert!(log.contains("refused a direct copy") && log.contains("UnauthorizedOperation"), "{log}");
+    for name in ["data", "first", "second", "of-first", "denied", "elsewhere"] {
+        driver.delete(&format!("ebs:{name}")).expect("deleted");
+    }
+    driver.assert_clean("at the end");
+}
+
 /// What others wrote, with nothing of ours between.
 #[test]
 fn a_volume_lives_in_moto() {
@@ -141,7 +183,7 @@ fn a_volume_lives_in_moto() {
     let answer = driver.moto.must("RunInstances", &parameters);
     let instance = answer.items("instancesSet")[0].get("instanceId");
     driver.harness.start();
-    live(&driver, instance, || {});
+    live(&driver, instance, false, || {});
 }
 
 /// Descriptions lag behind what was done, as they do where many copies of a database answer.
@@ -152,7 +194,7 @@ fn a_volume_lives_in_a_cloud_that_tells_old_news() {
     cloud.clock.skip(Duration::from_secs(60));
     cloud.manners().behind = Duration::from_secs(8);
     let driver = Driver::start(&cloud, SPEED, &instance);
-    live(&driver, &instance, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
+    live(&driver, &instance, true, || cloud.clock.skip(Duration::from_secs(7 * 3600)));
 }
 
 #[test]

@@ -14,10 +14,12 @@ use super::xml::Element;
 
 /// Serves until its standard input ends, which it does when the test is no more, however that came about. The kernel chooses the
 /// port; it is told on standard output. For the tags of each thing moto looks through those of all things, which takes it a minute
-/// for all of 5,000 volumes: here it is shown those of that thing alone.
+/// for all of 5,000 volumes: here it is shown those of that thing alone. An action that it does not have it refuses as EC2 does.
 const SERVER: &str = "
 import logging, os, sys, threading, types
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.tags import TagBackend
+from moto.ec2.responses import EC2Response
 from werkzeug.serving import make_server
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 logging.getLogger('werkzeug').setLevel(logging.ERROR)
@@ -29,6 +31,9 @@ def tags_of(self, filters=None):
     known = types.SimpleNamespace(tags={ids[0]: self.tags.get(ids[0], {})}, VALID_TAG_FILTERS=self.VALID_TAG_FILTERS)
     return all_tags(known, filters)
 TagBackend.describe_tags = tags_of
+def copy_volumes(self):
+    raise EC2ClientError('InvalidAction', 'The action CopyVolumes is not valid for this web service.')
+EC2Response.copy_volumes = copy_volumes
 server = make_server('127.0.0.1', 0, DomainDispatcherApplication(create_backend_app), threaded=True, request_handler=MotoRequestHandler)
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
 print(server.port, flush=True)

@@ -21,10 +21,12 @@ pub struct Times {
     pub modifying: Duration,
     pub optimizing: Duration,
     pub snapshot: Duration,
+    /// Of a copy's data.
+    pub filling: Duration,
 }
 
 impl Default for Times {
-    /// As EC2 has them on good days, but for `optimizing` and `snapshot`, which may take hours there.
+    /// As EC2 has them on good days, but for `optimizing`, `snapshot` and `filling`, which may take hours there.
     fn default() -> Times {
         let seconds = Duration::from_secs;
         Times {
@@ -35,6 +37,7 @@ impl Default for Times {
             modifying: seconds(4),
             optimizing: seconds(60),
             snapshot: seconds(20),
+            filling: seconds(30),
         }
     }
 }
@@ -51,6 +54,8 @@ pub struct Volume {
     pub deleted: Option<Duration>,
     pub attachments: Vec<Attachment>,
     pub modification: Option<Modification>,
+    /// Of a copy: its source, and when it is filled in.
+    pub filling: Option<(String, Duration)>,
 }
 
 #[derive(Clone, Debug)]
@@ -220,7 +225,7 @@ pub struct CloudState {
     /// The blocks of a snapshot that hold something, and what; of 512 KiB.
     pub blocks: BTreeMap<String, BTreeMap<u64, u64>>,
     /// States that whatever comes into them from now on does not leave: `creating`, `attaching`, `detaching`, `busy`, `modifying`,
-    /// `pending`.
+    /// `pending`, `initializing`.
     pub stuck: BTreeSet<&'static str>,
     /// Disks and changes that begin from now on come to nothing.
     pub fails: bool,

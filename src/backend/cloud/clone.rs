@@ -1,18 +1,113 @@
-//! A copy of a volume goes through a snapshot, which is the copy's alone and is deleted afterwards.
+//! A copy of a volume: directly, where the cloud copies a disk and accepts the request; else through a snapshot, which is the copy's alone
+//! and is deleted afterwards.
+//!
+//! One copy goes one way only, whatever process goes on with it: with the temporary snapshot there, or not known to be absent, it is the
+//! snapshot's. A direct copy that was refused goes through a snapshot once it is known that no earlier request made a disk: neither this
+//! one's, nor one whose answer was lost, nor one of a process before this one.
 
 use crate::backend::{Quiesce, SnapshotSpec};
+use crate::os::step::step;
 use crate::volume::{Error, RawParameters, Result, SnapshotId, VolumeId};
 
 use super::frame::Controller;
 use super::looks::Key;
-use super::provision::WAIT;
-use super::snapshots::Taking;
+use super::provision::{Send, WAIT, is_over};
+use super::snapshots::{Sought, Taking};
 use super::tags::TEMPORARY;
-use super::{CloudSnapshotId, SnapshotState};
+use super::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState};
 
 impl Controller {
+    /// Makes the disk of a copy, or goes on with what an earlier call began; nothing else of it is left then.
+    pub fn make_copy(&self, copy: &VolumeId, source: &VolumeId, spec: DiskSpec, quiesce: &dyn Quiesce) -> Result<Disk> {
+        if self.memory.is_torn(copy.derived()) {
+            self.delete_torn(copy)?;
+        }
+        // What began through a snapshot ends so; also where its source is gone by now.
+        if self.find_temporary(copy)?.is_none()
+            && let Some(disk) = self.copy_without_snapshot(copy, source, &spec, quiesce)?
+        {
+            return Ok(disk);
+        }
+        let source = DiskSource::Snapshot(self.copy_to_snapshot(copy, source, quiesce)?);
+        match self.make(copy, DiskSpec { source, ..spec }) {
+            Ok(disk) => self.tidy(copy).map(|()| disk),
+            Err(error) if is_over(&error) => Err(match self.tidy(copy) {
+                Ok(()) => error,
+                Err(left) => error.but_left(left.to_string()),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn find_temporary(&self, copy: &VolumeId) -> Result<Option<CloudSnapshot>> {
+        self.taken_or_hidden(&Sought { what: &what(copy), object: &temporary(copy), key: &key(copy), recorded: None })
+    }
+
+    /// The disk that an earlier process made, or a direct copy; `None` where there is none, and the copy goes through a snapshot.
+    fn copy_without_snapshot(
+        &self,
+        copy: &VolumeId,
+        source: &VolumeId,
+        spec: &DiskSpec,
+        quiesce: &dyn Quiesce,
+    ) -> Result<Option<Disk>> {
+        let direct = self.disk(source)?.filter(|disk| self.cloud.copies_disk(disk, spec));
+        // After a lost answer the token of a direct copy finds what was made.
+        let has_token = direct.is_some() && self.memory.outcome_unknown_until(copy.derived()).is_some();
+        if !has_token && let Some(earlier) = self.confirmed_disk(copy)? {
+            let id = earlier.id.clone();
+            match self.settle(copy, earlier)? {
+                Some(disk) => return self.matches_request(copy, disk, spec).map(Some),
+                None => self.memory.gone(copy.derived(), &id.0),
+            }
+        }
+        let Some(direct) = direct else { return Ok(None) };
+        self.memory.tidied(copy.derived());
+        self.copy_directly(copy, source, DiskSpec { source: DiskSource::Disk(direct.id), ..spec.clone() }, quiesce)
+    }
+
+    /// `None` where the cloud refused it.
+    fn copy_directly(&self, copy: &VolumeId, source: &VolumeId, spec: DiskSpec, quiesce: &dyn Quiesce) -> Result<Option<Disk>> {
+        let mut broken = None;
+        let send: Send<'_> = &mut |spec| {
+            let held = quiesce.hold(std::slice::from_ref(source)).map_err(|error| self.after_unknown_outcome(copy, error))?;
+            let answer = step("copy disk", copy, || self.cloud.create_disk(spec));
+            // It is of the instant of its request: nothing need be held while it is filled in.
+            let kept_still = held.release();
+            let may_be_there = answer.as_ref().err().is_none_or(|refusal| refusal.maybe_done);
+            if let Some(error) = kept_still.err().filter(|_| may_be_there) {
+                self.memory.tore(copy.derived());
+                broken = Some(error);
+            }
+            Ok(answer)
+        };
+        let made = self.make_by(send, copy, spec);
+        match (made, broken) {
+            (made, Some(broken)) => Err(match made.and_then(|_| self.delete_torn(copy)) {
+                Ok(()) => broken.nothing_left(),
+                Err(error) => broken.but_left(error.to_string()),
+            }),
+            (Ok(Ok(disk)), None) => Ok(Some(disk)),
+            (Ok(Err(refusal)), None) => {
+                tracing::info!(volume = %copy, %refusal, "the cloud refused a direct copy; it is made through a snapshot");
+                Ok(None)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Deletes a copy of a source that was written to meanwhile.
+    fn delete_torn(&self, copy: &VolumeId) -> Result<()> {
+        // One that is still being made cannot be deleted.
+        if let Some(disk) = self.confirmed_disk(copy)?.map(|disk| self.settle(copy, disk)).transpose()?.flatten() {
+            self.delete_disk(copy, &disk)?;
+        }
+        self.memory.untorn(copy.derived());
+        Ok(())
+    }
+
     /// A complete snapshot of `source` for the new volume `copy`: that of an earlier call, or a new one.
-    pub fn copy(&self, copy: &VolumeId, source: &VolumeId, quiesce: &dyn Quiesce) -> Result<CloudSnapshotId> {
+    fn copy_to_snapshot(&self, copy: &VolumeId, source: &VolumeId, quiesce: &dyn Quiesce) -> Result<CloudSnapshotId> {
         self.memory.untidy(copy.derived());
         let name = format!("copy of {source} for {copy}");
         let id = SnapshotId::from_parts(copy.backend(), copy.derived())?;
@@ -55,13 +150,44 @@ impl Controller {
         if self.memory.is_tidy(copy.derived()) {
             return Ok(());
         }
-        let deleted = self.delete_all_taken(&what(copy), &key(copy), &format!("the temporary snapshot of volume {copy}"))?;
+        let deleted = self.delete_all_taken(&what(copy), &key(copy), &temporary(copy))?;
         // What a process before this one made a moment ago may not be shown yet.
         if deleted || self.memory.young_until().is_none() {
             self.memory.tidied(copy.derived());
         }
         Ok(())
     }
+}
+
+impl Refusal {
+    /// Whether it was surely not done, and a copy through a snapshot may be accepted where a direct one is not: no right to it, no such
+    /// action, a source or a zone of which there are none, one copy of a source at a time.
+    pub(super) fn may_concern_the_copy(&self) -> bool {
+        let is_another = match self.because {
+            CloudErrorKind::NotFound
+            | CloudErrorKind::InUse
+            | CloudErrorKind::TooSoon
+            | CloudErrorKind::Invalid
+            | CloudErrorKind::Denied
+            | CloudErrorKind::Key
+            | CloudErrorKind::Other => true,
+            CloudErrorKind::NoInstance
+            | CloudErrorKind::NotAttached
+            | CloudErrorKind::NameTaken
+            | CloudErrorKind::InstanceFull
+            | CloudErrorKind::OtherParameters
+            | CloudErrorKind::TokenSpent
+            | CloudErrorKind::Quota
+            | CloudErrorKind::NoCapacity
+            | CloudErrorKind::Throttled
+            | CloudErrorKind::Unavailable => false,
+        };
+        is_another && !self.maybe_done
+    }
+}
+
+fn temporary(copy: &VolumeId) -> String {
+    format!("the temporary snapshot of volume {copy}")
 }
 
 fn what(copy: &VolumeId) -> String {

@@ -89,6 +89,8 @@ struct State {
     attachments: Option<u64>,
     /// Copies whose temporary snapshot is known to be gone.
     tidy: BTreeSet<String>,
+    /// Direct copies that were made while their source was written to, and are to be deleted.
+    torn: BTreeSet<String>,
 }
 
 impl Memory {
@@ -148,6 +150,7 @@ impl Memory {
             state.known.remove(what);
             state.unknown_outcomes.remove(what);
             state.tidy.remove(what);
+            state.torn.remove(what);
         }
         state.bound.retain(|(disk, _), _| disk.0 != id);
         state.withdrawn.retain(|disk, _| disk.0 != id);
@@ -327,6 +330,20 @@ impl Memory {
         if state.tidy.len() > MOST {
             state.tidy.pop_first();
         }
+    }
+
+    /// A direct copy, which exists or may exist, is not of one instant.
+    pub fn tore(&self, volume: &str) {
+        self.state().torn.insert(volume.to_owned());
+    }
+
+    pub fn is_torn(&self, volume: &str) -> bool {
+        self.state().torn.contains(volume)
+    }
+
+    /// What was torn is seen not to be there.
+    pub fn untorn(&self, volume: &str) {
+        self.state().torn.remove(volume);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

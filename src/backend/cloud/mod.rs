@@ -89,6 +89,12 @@ pub trait Cloud: Send + Sync + 'static {
     /// Makes a disk. With the token of an earlier request whose answer was lost it answers what that one made.
     fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk>;
 
+    /// Whether `create_disk` may be asked for a direct copy ([`DiskSource::Disk`]) of this disk as `spec` wants it. What the cloud refuses
+    /// all the same is copied through a snapshot.
+    fn copies_disk(&self, _source: &Disk, _spec: &DiskSpec) -> bool {
+        false
+    }
+
     /// Sets these tags of a disk, in place of those of the same keys.
     fn tag_disk(&self, disk: &DiskId, tags: &Tags) -> Answer<()>;
 
@@ -210,11 +216,20 @@ pub struct DiskSpec {
     pub token: String,
     pub capacity: Bytes,
     pub zone: String,
-    pub snapshot: Option<CloudSnapshotId>,
+    pub source: DiskSource,
     pub tags: Tags,
     pub multi_attach: bool,
     /// The cloud's own parameters, as its backend parsed them.
     pub settings: serde_json::Value,
+}
+
+/// Of what a disk is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskSource {
+    Empty,
+    Snapshot(CloudSnapshotId),
+    /// A direct copy, of the instant of its request; only where [`Cloud::copies_disk`] says so.
+    Disk(DiskId),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use super::looks::Key;
 use super::memory::SETTLED;
 use super::poller::Unfinished;
 use super::tags::{self, VOLUME};
-use super::{AttachmentState, CloudErrorKind, CloudSnapshotId, Disk, DiskId, DiskSpec, DiskState, Refusal};
+use super::{Answer, AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState, Refusal};
 
 /// How long a call waits for a disk to become what it should, before it says that this goes on. Less than the minute that sidecars give a
 /// call as they are usually deployed, so that they hear what it waits for.
@@ -32,7 +32,12 @@ enum Requested {
     Made(Box<Disk>),
     /// The token's disk has come and gone.
     Used,
+    /// A direct copy was refused; no earlier request has made one either.
+    Refused(Refusal),
 }
+
+/// Sends a request for a disk.
+pub(super) type Send<'a> = &'a mut dyn FnMut(&DiskSpec) -> Result<Answer<Disk>>;
 
 impl Provision for Controller {
     fn unit(&self) -> u64 {
@@ -40,7 +45,7 @@ impl Provision for Controller {
     }
 
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        let Some(disk) = self.disk(id)?.filter(is_whole) else {
+        let Some(disk) = self.disk(id)?.filter(|disk| is_whole(disk) && !self.memory.is_torn(id.derived())) else {
             if id.recorded().is_some() {
                 self.report_copies(id);
             }
@@ -66,35 +71,29 @@ impl Provision for Controller {
             Some(site) => self.policy.placed(draft.settings, &site)?,
             None => draft.settings,
         };
-        let snapshot = self.origin(spec, quiesce)?;
         let recorded = with_own_part(&spec.parameters, |own| self.policy.requested_parameters(own));
         let request = DiskSpec {
             token: String::new(),
             capacity: spec.capacity,
             zone,
-            snapshot,
+            source: DiskSource::Empty,
             tags: self.owner.disk(spec, &recorded, &draft.tags),
             multi_attach: draft.multi_attach,
             settings,
         };
-        let is_copy = matches!(spec.source, Some(ContentSource::Volume(_)));
-        let disk = match self.make(&spec.id, request) {
-            Err(error) if is_copy && is_over(&error) => {
-                return Err(match self.tidy(&spec.id) {
-                    Ok(()) => error,
-                    Err(left) => error.but_left(left.to_string()),
-                });
+        let disk = match &spec.source {
+            None => self.make(&spec.id, request)?,
+            Some(ContentSource::Snapshot(snapshot)) => {
+                let source = DiskSource::Snapshot(self.completed_snapshot(snapshot)?.id);
+                self.make(&spec.id, DiskSpec { source, ..request })?
             }
-            made => made?,
+            Some(ContentSource::Volume(source)) => self.make_copy(&spec.id, source, request, quiesce)?,
         };
-        if is_copy {
-            self.tidy(&spec.id)?;
-        }
         self.owner.volume(&disk, self.policy.as_ref())
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
-        let disk = self.to_delete(id)?;
+        let disk = self.confirmed_disk(id)?;
         let changed = match &disk {
             Some(disk) => self.delete_disk(id, disk)?,
             None => {
@@ -128,18 +127,6 @@ impl Provision for Controller {
 }
 
 impl Controller {
-    /// From what the disk is made.
-    fn origin(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Option<CloudSnapshotId>> {
-        match &spec.source {
-            None => Ok(None),
-            Some(ContentSource::Snapshot(id)) => {
-                let snapshot = self.completed_snapshot(id)?;
-                Ok(Some(snapshot.id))
-            }
-            Some(ContentSource::Volume(source)) => self.copy(&spec.id, source, quiesce).map(Some),
-        }
-    }
-
     /// The zone that is preferred, else one that is allowed, else any: then each volume's by its digest, so that they are spread.
     /// With it the site in the zone, where one is asked for; nobody gets to one by chance.
     fn choose_zone(&self, spec: &VolumeSpec) -> Result<(String, Option<String>)> {
@@ -177,13 +164,19 @@ impl Controller {
     }
 
     /// Makes the disk of a volume, or finds the one that an earlier request made, and waits until it is available.
-    fn make(&self, id: &VolumeId, mut spec: DiskSpec) -> Result<Disk> {
+    pub(super) fn make(&self, id: &VolumeId, spec: DiskSpec) -> Result<Disk> {
+        let send: Send<'_> = &mut |spec| Ok(step("create disk", id, || self.cloud.create_disk(spec)));
+        self.make_by(send, id, spec)?.map_err(|refusal| self.not_made(id, refusal))
+    }
+
+    /// As `make`, by requests that `send` sends; a direct copy that was refused is an inner error.
+    pub(super) fn make_by(&self, send: Send<'_>, id: &VolumeId, mut spec: DiskSpec) -> Result<Answer<Disk>> {
         let what = id.derived();
         // One that is not whole yet was found by `find`.
         if let Some(known) = self.memory.known(what) {
             match self.locate(id)? {
                 Located::Seen(disk) => match self.settle(id, *disk)? {
-                    Some(disk) => return self.matches_request(id, disk, &spec),
+                    Some(disk) => return self.matches_request(id, disk, &spec).map(Ok),
                     None => self.memory.gone(what, &known.id),
                 },
                 Located::Hidden(disk) => return Err(self.not_shown(id, &disk)),
@@ -193,15 +186,17 @@ impl Controller {
         let first = self.memory.generation(what);
         for generation in first..first + GENERATIONS {
             spec.token = self.token(what, generation);
-            if let Requested::Made(disk) = self.request(id, &spec)?
-                && !self.memory.is_gone(&disk.id.0)
-            {
-                self.memory.made(what, &disk.id.0);
-                let disk_id = disk.id.clone();
-                match self.settle(id, *disk)? {
-                    Some(disk) => return self.matches_request(id, disk, &spec),
-                    None => self.memory.gone(what, &disk_id.0),
+            match self.request(send, id, &spec)? {
+                Requested::Made(disk) if !self.memory.is_gone(&disk.id.0) => {
+                    self.memory.made(what, &disk.id.0);
+                    let disk_id = disk.id.clone();
+                    match self.settle(id, *disk)? {
+                        Some(disk) => return self.matches_request(id, disk, &spec).map(Ok),
+                        None => self.memory.gone(what, &disk_id.0),
+                    }
                 }
+                Requested::Made(_) | Requested::Used => {}
+                Requested::Refused(refusal) => return Ok(Err(refusal)),
             }
             self.memory.set_generation(what, generation + 1);
         }
@@ -216,11 +211,12 @@ impl Controller {
 
     /// One disk by its token. What is asked for is not in the token: a request with other parameters than one whose answer was lost
     /// must not make a second disk.
-    fn request(&self, id: &VolumeId, spec: &DiskSpec) -> Result<Requested> {
+    fn request(&self, send: Send<'_>, id: &VolumeId, spec: &DiskSpec) -> Result<Requested> {
         let object = format!("volume {id}");
+        let is_copy = matches!(spec.source, DiskSource::Disk(_));
         let mut repeats = 0;
         loop {
-            let refusal = match step("create disk", id, || self.cloud.create_disk(spec)) {
+            let refusal = match send(spec)? {
                 Ok(disk) if matches!(disk.state, DiskState::Deleting | DiskState::Deleted) => return Ok(Requested::Used),
                 Ok(disk) => return Ok(Requested::Made(Box::new(disk))),
                 Err(refusal) => refusal,
@@ -238,17 +234,26 @@ impl Controller {
                 // A cloud may look at its quotas before it looks at the token of a disk that it has made already.
                 CloudErrorKind::Quota | CloudErrorKind::NoCapacity => return self.made_before(id, refusal),
                 // What is named first is the snapshot; without one it can only be the token's disk.
-                CloudErrorKind::NotFound if spec.snapshot.is_none() => return Ok(Requested::Used),
+                CloudErrorKind::NotFound if spec.source == DiskSource::Empty => return Ok(Requested::Used),
+                _ if is_copy && refusal.may_concern_the_copy() => {
+                    // The first of two requests may have made what the second is refused for.
+                    let made = self.confirmed_disk(id)?;
+                    return Ok(made.map_or(Requested::Refused(refusal), |disk| Requested::Made(Box::new(disk))));
+                }
                 _ => return Err(self.not_made(id, refusal)),
             }
         }
     }
 
-    fn not_made(&self, id: &VolumeId, refusal: Refusal) -> Error {
-        let error = self.refused("create disk", &format!("volume {id}"), refusal);
+    pub(super) fn not_made(&self, id: &VolumeId, refusal: Refusal) -> Error {
+        self.after_unknown_outcome(id, self.refused("create disk", &format!("volume {id}"), refusal).nothing_left())
+    }
+
+    /// An error that is not final where an earlier request may have made a disk.
+    pub(super) fn after_unknown_outcome(&self, id: &VolumeId, error: Error) -> Error {
         match self.memory.outcome_unknown_until(id.derived()) {
             Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
-            None => error.nothing_left(),
+            None => error,
         }
     }
 
@@ -277,7 +282,7 @@ impl Controller {
     }
 
     /// Waits until a disk is available. `None` is one that has come and gone.
-    fn settle(&self, id: &VolumeId, disk: Disk) -> Result<Option<Disk>> {
+    pub(super) fn settle(&self, id: &VolumeId, disk: Disk) -> Result<Option<Disk>> {
         if matches!(disk.state, DiskState::Available | DiskState::InUse) && self.owner.is_disk_of(id, &disk) {
             return Ok(Some(disk));
         }
@@ -340,7 +345,7 @@ impl Controller {
     }
 
     /// A disk that an earlier request made, if it is what is asked for now.
-    fn matches_request(&self, id: &VolumeId, disk: Disk, spec: &DiskSpec) -> Result<Disk> {
+    pub(super) fn matches_request(&self, id: &VolumeId, disk: Disk, spec: &DiskSpec) -> Result<Disk> {
         let is = |zone: &str, capacity: Bytes| format!("{capacity} in zone {zone}");
         if disk.capacity == spec.capacity && disk.zone == spec.zone {
             return Ok(disk);
@@ -352,8 +357,8 @@ impl Controller {
         })
     }
 
-    /// The disk to delete. That there is none is concluded only where none can be hidden.
-    fn to_delete(&self, id: &VolumeId) -> Result<Option<Disk>> {
+    /// The disk of a volume, whatever its state. That there is none is concluded only where none can be hidden.
+    pub(super) fn confirmed_disk(&self, id: &VolumeId) -> Result<Option<Disk>> {
         if let Some(disk) = self.disk(id)? {
             return Ok(Some(disk));
         }
@@ -417,7 +422,7 @@ fn is_old(disk: &Disk) -> bool {
 }
 
 /// Whether nothing goes on behind an error.
-fn is_over(error: &Error) -> bool {
+pub(super) fn is_over(error: &Error) -> bool {
     match error {
         Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
         Error::Failed { left, .. } => *left == Left::Nothing,

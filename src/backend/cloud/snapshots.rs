@@ -171,7 +171,7 @@ impl Controller {
     }
 
     /// The same before something hangs on its absence.
-    fn taken_or_hidden(&self, sought: &Sought<'_>) -> Result<Option<CloudSnapshot>> {
+    pub fn taken_or_hidden(&self, sought: &Sought<'_>) -> Result<Option<CloudSnapshot>> {
         if let Some(found) = self.taken(sought)? {
             return Ok(Some(found));
         }

@@ -8,10 +8,14 @@
 //!   is deleted, it is spent (aws-ebs-csi-driver issue 3010, crossplane-contrib/provider-aws issue 1858), or answers what it answered.
 //! - A disk may be accepted and vanish, its token spent ([`State::vanish_disks`]: a KMS key that cannot be used, aws-ebs-csi-driver issues
 //!   3010 and 1951).
+//! - A disk is copied where [`State::copies`] says so: in its zone and not on a site, once it is made and filled in, one copy of it at a time
+//!   and five in all; a copy has none of its tags, and comes from no snapshot (EBS user guide, "Copy an Amazon EBS volume"). Its tokens
+//!   are not those of other disks: no guide says that they are.
 //! - Descriptions may be old, also of what was just made ([`State::stale`]; EC2 API reference, "Eventual consistency").
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -29,6 +33,16 @@ pub enum Wrong {
     Refused(CloudErrorKind),
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kill {
+    Before,
+    After,
+}
+
+/// What a killed process unwinds with.
+#[derive(Debug)]
+pub struct Killed;
+
 /// How long things take, on the cloud's clock; `None` is for ever.
 #[derive(Clone, Copy, Debug)]
 pub struct Delays {
@@ -37,13 +51,15 @@ pub struct Delays {
     pub detach: Option<Duration>,
     pub change: Option<Duration>,
     pub snapshot: Option<Duration>,
+    /// Of the data of a copy.
+    pub fill: Option<Duration>,
 }
 
 const SOON: Option<Duration> = Some(Duration::from_millis(2500));
 
 impl Default for Delays {
     fn default() -> Self {
-        Delays { create: SOON, attach: SOON, detach: SOON, change: SOON, snapshot: SOON }
+        Delays { create: SOON, attach: SOON, detach: SOON, change: SOON, snapshot: SOON, fill: SOON }
     }
 }
 
@@ -59,8 +75,17 @@ pub struct State {
     world: World,
     /// As it was before the last request that changed it, shown for so many questions more.
     past: (World, u32),
-    /// By token: what was asked for, and what was answered.
-    tokens: BTreeMap<String, (DiskSpec, Disk)>,
+    /// By token, of copies and of others: what was asked for, and what was answered.
+    tokens: BTreeMap<(bool, String), (DiskSpec, Disk)>,
+    /// Whether disks are copied directly.
+    pub copies: bool,
+    /// Copies that are not filled in yet, with their sources.
+    filling: BTreeMap<DiskId, DiskId>,
+    /// The caller's process ends at the request after so many others: before or after it is done.
+    pub kill: Option<(u64, Kill)>,
+    /// Whether a source is held still, and whether it was for each copy and snapshot of one.
+    pub frozen: Arc<AtomicBool>,
+    pub taken_frozen: Vec<bool>,
     /// What becomes true then.
     later: Vec<(Duration, Later)>,
     pub wrong: BTreeMap<&'static str, VecDeque<Wrong>>,
@@ -94,6 +119,7 @@ enum Later {
     Detached(DiskId, NodeId),
     Changed(DiskId, Change),
     Saved(CloudSnapshotId),
+    Filled(DiskId),
 }
 
 #[derive(Debug)]
@@ -183,6 +209,24 @@ impl FakeCloud {
         self.state().tokens.values_mut().for_each(|(_, disk)| disk.created = Some(SystemTime::UNIX_EPOCH));
     }
 
+    /// As if what was made were not shown for so many questions more.
+    pub fn hide(&self, questions: u32) {
+        let mut state = self.state();
+        state.past = (World { snapshots: state.world.snapshots.clone(), ..World::default() }, questions);
+        state.past.0.disks = state
+            .world
+            .disks
+            .values()
+            .filter(|disk| !disk.tags.contains_key(tags::SOURCE))
+            .map(|disk| (disk.id.clone(), disk.clone()))
+            .collect();
+    }
+
+    /// All is shown as it is.
+    pub fn show(&self) {
+        self.state().past.1 = 0;
+    }
+
     /// A change that takes for ever comes to its end.
     pub fn change(&self, id: &DiskId, capacity: Bytes) {
         self.state().happen(Later::Changed(id.clone(), Change { capacity: Some(capacity), settings: None }));
@@ -210,10 +254,21 @@ impl FakeCloud {
         let mut state = self.state();
         self.advance(&mut state);
         *state.counts.entry(action).or_default() += 1;
+        let kill = match state.kill.take() {
+            Some((0, kill)) => Some(kill),
+            others => {
+                state.kill = others.map(|(others, kill)| (others - 1, kill));
+                None
+            }
+        };
+        if kill == Some(Kill::Before) {
+            std::panic::resume_unwind(Box::new(Killed));
+        }
         let wrong = state.wrong.get_mut(action).and_then(VecDeque::pop_front);
         match wrong {
-            Some(Wrong::NotDone) => return Err(lost(action)),
-            Some(Wrong::Refused(because)) => return Err(refusal(action, because)),
+            Some(Wrong::NotDone) if kill.is_none() => return Err(lost(action)),
+            Some(Wrong::Refused(because)) if kill.is_none() => return Err(refusal(action, because)),
+            Some(Wrong::NotDone | Wrong::Refused(_)) => std::panic::resume_unwind(Box::new(Killed)),
             _ => {}
         }
         if state.past.1 == 0 {
@@ -221,6 +276,9 @@ impl FakeCloud {
         }
         let answer = work(&mut state)?;
         state.past.1 = state.stale;
+        if kill.is_some() {
+            std::panic::resume_unwind(Box::new(Killed));
+        }
         match wrong {
             Some(Wrong::Lost) => Err(lost(action)),
             _ => Ok(answer),
@@ -294,12 +352,29 @@ impl State {
                     changing.state = ChangeState::Usable;
                 }
             }
+            Later::Filled(id) => drop(self.filling.remove(&id)),
             Later::Saved(id) => {
                 if let Some(snapshot) = world.snapshots.get_mut(&id) {
                     snapshot.state = SnapshotState::Completed;
                     snapshot.progress = 100;
                 }
             }
+        }
+    }
+
+    /// Why a disk cannot be copied.
+    fn check_copy(&self, source: &DiskId, spec: &DiskSpec) -> Result<(), CloudErrorKind> {
+        const MOST: usize = 5;
+        assert!(!is_theirs(&source.0), "copy of {source}, which is another cluster's");
+        let there = self.world.disks.get(source).filter(|disk| disk.state != DiskState::Deleted);
+        let disk = there.ok_or(CloudErrorKind::NotFound)?;
+        let is_busy = self.filling.values().any(|filling| filling == source) || self.filling.len() >= MOST;
+        match disk.state {
+            _ if disk.zone != spec.zone || disk.site.is_some() || disk.capacity > spec.capacity => Err(CloudErrorKind::Invalid),
+            DiskState::Available | DiskState::InUse if self.filling.contains_key(source) => Err(CloudErrorKind::InUse),
+            DiskState::Available | DiskState::InUse if is_busy => Err(CloudErrorKind::TooSoon),
+            DiskState::Available | DiskState::InUse => Ok(()),
+            _ => Err(CloudErrorKind::InUse),
         }
     }
 
@@ -367,20 +442,38 @@ impl Cloud for FakeCloud {
         })
     }
 
+    fn copies_disk(&self, source: &Disk, spec: &DiskSpec) -> bool {
+        self.state().copies && source.zone == spec.zone
+    }
+
     fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk> {
-        self.mutate("create_disk", |state| {
-            if let Some((before, disk)) = state.tokens.get(&spec.token) {
+        let copied = match &spec.source {
+            DiskSource::Disk(source) => Some(source),
+            DiskSource::Empty | DiskSource::Snapshot(_) => None,
+        };
+        let action = if copied.is_some() { "copy_disk" } else { "create_disk" };
+        self.mutate(action, |state| {
+            let token = (copied.is_some(), spec.token.clone());
+            if let Some((before, disk)) = state.tokens.get(&token) {
                 let is_gone = state.world.disks[&disk.id].state == DiskState::Deleted;
                 return match before == spec {
-                    false => Err(refusal("create_disk", CloudErrorKind::OtherParameters)),
-                    true if is_gone && !state.answers_spent => Err(refusal("create_disk", CloudErrorKind::TokenSpent)),
+                    false => Err(refusal(action, CloudErrorKind::OtherParameters)),
+                    true if is_gone && !state.answers_spent => Err(refusal(action, CloudErrorKind::TokenSpent)),
                     true => Ok(disk.clone()),
                 };
             }
-            if let Some(snapshot) = &spec.snapshot
+            let snapshot = match &spec.source {
+                DiskSource::Snapshot(snapshot) => Some(snapshot.clone()),
+                DiskSource::Empty | DiskSource::Disk(_) => None,
+            };
+            if let Some(snapshot) = &snapshot
                 && state.world.snapshots.get(snapshot).is_none_or(|there| there.state != SnapshotState::Completed)
             {
-                return Err(refusal("create_disk", CloudErrorKind::NotFound));
+                return Err(refusal(action, CloudErrorKind::NotFound));
+            }
+            if let Some(source) = copied {
+                state.check_copy(source, spec).map_err(|because| refusal(action, because))?;
+                state.taken_frozen.push(state.frozen.load(Ordering::Relaxed));
             }
             let id = DiskId(state.id("vol"));
             let disk = Disk {
@@ -391,7 +484,7 @@ impl Cloud for FakeCloud {
                 site: spec.settings["site"].as_str().map(str::to_owned),
                 tags: spec.tags.clone(),
                 attachments: Vec::new(),
-                snapshot: spec.snapshot.clone(),
+                snapshot,
                 settings: spec.settings.clone(),
                 multi_attach: spec.multi_attach,
                 created: Some(SystemTime::now()),
@@ -399,7 +492,11 @@ impl Cloud for FakeCloud {
             state.world.disks.insert(id.clone(), disk.clone());
             let theirs = Disk { id: DiskId(format!("{id}{THEIRS}")), tags: their_tags(&disk.tags), ..disk.clone() };
             state.world.disks.insert(theirs.id.clone(), Disk { state: DiskState::Available, ..theirs });
-            state.tokens.insert(spec.token.clone(), (spec.clone(), disk.clone()));
+            state.tokens.insert(token, (spec.clone(), disk.clone()));
+            if let Some(source) = copied {
+                state.filling.insert(id.clone(), source.clone());
+                self.later(state, state.delays.fill, Later::Filled(id.clone()));
+            }
             self.later(state, state.delays.create, Later::Made(id));
             Ok(disk)
         })
@@ -408,7 +505,7 @@ impl Cloud for FakeCloud {
     fn delete_disk(&self, id: &DiskId) -> Answer<()> {
         self.mutate("delete_disk", |state| {
             let disk = state.disk("delete_disk", id)?;
-            if !disk.attachments.is_empty() {
+            if !disk.attachments.is_empty() || disk.state == DiskState::Creating {
                 return Err(refusal("delete_disk", CloudErrorKind::InUse));
             }
             disk.state = DiskState::Deleted;
@@ -508,6 +605,7 @@ impl Cloud for FakeCloud {
     fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<CloudSnapshot> {
         self.mutate("create_snapshot", |state| {
             let capacity = state.disk("create_snapshot", &spec.disk)?.capacity;
+            state.taken_frozen.push(state.frozen.load(Ordering::Relaxed));
             let id = CloudSnapshotId(state.id("snap"));
             let snapshot = CloudSnapshot {
                 id: id.clone(),

@@ -16,6 +16,7 @@ use crate::volume::{
 
 mod attachments;
 mod changes;
+mod clones;
 pub(super) mod fake;
 mod poller;
 mod snapshots;

@@ -29,7 +29,7 @@ impl Bench {
     }
 }
 
-fn at_last<T>(mut work: impl FnMut() -> Result<T>) -> T {
+pub(super) fn at_last<T>(mut work: impl FnMut() -> Result<T>) -> T {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
         match work() {

@@ -27,6 +27,9 @@ const CODES: &[(&str, CloudErrorKind)] = &[
     ("InvalidDevice.InUse", NameTaken),
     ("AttachmentLimitExceeded", InstanceFull),
     ("IdempotentParameterMismatch", OtherParameters),
+    // One copy of a volume at a time, five in a region (EBS user guide, "Copy an Amazon EBS volume").
+    ("ConcurrentCopyVolumeLimitExceeded", TooSoon),
+    ("CopyVolumesLimitExceeded", TooSoon),
     ("ConcurrentSnapshotLimitExceeded", TooSoon),
     ("ConcurrentTagAccess", TooSoon),
     ("IncorrectModificationState", TooSoon),
@@ -220,6 +223,9 @@ mod tests {
             ("CreateVolume", "RequestLimitExceeded", "Request limit exceeded.", Throttled),
             ("ListSnapshotBlocks", "RequestThrottledException", "", Throttled),
             ("CreateVolume", "InternalError", "", Unavailable),
+            ("CopyVolumes", "CopyVolumesLimitExceeded", "", TooSoon),
+            ("CopyVolumes", "InvalidAction", "The action CopyVolumes is not valid for this web service.", Invalid),
+            ("CopyVolumes", "UnauthorizedOperation", "You are not authorized to perform this operation.", Denied),
             ("CreateVolume", "SomethingNew", "", Other),
             (
                 "DetachVolume",

@@ -43,8 +43,8 @@ pub use list::Select;
 pub use query::Filter;
 pub use snapshots::{CreateSnapshot, FastRestore, Snapshot, SnapshotState};
 pub use volumes::{
-    AttachmentState, CreateVolume, Modification, ModificationState, ModifyVolume, StatusDetail, StatusEvent, StatusSummary,
-    Volume, VolumeAttachment, VolumeState, VolumeStatus,
+    AttachmentState, CopyVolume, CreateVolume, Modification, ModificationState, ModifyVolume, StatusDetail, StatusEvent,
+    StatusSummary, Volume, VolumeAttachment, VolumeState, VolumeStatus,
 };
 
 use endpoint::{Endpoint, Service};

@@ -171,6 +171,15 @@ pub(super) fn items<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer
     Ok(List::deserialize(deserializer)?.items)
 }
 
+/// The only item of a list.
+pub(super) fn one<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    let mut items = items(deserializer)?;
+    match (items.pop(), items.len()) {
+        (Some(item), 0) => Ok(item),
+        (_, others) => Err(D::Error::custom(format!("one item is expected, and {others} others are there"))),
+    }
+}
+
 /// The last of two tags with one key wins; EC2 has no such.
 pub(super) fn tags<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Tags, D::Error> {
     #[derive(Deserialize)]

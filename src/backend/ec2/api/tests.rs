@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use aws_credential_types::provider::{self, ProvideCredentials, future};
 
 use super::*;
+use crate::backend::cloud::Tags;
 
 const TOKEN: &str = "SESSIONTOKENxyz+/=";
 const SECRET: &str = "SECRETKEYabcdef";
@@ -660,4 +661,49 @@ fn modifications_states_and_fast_restores_are_read() {
     assert_eq!(client.describe_snapshots(&filtered).expect("one").items[0].progress, 100);
     assert_eq!(client.describe_availability_zones().expect("one")[0].name, "a");
     assert!(server.asked().iter().any(|asked| asked.value("Owner.1") == Some("self")));
+}
+
+#[test]
+fn copied_volume_is_the_only_one_of_the_answer() {
+    let volume = "<item><volumeId>vol-2</volumeId><status>creating</status><size>20</size><availabilityZone>a</availabilityZone>\
+                  <volumeType>gp3</volumeType><encrypted>true</encrypted><snapshotId/><tagSet><item><key>k</key><value>v</value>\
+                  </item></tagSet></item>";
+    let answer = move |number: usize, _: &Asked| match number {
+        // Lost, and sent again with its token.
+        0 => Reply::Cut,
+        1 => ok(&format!("<r><requestId>q</requestId><volumeSet>{volume}</volumeSet></r>")),
+        2 => ok("<r><requestId>q</requestId><volumeSet/></r>"),
+        3..=9 => ok(&format!("<r><requestId>q</requestId><volumeSet>{volume}{volume}</volumeSet></r>")),
+        _ => refused(403, "UnauthorizedOperation", "You are not authorized to perform this operation."),
+    };
+    let server = Server::start(answer);
+    let client = server.client();
+    let copy = CopyVolume {
+        client_token: "token".to_owned(),
+        source_volume_id: "vol-1".to_owned(),
+        size: Some(20),
+        volume_type: Some("gp3".to_owned()),
+        iops: Some(4000),
+        throughput: Some(250),
+        multi_attach: None,
+        tags: Tags::from([("k".to_owned(), "v".to_owned())]),
+    };
+    let made = client.copy_volume(&copy).expect("copied");
+    assert_eq!((made.volume_id.as_str(), made.state, made.size, made.snapshot_id), ("vol-2", VolumeState::Creating, 20, None));
+    let forms: Vec<String> = server.asked().into_iter().map(|asked| asked.body).collect();
+    assert_eq!(forms[0], forms[1]);
+    assert_eq!(
+        forms[1],
+        "Action=CopyVolumes&Version=2016-11-15&ClientToken=token&SourceVolumeId=vol-1&Size=20&VolumeType=gp3&Iops=4000&Throughput=250\
+         &TagSpecification.1.ResourceType=volume&TagSpecification.1.Tag.1.Key=k&TagSpecification.1.Tag.1.Value=v"
+    );
+    // An answer that does not say which volume is no answer: the copy may be there.
+    let unread = client.copy_volume(&copy).expect_err("none, and then two");
+    assert!(unread.maybe_done && unread.because == CloudErrorKind::Unavailable, "{unread}");
+    let mut refusal = unread;
+    while server.asked().len() <= 10 || refusal.because == CloudErrorKind::Unavailable {
+        refusal = client.copy_volume(&copy).expect_err("unreadable, then refused");
+    }
+    let refusal = client.copy_volume(&copy).expect_err("refused");
+    assert_eq!((refusal.because, refusal.maybe_done, refusal.action), (CloudErrorKind::Denied, false, "CopyVolumes"));
 }

@@ -35,6 +35,24 @@ pub struct CreateVolume {
     pub tags: Tags,
 }
 
+/// `CopyVolumes`. What is `None` is left to EC2.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyVolume {
+    /// As in [`CreateVolume`].
+    pub client_token: String,
+    pub source_volume_id: String,
+    /// GiB; at least what the source has.
+    pub size: Option<u64>,
+    /// Without it EC2 takes gp2.
+    pub volume_type: Option<String>,
+    pub iops: Option<u64>,
+    /// MiB/s; gp3 only.
+    pub throughput: Option<u64>,
+    pub multi_attach: Option<bool>,
+    /// The source's are not copied.
+    pub tags: Tags,
+}
+
 /// `ModifyVolume`. What is `None` stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModifyVolume {
@@ -232,6 +250,20 @@ impl Ec2 {
         self.query(&create_volume(create))
     }
 
+    /// A copy of the instant of the request, in the source's zone. With the token of an earlier request it answers what that one made.
+    ///
+    /// # Errors
+    /// As `create_volume`; `TooSoon` while another copy of the source is filled in, or as many as a region may have; `InUse` where the
+    /// source is such a copy, or being modified.
+    pub fn copy_volume(&self, copy: &CopyVolume) -> Answer<Volume> {
+        #[derive(Deserialize)]
+        struct Reply {
+            #[serde(rename = "volumeSet", deserialize_with = "query::one")]
+            volume: Volume,
+        }
+        self.query(&copy_volume(copy)).map(|reply: Reply| reply.volume)
+    }
+
     /// # Errors
     /// `NotFound`, which after a lost answer also means that it was this request; `InUse` while it is attached.
     pub fn delete_volume(&self, volume: &str) -> Answer<()> {
@@ -315,6 +347,18 @@ pub(super) fn create_volume(create: &CreateVolume) -> Query {
         .may_set("OutpostArn", create.outpost_arn.as_ref())
         .may_set("VolumeInitializationRate", create.initialization_rate)
         .tag_specification("volume", &create.tags)
+}
+
+pub(super) fn copy_volume(copy: &CopyVolume) -> Query {
+    Query::new("CopyVolumes", Repeat::Harmless)
+        .set("ClientToken", &copy.client_token)
+        .set("SourceVolumeId", &copy.source_volume_id)
+        .may_set("Size", copy.size)
+        .may_set("VolumeType", copy.volume_type.as_ref())
+        .may_set("Iops", copy.iops)
+        .may_set("Throughput", copy.throughput)
+        .may_set("MultiAttachEnabled", copy.multi_attach)
+        .tag_specification("volume", &copy.tags)
 }
 
 pub(super) fn modify_volume(modify: &ModifyVolume) -> Query {
