@@ -11,13 +11,17 @@ use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, FsType, Result, VolumeId};
 
+use super::context::Node;
+use super::errors::{source_name, unexpected};
 use super::journal::{Access, Phase, StageEntry};
 use super::observe::{self, At};
-use super::{ExpandRequest, Handle, Node, source_name, stats, unexpected};
+use super::requests::{ExpandRequest, Handle};
+use super::sources::Sources;
+use super::{mapping, resolve, stats};
 
 pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
     let missing = || Error::NotFound { kind: "volume", id: request.handle.to_string() };
-    let id = &node.known(&request.handle)?.ok_or_else(missing)?;
+    let id = &resolve::volume_by_handle(node, &request.handle)?.ok_or_else(missing)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "expand")?;
     let entry = stats::place(node, &Handle::Id(id.clone()), &request.path)?.entry;
     if entry.phase != Phase::Staged || !node.same_boot(&entry) {
@@ -32,9 +36,9 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
         let by = "it is staged read-only, so that its file system cannot grow; stage it for writing".to_owned();
         return Err(Error::InUse { object: format!("volume {id}"), by });
     }
-    let connect = node.backend(id)?.connect();
+    let connect = resolve::backend(node, id)?.connect();
     let gone = || not_staged(id, "it is no longer connected; unstage it and stage it again");
-    let sources = node.sources(id, Some(&entry))?;
+    let sources = Sources::observe(node, id, Some(&entry))?;
     let used = sources.used(entry.encryption()?).ok_or_else(gone)?;
     let source = sources.connected.ok_or_else(gone)?;
     if let Source::Directory(_) = source {
@@ -47,7 +51,7 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
         return Err(Error::OutOfRange { field: "capacity_range.required_bytes", reason });
     }
     if used != source {
-        let name = node.mapping_name(id);
+        let name = mapping::name_of(node, id);
         step("grow mapping", &name, || luks::grow(&name))?;
     }
     if let (Access::Filesystem { fstype: Some(fstype), .. }, Source::Device(_)) = (&entry.access, &used) {

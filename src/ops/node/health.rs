@@ -7,15 +7,19 @@ use crate::os::block::Device;
 use crate::os::mountinfo::MountTable;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity};
 
+use super::context::Node;
+use super::errors::source_name;
 use super::journal::{Access, Phase, StageEntry};
 use super::observe::{self, At};
-use super::{Handle, Node, source_name, stats};
+use super::requests::Handle;
+use super::sources::{self, Sources};
+use super::{resolve, stats};
 
 pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, staging: Option<&Path>) -> Result<Health> {
     let missing = || Error::NotFound { kind: "volume", id: handle.to_string() };
     let id = stats::id_of(node, handle)?.ok_or_else(missing)?;
     let entry = node.journal.stage(&id)?;
-    let mut health = match node.backend(&id)?.health() {
+    let mut health = match resolve::backend(node, &id)?.health() {
         Some(report) => match report.volume_health(&id) {
             // What is staged here and gone there is the very thing to be told.
             Err(Error::NotFound { .. }) if entry.is_some() => vec![HealthProblem {
@@ -61,14 +65,14 @@ pub(super) fn storage_health(node: &Node) -> Result<Health> {
 
 /// What this node sees of a staged volume.
 fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &mut Health) -> Result<()> {
-    let used = node.sources(&entry.id, Some(entry))?.used(entry.encryption()?);
+    let used = Sources::observe(node, &entry.id, Some(entry))?.used(entry.encryption()?);
     let Some(source) = used.filter(is_there) else {
         let device = entry.source.as_ref().map(source_name).unwrap_or_default();
         let message = format!("volume {} is no longer connected as {device}; unstage it and stage it again", entry.id);
         add(health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
         return Ok(());
     };
-    if let Err(error) = node.reach(&entry.id, &source) {
+    if let Err(error) = sources::reach(node, &entry.id, &source) {
         let reason = if matches!(error, Error::Stale { .. }) { "StaleMount" } else { "ServerUnreachable" };
         add(health, HealthProblem { severity: Severity::Inaccessible, reason, message: format!("volume {}: {error}", entry.id) });
     }
@@ -108,7 +112,7 @@ fn places(node: &Node, entry: &StageEntry, publish_path: Option<&Path>) -> Resul
     }
     if let Some(path) = publish_path {
         let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", entry.id, path.display()) };
-        let path = node.place(path).map_err(|_| missing())?;
+        let path = resolve::path(node, path).map_err(|_| missing())?;
         if path != entry.staging {
             node.journal.target(&entry.id, &path)?.ok_or_else(missing)?;
             places.push(path);

@@ -8,28 +8,28 @@
 //! - Locks: stage, unstage and expand hold the volume alone; publish and unpublish share it and hold the target, except
 //!   where one target decides about another (raw block, SINGLE_NODE_SINGLE_WRITER).
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::Quiesce;
 use crate::backend::registry::Registry;
-use crate::backend::{Backend, Directory, Held, Quiesce, Source};
 use crate::ops::lock::Locks;
-use crate::ops::parameters::static_volume_backend;
-use crate::os;
-use crate::os::path::Root;
-use crate::volume::{Bytes, Capability, Error, Health, NodeId, Outcome, Result, Secrets, Topology, Volume, VolumeId};
+use crate::volume::{Bytes, Health, Outcome, Result, Volume, VolumeId};
 
-use journal::{Journal, Phase, StageEntry};
+use errors::source_name;
+use inline::identity;
+use journal::Phase;
 
+pub use context::{Node, NodeSettings};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use journal::rewritten;
+pub use requests::{Counts, ExpandRequest, Handle, NodeInfo, PublishRequest, StageRequest, Stats};
 
-mod execute;
+mod context;
+mod device_use;
+mod errors;
 mod expand;
 mod group;
 mod health;
@@ -37,134 +37,20 @@ mod inline;
 pub mod inspect;
 mod journal;
 pub mod lone;
+mod mapping;
+mod mounts;
 mod observe;
-mod plan;
 mod publish;
 mod quiesce;
 mod recover;
+mod requests;
+mod resolve;
+mod rollback;
 mod sources;
 mod stage;
 mod stats;
 mod unpublish;
 mod unstage;
-
-/// How a node is set up.
-#[derive(Clone, Debug)]
-pub struct NodeSettings {
-    pub node_id: NodeId,
-    /// Staging and target paths must lie below it.
-    pub kubelet_dir: PathBuf,
-    /// The journal lies in `<state_dir>/journal`.
-    pub state_dir: PathBuf,
-    /// How large an ephemeral inline volume may be.
-    pub inline_max_size: Bytes,
-    /// What its attributes may set.
-    pub allow_inline_parameters: Vec<String>,
-}
-
-/// A volume as the CO names it to a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Handle {
-    /// One of ours.
-    Id(VolumeId),
-    /// Any other text: the kubelet's name of an ephemeral inline volume (`csi-...`), which lives from publish to unpublish, or what
-    /// the handle of a static volume.
-    Name(String),
-}
-
-impl From<VolumeId> for Handle {
-    fn from(id: VolumeId) -> Handle {
-        Handle::Id(id)
-    }
-}
-
-impl fmt::Display for Handle {
-    /// As the CO calls it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Handle::Id(id) => id.fmt(f),
-            Handle::Name(name) => f.write_str(name),
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct StageRequest {
-    pub handle: Handle,
-    pub staging: PathBuf,
-    pub capability: Capability,
-    pub volume_context: BTreeMap<String, String>,
-    pub publish_context: BTreeMap<String, String>,
-    pub secrets: Secrets,
-}
-
-#[derive(Clone, Debug)]
-pub struct PublishRequest {
-    pub handle: Handle,
-    /// `None` only for an inline volume.
-    pub staging: Option<PathBuf>,
-    pub target: PathBuf,
-    pub capability: Capability,
-    pub read_only: bool,
-    pub volume_context: BTreeMap<String, String>,
-    pub publish_context: BTreeMap<String, String>,
-    pub secrets: Secrets,
-}
-
-#[derive(Clone, Debug)]
-pub struct ExpandRequest {
-    pub handle: Handle,
-    /// Where it is published or staged.
-    pub path: PathBuf,
-    pub staging: Option<PathBuf>,
-    /// What the volume must be at least; `None` to fill the device.
-    pub required: Option<Bytes>,
-    /// The CO's word on the access type, if it gave one.
-    pub block: Option<bool>,
-}
-
-/// NodeGetVolumeStats. Inodes only for a file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stats {
-    pub total: u64,
-    pub available: Option<u64>,
-    pub used: Option<u64>,
-    /// (total, available, used)
-    pub inodes: Option<(u64, u64, u64)>,
-}
-
-/// How much this node's journal holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
-    pub stages: u64,
-    pub publishes: u64,
-}
-
-/// NodeGetInfo.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeInfo {
-    pub node_id: NodeId,
-    pub topology: Option<Topology>,
-    /// `None` is no limit.
-    pub limit: Option<u64>,
-}
-
-/// The node's operations.
-pub struct Node {
-    settings: NodeSettings,
-    registry: Registry,
-    locks: Locks,
-    /// Shared with what holds file systems still.
-    journal: Arc<Journal>,
-    kubelet: Root,
-    state: Root,
-    boot: String,
-    settled: OnceLock<NodeId>,
-    /// Numbers the records of what is frozen.
-    freezes: AtomicU64,
-    /// What an earlier process left frozen is thawed.
-    thawed: AtomicBool,
-}
 
 impl Node {
     /// Opens the journal, compares it with the kernel, finishes or undoes what a kill interrupted, thaws what was left frozen.
@@ -176,52 +62,9 @@ impl Node {
     /// # Errors
     /// Where the journal or the kubelet's directory cannot be used.
     pub fn open(settings: NodeSettings, registry: Registry, locks: Locks, patience: Duration) -> Result<Arc<Node>> {
-        let node = Arc::new(Node::as_it_is(settings, registry, locks)?);
+        let node = Arc::new(Node::open_unrecovered(settings, registry, locks)?);
         recover::recover(&node, patience);
         Ok(node)
-    }
-
-    /// As `open`, but nothing is compared, finished or undone.
-    fn as_it_is(settings: NodeSettings, registry: Registry, locks: Locks) -> Result<Node> {
-        let kubelet = Root::open(&settings.kubelet_dir).map_err(|error| {
-            let path = settings.kubelet_dir.display();
-            Error::invalid("kubelet_dir", format!("{path} cannot be used ({error}); make it, or name the kubelet's directory"))
-        })?;
-        let journal = Arc::new(Journal::open(&settings.state_dir)?);
-        let state = Root::open(&settings.state_dir)?;
-        let boot = observe::boot()?;
-        Ok(Node {
-            settings,
-            registry,
-            locks,
-            journal,
-            kubelet,
-            state,
-            boot,
-            settled: OnceLock::new(),
-            freezes: AtomicU64::new(0),
-            thawed: AtomicBool::new(false),
-        })
-    }
-
-    /// Of this node; as it is configured, while its storage's own id of it is not known.
-    pub fn id(&self) -> &NodeId {
-        self.settled.get().unwrap_or(&self.settings.node_id)
-    }
-
-    /// The id by which the CO and stored data know this node.
-    ///
-    /// # Errors
-    /// `BackendUnavailable` while a backend that has its own id of this node does not know it.
-    fn settled_id(&self) -> Result<&NodeId> {
-        if let Some(settled) = self.settled.get() {
-            return Ok(settled);
-        }
-        let mut id = self.settings.node_id.clone();
-        for backend in self.registry.iter() {
-            id = backend.connect().node_id()?.unwrap_or(id);
-        }
-        Ok(self.settled.get_or_init(|| id))
     }
 
     /// Makes the volume ready on this node: connected, formatted if it is proven blank, checked, grown, mounted at the
@@ -237,7 +80,7 @@ impl Node {
     /// # Errors
     /// `InUse` while it is still published.
     pub fn unstage(&self, handle: &Handle, staging: &Path) -> Result<Outcome<()>> {
-        match self.known(handle)? {
+        match resolve::volume_by_handle(self, handle)? {
             Some(id) => unstage::unstage(self, &id, staging),
             None => Ok(Outcome::Unchanged(())),
         }
@@ -248,7 +91,7 @@ impl Node {
     /// # Errors
     /// `NotStaged`; `Conflict` where something else is at the target; `InUse` where another target forbids it.
     pub fn publish(&self, request: &PublishRequest) -> Result<Outcome<()>> {
-        match inline::handle_of(request) {
+        match identity::handle_of(request) {
             Some(handle) => inline::publish(self, request, &handle),
             None => publish::publish(self, request),
         }
@@ -259,11 +102,11 @@ impl Node {
     /// # Errors
     /// `InUse` where something else is mounted there.
     pub fn unpublish(&self, handle: &Handle, target: &Path) -> Result<Outcome<()>> {
-        if let Some(id) = inline::find(self, handle)? {
+        if let Some(id) = identity::find(self, handle)? {
             return inline::unpublish(self, &id, target);
         }
-        match self.known(handle)? {
-            Some(id) if inline::is_journaled(self, &id)? => inline::unpublish(self, &id, target),
+        match resolve::volume_by_handle(self, handle)? {
+            Some(id) if identity::is_journaled(self, &id)? => inline::unpublish(self, &id, target),
             Some(id) => unpublish::unpublish(self, &id, target),
             None => unpublish::unpublish_unknown(self, handle, target),
         }
@@ -296,6 +139,12 @@ impl Node {
         expand::expand(self, request)
     }
 
+    /// As that which holds volumes still, with nothing left of earlier holds.
+    pub(super) fn quiesce(&self) -> Result<&dyn Quiesce> {
+        self.journal.remove_stale()?;
+        Ok(self)
+    }
+
     pub fn info(&self) -> Result<NodeInfo> {
         stats::info(self)
     }
@@ -322,7 +171,7 @@ impl Node {
     /// # Errors
     /// While the id of this node is not known.
     pub fn owns(&self, volume: &Volume) -> Result<bool> {
-        inline::owns(self, volume)
+        identity::owns(self, volume)
     }
 
     /// Whether the volume is staged or published here, in words; `None` if not. DeleteVolume asks.
@@ -348,106 +197,4 @@ impl Node {
         };
         Ok(connected.map(|source| format!("it is connected on node {node} as {}; unstage it first", source_name(&source))))
     }
-
-    /// Which volume a CO means that tells no more than a handle: by an id of a backend that is configured, or by the journal. `None`
-    /// where it can be none that is here. An ephemeral one is [`inline::find`]'s.
-    fn known(&self, handle: &Handle) -> Result<Option<VolumeId>> {
-        if let Handle::Id(id) = handle
-            && self.registry.get(id.backend()).is_some()
-        {
-            return Ok(Some(id.clone()));
-        }
-        let name = handle.to_string();
-        for backend in self.registry.iter() {
-            let id = VolumeId::by_hand(backend.name(), &name);
-            if self.journal.knows(&id)? {
-                return Ok(Some(id));
-            }
-        }
-        match handle {
-            Handle::Id(id) if self.journal.knows(id)? => Ok(Some(id.clone())),
-            Handle::Id(_) | Handle::Name(_) => self.known_of_left(&name),
-        }
-    }
-
-    /// A volume that a backend, which has left the configuration since, has left here under a name that is no id. Costs as much as the
-    /// journal has volumes, and is the last resort.
-    fn known_of_left(&self, name: &str) -> Result<Option<VolumeId>> {
-        for id in self.journal.volumes()?.into_iter().filter(|id| self.registry.get(id.backend()).is_none()) {
-            let backend = id.backend();
-            if id == VolumeId::by_hand(backend, name) || inline::ids(self, backend, name)?.contains(&id) {
-                return Ok(Some(id));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Which volume a CO means that also tells its attributes.
-    fn told(&self, handle: &Handle, context: &BTreeMap<String, String>) -> Result<VolumeId> {
-        match (handle, static_volume_backend(&self.registry, context)) {
-            (Handle::Id(id), _) if self.registry.get(id.backend()).is_some() => Ok(id.clone()),
-            (_, Some(backend)) => Ok(VolumeId::by_hand(backend.name(), &handle.to_string())),
-            _ => self.known(handle)?.ok_or_else(|| Error::NotFound { kind: "volume", id: handle.to_string() }),
-        }
-    }
-
-    /// The volume's backend.
-    ///
-    /// # Errors
-    /// `BackendUnavailable` where the journal has the volume, but its backend has left the configuration; `NotFound` where neither has it.
-    fn backend(&self, id: &VolumeId) -> Result<&Arc<dyn Backend>> {
-        match self.registry.get(id.backend()) {
-            Some(backend) => Ok(backend),
-            None if self.journal.knows(id)? => Err(Error::BackendUnavailable {
-                backend: id.backend().to_string(),
-                reason: format!(
-                    "it is not in the configuration, but the journal of node {} has its volume {id}; add the backend to the \
-                     configuration again, until the volume is unstaged",
-                    self.id()
-                ),
-            }),
-            None => Err(Error::volume_not_found(id)),
-        }
-    }
-
-    /// A path of the CO's, below the kubelet's directory, as mountinfo will show it.
-    fn place(&self, path: &Path) -> Result<PathBuf> {
-        Ok(self.kubelet.path().join(self.kubelet.relative(path)?))
-    }
-
-    /// The directory below which the entry's staging path lies.
-    fn root_of(&self, entry: &StageEntry) -> &Root {
-        if entry.inline { &self.state } else { &self.kubelet }
-    }
-
-    fn same_boot(&self, entry: &StageEntry) -> bool {
-        entry.boot == self.boot
-    }
-}
-
-impl Node {
-    /// As that which holds volumes still, with nothing left of earlier holds.
-    pub(super) fn quiesce(&self) -> Result<&dyn Quiesce> {
-        self.journal.remove_stale()?;
-        Ok(self)
-    }
-}
-
-impl Quiesce for Node {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
-        quiesce::hold(self, volumes)
-    }
-}
-
-/// As an operator knows it.
-fn source_name(source: &Source) -> String {
-    match source {
-        Source::Device(device) => device.path.display().to_string(),
-        Source::Filesystem { source, .. } | Source::Directory(Directory { source, .. }) => source.clone(),
-    }
-}
-
-/// A failed check of what the kernel shows.
-fn unexpected(object: &Path, reason: impl Into<String>) -> Error {
-    os::Error::Unexpected { object: object.display().to_string(), reason: reason.into() }.into()
 }

@@ -10,6 +10,8 @@ use crate::os::mountinfo::{Mount, MountTable};
 use crate::os::path::Root;
 use crate::volume::{Error, Result};
 
+use super::errors::unexpected;
+
 /// What is mounted at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
@@ -102,7 +104,7 @@ pub fn of_stack(stack: &[&Mount], sources: &[Source]) -> At {
 /// # Errors
 /// Where it is not there.
 pub fn open(root: &Root, path: &Path, source: &Source) -> Result<OwnedFd> {
-    let gone = || super::unexpected(path, "the volume's mount is not there; repeat the call");
+    let gone = || unexpected(path, "the volume's mount is not there; repeat the call");
     let place = root.open_path(path)?.ok_or_else(gone)?;
     let id = os::mount::id(place.as_fd(), path)?;
     match at(&MountTable::read()?, path, std::slice::from_ref(source)) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::backend::{Held, Source, Writers};
+use crate::backend::{Held, Quiesce, Source, Writers};
 use crate::os;
 use crate::os::block::Device;
 use crate::os::freeze::{self, Frozen};
@@ -19,7 +19,8 @@ use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
-use super::Node;
+use super::context::Node;
+use super::errors::source_name;
 use super::journal::{Access, FrozenEntry, Journal, Phase, StageEntry, VERSION};
 use super::observe::{self, At};
 use super::sources::Sources;
@@ -44,7 +45,13 @@ enum Prepared {
     Unmounted(Writers),
 }
 
-pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+impl Quiesce for Node {
+    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+        hold(self, volumes)
+    }
+}
+
+fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
     let mut hold = Hold { journal: node.journal.clone(), frozen: None, record: None, writers: BTreeMap::new() };
     let mut mounts: BTreeMap<PathBuf, (VolumeId, OwnedFd)> = BTreeMap::new();
     for id in volumes {
@@ -89,7 +96,7 @@ pub(super) fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
 /// Opens what is to be frozen of a volume; a raw device is flushed.
 fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
     let entry = node.journal.stage(id)?.filter(|entry| node.same_boot(entry));
-    let sources = node.sources(id, entry.as_ref())?;
+    let sources = Sources::observe(node, id, entry.as_ref())?;
     let table = MountTable::read()?;
     let staged = entry.filter(|entry| entry.phase == Phase::Staged);
     if let Some(entry) = staged.as_ref().filter(|entry| entry.access != Access::Block)
@@ -103,7 +110,7 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
     let mut writable = None;
     for source in sources.all.iter().rev() {
         let Source::Device(device) = source else {
-            writable = Some(super::source_name(source));
+            writable = Some(source_name(source));
             continue;
         };
         let open = match Device::open(&device.path, false) {

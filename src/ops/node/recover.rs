@@ -17,11 +17,14 @@ use crate::os::mountinfo::{Mount, MountTable};
 use crate::volume::error::chain;
 use crate::volume::{Result, VolumeId};
 
+use super::context::Node;
+use super::device_use::{allow_writes, close_mapping, ensure_unused};
 use super::journal::{Access, Phase, StageEntry, TargetEntry};
+use super::mounts::{mounted_target, remove_place, unmount_all};
 use super::observe::{self, At};
-use super::publish::remove_place;
-use super::unstage::{allow_writes, finish, mounted_target};
-use super::{Node, inline, quiesce};
+use super::sources::Sources;
+use super::unstage::finish;
+use super::{inline, quiesce, resolve};
 
 /// Threads that recovery begins with.
 const THREADS: usize = 4;
@@ -262,12 +265,12 @@ fn recover_locked(node: &Node, volume: Interrupted) -> Result<()> {
 fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();
     if entry.phase == Phase::Staging && entry.is_interrupted() {
-        let sources = node.sources(&id, Some(&entry))?;
-        super::execute::unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
-        node.close_mapping(&id)?;
+        let sources = Sources::observe(node, &id, Some(&entry))?;
+        unmount_all(node.root_of(&entry), &entry.staging, &sources.all)?;
+        close_mapping(node, &id)?;
         if let Some(source) = sources.connected {
-            node.unused(&id, &source)?;
-            node.backend(&id)?.connect().disconnect(&id, Some(&source))?;
+            ensure_unused(node, &id, &source)?;
+            resolve::backend(node, &id)?.connect().disconnect(&id, Some(&source))?;
         }
         tracing::warn!(volume = %id, path = %entry.staging.display(), "its mkfs or its growth was interrupted; the next stage ends it");
         return Ok(());
@@ -281,7 +284,7 @@ fn undo(node: &Node, entry: StageEntry) -> Result<()> {
 /// A target that is mounted is whole: a mount appears in one instant, with all its attributes. One that is not was interrupted
 /// before, or after its unmounting.
 fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targets: &[TargetEntry]) -> Result<()> {
-    let sources = node.sources(id, entry)?;
+    let sources = Sources::observe(node, id, entry)?;
     let table = MountTable::read()?;
     let mut protected = false;
     for target in targets {

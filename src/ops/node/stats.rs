@@ -12,9 +12,13 @@ use crate::os::path::Root;
 use crate::os::step::step;
 use crate::volume::{Error, Result, Topology, VolumeId};
 
+use super::context::Node;
+use super::inline::identity;
 use super::journal::StageEntry;
 use super::observe::{self, At};
-use super::{Handle, Node, NodeInfo, Stats, inline};
+use super::requests::{Handle, NodeInfo, Stats};
+use super::resolve;
+use super::sources::{self, Sources};
 
 /// A place at which a volume is, as the journal has it.
 pub(super) struct Place<'a> {
@@ -34,9 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The id behind a handle; `None` for a volume that is not here.
 pub(super) fn id_of(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
-    match inline::find(node, handle)? {
+    match identity::find(node, handle)? {
         Some(id) => Ok(Some(id)),
-        None => node.known(handle),
+        None => resolve::volume_by_handle(node, handle),
     }
 }
 
@@ -52,7 +56,7 @@ pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<
     if entry.inline && path == entry.staging {
         return Ok(Place { root: &node.state, path: entry.staging.clone(), entry, block, staging: true });
     }
-    let path = node.place(path).map_err(|_| missing())?;
+    let path = resolve::path(node, path).map_err(|_| missing())?;
     if path == entry.staging {
         return Ok(Place { root: node.root_of(&entry), path, entry, block, staging: true });
     }
@@ -62,9 +66,9 @@ pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<
 
 pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> {
     let place = place(node, handle, path)?;
-    node.backend(&place.entry.id)?;
+    resolve::backend(node, &place.entry.id)?;
     let missing = || Error::NotFound { kind: "volume", id: format!("{} at {}", place.entry.id, path.display()) };
-    let sources = node.sources(&place.entry.id, Some(&place.entry))?;
+    let sources = Sources::observe(node, &place.entry.id, Some(&place.entry))?;
     let source = sources.used(place.entry.encryption()?).ok_or_else(missing)?;
     if place.block {
         return block_stats(node, &place, &source, missing);
@@ -73,7 +77,7 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     let table = MountTable::read()?;
     if let Source::Directory(_) = &source {
         let At::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };
-        node.reach(&place.entry.id, &source)?;
+        sources::reach(node, &place.entry.id, &source)?;
         let measure = || os::fs::usages(std::slice::from_ref(&place.path), PATIENCE);
         let mut found = step(MEASURE, &place.path.display(), measure)?;
         return found.remove(&place.path).map(stats_of).ok_or_else(missing);
@@ -97,7 +101,7 @@ fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn
     if open.number() != device.number {
         return Err(missing());
     }
-    let used = node.backend(&place.entry.id)?.connect().used(&place.entry.id)?;
+    let used = resolve::backend(node, &place.entry.id)?.connect().used(&place.entry.id)?;
     Ok(Stats { total: open.size()?, available: None, used: used.map(|bytes| bytes.0), inodes: None })
 }
 

@@ -8,14 +8,17 @@ use crate::os;
 use crate::os::mountinfo::MountTable;
 use crate::volume::{Error, Outcome, Result, VolumeId};
 
+use super::context::Node;
+use super::device_use::allow_writes;
+use super::errors::access_word;
 use super::journal::{Access, StageEntry};
-use super::plan;
-use super::publish::remove_place;
-use super::unstage::{allow_writes, mounted_target};
-use super::{Handle, Node, execute, observe};
+use super::mounts::{mounted_target, remove_place, unmount_all};
+use super::requests::Handle;
+use super::sources::Sources;
+use super::{observe, resolve};
 
 pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
-    let target = node.place(target)?;
+    let target = resolve::path(node, target)?;
     let _volume = lock(node, id)?;
     let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
     let entry = node.journal.stage(id)?;
@@ -24,7 +27,7 @@ pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Out
 
 /// A volume that the journal does not know and that no id names: it is gone, or never was.
 pub(super) fn unpublish_unknown(node: &Node, handle: &Handle, target: &Path) -> Result<Outcome<()>> {
-    let target = node.place(target)?;
+    let target = resolve::path(node, target)?;
     let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
     tracing::debug!(volume = %handle, "no such volume in the journal");
     clear(node, &target, &[])
@@ -39,7 +42,7 @@ fn lock(node: &Node, id: &VolumeId) -> Result<Guard> {
 
 /// The caller holds the volume and the target.
 pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target: &Path) -> Result<Outcome<()>> {
-    let sources = node.sources(id, entry)?;
+    let sources = Sources::observe(node, id, entry)?;
     let journaled = node.journal.target(id, target)?;
     let outcome = clear(node, target, &sources.at_target(&MountTable::read()?, journaled.as_ref(), &node.boot))?;
     let Some(journaled) = journaled else { return Ok(outcome) };
@@ -57,7 +60,7 @@ pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target
 /// Takes this volume's mounts from the target, then the target itself.
 fn clear(node: &Node, target: &Path, sources: &[Source]) -> Result<Outcome<()>> {
     observe::nothing_inside(&MountTable::read()?, target)?;
-    let count = execute::unmount_all(&node.kubelet, target, sources)?;
+    let count = unmount_all(&node.kubelet, target, sources)?;
     let Some(place) = node.kubelet.open_path(target)? else {
         return Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) });
     };
@@ -82,7 +85,7 @@ fn end_protection(node: &Node, id: &VolumeId, target: &Path, source: &Source) ->
     let others = node.journal.targets(id)?;
     let still = others.iter().any(|other| other.target != target && other.read_only && mounted_target(&table, other, sources));
     if still {
-        tracing::debug!(volume = %id, "the device stays {}: another target is", plan::access_word(true));
+        tracing::debug!(volume = %id, "the device stays {}: another target is", access_word(true));
         return Ok(());
     }
     allow_writes(source)

@@ -2,37 +2,37 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::backend::{BlockDevice, Source};
+use crate::backend::Source;
 use crate::ops::lock::Key;
-use crate::os::block::Device;
+use crate::os;
 use crate::os::mountinfo::MountTable;
-use crate::os::multipath::Map;
 use crate::os::step::step;
-use crate::os::{self, dm, holders, udev};
 use crate::volume::{Error, MountFlags, Outcome, Result, Secrets, VolumeId};
 
-use super::execute::{self, Job};
-use super::journal::{Access, Phase, StageEntry, TargetEntry};
-use super::plan::{Wanted, WantedAccess};
+use super::context::Node;
+use super::device_use::{allow_writes, close_mapping, ensure_unused, published_at};
+use super::errors::taken;
+use super::journal::{Phase, StageEntry};
+use super::mounts::{mounted_target, unmount_all};
 use super::sources::Sources;
-use super::stage::Order;
-use super::{Node, observe};
+use super::stage::apply::Job;
+use super::stage::spec::{Order, Wanted, WantedAccess};
+use super::{observe, resolve};
 
 pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
-    let staging = node.place(staging)?;
+    let staging = resolve::path(node, staging)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "unstage")?;
     let entry = node.journal.stage(id)?;
     match entry {
         Some(entry) if entry.staging != staging && node.same_boot(&entry) => {
             // Nothing of the volume's is to be at this path; its stage elsewhere is not what was asked about.
             tracing::warn!(volume = %id, path = %staging.display(), staged = %entry.staging.display(), "unstage of another path");
-            let sources = node.sources(id, Some(&entry))?;
-            let count = execute::unmount_all(&node.kubelet, &staging, &sources.all)?;
+            let sources = Sources::observe(node, id, Some(&entry))?;
+            let count = unmount_all(&node.kubelet, &staging, &sources.all)?;
             Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
         }
         Some(entry) => finish(node, entry),
@@ -42,15 +42,15 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
 
 /// The journal is lost, or there never was a stage: only what the backend says is the volume's is undone.
 fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
-    let sources = node.sources(id, None)?;
+    let sources = Sources::observe(node, id, None)?;
     if !sources.all.is_empty() {
         unpublished(node, id, staging, &sources)?;
     }
-    let count = execute::unmount_all(&node.kubelet, staging, &sources.all)?;
-    node.close_mapping(id)?;
+    let count = unmount_all(&node.kubelet, staging, &sources.all)?;
+    close_mapping(node, id)?;
     match (sources.connected, node.registry.get(id.backend())) {
         (Some(source), Some(backend)) => {
-            node.unused(id, &source)?;
+            ensure_unused(node, id, &source)?;
             allow_writes(&source)?;
             backend.connect().disconnect(id, Some(&source))?;
             Ok(Outcome::Changed(()))
@@ -67,33 +67,33 @@ fn without_journal(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome
 /// `InUse` while it is published; not final where something is left.
 pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> {
     let id = entry.id.clone();
-    let sources = node.sources(&id, Some(&entry))?;
+    let sources = Sources::observe(node, &id, Some(&entry))?;
     unpublished(node, &id, &entry.staging, &sources)?;
     let mounted = sources.at_staging();
     // Seen before anything is undone, so that a refusal changes nothing.
     if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &mounted) {
-        return Err(super::plan::taken(&entry.staging, &mount));
+        return Err(taken(&entry.staging, &mount));
     }
     if entry.phase != Phase::Unstaging {
         entry.phase = Phase::Unstaging;
         node.journal.write_stage(&entry)?;
     }
     write_out(node, &entry, &sources.all);
-    execute::unmount_all(node.root_of(&entry), &entry.staging, &mounted)?;
-    node.close_mapping(&id)?;
+    unmount_all(node.root_of(&entry), &entry.staging, &mounted)?;
+    close_mapping(node, &id)?;
     if entry.is_interrupted() && !entry.inline {
         finish_interrupted(node, &entry)?;
     }
     match node.registry.get(id.backend()) {
         Some(backend) => {
             if let Some(source) = sources.below_mapping() {
-                node.unused(&id, source)?;
+                ensure_unused(node, &id, source)?;
                 allow_writes(source)?;
             }
             backend.connect().disconnect(&id, sources.all.first())?;
         }
         None if sources.all.is_empty() => {}
-        None => drop(node.backend(&id)?),
+        None => drop(resolve::backend(node, &id)?),
     }
     if !entry.inline {
         node.journal.remove_stage(&id)?;
@@ -132,7 +132,7 @@ fn write_out(node: &Node, entry: &StageEntry, sources: &[Source]) {
 fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
     let attempt = || -> Result<()> {
         let order = Order {
-            backend: node.backend(&entry.id)?.as_ref(),
+            backend: resolve::backend(node, &entry.id)?.as_ref(),
             root: node.root_of(entry),
             wanted: Wanted {
                 id: entry.id.clone(),
@@ -192,93 +192,5 @@ fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &Sources) ->
     match elsewhere.find(|mount| observe::is_of(mount, &sources)) {
         Some(mount) => Err(published_at(id, &mount.mount_point)),
         None => Ok(()),
-    }
-}
-
-/// Whether a journaled target is mounted, and by this volume.
-pub(super) fn mounted_target(table: &MountTable, target: &TargetEntry, sources: &[Source]) -> bool {
-    table.at(&target.target).iter().any(|mount| observe::is_of(mount, sources))
-}
-
-fn published_at(id: &VolumeId, path: &Path) -> Error {
-    Error::InUse { object: format!("volume {id}"), by: format!("it is mounted at {}; unpublish it there first", path.display()) }
-}
-
-/// Write protection outlives the binding of a loop device: the next volume on it would find it.
-pub(super) fn allow_writes(source: &Source) -> Result<()> {
-    let Source::Device(device) = source else { return Ok(()) };
-    let open = match Device::open(&device.path, false) {
-        Ok(open) if open.number() == device.number => open,
-        Ok(_) => return Ok(()),
-        Err(error) if error.is_missing() => return Ok(()),
-        // A disk whose path is lost for good: it goes with its session, protection and all.
-        Err(error) if error.errno() == Some(libc::ENXIO) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    if open.read_only()? {
-        step("allow writes", &device.path.display(), || open.set_read_only(false))?;
-    }
-    Ok(())
-}
-
-impl Node {
-    /// Whether nothing uses a connected volume any more, so that it may be disconnected: our own mounts first, whose places we can name,
-    /// then whatever else the kernel knows, in any mount namespace.
-    ///
-    /// # Errors
-    /// `InUse`, naming where it is mounted or published; `StillInUse`, which is not final, naming who has it elsewhere.
-    pub(super) fn unused(&self, id: &VolumeId, source: &Source) -> Result<()> {
-        let table = MountTable::read()?;
-        let sources = std::slice::from_ref(source);
-        if let Some(target) = self.journal.targets(id)?.iter().find(|target| mounted_target(&table, target, sources)) {
-            return Err(published_at(id, &target.target));
-        }
-        let exclusive = observe::exclusive(sources);
-        if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, &exclusive)) {
-            return Err(published_at(id, &mount.mount_point));
-        }
-        match source {
-            Source::Device(device) => device_unused(&format!("volume {id}"), device, &table),
-            Source::Filesystem { .. } | Source::Directory(_) => Ok(()),
-        }
-    }
-}
-
-/// Whether nothing on this machine uses the device: no other device lies on it, and the kernel lets us have it exclusively.
-///
-/// # Errors
-/// As [`Node::unused`]; `object` is whose device it is, for messages.
-pub(super) fn device_unused(object: &str, device: &BlockDevice, table: &MountTable) -> Result<()> {
-    let holders = dm::holders(device.number)?;
-    // multipathd also takes what was connected as a single disk: its map goes with the disk, if nothing uses that.
-    let maps: Vec<Map> = holders.iter().filter_map(|holder| Map::of(holder).ok().flatten()).collect();
-    let idle = |map: &Map| dm::holders(map.number).is_ok_and(|holders| holders.is_empty());
-    if maps.len() < holders.len() || !maps.iter().all(|map| idle(map) && !table.iter().any(|mount| mount.device == map.number)) {
-        let (holders, path) = (holders.join(", "), device.path.display());
-        let by = format!("{holders} lies on its device {path}; take that down first (`lsblk` shows it)");
-        return Err(Error::InUse { object: object.to_owned(), by });
-    }
-    if maps.is_empty() {
-        return unclaimed(object, &device.path, device.number);
-    }
-    maps.iter().try_for_each(|map| unclaimed(object, &map.path, map.number))
-}
-
-/// Whether the kernel lets us have the device exclusively: the proof that no mount namespace has it mounted. A program that was killed may
-/// still have it for a moment.
-fn unclaimed(object: &str, path: &Path, number: (u32, u32)) -> Result<()> {
-    const LINGERING: Duration = Duration::from_secs(1);
-    let Some(device) = Device::open_if_there(path, number)? else { return Ok(()) };
-    if udev::wait_until(Instant::now().checked_add(LINGERING), || Ok(!device.is_claimed()?))? {
-        return Ok(());
-    }
-    Err(Error::StillInUse { object: format!("{object}, device {}", path.display()), by: holders::in_words(number, path) })
-}
-
-/// What an entry's access is, in words.
-pub(super) fn access_name(access: &Access) -> &str {
-    match access {
-        Access::Block => "raw block",
-        Access::Filesystem { fstype, .. } => fstype.as_deref().unwrap_or("a file system"),
     }
 }

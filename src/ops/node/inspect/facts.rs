@@ -17,7 +17,7 @@ use crate::volume::error::chain;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::super::journal::{self, Access, Found, FrozenEntry, Phase};
-use super::super::sources::{mapping_name, mapping_prefix};
+use super::super::mapping::{mapping_name, mapping_prefix};
 use super::super::{health, lone, observe};
 use super::report::{NotSeen, Process};
 use super::{Configured, Setup};

@@ -9,10 +9,11 @@ use crate::os::fs::mark::Purpose;
 use crate::os::mountinfo::{Index, Mount};
 use crate::volume::{Health, HealthProblem, Severity, VolumeId};
 
+use super::super::errors::source_name;
 use super::super::health;
 use super::super::journal::{Access, Format, Phase, StageEntry, TargetEntry};
+use super::super::mapping::shown;
 use super::super::observe::{self, At};
-use super::super::sources::shown;
 use super::facts::{Entry, Facts, Looked, Ours, seconds};
 use super::repair::Repair;
 use super::report::{
@@ -549,7 +550,7 @@ impl<'a> Story<'a> {
             health::add(&mut health, HealthProblem { severity: Severity::DataLoss, reason: "VolumeMissing", message });
         }
         if self.is_gone(stage) {
-            let device = stage.source.as_ref().map(super::super::source_name).unwrap_or_default();
+            let device = stage.source.as_ref().map(source_name).unwrap_or_default();
             let message = format!("volume {} is no longer connected as {device}; unstage it and stage it again", self.id);
             health::add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
             return health;
@@ -721,7 +722,7 @@ impl<'a> Story<'a> {
             Some(At::Stack(count)) => return Some(self.stacked(path, count)),
             Some(At::Ours(_)) | None if !gone => return None,
             _ if gone => {
-                let device = stage.source.as_ref().map(super::super::source_name).unwrap_or_default();
+                let device = stage.source.as_ref().map(source_name).unwrap_or_default();
                 (Kind::DeviceMissing, format!("staged as {device}, which is no longer there or another's"))
             }
             _ => (Kind::MountMissing, "the volume is staged here, but no longer mounted".to_owned()),

@@ -10,9 +10,13 @@ use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
+use super::super::context::Node;
+use super::super::device_use::{allow_writes, close_mapping, device_unused, ensure_unused};
+use super::super::errors::{source_name, unexpected};
 use super::super::journal::{Phase, StageEntry};
 use super::super::lone::StateDirLock;
-use super::super::{Node, observe, quiesce, recover, unexpected, unstage};
+use super::super::sources::Sources;
+use super::super::{observe, quiesce, recover, unstage};
 use super::Setup;
 
 /// What `--fix` does. It never touches what the driver did not make, and never deletes data.
@@ -71,7 +75,7 @@ impl Repairer {
     pub fn new(setup: &Setup) -> Result<Repairer> {
         let alone = StateDirLock::take(&setup.node.state_dir)?;
         let backends = setup.backends.iter().filter_map(|configured| configured.opened().cloned()).collect();
-        let node = Node::as_it_is(setup.node.clone(), Registry::new(backends)?, Locks::default())?;
+        let node = Node::open_unrecovered(setup.node.clone(), Registry::new(backends)?, Locks::default())?;
         Ok(Repairer { node, _alone: alone })
     }
 
@@ -85,7 +89,7 @@ impl Repairer {
             Repair::Unmount { id, path, mount } => self.unmount(id, path, *mount),
             Repair::CloseMapping { id } => {
                 self.unstaged(id)?;
-                node.close_mapping(id)
+                close_mapping(node, id)
             }
             Repair::Release { id, device } => {
                 let named = |stage: &StageEntry| stage.source.as_ref() == Some(&Source::Device(device.clone()));
@@ -93,9 +97,9 @@ impl Repairer {
                     return Err(unexpected(&device.path, "a stage has it by now"));
                 }
                 let source = Source::Device(device.clone());
-                node.unused(id, &source)?;
+                ensure_unused(node, id, &source)?;
                 let inspect = self.inspect(id.backend().as_str())?;
-                unstage::allow_writes(&source)?;
+                allow_writes(&source)?;
                 inspect.release(device)
             }
             Repair::Unlink { backend, link } => self.unlink(backend, link),
@@ -104,7 +108,7 @@ impl Repairer {
                 if entry.phase != Phase::Staged || entry.inline || entry.is_interrupted() {
                     return Err(unexpected(&entry.staging, "its stage is not what it was a moment ago; look again"));
                 }
-                let sources = node.sources(id, Some(&entry))?.all;
+                let sources = Sources::observe(node, id, Some(&entry))?.all;
                 if let Some(mount) = MountTable::read()?.iter().find(|mount| observe::is_of(mount, &sources)) {
                     return Err(unexpected(&mount.mount_point, "the volume is mounted here"));
                 }
@@ -119,9 +123,9 @@ impl Repairer {
             }
             Repair::Thaw => quiesce::thaw_left(node),
             Repair::Forget { id, name } => {
-                let sources = node.sources(id, None)?;
+                let sources = Sources::observe(node, id, None)?;
                 if let Some(source) = sources.all.first() {
-                    return Err(Error::InUse { object: format!("volume {id}"), by: super::super::source_name(source) });
+                    return Err(Error::InUse { object: format!("volume {id}"), by: source_name(source) });
                 }
                 // It was kept aside meanwhile, if it was read by one of the repairs before.
                 node.journal.remove_damaged(id, name)?;
@@ -146,7 +150,7 @@ impl Repairer {
                 return Err(unexpected(&stage.staging, "the volume is staged here by now"));
             }
             if let Some(source) = connect.connected(id, None)? {
-                self.node.unused(id, &source)?;
+                ensure_unused(&self.node, id, &source)?;
             }
         }
         let table = MountTable::read()?;
@@ -154,7 +158,7 @@ impl Repairer {
             return Err(unexpected(&mount.mount_point, "it is mounted from this link"));
         }
         // Nor in another mount namespace.
-        link.devices.iter().try_for_each(|device| unstage::device_unused(&link.object, device, &table))?;
+        link.devices.iter().try_for_each(|device| device_unused(&link.object, device, &table))?;
         connect.unlink(link)
     }
 
@@ -177,7 +181,7 @@ impl Repairer {
         let node = &self.node;
         let stage = node.journal.stage(id)?;
         let known = stage.as_ref().is_some_and(|stage| stage.staging == *path) || node.journal.target(id, path)?.is_some();
-        let sources = node.sources(id, stage.as_ref())?.all;
+        let sources = Sources::observe(node, id, stage.as_ref())?.all;
         let table = MountTable::read()?;
         let top = table.at(path).last().copied().filter(|top| top.id == mount && observe::is_of(top, &sources));
         if known || top.is_none() {

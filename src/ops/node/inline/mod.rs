@@ -4,7 +4,7 @@
 //! leaves nothing that nobody knows of. They are staged in a directory of ours, `<state directory>/inline/<volume id>`.
 //!
 //! The journal alone is no evidence that a volume is ephemeral: it may be lost, or of an earlier version, and another node may have
-//! the same storage. So the volume's name in its storage says that it is, and of which node and state directory ([`mark`]), and its id
+//! the same storage. So the volume's name in its storage says that it is, and of which node and state directory ([`identity::mark`]), and its id
 //! is a digest of that, in a space of its own ([`VolumeId::ephemeral`]). What is not so marked is neither used nor deleted.
 
 use std::collections::BTreeMap;
@@ -18,69 +18,20 @@ use crate::os;
 use crate::os::step::step;
 use crate::volume::parameters::KUBERNETES_PREFIX;
 use crate::volume::{
-    AccessType, BackendName, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, Volume,
-    VolumeId,
+    AccessType, Bytes, Capability, Error, FsType, Outcome, RawParameters, Result, TopologyRequirement, VolumeId,
 };
 
+use super::context::Node;
+use super::errors::unexpected;
 use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
-use super::plan::WantedAccess;
-use super::stage::{self, Order};
-use super::{Handle, Node, PublishRequest, publish, unpublish, unstage};
+use super::mounts::mounted_target;
+use super::requests::PublishRequest;
+use super::sources::Sources;
+use super::stage::spec::{self, Order, WantedAccess};
+use super::{publish, resolve, stage, unpublish, unstage};
 
-/// The kubelet's word for it (volume_context).
-const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+pub(super) mod identity;
 const DEFAULT_SIZE: Bytes = Bytes::GIB;
-
-/// The kubelet's name of the volume, if the request is for an ephemeral one.
-pub(super) fn handle_of(request: &PublishRequest) -> Option<String> {
-    let ephemeral = request.volume_context.get(EPHEMERAL).is_some_and(|value| value == "true");
-    ephemeral.then(|| request.handle.to_string())
-}
-
-/// The name of an ephemeral volume in its storage: the kubelet's name for it, and the driver that it belongs to.
-fn mark(node: &Node, name: &str) -> Result<String> {
-    Ok(format!("ephemeral volume {name}{}", owner(node)?))
-}
-
-fn owner(node: &Node) -> Result<String> {
-    Ok(format!(" of node {} ({})", node.settled_id()?, node.state.path().display()))
-}
-
-/// Whether its storage says that `volume` is an ephemeral one of this very driver: node and state directory.
-pub(super) fn owns(node: &Node, volume: &Volume) -> Result<bool> {
-    Ok(volume.id == VolumeId::ephemeral(volume.id.backend(), &volume.name) && volume.name.ends_with(&owner(node)?))
-}
-
-/// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.
-pub(super) fn find(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
-    let name = handle.to_string();
-    for backend in node.registry.iter() {
-        let ids = match ids(node, backend.name(), &name) {
-            // Without this node's id: of those that it makes up, none is here, so that no other volume waits for the id.
-            Err(_) if !node.journal.volumes()?.iter().any(VolumeId::is_ephemeral) => {
-                vec![VolumeId::derive(backend.name(), &name)]
-            }
-            ids => ids?.to_vec(),
-        };
-        for id in ids {
-            if is_journaled(node, &id)? {
-                return Ok(Some(id));
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// The ids that the ephemeral volume of this name can have in a backend. Earlier versions gave it the id of a persistent volume: it is
-/// unpublished, but nothing proves that it may be deleted.
-pub(super) fn ids(node: &Node, backend: &BackendName, name: &str) -> Result<[VolumeId; 2]> {
-    Ok([VolumeId::ephemeral(backend, &mark(node, name)?), VolumeId::derive(backend, name)])
-}
-
-/// Whether the journal has it as an ephemeral volume.
-pub(super) fn is_journaled(node: &Node, id: &VolumeId) -> Result<bool> {
-    Ok(node.journal.stage(id)?.is_some_and(|entry| entry.inline))
-}
 
 /// What the pod's attributes ask for.
 struct Recipe<'a> {
@@ -92,8 +43,8 @@ struct Recipe<'a> {
 }
 
 pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Result<Outcome<()>> {
-    let target = node.place(&request.target)?;
-    let journaled = find(node, &request.handle)?;
+    let target = resolve::path(node, &request.target)?;
+    let journaled = identity::find(node, &request.handle)?;
     if journaled.is_none() {
         check(node, &request.volume_context)?;
     }
@@ -125,10 +76,9 @@ pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Resu
 }
 
 fn is_mounted(node: &Node, id: &VolumeId) -> Result<bool> {
-    let sources = node.sources(id, node.journal.stage(id)?.as_ref())?;
+    let sources = Sources::observe(node, id, node.journal.stage(id)?.as_ref())?;
     let table = os::mountinfo::MountTable::read()?;
-    let mounted =
-        |target: &TargetEntry| unstage::mounted_target(&table, target, &sources.at_target(&table, Some(target), &node.boot));
+    let mounted = |target: &TargetEntry| mounted_target(&table, target, &sources.at_target(&table, Some(target), &node.boot));
     Ok(node.journal.targets(id)?.iter().any(mounted))
 }
 
@@ -143,7 +93,7 @@ fn make(
     // Before anything of it is in the journal: what is somebody else's is not undone either.
     let is_there = is_there(node, recipe)?;
     let staging = directory(node, id)?;
-    let mut wanted = stage::wanted(id, staging, &recipe.capability)?;
+    let mut wanted = spec::wanted(id, staging, &recipe.capability)?;
     wanted.inline = true;
     if known.is_none() {
         node.journal.write_stage(&begin(node, recipe, &wanted.access, &wanted.staging, wanted.read_only))?;
@@ -155,13 +105,13 @@ fn make(
         backend: recipe.backend,
         root: &node.state,
         wanted,
-        group: stage::group_of(&recipe.capability),
+        group: spec::group_of(&recipe.capability),
         parameters: recipe.parameters.clone(),
         publish_context: &request.publish_context,
         secrets: &request.secrets,
     };
     let staged = stage::run(node, &order)?;
-    let entry = node.journal.stage(id)?.ok_or_else(|| super::unexpected(&order.wanted.staging, "its journal entry vanished"))?;
+    let entry = node.journal.stage(id)?.ok_or_else(|| unexpected(&order.wanted.staging, "its journal entry vanished"))?;
     let published = publish::run(node, &entry, target, &recipe.capability, request.read_only)?;
     Ok(match (staged, published) {
         (Outcome::Unchanged(()), Outcome::Unchanged(())) => Outcome::Unchanged(()),
@@ -176,7 +126,7 @@ fn make(
 fn is_there(node: &Node, recipe: &Recipe<'_>) -> Result<bool> {
     let id = &recipe.spec.id;
     match recipe.provision.find_for_create(id, &recipe.spec.parameters)? {
-        Some(volume) if id.is_ephemeral() && !owns(node, &volume)? => Err(Error::Conflict {
+        Some(volume) if id.is_ephemeral() && !identity::owns(node, &volume)? => Err(Error::Conflict {
             object: format!("volume {id}"),
             existing: format!("in its storage as {:?}", volume.name),
             wanted: recipe.spec.name.clone(),
@@ -251,7 +201,7 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
         let reason = format!("{size} is below the least possible size; ask for at least {least}");
         return Err(Error::OutOfRange { field: "volume_context.size", reason });
     }
-    let mark = mark(node, name)?;
+    let mark = identity::mark(node, name)?;
     let spec = VolumeSpec {
         id: VolumeId::ephemeral(backend.name(), &mark),
         name: mark,
@@ -310,7 +260,7 @@ fn undo(node: &Node, id: &VolumeId, error: Error) -> Error {
 }
 
 pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
-    let target = node.place(target)?;
+    let target = resolve::path(node, target)?;
     let _volume = node.locks.exclusive(Key::Volume(id.clone()), "unpublish")?;
     let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
     let entry = node.journal.stage(id)?;
@@ -327,10 +277,10 @@ pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Out
 
 /// Deletes an unstaged inline volume if its storage says that it is one of ours, its directory, and last what the journal has of it.
 pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
-    let backend = node.backend(id)?;
+    let backend = resolve::backend(node, id)?;
     if let Some(provision) = backend.provision() {
         match provision.find(id)? {
-            Some(volume) if !owns(node, &volume)? => tracing::error!(
+            Some(volume) if !identity::owns(node, &volume)? => tracing::error!(
                 volume = %id, name = volume.name,
                 "not deleted: its storage does not say that it is an ephemeral volume of this node; if no PersistentVolume names it, \
                  delete it with `longshore call delete-volume`"
@@ -342,7 +292,7 @@ pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
     }
     let staging = directory(node, id)?;
     if !os::mountinfo::MountTable::read()?.at(&staging).is_empty() {
-        return Err(super::unexpected(&staging, "something is still mounted there; unmount it"));
+        return Err(unexpected(&staging, "something is still mounted there; unmount it"));
     }
     step("remove directory", &staging.display(), || node.state.remove(&staging))?;
     node.journal.remove_stage(id)

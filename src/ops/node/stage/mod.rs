@@ -2,35 +2,34 @@
 
 use std::collections::BTreeMap;
 
-use crate::backend::Backend;
 use crate::ops::lock::Key;
 use crate::ops::parameters::Parameters;
 use crate::os::mountinfo::MountTable;
-use crate::os::path::Root;
 use crate::volume::{AccessType, Capability, Error, Outcome, Result, Secrets, VolumeId};
 
-use super::execute::{self, Job};
+use super::context::Node;
 use super::journal::StageEntry;
+use super::mounts::apply_group;
 use super::observe::{self, At};
-use super::plan::{self, Seen, Wanted, WantedAccess};
-use super::{Node, StageRequest};
+use super::requests::StageRequest;
+use super::resolve;
+use super::sources::Sources;
+use apply::Job;
+use plan::Seen;
+use spec::{Order, Wanted, WantedAccess, group_of, wanted};
 
-/// A stage that was asked for, checked.
-pub(super) struct Order<'a> {
-    pub backend: &'a dyn Backend,
-    /// Below which the staging path lies.
-    pub root: &'a Root,
-    pub wanted: Wanted,
-    pub group: Option<u32>,
-    pub parameters: Parameters,
-    pub publish_context: &'a BTreeMap<String, String>,
-    pub secrets: &'a Secrets,
-}
+pub(super) mod apply;
+mod filesystem;
+mod interrupted;
+mod luks;
+mod plan;
+pub(super) mod spec;
+mod undo;
 
 pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> {
-    let id = node.told(&request.handle, &request.volume_context)?;
-    let backend = node.backend(&id)?.as_ref();
-    let staging = node.place(&request.staging)?;
+    let id = resolve::volume_by_request(node, &request.handle, &request.volume_context)?;
+    let backend = resolve::backend(node, &id)?.as_ref();
+    let staging = resolve::path(node, &request.staging)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
     let order = Order {
         backend,
@@ -65,7 +64,7 @@ pub(super) fn restage_stale_share(node: &Node, id: &VolumeId, capability: &Capab
     tracing::warn!(volume = %id, path = %entry.staging.display(), "its share is stale; staged anew");
     let (publish_context, secrets) = (BTreeMap::new(), Secrets::default());
     let order = Order {
-        backend: node.backend(id)?.as_ref(),
+        backend: resolve::backend(node, id)?.as_ref(),
         root: node.root_of(&entry),
         wanted: Wanted {
             id: id.clone(),
@@ -83,29 +82,6 @@ pub(super) fn restage_stale_share(node: &Node, id: &VolumeId, capability: &Capab
     run(node, &order).map(drop)
 }
 
-pub(super) fn group_of(capability: &Capability) -> Option<u32> {
-    match capability.access {
-        AccessType::Filesystem { group, .. } => group,
-        AccessType::Block => None,
-    }
-}
-
-/// What a capability means for the staging path.
-///
-/// # Errors
-/// `Invalid` for a mount option that makes no sense.
-pub(super) fn wanted(id: &VolumeId, staging: std::path::PathBuf, capability: &Capability) -> Result<Wanted> {
-    let mut read_only = capability.mode.is_read_only();
-    let access = match &capability.access {
-        AccessType::Block => WantedAccess::Block,
-        AccessType::Filesystem { fstype, mount_flags, .. } => {
-            read_only |= execute::split_flags(mount_flags)?.0.read_only;
-            WantedAccess::Filesystem { fstype: *fstype, mount_flags: mount_flags.clone() }
-        }
-    };
-    Ok(Wanted { id: id.clone(), staging, access, mode: capability.mode, read_only, inline: false })
-}
-
 /// Looks, plans, runs. The caller holds the volume.
 pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
     let entry = node.journal.stage(&order.wanted.id)?;
@@ -115,7 +91,7 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
         order.backend.connect().may_use(&order.wanted.id)?;
         let changed = match (order.group, &order.wanted.access, &seen.used) {
             (Some(gid), WantedAccess::Filesystem { .. }, Some(source)) => {
-                execute::apply_group(order.root, &order.wanted.staging, source, gid, order.wanted.read_only)?
+                apply_group(order.root, &order.wanted.staging, source, gid, order.wanted.read_only)?
             }
             _ => false,
         };
@@ -130,7 +106,7 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
 }
 
 fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<Seen> {
-    let mut sources = node.sources(&order.wanted.id, entry.as_ref())?;
+    let mut sources = Sources::observe(node, &order.wanted.id, entry.as_ref())?;
     if let Some(Err(error)) = sources.connected.as_ref().map(|source| order.backend.connect().reach(source)) {
         match error {
             // As if it were gone: it is connected anew.

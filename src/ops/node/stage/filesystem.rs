@@ -1,0 +1,210 @@
+//! The file system of a stage on a device: made if the device is proven blank, checked, grown, mounted.
+
+use std::os::fd::AsFd;
+
+use crate::backend::{BlockDevice, Source};
+use crate::os::block::Device;
+use crate::os::fs;
+use crate::os::fs::mark::Purpose;
+use crate::os::fs::{Contents, Evidence, Mark};
+use crate::os::luks::State;
+use crate::os::mountinfo::MountTable;
+use crate::os::step::step;
+use crate::volume::{Error, FsType, Result};
+
+use super::super::errors::unexpected;
+use super::super::journal::Format;
+use super::super::observe;
+use super::apply::Job;
+use super::plan::filesystem::{self as plan, Found, Prepare};
+
+impl Job<'_> {
+    pub(super) fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
+        self.device = Some(self.open_alone(device)?);
+        let found = self.look(fstype, device)?;
+        let check = self.order.parameters.node.fsck;
+        let steps = plan::prepare(fstype, self.entry.read_only, check, &found)?;
+        for prepare in &steps {
+            if let Prepare::Mkfs(fstype) = prepare {
+                // Options that are refused are no mkfs that was interrupted.
+                self.order.parameters.node.mkfs_arguments(*fstype)?;
+            }
+        }
+        steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
+    }
+
+    pub(super) fn look(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
+        let source = Source::Device(device.clone());
+        let open = self.device.take().ok_or_else(|| unexpected(&device.path, "it is not open"))?;
+        let growing = self.is_growing(&open)?;
+        let (interrupted, contents) = match &self.luks {
+            None => {
+                let contents = self.probe(&open)?;
+                (self.mark.as_ref().map(|mark| mark.purpose), contents)
+            }
+            Some(luks) => match step("probe", &device.path.display(), || fs::probe(&open, Evidence::None))? {
+                // A mkfs that came to its end, on another node or before the journal was lost.
+                Contents::Filesystem(whole) => (None, Contents::Filesystem(whole)),
+                // Noise, or half a file system: whatever it looks like means nothing.
+                _ if luks.state == State::New => (Some(Purpose::Filesystem(fstype.unwrap_or(FsType::DEFAULT))), Contents::Blank),
+                other => (None, other),
+            },
+        };
+        let fs_size = match &contents {
+            Contents::Filesystem(fstype) if interrupted.is_none() && !growing => Some(fs::size_on_device(&open, *fstype)?),
+            _ => None,
+        };
+        let found = Found {
+            volume: self.entry.id.clone(),
+            device: device.path.display().to_string(),
+            contents,
+            interrupted,
+            growing,
+            fs_size,
+            device_size: open.size()?,
+            device_read_only: open.read_only()?,
+            // Also in a mount namespace that we do not see.
+            mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)) || open.is_claimed()?,
+        };
+        self.device = Some(open);
+        Ok(found)
+    }
+
+    /// Whether a growth of ours was interrupted, and nobody mounted the file system since, on whatever node.
+    pub(super) fn is_growing(&mut self, open: &Device) -> Result<bool> {
+        if let Some(luks) = &self.luks {
+            return Ok(luks.state == State::Growing);
+        }
+        let Some(journaled) = &self.entry.growth else { return Ok(false) };
+        if fs::ext4_uses(open)? == *journaled {
+            return Ok(true);
+        }
+        self.entry.growth = None;
+        Ok(false)
+    }
+
+    /// What is on the device, but for the mark of a format, which is remembered.
+    pub(super) fn probe(&mut self, open: &Device) -> Result<Contents> {
+        let connect = self.order.backend.connect();
+        let beneath = connect.backing_file(&self.entry.id, open)?;
+        let evidence = match &beneath {
+            Some(file) => Evidence::Beneath(file),
+            None if connect.known_blank(self.order.publish_context) => Evidence::MadeEmpty,
+            None => Evidence::None,
+        };
+        let journaled = self.entry.format.map(|format| format.offset);
+        let probed = step("probe", &open.path().display(), || fs::probe_marked(open, evidence, journaled))?;
+        self.entry.format = probed.mark.as_ref().map(Format::from);
+        self.mark = probed.mark;
+        Ok(probed.contents)
+    }
+
+    /// Says on the medium that a format begins, and in the journal where that stands. The medium first: all nodes see it.
+    pub(super) fn record_format(&mut self, device: &Device, purpose: Purpose) -> Result<()> {
+        let earlier = self.mark.take();
+        let mark = Mark::new(device, purpose)?;
+        step("mark format", &device.path().display(), || mark.write(device))?;
+        if let Some(earlier) = earlier.filter(|earlier| earlier.offset != mark.offset) {
+            step("clear mark", &device.path().display(), || earlier.clear(device))?;
+        }
+        self.entry.format = Some(Format::from(&mark));
+        self.mark = Some(mark);
+        self.node.journal.write_stage(&self.entry)
+    }
+
+    /// After a format that came to its end, or never wrote anything.
+    pub(super) fn clear_mark(&mut self, device: &Device) -> Result<()> {
+        if let Some(mark) = &self.mark {
+            step("clear mark", &device.path().display(), || mark.clear(device))?;
+        }
+        (self.mark, self.entry.format) = (None, None);
+        Ok(())
+    }
+
+    pub(super) fn opened(&self, device: &BlockDevice) -> Result<&Device> {
+        self.device.as_ref().ok_or_else(|| unexpected(&device.path, "it is not open"))
+    }
+
+    pub(super) fn prepare(&mut self, prepare: Prepare, device: &BlockDevice) -> Result<()> {
+        let name = device.path.display().to_string();
+        match prepare {
+            // A LUKS header over it says it.
+            Prepare::RecordMkfs(_) if self.luks.is_some() => self.mark(State::New),
+            Prepare::RecordMkfs(fstype) => {
+                self.with_device(device, |job, open| job.record_format(open, Purpose::Filesystem(fstype)))
+            }
+            Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?, self.mark.as_ref()))?),
+            Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
+            Prepare::Check(fstype) => self.check(&name, fstype, || fs::check(self.opened(device)?, fstype).map_err(Error::from)),
+            Prepare::CheckFully(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Repair::Safely).map_err(Error::from))
+            }
+            Prepare::RepairGrowth(fstype) => {
+                self.check(&name, fstype, || fs::check_fully(self.opened(device)?, fs::Repair::All).map_err(Error::from))
+            }
+            Prepare::RecordGrowth => {
+                self.mark(State::Growing)?;
+                self.entry.growth = Some(fs::ext4_uses(self.opened(device)?)?);
+                self.node.journal.write_stage(&self.entry)
+            }
+            Prepare::GrowUnmounted(_) => {
+                step("grow", &name, || fs::grow_unmounted(self.opened(device)?).map_err(Error::from))?;
+                self.entry.growth = None;
+                Ok(())
+            }
+            Prepare::Mount(fstype) => {
+                self.mark(State::Used)?;
+                self.mount(fstype.as_str(), &device.path, &[])
+            }
+            Prepare::GrowMounted(fstype) => {
+                let mount = observe::open(self.order.root, &self.entry.staging, &Source::Device(device.clone()))?;
+                step("grow", &name, || fs::grow_mounted(self.opened(device)?, fstype, mount.as_fd()).map_err(Error::from))
+            }
+        }
+    }
+
+    pub(super) fn check(&self, name: &str, fstype: FsType, check: impl FnOnce() -> Result<fs::Checked>) -> Result<()> {
+        let said = match step("check", &name, check)? {
+            fs::Checked::Clean => return Ok(()),
+            fs::Checked::Repaired => "the check before the mount repaired errors",
+            fs::Checked::Completed => "an earlier check was interrupted while it wrote the superblock; this one has completed it",
+        };
+        tracing::warn!(volume = %self.entry.id, device = %name, %fstype, "{said}");
+        Ok(())
+    }
+
+    pub(super) fn mkfs(&mut self, fstype: FsType, device: &BlockDevice) -> Result<()> {
+        let arguments = self.order.parameters.node.mkfs_arguments(fstype)?;
+        self.with_device(device, |job, open| {
+            let made = step("mkfs", &device.path.display(), || fs::mkfs(open, fstype, &arguments, job.mark.as_ref()));
+            // It may have refused before it wrote anything: then the device is as blank as before.
+            if job.luks.is_none() && (made.is_ok() || matches!(job.probe(open), Ok(Contents::Blank))) {
+                job.clear_mark(open)?;
+            }
+            Ok(made?)
+        })
+    }
+
+    /// Lends the open device to what also changes the job.
+    pub(super) fn with_device<T>(
+        &mut self,
+        device: &BlockDevice,
+        act: impl FnOnce(&mut Self, &Device) -> Result<T>,
+    ) -> Result<T> {
+        let open = self.device.take().ok_or_else(|| unexpected(&device.path, "it is not open"))?;
+        let outcome = act(self, &open);
+        self.device = Some(open);
+        outcome
+    }
+}
+
+/// Zeroes at both ends, where signatures lie: a mkfs that is not forced refuses over one. The mark of the format stays.
+fn wipe_ends(device: &Device, mark: Option<&Mark>) -> Result<()> {
+    const END: u64 = 1 << 20;
+    let size = device.size()?;
+    let kept = mark.map_or(size..size, Mark::range);
+    for (from, to) in [(0, END.min(kept.start)), (size.saturating_sub(END).min(kept.start), kept.start), (kept.end, size)] {
+        device.zero(from, to - from)?;
+    }
+    Ok(device.flush()?)
+}

@@ -1,0 +1,187 @@
+//! The first round as tables.
+
+use super::super::super::journal::VERSION;
+use super::*;
+use crate::backend::BlockDevice;
+use crate::os::mountinfo::Mount;
+use crate::volume::{AccessMode, VolumeId};
+
+const EXT4: Option<FsType> = Some(FsType::Ext4);
+const XFS: Option<FsType> = Some(FsType::Xfs);
+
+fn id() -> VolumeId {
+    "image:a".parse().expect("valid")
+}
+
+fn filesystem(fstype: Option<FsType>, flags: &[&str]) -> Wanted {
+    Wanted {
+        id: id(),
+        staging: "/k/s".into(),
+        access: WantedAccess::Filesystem { fstype, mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect() },
+        mode: AccessMode::SingleNodeWriter,
+        read_only: false,
+        inline: false,
+    }
+}
+
+fn block() -> Wanted {
+    Wanted { access: WantedAccess::Block, ..filesystem(None, &[]) }
+}
+
+fn device(number: u32) -> Source {
+    Source::Device(BlockDevice { path: format!("/dev/loop{number}").into(), number: (7, number), identity: "i".to_owned() })
+}
+
+fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
+    StageEntry {
+        version: VERSION,
+        id: id(),
+        phase: Phase::Staged,
+        source: Some(device(3)),
+        mapping: None,
+        access: match &wanted.access {
+            WantedAccess::Block => Access::Block,
+            WantedAccess::Filesystem { mount_flags, .. } => {
+                Access::Filesystem { fstype: Some(fstype.to_owned()), mount_flags: mount_flags.into() }
+            }
+        },
+        mode: wanted.mode,
+        staging: wanted.staging.clone(),
+        read_only: wanted.read_only,
+        format: None,
+        growth: None,
+        inline: wanted.inline,
+        boot: "b".to_owned(),
+        parameters: serde_json::Value::Null,
+        created: 0,
+    }
+}
+
+fn mounted(fstype: &str, options: &str) -> Mount {
+    Mount {
+        id: 10,
+        parent: 1,
+        device: (7, 3),
+        root: "/".into(),
+        mount_point: "/k/s".into(),
+        options: options.split(',').map(str::to_owned).collect(),
+        propagation: Vec::new(),
+        fstype: fstype.to_owned(),
+        source: "/dev/loop3".into(),
+        super_options: vec!["rw".to_owned()],
+        node: std::sync::OnceLock::new(),
+    }
+}
+
+fn seen(entry: Option<StageEntry>, connected: Option<Source>, staging: At) -> Seen {
+    Seen { entry, same_boot: true, used: connected.clone(), connected, staging }
+}
+
+fn ours() -> At {
+    At::Ours(mounted("ext4", "rw"))
+}
+
+#[test]
+fn a_fresh_volume_is_journaled_and_connected() {
+    for wanted in [filesystem(None, &[]), block()] {
+        let steps = start(&wanted, &seen(None, None, At::Nothing)).expect("free");
+        assert_eq!(steps, [Start::Begin, Start::Connect]);
+    }
+}
+
+#[test]
+fn what_is_staged_so_already_needs_nothing() {
+    let with_flags = filesystem(EXT4, &["noexec", "noatime"]);
+    let other_order = filesystem(None, &["noatime", "noexec"]);
+    let entry = entry_of(&with_flags, "ext4");
+    for wanted in [with_flags, other_order] {
+        assert_eq!(start(&wanted, &seen(Some(entry.clone()), Some(device(3)), ours())).expect("same"), []);
+    }
+    let entry = entry_of(&block(), "");
+    assert_eq!(start(&block(), &seen(Some(entry), Some(device(3)), At::Nothing)).expect("same"), []);
+}
+
+#[test]
+fn what_is_staged_otherwise_is_a_conflict() {
+    let there = filesystem(EXT4, &[]);
+    let cases = [
+        filesystem(XFS, &[]),
+        filesystem(EXT4, &["noexec"]),
+        block(),
+        Wanted { staging: "/k/other".into(), ..there.clone() },
+        Wanted { read_only: true, ..there.clone() },
+        Wanted { inline: true, ..there.clone() },
+    ];
+    for wanted in cases {
+        let result = start(&wanted, &seen(Some(entry_of(&there, "ext4")), Some(device(3)), ours()));
+        assert!(matches!(result, Err(Error::Conflict { .. })), "{wanted:?}: {result:?}");
+    }
+}
+
+#[test]
+fn a_share_does_not_mind_the_default_file_system() {
+    let wanted = filesystem(EXT4, &[]);
+    let entry = entry_of(&wanted, "nfs4");
+    assert_eq!(start(&wanted, &seen(Some(entry), Some(device(3)), ours())).expect("same"), []);
+}
+
+#[test]
+fn a_taken_or_stacked_staging_path_is_refused() {
+    let wanted = filesystem(None, &[]);
+    for entry in [None, Some(entry_of(&wanted, "ext4"))] {
+        for at in [At::Foreign(mounted("tmpfs", "rw")), At::Stack(2)] {
+            let result = start(&wanted, &seen(entry.clone(), Some(device(3)), at.clone()));
+            assert!(matches!(result, Err(Error::InUse { .. })), "{at:?}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_interrupted_is_begun_afresh() {
+    let wanted = filesystem(EXT4, &[]);
+    let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
+    type Case<'a> = (StageEntry, bool, Option<Source>, At, &'a [Start]);
+    let afresh = [Start::ClearMounts, Start::Disconnect, Start::Begin, Start::Connect];
+    let cases: [Case<'_>; 7] = [
+        // What the journal names is not what the volume is now: it is let go first.
+        (at(Phase::Staging), true, None, At::Nothing, &afresh),
+        (at(Phase::Staged), true, Some(device(4)), ours(), &afresh),
+        (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
+        (at(Phase::Unstaging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
+        // Somebody unmounted it.
+        (at(Phase::Staged), true, Some(device(3)), At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
+        // A reboot: numbers and mounts of before mean nothing.
+        (at(Phase::Staged), false, None, At::Nothing, &[Start::Begin, Start::Connect]),
+        (
+            StageEntry { read_only: true, ..at(Phase::Staged) },
+            false,
+            Some(device(4)),
+            At::Nothing,
+            &[Start::Disconnect, Start::Begin, Start::Connect],
+        ),
+    ];
+    for (entry, same_boot, connected, staging, steps) in cases {
+        let seen = Seen { entry: Some(entry), same_boot, used: connected.clone(), connected, staging };
+        assert_eq!(start(&wanted, &seen).expect("goes on"), steps, "{seen:?}");
+    }
+}
+
+#[test]
+fn after_a_reboot_it_may_be_staged_otherwise() {
+    let entry = entry_of(&filesystem(EXT4, &[]), "ext4");
+    let seen = Seen { entry: Some(entry), same_boot: false, connected: None, used: None, staging: At::Nothing };
+    for wanted in [block(), Wanted { staging: "/k/other".into(), ..filesystem(XFS, &["noexec"]) }] {
+        assert_eq!(start(&wanted, &seen).expect("free"), [Start::Begin, Start::Connect]);
+    }
+}
+
+#[test]
+fn a_mount_without_a_journal_is_taken_over_only_if_it_is_what_was_asked_for() {
+    let lost = seen(None, Some(device(3)), ours());
+    for wanted in [filesystem(None, &[]), filesystem(EXT4, &[])] {
+        assert_eq!(start(&wanted, &lost).expect("the same"), [Start::Begin, Start::Connect, Start::Adopt]);
+    }
+    for wanted in [filesystem(XFS, &[]), block(), Wanted { read_only: true, ..filesystem(EXT4, &[]) }] {
+        assert!(matches!(start(&wanted, &lost), Err(Error::Conflict { .. })), "{wanted:?}");
+    }
+}
