@@ -46,7 +46,7 @@
 //!   before the first side effect.
 //! - Secrets are of a type that cannot be printed, mount options of one that prints their names ([`volume::MountFlags`]); messages that
 //!   hold them have no derived `Debug`.
-//! - Only `os/process.rs` (and the freeze guard in `os/freeze.rs`, which must outlive us) starts programs.
+//! - Only `os/process/` (and the freeze guard in `os/freeze.rs`, which must outlive us) starts programs.
 //! - `unsafe` is denied, and allowed with a reason in those files of `os` that call the kernel directly.
 
 use std::process::ExitCode;

@@ -7,23 +7,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A layer, and what of this crate it may name.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     ("volume", &["volume"]),
     ("metrics.rs", &[]),
     ("os", &["os", "metrics", "volume"]),
     ("backend", &["backend", "os", "metrics", "volume"]),
     ("ops", &["ops", "backend", "os", "metrics", "volume"]),
     ("rpc", &["rpc", "csi", "ops", "backend", "metrics", "volume"]),
-    ("config.rs", &["config", "backend", "volume"]),
     ("config", &["config", "backend", "volume"]),
-    ("server.rs", &["server", "rpc", "admin", "csi", "pluginregistration", "ops", "os", "volume"]),
     ("server", &["server", "rpc", "admin", "csi", "pluginregistration", "ops", "os", "volume"]),
     ("cli", &["cli", "config", "server", "rpc", "admin", "csi", "ops", "backend", "os", "metrics", "volume"]),
 ];
 
 /// Crates that speak gRPC, and the layers that may.
 const GRPC: [&str; 5] = ["tonic::", "prost::", "prost_types::", "crate::csi", "crate::admin"];
-const GRPC_LAYERS: [&str; 4] = ["rpc", "server.rs", "server", "cli"];
+const GRPC_LAYERS: [&str; 3] = ["rpc", "server", "cli"];
 
 fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {

@@ -7,7 +7,16 @@ use crate::os::mountinfo::MountTable;
 use crate::volume::{AccessMode, Bytes};
 
 use super::super::super::journal::{Found, RecordedFlags, VERSION as JOURNAL};
+use super::super::facts::{Entry, Facts, Looked, Ours};
+use super::super::repair::Repair;
+use super::super::report::{Kind, Report, Role, State};
+use super::story::pod_of;
 use super::*;
+use crate::backend::{BlockDevice, Connected, Link, Source, Survey};
+use crate::ops::node::journal::{Access, Phase, StageEntry, TargetEntry};
+use crate::volume::{Health, VolumeId};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 const STAGING: &str = "/k/plugins/s/globalmount";
 const TARGET: &str = "/k/pods/uid/volumes/kubernetes.io~csi/a/mount";
