@@ -13,9 +13,48 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* The chart as a kind of node has it, its settings in place of the others', which is put into a dict. Call with
+     (dict "root" $ "kind" (of node.kinds, or empty) "into" $dict). */}}
+{{- define "longshore.ofKind" -}}
+{{- $values := deepCopy .root.Values -}}
+{{- range $key, $value := omit .kind "name" "backends" -}}{{- $_ := set $values.node $key $value -}}{{- end -}}
+{{- with .kind.backends -}}{{- $_ := set $values.driver "backends" . -}}{{- end -}}
+{{- $_ := merge .into (dict "Values" $values "kind" .kind.name) (omit .root "Values") -}}
+{{- end }}
+
+{{/* Whether the snapshot sidecar and its classes are made: csi-snapshotter ends where the cluster has no such API, and an object of it
+     fails the installation. Where no cluster can be asked (helm template), it is taken to have it. */}}
+{{- define "longshore.snapshots" -}}
+{{- if .Values.snapshots.enabled -}}
+{{- if or (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1") (not (lookup "v1" "Namespace" "" "kube-system")) -}}true{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The component of a node's pod: what tells the DaemonSets of kinds of nodes apart. */}}
+{{- define "longshore.nodeComponent" -}}node{{ with .kind }}-{{ . }}{{ end }}{{- end }}
+
+{{/* The nodes of a kind have its label, all others have none of the kinds'; added to each of the terms, of which one is enough. */}}
+{{- define "longshore.nodeAffinity" -}}
+{{- $affinity := deepCopy .Values.node.affinity -}}
+{{- if .Values.node.kinds -}}
+{{- $names := list -}}{{- range .Values.node.kinds -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $own := dict "key" .Values.node.kindLabel "operator" (.kind | empty | ternary "NotIn" "In") "values" (.kind | empty | ternary $names (list .kind)) -}}
+{{- $nodes := $affinity.nodeAffinity | default dict -}}
+{{- $required := $nodes.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
+{{- $terms := list -}}
+{{- range $required.nodeSelectorTerms | default (list dict) -}}
+{{- $terms = append $terms (set . "matchExpressions" (append (.matchExpressions | default list) $own)) -}}
+{{- end -}}
+{{- $_ := set $nodes "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $_ := set $affinity "nodeAffinity" $nodes -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end }}
+
 {{/* Of a pod. Call with (dict "root" . "component" "node"). */}}
 {{- define "longshore.podLabels" -}}
-{{- $own := include "longshore.labels" .root | fromYaml | merge (dict "app.kubernetes.io/component" .component) -}}
+{{- $component := eq .component "node" | ternary (include "longshore.nodeComponent" .root) .component -}}
+{{- $own := include "longshore.labels" .root | fromYaml | merge (dict "app.kubernetes.io/component" $component) -}}
 {{- merge (dict) (get .root.Values .component).podLabels $own | toYaml -}}
 {{- end }}
 
@@ -28,11 +67,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "longshore.selector" -}}
 app.kubernetes.io/name: longshore
 app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longshore.nodeComponent" .root) .component }}
 {{- end }}
 
 {{- define "longshore.image" -}}
-{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- $image := printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- include "longshore.pulled" (dict "root" . "image" (.Values.image.digest | empty | ternary $image .Values.image.repository) "digest" .Values.image.digest) -}}
+{{- end }}
+
+{{/* An image as it is pulled: from imageRegistry, if there is one, and by its digest, if it has one. Call with
+     (dict "root" . "image" "registry/name:tag" "digest" ""). What is before the first slash is a registry where it has a dot or a port. */}}
+{{- define "longshore.pulled" -}}
+{{- $image := .image -}}
+{{- with .root.Values.imageRegistry -}}
+{{- $image = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $image "") -}}
+{{- end -}}
+{{- $image }}{{ with .digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{/* The directory of the socket, on the node and, for the driver, in its container: the kubelet looks for it there. */}}
@@ -84,7 +134,28 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* The node's file is another one where there is a target server: its pools and its portals are none of the nodes'. */}}
 {{- define "longshore.nodeConfig" -}}
-/etc/longshore/{{ if include "longshore.exports" . }}node{{ else }}longshore{{ end }}.yaml
+/etc/longshore/{{ if .kind }}{{ include "longshore.nodeComponent" . }}{{ else if include "longshore.exports" . }}node{{ else }}longshore{{ end }}.yaml
+{{- end }}
+
+{{- define "longshore.configFile" -}}
+driverName: {{ .root.Values.driver.name }}
+stateDir: {{ .root.Values.driver.stateDir }}
+kubeletDir: {{ .root.Values.driver.kubeletDir }}
+inlineMaxSize: {{ .root.Values.driver.inlineMaxSize }}
+allowInlineParameters: {{ toJson .root.Values.driver.allowInlineParameters }}
+log:
+  {{- toYaml .root.Values.driver.log | nindent 2 }}
+backends:
+  {{- toYaml .backends | nindent 2 }}
+{{- end }}
+
+{{/* Of the nodes: what is the target server's is left out. */}}
+{{- define "longshore.nodeConfigFile" -}}
+{{- $backends := list -}}
+{{- range .Values.driver.backends -}}
+{{- $backends = append $backends (eq .type "iscsi" | ternary (omit . "pools" "portals" "chap" "volumesPerNode" "nodes") .) -}}
+{{- end -}}
+{{- include "longshore.configFile" (dict "root" . "backends" $backends) -}}
 {{- end }}
 
 {{/* Where health is served. Who is in the node's network is asked at its loopback, which nobody else reaches. Call with
@@ -144,19 +215,13 @@ ports:
 startupProbe:
   httpGet: {path: /healthz, port: http{{ $at }}}
   # Starting takes milliseconds, and some seconds where storage does not answer.
-  periodSeconds: 1
-  timeoutSeconds: 2
-  failureThreshold: 120
+  {{- toYaml .root.Values.driver.probes.startup | nindent 2 }}
 livenessProbe:
   httpGet: {path: /healthz, port: http{{ $at }}}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
+  {{- toYaml .root.Values.driver.probes.liveness | nindent 2 }}
 readinessProbe:
   httpGet: {path: /readyz, port: http{{ $at }}}
-  periodSeconds: 5
-  timeoutSeconds: 4
-  failureThreshold: 2
+  {{- toYaml .root.Values.driver.probes.readiness | nindent 2 }}
 {{- end }}
 
 {{/* A sidecar of a node's pod: root, since the socket is root's and nobody else's, and nothing besides. */}}
@@ -199,24 +264,80 @@ seLinuxOptions: {type: spc_t}
 {{- end }}
 {{- end }}
 
+{{/* Variables of the driver besides the chart's own: a proxy, AWS's files and certificates, and the operator's. Call with
+     (dict "root" . "component" "controller"). */}}
+{{- define "longshore.driverEnv" -}}
+{{- $own := get .root.Values .component -}}
+{{- with .root.Values.proxy }}
+{{- with .https }}
+- {name: HTTPS_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- with .http }}
+- {name: HTTP_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- with .noProxy }}
+- {name: NO_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- if and (eq .component "controller") .root.Values.caCertificates.name }}
+- {name: SSL_CERT_FILE, value: /etc/longshore-ca/{{ .root.Values.caCertificates.key }}}
+# Besides the image's own.
+- {name: SSL_CERT_DIR, value: /etc/ssl/certs}
+{{- end }}
+{{- if and (eq .component "controller") .root.Values.aws.secretName }}
+- {name: AWS_CONFIG_FILE, value: /etc/longshore-aws/config}
+- {name: AWS_SHARED_CREDENTIALS_FILE, value: /etc/longshore-aws/credentials}
+{{- with .root.Values.aws.profile }}
+- {name: AWS_PROFILE, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- with $own.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Of a kind of sidecar, whether it shows metrics. */}}
+{{- define "longshore.sidecarPort" -}}{{ if and .root.Values.sidecars.metrics.enabled .sidecar.httpPort }}{{ .sidecar.httpPort }}{{ end }}{{- end }}
+
 {{/* Call with (dict "root" . "sidecar" .Values.sidecars.resizer "name" "csi-resizer" "security" "longshore.nodeSidecarSecurity"
-     "flags" (list ...) "env" (list of templates' texts)). */}}
+     "flags" (list ...) "env" (list of templates' texts)). A flag that this sidecar's values say stands in place of the chart's. */}}
 {{- define "longshore.sidecar" -}}
+{{- $own := list -}}
+{{- $sidecar := .sidecar -}}
+{{- range $value, $flag := dict "workers" (eq .name "csi-resizer" | ternary "workers" "worker-threads") "kubeAPIQPS" "kube-api-qps" "kubeAPIBurst" "kube-api-burst" "timeout" "timeout" -}}
+{{- if hasKey $sidecar $value -}}{{- $own = append $own (printf "--%s=%v" $flag (get $sidecar $value)) -}}{{- end -}}
+{{- end -}}
+{{- $port := include "longshore.sidecarPort" . -}}
+{{- if $port -}}{{- $own = append $own (printf "--http-endpoint=:%s" $port) -}}{{- end -}}
+{{- $said := list -}}
+{{- range $own -}}{{- $said = append $said (splitList "=" . | first) -}}{{- end -}}
 - name: {{ .name }}
-  image: {{ .sidecar.image }}
+  image: {{ include "longshore.pulled" (dict "root" .root "image" .sidecar.image "digest" .sidecar.digest) }}
   imagePullPolicy: {{ .root.Values.sidecars.pullPolicy }}
   args:
-    - --v={{ .root.Values.sidecars.verbosity }}
+    - --v={{ hasKey .sidecar "verbosity" | ternary .sidecar.verbosity .root.Values.sidecars.verbosity }}
     - --csi-address=/csi/csi.sock
-    {{- range concat .flags .sidecar.extraArgs }}
+    {{- range .flags }}
+    {{- if not (has (splitList "=" . | first) $said) }}
     - {{ . }}
     {{- end }}
-  {{- with .env }}
+    {{- end }}
+    {{- range concat $own .sidecar.extraArgs }}
+    - {{ . }}
+    {{- end }}
+  {{- if or .env .sidecar.env }}
   env:
-    {{- range $name, $field := . }}
+    {{- range $name, $field := .env }}
     - name: {{ $name }}
       valueFrom: {fieldRef: {fieldPath: {{ $field }}}}
     {{- end }}
+    {{- with .sidecar.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  {{- if $port }}
+  ports:
+    - {name: {{ include "longshore.sidecarPortName" .name }}, containerPort: {{ $port }}, protocol: TCP}
   {{- end }}
   securityContext:
     {{- include .security .root | nindent 4 }}
@@ -227,4 +348,20 @@ seLinuxOptions: {type: spc_t}
     {{- if ne .name "node-driver-registrar" }}
     {{- include "longshore.tokenMount" . | nindent 4 }}
     {{- end }}
+{{- end }}
+
+{{/* csi-provisioner -> m-provisioner: a port's name has at most 15 characters. */}}
+{{- define "longshore.sidecarPortName" -}}{{ printf "m-%s" (trimPrefix "csi-" .) }}{{- end }}
+
+{{/* The ports at which the pods show metrics, one name a line. */}}
+{{- define "longshore.metricsPorts" -}}
+{{- if .Values.driver.metrics.enabled }}metrics
+{{ end }}
+{{- if and .Values.sidecars.metrics.enabled (ne .Values.deployment "nodes") }}
+{{- range $name := list "provisioner" "attacher" "resizer" "snapshotter" }}
+{{- $runs := or (has $name (list "provisioner" "resizer")) (and (eq $name "attacher") $.Values.csiDriver.attachRequired) (and (eq $name "snapshotter") (include "longshore.snapshots" $)) }}
+{{- if and $runs (get $.Values.sidecars $name).httpPort }}{{ include "longshore.sidecarPortName" $name }}
+{{ end }}
+{{- end }}
+{{- end }}
 {{- end }}
