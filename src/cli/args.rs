@@ -87,8 +87,8 @@ A configuration file:
     - name: memory
       type: fake
 It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, allowInlineParameters, httpEndpoint,
-metricsEndpoint, otlpEndpoint, kubeletRegistration, kubeletEndpoint, and log with format and level. `longshore config-schema` prints
-each field with what it may be.
+metricsEndpoint, otlpEndpoint, otlpInsecure, kubeletRegistration, kubeletEndpoint, and log with format and level. `longshore config-schema`
+prints each field with what it may be.
 
 Types of backends:";
 
@@ -128,6 +128,10 @@ pub struct ServeArgs {
     /// Send traces there by OTLP over gRPC, such as http://127.0.0.1:4317; only if built with the feature `otlp`
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<OtlpEndpoint>,
+
+    /// Send traces in clear to another machine, too; they name volumes, claims and paths
+    #[arg(long)]
+    pub otlp_insecure: bool,
     /// Register with the kubelet, without node-driver-registrar: plugins_registry/<driver name>-reg.sock in its directory
     #[arg(long)]
     pub kubelet_registration: bool,
@@ -150,6 +154,7 @@ impl ServeArgs {
             http_endpoint: self.http_endpoint,
             metrics_endpoint: self.metrics_endpoint,
             otlp_endpoint: self.otlp_endpoint.clone(),
+            otlp_insecure: self.otlp_insecure.then_some(true),
             kubelet_registration: self.kubelet_registration.then_some(true),
             kubelet_endpoint: self.kubelet_endpoint.clone(),
             ..self.place.layer()
@@ -319,14 +324,14 @@ mod tests {
     fn every_flag_of_serve_becomes_part_of_the_configuration() {
         let words = "longshore serve --mode node --endpoint /run/a --driver-name a.b --node-id n --state-dir /s \
                      --kubelet-dir /k --log-format json --log-level debug --grace 1m --inline-max-size 1GiB --kubelet-registration \
-                     --kubelet-endpoint /k/a --http-endpoint :80 --metrics-endpoint :81 --otlp-endpoint http://c:1";
+                     --kubelet-endpoint /k/a --http-endpoint :80 --metrics-endpoint :81 --otlp-endpoint http://c:1 --otlp-insecure";
         let Command::Serve(args) = Cli::try_parse_from(words.split_whitespace()).expect("valid").command else {
             panic!("it is serve");
         };
         let layer = args.layer();
         let said = (layer.mode, layer.log.format, layer.grace.map(|grace| grace.0.as_secs()), layer.kubelet_registration);
         assert_eq!(said, (Some(Mode::Node), Some(LogFormat::Json), Some(60), Some(true)));
-        assert_eq!(layer.inline_max_size, Some(Bytes::GIB));
+        assert_eq!((layer.inline_max_size, layer.otlp_insecure), (Some(Bytes::GIB), Some(true)));
         let texts = [
             layer.endpoint.map(|value| value.to_string()),
             layer.driver_name.map(|value| value.to_string()),

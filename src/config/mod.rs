@@ -78,6 +78,8 @@ pub struct Layer {
     pub metrics_endpoint: Option<MetricsEndpoint>,
     /// A collector of traces, as `http://127.0.0.1:4317`. Default: none.
     pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Whether `otlp_endpoint` may be another machine, which traces reach unencrypted. Default `false`.
+    pub otlp_insecure: Option<bool>,
     /// Whether the driver registers itself with the kubelet. Default `false`.
     pub kubelet_registration: Option<bool>,
     /// The driver's socket as the kubelet sees it. Default: `endpoint`.
@@ -154,6 +156,7 @@ impl Layer {
             http_endpoint: self.http_endpoint.or(below.http_endpoint),
             metrics_endpoint: self.metrics_endpoint.or(below.metrics_endpoint),
             otlp_endpoint: self.otlp_endpoint.or(below.otlp_endpoint),
+            otlp_insecure: self.otlp_insecure.or(below.otlp_insecure),
             kubelet_registration: self.kubelet_registration.or(below.kubelet_registration),
             kubelet_endpoint: self.kubelet_endpoint.or(below.kubelet_endpoint),
             backends: self.backends.or(below.backends),
@@ -218,6 +221,9 @@ pub struct Config {
     /// Where traces go, if anywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Whether they may leave this machine in clear.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub otlp_insecure: bool,
     /// Whether the kubelet is told of the driver by the driver itself.
     pub kubelet_registration: bool,
     /// Where the kubelet finds `endpoint`, if it sees it elsewhere.
@@ -254,6 +260,12 @@ impl Config {
             let reason = "it has no effect while kubeletRegistration is off";
             return Err(ConfigError::Contradiction { field: "kubeletEndpoint", reason });
         }
+        let otlp_insecure = said.otlp_insecure.unwrap_or_default();
+        if said.otlp_endpoint.as_ref().is_some_and(|endpoint| !endpoint.is_loopback()) && !otlp_insecure {
+            let reason = "traces name volumes, claims and paths, and would cross the network in clear; send them to a collector at \
+                          127.0.0.1, or allow it by --otlp-insecure (otlpInsecure: true)";
+            return Err(ConfigError::Contradiction { field: "otlpEndpoint", reason });
+        }
         if said.otlp_endpoint.is_some() && !cfg!(feature = "otlp") {
             let reason = "this program was built without it; leave it out, or build with `--features otlp`";
             return Err(ConfigError::Contradiction { field: "otlpEndpoint", reason });
@@ -272,6 +284,7 @@ impl Config {
             http_endpoint: said.http_endpoint,
             metrics_endpoint: said.metrics_endpoint,
             otlp_endpoint: said.otlp_endpoint,
+            otlp_insecure,
             kubelet_registration,
             kubelet_endpoint: said.kubelet_endpoint,
             backends,
@@ -467,16 +480,20 @@ backends:
         for (yaml, words) in [
             ("mode: controller\nkubeletRegistration: true\n", ["kubeletRegistration", "mode"]),
             ("kubeletEndpoint: /run/a.sock\n", ["kubeletEndpoint", "off"]),
+            ("otlpEndpoint: http://collector:4317\n", ["otlpEndpoint", "--otlp-insecure"]),
+            ("otlpEndpoint: http://[fd00::1]:4317\notlpInsecure: false\n", ["otlpEndpoint", "--otlp-insecure"]),
         ] {
             let error = Config::resolve([file(yaml).expect("by itself it is right")], "host").expect_err(yaml).to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
-        let traced = Config::resolve([file("otlpEndpoint: http://127.0.0.1:4317\n").expect("right")], "host");
-        match cfg!(feature = "otlp") {
-            true => assert!(traced.is_ok()),
-            false => {
-                let error = traced.expect_err("it cannot").to_string();
-                assert!(error.contains("otlpEndpoint") && error.contains("--features otlp"), "{error}");
+        for yaml in ["otlpEndpoint: http://127.0.0.1:4317\n", "otlpEndpoint: http://collector:4317\notlpInsecure: true\n"] {
+            let traced = Config::resolve([file(yaml).expect("right")], "host");
+            match cfg!(feature = "otlp") {
+                true => assert!(traced.is_ok(), "{yaml}"),
+                false => {
+                    let error = traced.expect_err("it cannot").to_string();
+                    assert!(error.contains("otlpEndpoint") && error.contains("--features otlp"), "{error}");
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -362,6 +362,13 @@ impl OtlpEndpoint {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether what is sent there stays on this machine. A name that is not `localhost` is anybody's.
+    pub fn is_loopback(&self) -> bool {
+        let host = self.0.trim_start_matches("http://").rsplit_once(':').map_or("", |(host, _)| host);
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    }
 }
 
 impl FromStr for OtlpEndpoint {
@@ -481,6 +488,18 @@ mod tests {
             ["", "127.0.0.1:4317", "https://a:4317", "http://a", "http://:4317", "http://a:b", "http://u:p@a:1", "http://a:1/v1"]
         {
             assert!(text.parse::<OtlpEndpoint>().is_err(), "{text}");
+        }
+        for (text, here) in [
+            ("http://127.0.0.1:4317", true),
+            ("http://127.1.2.3:1", true),
+            ("http://[::1]:4317", true),
+            ("http://localhost:4317", true),
+            ("http://localhost.example:4317", false),
+            ("http://127.0.0.1.example:4317", false),
+            ("http://[::]:4317", false),
+            ("http://192.0.2.1:4317", false),
+        ] {
+            assert_eq!(text.parse::<OtlpEndpoint>().expect(text).is_loopback(), here, "{text}");
         }
     }
 

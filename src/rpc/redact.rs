@@ -3,8 +3,9 @@
 //! Their derived `Debug` is switched off (build.rs), since many hold secrets. Those written here show only what is named:
 //! a field that a later version of the protocol adds is not printed until somebody has put it into one of the groups.
 //! - `{ ... }`: shown as it is;
-//! - `maps { ... }`: shown, apart from values whose key says that they are a token or the like. The kubelet puts service
-//!   account tokens into volume_context (CVE-2024-3744 is a driver that logged them);
+//! - `maps { ... }`: the keys, and the values of those in [`SHOWN`]. The kubelet puts service account tokens into volume_context
+//!   (CVE-2024-3744 is a driver that logged them), a target server its CHAP password into publish_context, and anyone may
+//!   put anything under a key of his own;
 //! - `hidden { ... }`: only how many there are. `secrets`, and `mount_flags`, which "MAY contain sensitive information".
 
 use std::collections::HashMap;
@@ -12,20 +13,52 @@ use std::fmt;
 
 use crate::csi;
 
-/// A map whose telling keys have their values hidden.
+/// Keys whose values name an object, a kind or a size, and are of no use to anybody else. A further one is hidden until it stands here.
+const SHOWN: &[&str] = &[
+    "csi.storage.k8s.io/ephemeral",
+    "csi.storage.k8s.io/fstype",
+    "csi.storage.k8s.io/pod.name",
+    "csi.storage.k8s.io/pod.namespace",
+    "csi.storage.k8s.io/pod.uid",
+    "csi.storage.k8s.io/pv/name",
+    "csi.storage.k8s.io/pvc/name",
+    "csi.storage.k8s.io/pvc/namespace",
+    "csi.storage.k8s.io/serviceAccount.name",
+    "csi.storage.k8s.io/volumesnapshot/name",
+    "csi.storage.k8s.io/volumesnapshot/namespace",
+    "csi.storage.k8s.io/volumesnapshotcontent/name",
+    "backend",
+    "encryption",
+    "fsType",
+    "iops",
+    "iqn",
+    "lun",
+    "onDelete",
+    "pool",
+    "portals",
+    "preallocate",
+    "server",
+    "share",
+    "size",
+    "subDir",
+    "throughput",
+    "type",
+];
+/// Where a volume or node is.
+const SHOWN_PREFIX: &str = "topology.";
+
+/// A map of which only the values of known keys are shown.
 struct Map<'a>(&'a HashMap<String, String>);
 
 impl fmt::Debug for Map<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const TELLING: [&str; 5] = ["token", "secret", "password", "passphrase", "credential"];
         let mut sorted: Vec<_> = self.0.iter().collect();
         sorted.sort_unstable();
         let mut map = f.debug_map();
         for (key, value) in sorted {
-            let lower = key.to_ascii_lowercase();
-            match TELLING.iter().any(|word| lower.contains(word)) {
-                true => map.entry(key, &Hidden(1)),
-                false => map.entry(key, value),
+            match SHOWN.contains(&key.as_str()) || key.starts_with(SHOWN_PREFIX) {
+                true => map.entry(key, value),
+                false => map.entry(key, &Hidden(1)),
             };
         }
         map.finish()
@@ -310,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_flags_and_tokens_in_the_context_are_hidden_and_the_rest_is_shown() {
+    fn of_a_context_only_values_of_known_keys_are_shown() {
         let mount = csi::volume_capability::MountVolume { mount_flags: vec![format!("password={MARK}")], ..Default::default() };
         let request = csi::NodePublishVolumeRequest {
             volume_id: "image:a".to_owned(),
@@ -321,11 +354,18 @@ mod tests {
             volume_context: HashMap::from([
                 ("csi.storage.k8s.io/serviceAccount.tokens".to_owned(), MARK.to_owned()),
                 ("csi.storage.k8s.io/pod.name".to_owned(), "db-0".to_owned()),
+                ("topology.kubernetes.io/zone".to_owned(), "zone-7".to_owned()),
+                // Neither says of itself what it holds.
+                ("chap".to_owned(), MARK.to_owned()),
+                ("note".to_owned(), MARK.to_owned()),
             ]),
+            publish_context: HashMap::from([("key".to_owned(), MARK.to_owned()), ("pool".to_owned(), "p1".to_owned())]),
             ..Default::default()
         };
         let text = format!("{request:?}");
         assert!(!text.contains(MARK), "{text}");
-        assert!(text.contains("image:a") && text.contains("db-0"), "{text}");
+        for shown in ["image:a", "db-0", "zone-7", "p1", r#""note": (1 hidden)"#] {
+            assert!(text.contains(shown), "{shown}: {text}");
+        }
     }
 }

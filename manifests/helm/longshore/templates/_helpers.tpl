@@ -173,6 +173,9 @@ backends:
 {{- with .root.Values.driver.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}
+{{- if .root.Values.driver.otlpInsecure }}
+- --otlp-insecure
+{{- end }}
 {{- end }}
 
 {{- define "longshore.nodeName" -}}
