@@ -13,6 +13,7 @@ use crate::backend::{Backend, NodeCheck, StoragePath, ToolUse};
 use crate::os::process::Tool;
 use crate::volume::{BackendName, Error, NodeId, Result};
 
+use super::allowed::AllowedPortals;
 use super::{IscsiBackend, doctor};
 
 /// One backend of LUNs.
@@ -27,6 +28,10 @@ pub struct IscsiConfig {
     /// Where the target server listens, as `192.0.2.1:3260`, one for each path to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// The networks and addresses at which nodes may log in: `192.0.2.0/24`, `2001:db8::/64`, `192.0.2.1:3260`. What a volume names
+    /// beside them is refused, what a target names or redirects to is not used. Default: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed_portals: Vec<String>,
     /// `true`: nodes and target server prove themselves to each other by passwords made for each attachment (CHAP). `false`: a
     /// node is let in by its name alone. Default `true`.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
@@ -93,6 +98,13 @@ impl IscsiConfig {
             return Err(Error::invalid("volumesPerNode", "0 would let no node have a volume; leave it out for no limit"));
         }
         let portals = self.portals()?;
+        let allowed = self.allowed()?;
+        if let Some(portal) = portals.iter().find(|portal| !allowed.permits(**portal)) {
+            return Err(Error::invalid(
+                "portals",
+                format!("{portal} is not among allowedPortals, and no node could log in there"),
+            ));
+        }
         if self.pools.is_empty() {
             let needless = [
                 ("portals", portals.is_empty()),
@@ -136,6 +148,14 @@ impl IscsiConfig {
         Ok(portals)
     }
 
+    /// Where nodes may log in.
+    ///
+    /// # Errors
+    /// `Invalid` for what is no network.
+    pub(super) fn allowed(&self) -> Result<AllowedPortals> {
+        AllowedPortals::parse(&self.allowed_portals).map_err(|reason| Error::invalid("allowedPortals", reason))
+    }
+
     /// The part that is image files: reachable from everywhere, by the network.
     pub fn images(&self) -> ImageConfig {
         ImageConfig { name: self.name.clone(), pools: self.pools.clone(), node: None, shared: false }
@@ -162,6 +182,8 @@ mod tests {
             ("portals: ['192.0.2.1:0']", "portals"),
             ("portals: ['192.0.2.1:3260', '192.0.2.1:3260']", "portals"),
             ("portals: ['192.0.2.1:3260']\nvolumesPerNode: 0", "volumesPerNode"),
+            ("portals: ['192.0.2.1:3260']\nallowedPortals: [san.example.com]", "allowedPortals"),
+            ("portals: ['192.0.2.1:3260']\nallowedPortals: [198.51.100.0/24]", "portals"),
         ] {
             let error = refused(&format!("{pools}{rest}"));
             assert!(error.starts_with(field), "{rest}: {error}");
@@ -175,7 +197,7 @@ mod tests {
     #[test]
     fn a_node_needs_only_a_name_and_a_target_server_little_more() {
         let yaml = "name: san\npools: [{name: a, path: /srv/a}]\nportals: ['192.0.2.1:3260', '[2001:db8::1]:3260']";
-        for yaml in ["name: san", yaml] {
+        for yaml in ["name: san", "name: san\nallowedPortals: [192.0.2.0/24]", yaml] {
             let config: IscsiConfig = serde_yaml_ng::from_str(yaml).expect("fields");
             config.validate().expect(yaml);
             assert!(config.chap);

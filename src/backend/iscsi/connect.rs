@@ -162,6 +162,9 @@ impl IscsiBackend {
             return Err(self.down(&format!("the session with {} was lost again", way.target)));
         }
         for session in &sessions {
+            self.refuse_redirect(entry, session)?;
+        }
+        for session in &sessions {
             match session.unit(way.lun)? {
                 // What lies behind the number may be another than at the last time.
                 Some(unit) => step("rescan", &unit.address(), || unit.rescan())?,
@@ -189,6 +192,18 @@ impl IscsiBackend {
         step("remember session", &entry.id, || self.memory.keep(entry))?;
         let source = source(entry, &wwid, map.as_ref(), disk);
         Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
+    }
+
+    /// A target may redirect a login, and iscsid follows by itself: only the session shows where to. Nothing was read by it yet.
+    fn refuse_redirect(&self, entry: &Entry, session: &Session) -> Result<()> {
+        let reason = match session.peer {
+            _ if self.allowed.is_open() => return Ok(()),
+            Some(peer) if self.allowed.permits(peer) => return Ok(()),
+            Some(peer) => format!("it redirected the login to {peer}, which is not among the backend's allowedPortals"),
+            None => return Err(self.down(&format!("the session with {} has lost its connection", session.target))),
+        };
+        self.log_out_if_unused(session, Some(entry))?;
+        Err(Error::Denied { object: format!("target {}", session.target), reason })
     }
 
     /// The target answered for every session, and has no such unit; or a session was lost meanwhile.

@@ -42,6 +42,11 @@ impl IscsiBackend {
     /// # Errors
     /// `Denied`, `NotFound` for a target that the portals do not have (for us), `BackendUnavailable`.
     pub(super) fn log_in(&self, way: &LoginParameters, entry: &mut Entry) -> Result<bool> {
+        // Before anything is sent there, discovery included.
+        for portal in &way.portals {
+            let denied = |reason| Error::Denied { object: format!("target {}", way.target), reason };
+            self.allowed.check(portal).map_err(denied)?;
+        }
         let portals = self.portals(way)?;
         entry.portals = way.portals.iter().map(ToString::to_string).collect();
         let sessions = self.sessions(entry)?;
@@ -129,7 +134,14 @@ impl IscsiBackend {
                 Answer::Done(found) => {
                     let found =
                         found.into_iter().filter(|(portal, target)| *target == way.target && !way.portals.contains(portal));
-                    portals.extend(found.map(|(portal, _)| portal));
+                    for (portal, _) in found {
+                        match self.allowed.check(&portal) {
+                            Ok(()) => portals.push(portal),
+                            Err(reason) => {
+                                tracing::warn!(target = way.target, reason, "a portal that the target names is not used")
+                            }
+                        }
+                    }
                     portals.dedup();
                     return Ok(portals);
                 }

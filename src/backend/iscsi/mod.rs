@@ -18,6 +18,7 @@ use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
 };
 
+mod allowed;
 mod attachment;
 pub mod config;
 mod connect;
@@ -35,6 +36,7 @@ pub use attachment::{Attachment, Chap, initiator_name};
 pub use config::IscsiConfig;
 pub use parameters::IscsiParameters;
 
+use allowed::AllowedPortals;
 use memory::Memory;
 use san::TargetServer;
 
@@ -51,6 +53,7 @@ const ACCESS_MODES: [AccessMode; 6] = [
 #[derive(Debug)]
 pub struct IscsiBackend {
     config: IscsiConfig,
+    allowed: AllowedPortals,
     node: NodeId,
     /// The driver's state directory.
     state: PathBuf,
@@ -83,7 +86,8 @@ impl IscsiBackend {
 
     fn with(config: IscsiConfig, san: Option<Arc<TargetServer>>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
-        Ok(IscsiBackend { config, node, state: state.to_owned(), memory, turns: Turns::default(), san })
+        let allowed = config.allowed()?;
+        Ok(IscsiBackend { config, allowed, node, state: state.to_owned(), memory, turns: Turns::default(), san })
     }
 }
 

@@ -82,7 +82,7 @@ impl IscsiBackend {
 
     /// Logs out of a session that has no unit left, or is lost with its last one, unless another volume has one there, or is about to: its
     /// entry is written before its login. `of` is the volume that lets go of it, if one does.
-    fn log_out_if_unused(&self, session: &Session, of: Option<&Entry>) -> Result<()> {
+    pub(super) fn log_out_if_unused(&self, session: &Session, of: Option<&Entry>) -> Result<()> {
         let _turn = self.turn(&session.target, "log out")?;
         let units = session.units()?.len();
         let lost = !session.is_up() && units <= 1;

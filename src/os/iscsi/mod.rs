@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv6Addr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -103,6 +103,8 @@ pub struct Session {
     pub target: String,
     /// As it was given at the login; `None` while the session has no connection.
     pub portal: Option<Portal>,
+    /// Where it is connected to: elsewhere, if the target redirected the login.
+    pub peer: Option<SocketAddr>,
     /// What this machine calls itself there.
     pub initiator: String,
     /// The name of iscsiadm's interface by which the session was made.
@@ -182,6 +184,7 @@ fn session(path: &Path) -> Result<Option<Session>> {
         id,
         target,
         portal: portal_of(&directory)?,
+        peer: peer_of(&directory)?,
         initiator: get("initiatorname")?.unwrap_or_default(),
         interface: get("ifacename")?.unwrap_or_default(),
         state,
@@ -189,12 +192,22 @@ fn session(path: &Path) -> Result<Option<Session>> {
     }))
 }
 
+fn peer_of(directory: &Path) -> Result<Option<SocketAddr>> {
+    let found = of_connection(directory, "address", "port")?;
+    Ok(found.and_then(|(host, port)| Some((host.parse::<IpAddr>().ok()?, port).into())))
+}
+
 fn portal_of(directory: &Path) -> Result<Option<Portal>> {
+    Ok(of_connection(directory, "persistent_address", "persistent_port")?.map(|(host, port)| Portal { host, port }))
+}
+
+/// These two of the session's connection, if it has one.
+fn of_connection(directory: &Path, host: &str, port: &str) -> Result<Option<(String, u16)>> {
     for connection in super::scsi::children(directory)?.iter().filter(|name| name.starts_with("connection")) {
         let directory = directory.join(connection).join("iscsi_connection").join(connection);
         let get = |name: &str| super::scsi::attribute(&directory, name);
-        if let (Some(host), Some(Ok(port))) = (get("persistent_address")?, get("persistent_port")?.map(|port| port.parse())) {
-            return Ok(Some(Portal { host, port }));
+        if let (Some(host), Some(Ok(port))) = (get(host)?, get(port)?.map(|port| port.parse())) {
+            return Ok(Some((host, port)));
         }
     }
     Ok(None)
@@ -301,6 +314,8 @@ mod tests {
         }
         write(connection.join("persistent_address"), "2001:db8::1");
         write(connection.join("persistent_port"), "3260");
+        write(connection.join("address"), "192.0.2.9");
+        write(connection.join("port"), "860");
         std::os::unix::fs::symlink(&device, class.join("device")).expect("a link");
         std::os::unix::fs::symlink(&class, root.path().join("class/session7")).expect("a link");
         let sessions = sessions_in(&root.path().join("class")).expect("a session");
@@ -308,6 +323,7 @@ mod tests {
         assert!(session.is_up());
         assert_eq!((session.id, &*session.target, &*session.interface), (7, "iqn.x", "longshore-1"));
         assert_eq!(session.portal.as_ref().map(ToString::to_string).as_deref(), Some("[2001:db8::1]:3260"));
+        assert_eq!(session.peer, Some(([192, 0, 2, 9], 860).into()), "where the target sent it");
         assert_eq!(session.unit(300).expect("reads").map(|unit| unit.lun), Some(0x4000 | 300));
         assert_eq!(session.unit(1).expect("reads"), None);
         assert_eq!(sessions_in(Path::new("/no/such/class")).expect("none"), []);
