@@ -144,6 +144,7 @@ fn interrupted_unstage(harness: &Harness, name: &str) {
 fn a_volume_that_hangs_in_recovery_is_told_and_no_other_waits_for_it() {
     isolated(|| {
         let mut harness = Harness::new(Pool::XfsAndExt4);
+        harness.with_http();
         harness.start();
         for (name, pool) in [("cold", "plain"), ("free", "default"), ("cut", "default")] {
             create_in(&harness, name, pool).expect("created");
@@ -160,6 +161,7 @@ fn a_volume_that_hangs_in_recovery_is_told_and_no_other_waits_for_it() {
         let started = Instant::now();
         harness.start();
         assert!(started.elapsed() < START, "served after {:?}", started.elapsed());
+        assert_eq!(harness.get("/healthz").0, 200, "the kubelet would kill a driver that recovers");
         for answer in [stage(&harness, "cold"), unstage(&harness, "cold"), delete(&harness, "cold")] {
             let status = answer.expect_err("it is being recovered");
             assert_eq!(status.code(), Code::Aborted, "{status}");
