@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "ec2")]
+use clap::ValueEnum;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -58,6 +60,9 @@ pub enum Command {
     /// Print the JSON schema of the configuration file
     #[command(after_help = "Example:\n  longshore config-schema > longshore.schema.json")]
     ConfigSchema,
+    /// Where volumes are local to nodes: pass what one csi-resizer asks for on to the drivers of the volumes' nodes
+    #[cfg(feature = "ec2")]
+    Relay(Box<RelayArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
                             longshore completions zsh > /usr/local/share/zsh/site-functions/_longshore\n  \
@@ -267,6 +272,48 @@ pub struct PreStopArgs {
     /// How long at most
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     pub timeout: Grace,
+    /// Where the pod has its token (`token`) and the API server's certificate (`ca.crt`)
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
+    pub service_account: PathBuf,
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+#[cfg(feature = "ec2")]
+const RELAY_EXAMPLES: &str = "\
+Reads the configuration that `serve` reads. Speaks to the API server with the token of its pod; sidecars/external-resizer.md says how.
+
+Exit codes:
+  0  ended by SIGTERM or SIGINT
+  1  the socket cannot be served
+  2  wrong usage or configuration
+  3  there is no API server to speak to: this is no pod, or it has no token
+
+Examples:
+  longshore relay --mode controller --endpoint unix:///csi/csi.sock
+  longshore relay --mode node";
+
+/// Which half of the relay.
+#[cfg(feature = "ec2")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RelayMode {
+    /// Beside csi-resizer, whose driver it is: writes what is asked for on the PersistentVolume
+    Controller,
+    /// Beside the driver of a node: has it do what is asked for its volumes
+    Node,
+}
+
+/// What `relay` is told by flags.
+#[cfg(feature = "ec2")]
+#[derive(Debug, Args)]
+#[command(after_help = RELAY_EXAMPLES)]
+pub struct RelayArgs {
+    /// Which half of the relay
+    #[arg(long, value_enum)]
+    pub mode: RelayMode,
+    /// With --mode controller: how long a node is waited for; less than csi-resizer's --timeout
+    #[arg(long, value_name = "DURATION", default_value = "55s")]
+    pub timeout: humantime::Duration,
     /// Where the pod has its token (`token`) and the API server's certificate (`ca.crt`)
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
     pub service_account: PathBuf,

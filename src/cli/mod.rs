@@ -1,4 +1,4 @@
-//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `pre-stop`, `completions`.
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `pre-stop`, `relay`, `completions`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
 //! call does by the driver.
@@ -14,6 +14,8 @@ use crate::backend::catalog::Catalog;
 use crate::config::{self, ConfigError};
 use crate::volume;
 
+#[cfg(feature = "ec2")]
+mod api;
 mod args;
 mod call;
 mod doctor;
@@ -23,6 +25,8 @@ mod log_level;
 #[cfg(feature = "ec2")]
 mod pre_stop;
 mod progress;
+#[cfg(feature = "ec2")]
+mod relay;
 mod serve;
 mod table;
 #[cfg(feature = "otlp")]
@@ -59,6 +63,10 @@ enum Failure {
     #[cfg(feature = "ec2")]
     #[error("{0}")]
     PreStop(String),
+    /// There is no API server to speak to.
+    #[cfg(feature = "ec2")]
+    #[error("{0}")]
+    Api(String),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -69,6 +77,8 @@ impl Failure {
         match self {
             #[cfg(feature = "ec2")]
             Failure::PreStop(_) => 1,
+            #[cfg(feature = "ec2")]
+            Failure::Api(_) => 3,
             Failure::NotReady => 4,
             Failure::Call { code, .. } if call::may_still_run(*code) => 4,
             Failure::Call { .. } | Failure::Serve { .. } | Failure::Directory { .. } | Failure::Output(_) => 1,
@@ -106,6 +116,8 @@ pub fn main(catalog: &Catalog) -> ExitCode {
         Command::LogLevel(args) => log_level::run(args).map(|()| 0),
         #[cfg(feature = "ec2")]
         Command::PreStop(args) => pre_stop::run(&args, catalog).map(|()| 0),
+        #[cfg(feature = "ec2")]
+        Command::Relay(args) => relay::run(&args, catalog).map(|()| 0),
         Command::ConfigSchema => config_schema(catalog).map(|()| 0),
         Command::Completions { shell } => completions(shell, catalog).map(|()| 0),
     };

@@ -5,28 +5,19 @@
 //! may hold passwords in clear (docs/security.md).
 
 use std::collections::BTreeSet;
-use std::env;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use aws_smithy_http_client::Connector;
-use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
-use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
-use aws_smithy_runtime_api::client::http::HttpConnector;
-use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
-use aws_smithy_types::body::SdkBody;
-use aws_smithy_types::byte_stream::ByteStream;
 use serde::Deserialize;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::backend::catalog::Catalog;
 use crate::config::{Config, LogFormat};
 use crate::os::socket::{Listener, listener};
-use crate::volume::error::chain;
 
+use super::api::{Api, Body};
 use super::args::PreStopArgs;
 use super::{Failure, serve};
 
@@ -115,12 +106,16 @@ pub fn run(args: &PreStopArgs, catalog: &Catalog) -> Result<(), Failure> {
 }
 
 async fn wait(config: &Config, args: &PreStopArgs, begun: Instant) -> Result<(), String> {
-    let api = Api::new(&args.service_account, config.node_id.as_str())?;
+    let api = Api::new(&args.service_account)?;
+    let path = format!("/api/v1/nodes/{}", config.node_id);
     let limit = args.timeout.0;
     let mut said = String::new();
     loop {
         let left = limit.saturating_sub(begun.elapsed());
-        let waits_for = match api.node(left.min(ANSWER)).await {
+        let within = left.min(ANSWER);
+        let answer = tokio::time::timeout(within, ask(&api, &path)).await;
+        let waits_for = match answer.unwrap_or_else(|_| Answer::Away(format!("{}: no answer within {within:?}", api.url(&path))))
+        {
             Answer::Refused(reason) => return Err(reason),
             Answer::Gone => {
                 tracing::info!(
@@ -172,58 +167,18 @@ fn start_log(config: &Config) {
     }
 }
 
-/// The API server, as a pod is told where it is.
-struct Api {
-    connector: Connector,
-    uri: String,
-    token: std::path::PathBuf,
-}
-
-impl Api {
-    fn new(account: &Path, node: &str) -> Result<Api, String> {
-        let said =
-            |name: &str| env::var(name).map_err(|_| format!("find the API server: {name} is not set; this runs in a pod only"));
-        let (host, port) = (said("KUBERNETES_SERVICE_HOST")?, said("KUBERNETES_SERVICE_PORT")?);
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let ca = account.join("ca.crt");
-        let certificates = fs::read(&ca).map_err(|error| {
-            format!("read {}: {error}; the container needs the service account's directory: node.preStop.enabled", ca.display())
-        })?;
-        let context = TlsContext::builder().with_trust_store(TrustStore::empty().with_pem_certificate(certificates)).build();
-        let context = context.map_err(|error| format!("trust {}: {}", ca.display(), chain(&error)))?;
-        let connector = Connector::builder().tls_provider(Provider::Rustls(CryptoMode::Ring)).tls_context(context).build();
-        Ok(Api { connector, uri: format!("https://{host}:{port}/api/v1/nodes/{node}"), token: account.join("token") })
-    }
-
-    async fn node(&self, within: Duration) -> Answer {
-        match tokio::time::timeout(within, self.ask()).await {
-            Ok(answer) => answer.unwrap_or_else(Answer::Away),
-            Err(_) => Answer::Away(format!("{}: no answer within {within:?}", self.uri)),
+async fn ask(api: &Api, path: &str) -> Answer {
+    let url = api.url(path);
+    match api.call(path, Body::None).await {
+        Ok((200, body)) => {
+            serde_json::from_slice(&body).map_or_else(|error| Answer::Away(format!("{url}: {error}")), Answer::Node)
         }
-    }
-
-    async fn ask(&self) -> Result<Answer, String> {
-        let failed = |error: &(dyn std::error::Error + 'static)| format!("{}: {}", self.uri, chain(error));
-        // Read each time: the kubelet replaces it.
-        let token = fs::read_to_string(&self.token).map_err(|error| format!("read {}: {error}", self.token.display()))?;
-        let request = http::Request::get(&self.uri)
-            .header("authorization", format!("Bearer {}", token.trim()))
-            .header("accept", "application/json")
-            .body(SdkBody::empty())
-            .map_err(|error| failed(&error))?;
-        let request = HttpRequest::try_from(request).map_err(|error| failed(&error))?;
-        let mut response = self.connector.call(request).await.map_err(|error| failed(&error))?;
-        let status = response.status().as_u16();
-        let body = ByteStream::new(response.take_body()).collect().await.map_err(|error| failed(&error))?.into_bytes();
-        Ok(match status {
-            200 => Answer::Node(serde_json::from_slice(&body).map_err(|error| failed(&error))?),
-            404 => Answer::Gone,
-            401 | 403 => Answer::Refused(format!(
-                "{}: {status}; the node's service account needs the right to get nodes: node.preStop.enabled",
-                self.uri
-            )),
-            _ => Answer::Away(format!("{}: {status}", self.uri)),
-        })
+        Ok((404, _)) => Answer::Gone,
+        Ok((status @ (401 | 403), _)) => Answer::Refused(format!(
+            "{url}: {status}; the node's service account needs the right to get nodes: node.preStop.enabled"
+        )),
+        Ok((status, _)) => Answer::Away(format!("{url}: {status}")),
+        Err(reason) => Answer::Away(reason),
     }
 }
 

@@ -82,7 +82,7 @@ fn server_settings(config: &Config, log: server::Log) -> Result<server::Settings
     Ok(server::Settings { endpoint, registration, http, metrics, log, grace: config.grace.0 })
 }
 
-fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {
+pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {
     move |error| Failure::Serve { step, source: error.into() }
 }
 
@@ -99,7 +99,7 @@ pub fn configure(catalog: &Catalog, flags: Layer, file: Option<&Path>) -> Result
 }
 
 /// Lines to standard error, of a level that can be changed; spans to a collector, if there is one, until what is answered is dropped.
-fn start_log(config: &Config, runtime: &Runtime) -> Result<(server::Log, Option<Traces>), Failure> {
+pub(super) fn start_log(config: &Config, runtime: &Runtime) -> Result<(server::Log, Option<Traces>), Failure> {
     let step = "start the log";
     let filter = EnvFilter::try_new(config.log.level.as_str()).map_err(failed(step))?;
     let (filter, handle) = reload::Layer::new(filter);
@@ -253,13 +253,13 @@ fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Res
 }
 
 /// SIGTERM and SIGINT.
-struct Signals {
+pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn listen() -> io::Result<Self> {
+    pub(super) fn listen() -> io::Result<Self> {
         Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
@@ -271,7 +271,7 @@ impl Signals {
     }
 
     /// Waits for the first. The second ends the process at once: what runs is then taken up by the next start.
-    async fn first(mut self) {
+    pub(super) async fn first(mut self) {
         self.next().await;
         tokio::spawn(async move {
             self.next().await;

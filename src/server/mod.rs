@@ -28,6 +28,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
+use crate::csi;
 use crate::rpc::Services;
 
 pub use admin::Log;
@@ -208,6 +209,33 @@ pub async fn serve(settings: Settings, services: Services, shutdown: impl Future
     let result = run(listener, &services, log, shutdown, grace).await;
     // Ended, and seen to be ended: the kubelet's socket goes with its task.
     beside.shutdown().await;
+    file.remove();
+    result
+}
+
+/// Serves a Controller that has no storage, until `shutdown` comes. What runs then is not waited for: its caller repeats it.
+///
+/// # Errors
+/// Where the socket cannot be made, or the server breaks.
+pub async fn serve_controller(
+    endpoint: &Endpoint,
+    identity: impl csi::identity_server::Identity,
+    controller: impl csi::controller_server::Controller,
+    shutdown: impl Future<Output = ()>,
+) -> Result<()> {
+    let (listener, file) = Socket::bind(endpoint.path()).await?.split();
+    tracing::info!(%endpoint, "listening");
+    let traffic = Traffic::default();
+    let incoming = UnixListenerStream::new(listener)
+        .map(move |stream| stream.map(|stream| AnyAuthority::new(Counted::new(stream, &traffic))));
+    let serving = Server::builder()
+        .add_service(csi::identity_server::IdentityServer::new(identity))
+        .add_service(csi::controller_server::ControllerServer::new(controller))
+        .serve_with_incoming(incoming);
+    let result = tokio::select! {
+        ended = serving => ended.map_err(|source| Error::Serve { source }),
+        () = shutdown => Ok(()),
+    };
     file.remove();
     result
 }
