@@ -3,6 +3,7 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_smithy_http_client::Connector;
@@ -16,6 +17,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::os::lock;
 use crate::volume::error::chain;
 
 /// For one answer.
@@ -27,9 +29,9 @@ const LARGEST_EVENT: usize = 16 << 20;
 
 /// The API server, as a pod is told where it is.
 pub struct Api {
-    connector: Connector,
+    connector: Mutex<Arc<Connector>>,
     server: String,
-    token: PathBuf,
+    account: PathBuf,
 }
 
 /// A request's body, and what it is.
@@ -49,13 +51,8 @@ impl Api {
             |name: &str| env::var(name).map_err(|_| format!("find the API server: {name} is not set; this runs in a pod only"));
         let (host, port) = (said("KUBERNETES_SERVICE_HOST")?, said("KUBERNETES_SERVICE_PORT")?);
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let ca = account.join("ca.crt");
-        let certificates = fs::read(&ca)
-            .map_err(|error| format!("read {}: {error}; the container needs the service account's directory", ca.display()))?;
-        let context = TlsContext::builder().with_trust_store(TrustStore::empty().with_pem_certificate(certificates)).build();
-        let context = context.map_err(|error| format!("trust {}: {}", ca.display(), chain(&error)))?;
-        let connector = Connector::builder().tls_provider(Provider::Rustls(CryptoMode::Ring)).tls_context(context).build();
-        Ok(Api { connector, server: format!("https://{host}:{port}"), token: account.join("token") })
+        let connector = Mutex::new(Arc::new(connect(account)?));
+        Ok(Api { connector, server: format!("https://{host}:{port}"), account: account.to_owned() })
     }
 
     /// The address of a resource, for messages.
@@ -73,9 +70,20 @@ impl Api {
             let body = body.collect().await.map_err(|error| format!("{}: {}", self.url(path), chain(&error)))?;
             Ok((status, body.to_vec()))
         };
-        tokio::time::timeout(ANSWER, call)
-            .await
-            .unwrap_or_else(|_| Err(format!("{}: no answer within {ANSWER:?}", self.url(path))))
+        self.answered(path, call).await
+    }
+
+    /// Waits for an answer. Without one the next request has a connection of its own: one that is dead would keep all later requests, and
+    /// the API server may have another certificate.
+    async fn answered<T>(&self, path: &str, call: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        let late = |_| Err(format!("{}: no answer within {ANSWER:?}", self.url(path)));
+        let result = tokio::time::timeout(ANSWER, call).await.unwrap_or_else(late);
+        if result.is_err()
+            && let Ok(connector) = connect(&self.account)
+        {
+            *lock(&self.connector) = Arc::new(connector);
+        }
+        result
     }
 
     /// The objects that there are, and each again as it changes, until the API server ends it after `seconds`.
@@ -94,8 +102,7 @@ impl Api {
         let list: List = serde_json::from_slice(&body).map_err(|error| format!("watch {url}: {error}"))?;
         let version = list.metadata.resource_version;
         let query = format!("?watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds={seconds}&{selector}");
-        let sent = tokio::time::timeout(ANSWER, self.send(&format!("{path}{query}"), Body::None)).await;
-        let (status, body) = sent.unwrap_or_else(|_| Err(format!("watch {url}: no answer within {ANSWER:?}")))?;
+        let (status, body) = self.answered(path, self.send(&format!("{path}{query}"), Body::None)).await?;
         if status != 200 {
             return Err(refused(status));
         }
@@ -106,7 +113,8 @@ impl Api {
         let url = self.url(path);
         let failed = |error: &(dyn std::error::Error + 'static)| format!("{url}: {}", chain(error));
         // Read each time: the kubelet replaces it.
-        let token = fs::read_to_string(&self.token).map_err(|error| format!("read {}: {error}", self.token.display()))?;
+        let token = self.account.join("token");
+        let token = fs::read_to_string(&token).map_err(|error| format!("read {}: {error}", token.display()))?;
         let (method, content, body) = match body {
             Body::None => ("GET", None, SdkBody::empty()),
             Body::MergePatch(patch) => ("PATCH", Some("application/merge-patch+json"), SdkBody::from(patch)),
@@ -123,9 +131,20 @@ impl Api {
         }
         let request = request.body(body).map_err(|error| failed(&error))?;
         let request = HttpRequest::try_from(request).map_err(|error| failed(&error))?;
-        let mut response = self.connector.call(request).await.map_err(|error| failed(&error))?;
+        let connector = lock(&self.connector).clone();
+        let mut response = connector.call(request).await.map_err(|error| failed(&error))?;
         Ok((response.status().as_u16(), ByteStream::new(response.take_body())))
     }
+}
+
+/// New connections to the API server, whose certificate the pod has been given.
+fn connect(account: &Path) -> Result<Connector, String> {
+    let ca = account.join("ca.crt");
+    let certificates = fs::read(&ca)
+        .map_err(|error| format!("read {}: {error}; the container needs the service account's directory", ca.display()))?;
+    let context = TlsContext::builder().with_trust_store(TrustStore::empty().with_pem_certificate(certificates)).build();
+    let context = context.map_err(|error| format!("trust {}: {}", ca.display(), chain(&error)))?;
+    Ok(Connector::builder().tls_provider(Provider::Rustls(CryptoMode::Ring)).tls_context(context).build())
 }
 
 /// Objects as they change.

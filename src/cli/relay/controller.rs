@@ -108,8 +108,12 @@ impl Relay {
 async fn find(api: &Api, driver: &str, handle: &str) -> Result<Volume, Status> {
     // Those that csi-provisioner made are called as the volume is.
     let named = handle.split_once(':').map_or(handle, |(_, name)| name);
-    let path = format!("{VOLUMES}/{named}");
-    if let Some(volume) = read::<Volume>(api, &path).await?.filter(|volume| volume.is(driver, handle)) {
+    let is_name = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == b'-';
+    if !named.is_empty()
+        && named.bytes().all(is_name)
+        && let Some(volume) = read::<Volume>(api, &format!("{VOLUMES}/{named}")).await?
+        && volume.is(driver, handle)
+    {
         return Ok(volume);
     }
     let mut rest = String::new();
