@@ -191,7 +191,7 @@ fn a_volume_that_does_not_exist_leaves_nothing() {
 }
 
 #[test]
-fn it_is_published_only_as_what_it_is_staged() {
+fn volume_is_published_only_as_it_is_staged() {
     world(|world| {
         let node = world.node();
         let id = world.volume("a", Bytes::mib(8));
