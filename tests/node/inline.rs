@@ -52,7 +52,7 @@ fn assert_nothing_left(world: &World) {
 }
 
 #[test]
-fn it_lives_from_publish_to_unpublish() {
+fn inline_volume_lives_from_publish_to_unpublish() {
     world(|world| {
         let node = world.node();
         let handle = Handle::Name(NAME.to_owned());
