@@ -56,7 +56,7 @@ fn each_file_system_lives_its_life_and_keeps_its_data() {
 }
 
 #[test]
-fn what_is_not_proven_blank_is_never_formatted() {
+fn device_not_proven_blank_is_never_formatted() {
     world(|world| {
         let node = world.node();
         let staging = world.staging("s");
