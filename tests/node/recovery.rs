@@ -323,7 +323,7 @@ fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
 }
 
 #[test]
-fn what_another_boots_journal_calls_ours_is_not_unmounted() {
+fn mount_of_another_boots_journal_is_not_unmounted() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(16));
         let other = world.volume("b", Bytes::mib(16));
@@ -492,7 +492,7 @@ fn freeze(path: &std::path::Path) -> nix::Result<i32> {
 }
 
 #[test]
-fn what_was_left_frozen_is_thawed_at_the_start() {
+fn file_system_left_frozen_is_thawed_at_the_start() {
     world(|world| {
         let id = world.volume("a", Bytes::mib(16));
         let staging = world.staging("s");
