@@ -43,7 +43,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn nothing_is_lost_and_nothing_is_left_over() {
+fn volumes_under_kills_and_faults_lose_and_leave_nothing() {
     isolated(|| {
         let seconds = number("LONGSHORE_SOAK").unwrap_or(120);
         let seed = number("LONGSHORE_SOAK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
