@@ -510,7 +510,7 @@ async fn a_scrape_does_not_wait_for_a_backend_that_hangs_and_looks_at_it_once() 
 }
 
 #[tokio::test]
-async fn what_is_not_offered_and_what_is_not_in_this_mode_is_unimplemented() {
+async fn call_not_offered_or_not_in_this_mode_is_unimplemented() {
     let driver = Driver::start(LONG).await;
     let mut groups = csi::group_controller_client::GroupControllerClient::new(driver.channel().await);
     let request = csi::CreateVolumeGroupSnapshotRequest {
