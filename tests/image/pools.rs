@@ -281,7 +281,7 @@ fn a_read_only_pool_is_read_and_never_half_changed() {
 }
 
 #[test]
-fn what_interrupted_calls_left_vanishes_and_what_is_not_ours_stays() {
+fn leftovers_of_interrupted_calls_vanish_and_foreign_files_stay() {
     let directory = directory();
     let path = directory.path();
     let backend = open_at(path);
