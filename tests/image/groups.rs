@@ -73,7 +73,7 @@ fn a_group_that_fails_leaves_none() {
 
 /// A final error says that nothing was left, also by the calls before it: what those could not roll back is gone.
 #[test]
-fn what_earlier_calls_left_goes_before_a_final_error() {
+fn leftovers_of_earlier_calls_go_before_a_final_error() {
     let (directory, other) = (directory(), directory());
     let backend = open(vec![pool("p", directory.path()), pool("q", other.path())]);
     create_with(&backend, &spec("a", 2 * MIB, &[("pool", "p")])).expect("created");
