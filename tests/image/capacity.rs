@@ -48,7 +48,7 @@ fn promises_are_counted_and_given_back() {
 }
 
 #[test]
-fn what_is_kept_takes_room_until_it_is_removed() {
+fn archived_image_takes_room_until_it_is_removed() {
     let directory = directory();
     let backend = open(vec![limited(directory.path(), 10, 1.0)]);
     create_with(&backend, &spec("v", 8 * MIB, &[("onDelete", "archive"), ("preallocate", "true")])).expect("created");
