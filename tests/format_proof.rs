@@ -196,7 +196,7 @@ fn proof() -> Proof {
 }
 
 #[test]
-fn nothing_but_a_blank_device_is_formatted() {
+fn device_that_is_not_blank_is_not_formatted() {
     isolated(|| {
         let mut proof = proof();
         known_signatures(&mut proof);
