@@ -451,7 +451,7 @@ fn a_volume_that_a_pod_has_is_never_unmounted_by_us() {
 }
 
 #[test]
-fn what_somebody_attached_by_hand_is_told_and_left() {
+fn loop_device_attached_by_others_is_reported_and_left() {
     isolated(|| {
         let mut world = World::new();
         let id = world.volume("a", Some("ext4"));
@@ -570,7 +570,7 @@ fn world_files(directory: &Path) -> String {
 }
 
 #[test]
-fn nothing_is_repaired_beside_a_driver() {
+fn repair_beside_a_driver_is_refused() {
     isolated(|| {
         let mut world = World::new();
         let (id, _) = world.staged("a");
@@ -592,7 +592,7 @@ fn nothing_is_repaired_beside_a_driver() {
 
 /// What was found is looked at again: by the time that it is repaired, its name may be another's.
 #[test]
-fn what_is_anothers_by_now_is_not_repaired() {
+fn resource_that_changed_its_owner_is_not_repaired() {
     // Between two commands another process may take the number of the loop device; then nothing was tested.
     isolated(|| while !anothers_device_and_mount_are_left_alone() {});
 }
@@ -675,7 +675,7 @@ fn a_running_driver_is_asked_by_the_printed_command() {
 }
 
 #[test]
-fn what_a_driver_is_at_is_no_orphan() {
+fn resource_of_an_operation_in_progress_is_no_orphan() {
     isolated(|| {
         let world = World::new();
         let ids: Vec<String> = (0..3).map(|n| world.volume(&format!("v{n}"), Some("ext4"))).collect();
@@ -716,7 +716,7 @@ fn what_a_driver_is_at_is_no_orphan() {
 }
 
 #[test]
-fn what_could_not_be_looked_at_is_not_taken_for_absent() {
+fn resource_that_cannot_be_read_is_not_taken_for_absent() {
     isolated(|| {
         let mut world = World::new();
         let (id, staging) = world.staged("a");
