@@ -402,7 +402,7 @@ fn replace_image(node: &Node) {
 }
 
 #[test]
-fn what_the_kernel_shows_counts() {
+fn journal_that_contradicts_the_kernel_is_overruled() {
     isolated(|| {
         for (name, case) in CASES {
             eprintln!("case: {name}");
