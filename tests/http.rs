@@ -107,7 +107,7 @@ fn all_addresses_are_one_word() {
 }
 
 #[test]
-fn who_misbehaves_holds_up_nobody() {
+fn client_that_misbehaves_delays_no_other() {
     isolated(|| {
         let mut harness = started();
         let address = harness.http();
@@ -175,7 +175,7 @@ fn silent_connections_keep_no_probe_out() {
 }
 
 #[test]
-fn who_says_nothing_is_dropped_after_two_seconds() {
+fn client_that_sends_nothing_is_dropped_after_two_seconds() {
     isolated(|| {
         let mut harness = started();
         for said in ["", "GET /healthz HTTP/1.1\r\nHost: a\r\n"] {
