@@ -167,7 +167,7 @@ fn at_the_deadline_it_thaws_and_says_so() {
 }
 
 #[test]
-fn who_else_thaws_is_found_out() {
+fn thaw_by_another_process_is_noticed() {
     in_namespace(|| {
         let Some(scratch) = Scratch::mounted("ext4", SIZE) else { return };
         let directory = File::open(scratch.path()).unwrap();
@@ -179,7 +179,7 @@ fn who_else_thaws_is_found_out() {
 }
 
 #[test]
-fn what_cannot_be_frozen_is_written_out() {
+fn file_system_that_cannot_be_frozen_is_written_out() {
     in_namespace(|| {
         let Some(scratch) = Scratch::tmpfs() else { return };
         let directory = File::open(scratch.path()).unwrap();
