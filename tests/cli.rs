@@ -298,7 +298,7 @@ fn attaching_finds_the_volumes_context_by_itself() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_told_with_its_code() {
+fn refusal_of_the_driver_is_printed_with_its_code() {
     let driver = Driver::start();
     driver.answer("create-volume --name a --size 1GiB");
     assert_fails(&driver.call("create-volume --name a --size 2GiB"), 1, &["error: ALREADY_EXISTS: "]);
