@@ -287,7 +287,7 @@ fn read_write_once_pod_is_published_once() {
 }
 
 #[test]
-fn nothing_is_published_that_is_not_staged() {
+fn publish_of_a_volume_that_is_not_staged_fails() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         harness.start();
