@@ -35,7 +35,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn what_no_handle_names_is_told_and_deleted_by_name_only() {
+fn disk_without_a_handle_is_reported_and_deleted_by_name_only() {
     let Some(cloud) = Cloud::start(SPEED) else { return };
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
     let driver = Driver::start(&cloud, SPEED, &instance);
