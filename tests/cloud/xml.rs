@@ -114,7 +114,7 @@ impl Element {
 }
 
 #[test]
-fn what_was_written_is_read_again() {
+fn element_that_was_written_is_read_again() {
     let text = "<A><name>a &amp; b&#x3C;</name><list><item>1</item><item><x/></item></list><empty/></A>";
     let element = Element::parse(text);
     assert_eq!(element.get("name"), "a & b<");
