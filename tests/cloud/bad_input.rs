@@ -242,7 +242,7 @@ fn quotas_and_a_cloud_without_room() {
 }
 
 #[test]
-fn what_is_stuck_is_told_and_goes_on_when_it_can() {
+fn stuck_disk_is_reported_and_goes_on_when_it_can() {
     let Some((cloud, driver, instances)) = start() else { return };
     driver.create("data").expect("created");
     let mut driver = driver;
