@@ -90,7 +90,7 @@ fn states_follow_from_the_time() {
 }
 
 #[test]
-fn what_is_stuck_stays_so_until_it_is_released() {
+fn stuck_disk_stays_so_until_it_is_released() {
     let Some(cloud) = Cloud::start(1) else { return };
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
     let volume = create(&cloud, &[("Size", "10")]);
