@@ -245,7 +245,7 @@ fn one_name_is_one_disk_however_often_it_is_asked_for() {
 
 /// Somebody else's, or another cluster's, is never touched, whatever it is called.
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn disk_without_the_clusters_tag_is_left_alone() {
     let Some(cloud) = Cloud::start(SPEED) else { return };
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
     let driver = Driver::start(&cloud, SPEED, &instance);
