@@ -291,7 +291,7 @@ fn with_files(harness: &Harness, directory: &str, files: &[(&str, &str)]) {
 }
 
 #[test]
-fn what_the_node_would_take_up_of_a_tenants_disk_is_told() {
+fn node_that_would_activate_a_tenants_disk_is_reported() {
     for (files, words, wanted) in [
         (&[("lvm/lvm.conf", "devices {\n# global_filter = [ \"a|.*|\" ]\n}\n")][..], "every physical volume", "warning"),
         (&[("lvm/lvm.conf", "devices {\n  global_filter = [ \"r|.*|\" ]\n}\n")], "global_filter accepts", "ok"),
