@@ -113,7 +113,7 @@ fn slow_mkfs(harness: &Harness) -> PathBuf {
 }
 
 #[test]
-fn all_that_is_declared_is_there_and_moves() {
+fn declared_metrics_exist_and_change() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Xfs);
         let pipe = slow_mkfs(&harness);
