@@ -64,6 +64,8 @@ impl Driver {
              ebsEndpoint: {endpoint}\n    zone: {ZONE}\n    instanceType: m5.large\n    tags: {{team: storage}}\n"
         );
         fs::write(harness.path("config.yaml"), config).expect("the configuration");
+        // Its role has the rights that are documented, and no others.
+        cloud.manners().policy = Some(super::rights::documented(CLUSTER));
         harness.set_node_id(instance);
         harness.set("AWS_ACCESS_KEY_ID", super::KEY);
         harness.set("AWS_SECRET_ACCESS_KEY", SECRET);

@@ -22,6 +22,8 @@ mod moto;
 mod peers;
 mod proxy;
 mod proxy_tests;
+mod rights;
+mod rights_tests;
 mod sanity;
 mod state;
 mod tls;

@@ -15,6 +15,7 @@ use super::actions::{Act, Answer, Refusal, refuse};
 use super::buckets::{Buckets, Count, is_mutating};
 use super::clock::Clock;
 use super::moto::{self, Moto};
+use super::rights;
 use super::state::CloudState;
 use super::wire::{self, Parameters, Request};
 use super::xml::Element;
@@ -77,6 +78,8 @@ pub struct Manners {
     pub latency: Duration,
     /// Whose key is right.
     pub key: String,
+    /// What that key's role may do; without one all.
+    pub policy: Option<serde_json::Value>,
 }
 
 #[derive(Debug)]
@@ -122,6 +125,7 @@ impl Cloud {
             unkind: true,
             latency: Duration::ZERO,
             key: super::KEY.to_owned(),
+            policy: None,
         };
         let cloud = Arc::new(Cloud {
             moto,
@@ -317,6 +321,24 @@ impl Cloud {
         }
     }
 
+    /// Whether the role may do it, as things are.
+    fn authorized(&self, action: &str, parameters: &Parameters, path: &str) -> Result<(), Refusal> {
+        let Some(policy) = self.manners().policy.clone() else { return Ok(()) };
+        let mut parameters = parameters.clone();
+        if let Some(snapshot) = path.strip_prefix("/snapshots/").and_then(|rest| rest.split('/').next()) {
+            parameters.insert("snapshot".to_owned(), snapshot.to_owned());
+        }
+        let needed = rights::needed(&self.world(), action, &parameters);
+        match needed.iter().find(|right| !right.is_allowed(&policy)) {
+            None => Ok(()),
+            Some(right) => Err(Refusal {
+                status: 403,
+                code: "UnauthorizedOperation".to_owned(),
+                message: format!("You are not authorized to perform {} on {}", right.action, right.resource),
+            }),
+        }
+    }
+
     fn throttled(&self, action: &str, parameters: &Parameters) -> Result<(), Refusal> {
         let narrowed = parameters.keys().any(|name| name.starts_with("Filter.") || name == "MaxResults");
         let taken = self.buckets.lock().expect("no panic").take(action, narrowed, self.clock.now());
@@ -372,6 +394,9 @@ impl Cloud {
                 return (Some(if blocks { direct_refusal(&refusal) } else { self.reply(Err(refusal)) }), trouble);
             }
             _ => {}
+        }
+        if let Err(refusal) = self.authorized(action, &parameters, &request.path) {
+            return (Some(if blocks { direct_refusal(&refusal) } else { self.reply(Err(refusal)) }), trouble);
         }
         if blocks {
             return (Some(self.blocks(&request.path)), trouble);
