@@ -442,6 +442,19 @@ fn words_of_a_line_are_parts_of_names() {
         ["let", "a", "folder", "make", "folder", "of", "folder", "s"]
     );
 }
+
+#[test]
+fn picture_of_the_architecture_has_the_labels_of_its_source() {
+    let picture = include_str!("../docs/pictures/architecture.svg");
+    let source = include_str!("../docs/pictures/architecture.dot");
+    let labels: Vec<&str> = source.split("label=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(labels.len() > 15, "{labels:?}");
+    for line in labels.iter().flat_map(|label| label.split("\\n")) {
+        let shown = line.replace('-', "&#45;");
+        assert!(picture.contains(&format!(">{shown}</text>")), "{line}: run docs/pictures/make");
+    }
+}
+
 #[test]
 fn readme_is_one_screen_and_lines_are_short() {
     let lines = include_str!("../README.md").lines();
