@@ -131,6 +131,18 @@ fn help_tells_commands_flags_and_exit_codes() {
 }
 
 #[test]
+fn man_pages_are_written_for_each_command() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("UTF-8");
+    assert!(longshore(&["man-pages", path]).status.success());
+    for page in ["longshore.1", "longshore-serve.1", "longshore-call-create-volume.1", "longshore-inspect.1"] {
+        let text = fs::read_to_string(directory.path().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+        assert!(text.starts_with(".ie") || text.contains(".TH"), "{page}: {text:.200}");
+    }
+    assert_eq!(longshore(&["man-pages", "/nonexistent"]).status.code(), Some(1));
+}
+
+#[test]
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let output = longshore(&["completions", shell]);

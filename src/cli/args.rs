@@ -71,6 +71,12 @@ pub enum Command {
         #[arg(value_parser = clap::builder::EnumValueParser::<Shell>::new())]
         shell: Shell,
     },
+    /// Write the manual pages, one for each command
+    #[command(after_help = "Examples:\n  longshore man-pages /usr/local/share/man/man1")]
+    ManPages {
+        /// An existing directory
+        directory: PathBuf,
+    },
 }
 
 const SERVE_EXAMPLES: &str = "\

@@ -1,4 +1,5 @@
-//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `pre-stop`, `relay`, `completions`.
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `pre-stop`, `relay`, `completions`,
+//! `man-pages`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
 //! call does by the driver.
@@ -120,6 +121,9 @@ pub fn main(catalog: &Catalog) -> ExitCode {
         Command::Relay(args) => relay::run(&args, catalog).map(|()| 0),
         Command::ConfigSchema => config_schema(catalog).map(|()| 0),
         Command::Completions { shell } => completions(shell, catalog).map(|()| 0),
+        Command::ManPages { directory } => {
+            clap_mangen::generate_to(command, directory).map(|()| 0).map_err(Failure::Output)
+        }
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::wire::{self, Parameters};
-use super::world::World;
+use super::state::CloudState;
 use super::xml::Element;
 
 /// The documented policy, for this cluster.
@@ -77,7 +77,7 @@ impl Right {
 }
 
 /// The rights that a request needs as things are.
-pub fn needed(world: &World, action: &str, parameters: &Parameters) -> Vec<Right> {
+pub fn needed(world: &CloudState, action: &str, parameters: &Parameters) -> Vec<Right> {
     let get = |name: &str| parameters.get(name).map_or("", String::as_str);
     let volume = |id: &str| {
         let there = world.volumes.get(id).filter(|volume| volume.deleted.is_none());
