@@ -98,8 +98,8 @@ A configuration file:
     - name: memory
       type: fake
 It may also hold mode, endpoint, driverName, nodeId, stateDir, kubeletDir, grace, inlineMaxSize, allowInlineParameters, httpEndpoint,
-metricsEndpoint, otlpEndpoint, otlpInsecure, kubeletRegistration, kubeletEndpoint, and log with format and level. `longshore config-schema`
-prints each field with what it may be.
+metricsEndpoint, otlpEndpoint, otlpInsecure, kubeletRegistration, kubeletEndpoint, and log with format and level.
+`longshore config-schema` prints what each field may be.
 
 Types of backends:";
 

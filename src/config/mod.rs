@@ -14,10 +14,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::backend::image::{ImageConfig, PoolConfig};
-use crate::volume::{self, Bytes, NodeId};
+use crate::volume::{self, Bytes, NodeId, suggest};
 
 mod backends;
-mod suggest;
 mod value;
 
 pub use crate::backend::catalog::{BackendConfig, Catalog};
@@ -457,6 +456,8 @@ backends:
             ("backends:\n- name: a\n  type: iscsi\n  portal: []\n", "line 4", "portals"),
             #[cfg(feature = "ec2")]
             ("backends:\n- name: a\n  type: ec2\n  clustr: a\n", "line 4", "cluster"),
+            #[cfg(feature = "ec2")]
+            ("backends:\n- {name: a, type: ec2, limits: {AttachVolum: {burst: 9, refill: 1}}}\n", "limits", "AttachVolume"),
             #[cfg(feature = "ec2")]
             ("backends:\n- name: a\n  type: ec2\n  limits:\n    AttachVolume: {brust: 1, refill: 1}\n", "line 5", "burst"),
         ] {

@@ -13,6 +13,7 @@ pub mod mount_flags;
 pub mod parameters;
 pub mod record;
 pub mod secret;
+pub mod suggest;
 pub mod topology;
 
 pub use capability::{AccessMode, AccessType, Capability, FsType};

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Bytes;
 use super::capability::FsType;
 use super::error::{Error, Result};
+use super::suggest::with_nearest;
 
 /// What Kubernetes' sidecars add by themselves (`csi.storage.k8s.io/pvc/name` and so on).
 pub const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
@@ -83,7 +84,7 @@ impl RawParameters {
             let differs =
                 |key: &&String| parsed(Some(*key)).err().is_none_or(|other: serde_json::Error| other.to_string() != reason);
             let key = self.values.keys().find(differs).filter(|key| !reason.contains(key.as_str()));
-            Error::invalid("parameters", key.map_or(reason.clone(), |key| format!("{key}: {reason}")))
+            Error::invalid("parameters", with_nearest(key.map_or(reason.clone(), |key| format!("{key}: {reason}"))))
         })
     }
 }

@@ -9,10 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::Backend;
 use crate::backend::catalog::{Configuration, NodeIdentity, OpenContext, Purpose};
-use crate::volume::{BackendName, Error, NodeId, Result};
+use crate::volume::{BackendName, Error, NodeId, Result, suggest};
 
 use super::identity::Identity;
 use super::{Role, tags};
+
+/// What is asked of EC2 and the EBS direct APIs.
+const ACTIONS: [&str; 19] = [
+    "AttachVolume",
+    "CreateSnapshot",
+    "CreateTags",
+    "CreateVolume",
+    "DeleteSnapshot",
+    "DeleteVolume",
+    "DescribeAvailabilityZones",
+    "DescribeFastSnapshotRestores",
+    "DescribeInstanceTypes",
+    "DescribeInstances",
+    "DescribeSnapshots",
+    "DescribeVolumeStatus",
+    "DescribeVolumes",
+    "DescribeVolumesModifications",
+    "DetachVolume",
+    "EnableFastSnapshotRestores",
+    "ListChangedBlocks",
+    "ListSnapshotBlocks",
+    "ModifyVolume",
+];
 
 /// EBS volumes of one region and account.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -122,6 +145,12 @@ impl Ec2Config {
             tags::check(key, value).map_err(|reason| Error::invalid("tags", reason))?;
         }
         for (action, limit) in &self.limits {
+            if !ACTIONS.contains(&action.as_str()) {
+                let nearest = suggest::nearest(action, ACTIONS.into_iter());
+                let question = nearest.map(|nearest| format!("; did you mean `{nearest}`?")).unwrap_or_default();
+                let reason = format!("{action} is no action that is asked for: {}{question}", ACTIONS.join(", "));
+                return Err(Error::invalid("limits", reason));
+            }
             if !(limit.burst >= 1.0 && limit.refill > 0.0 && limit.burst.is_finite() && limit.refill.is_finite()) {
                 return Err(Error::invalid("limits", format!("{action}: burst must be at least 1, and refill more than 0")));
             }
@@ -136,5 +165,25 @@ impl Ec2Config {
             return Err(Error::invalid("reservedVolumeAttachments", "it has no effect with volumeAttachLimit; give one of them"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_action_of_the_client_may_have_a_limit() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/ec2/api");
+        let mut asked = 0;
+        for entry in std::fs::read_dir(directory).expect("the client") {
+            let code = std::fs::read_to_string(entry.expect("a source").path()).expect("a source");
+            for part in ["Query::new(\"", "action: \""].iter().flat_map(|start| code.split(start).skip(1)) {
+                let action = part.split('"').next().unwrap_or_default();
+                assert!(ACTIONS.contains(&action), "{action} lacks in ACTIONS");
+                asked += 1;
+            }
+        }
+        assert!(asked > 10, "the test has stopped finding what it looks for");
     }
 }

@@ -4,11 +4,11 @@
 ///
 /// serde's own errors are text by then: `unknown field `pols`, expected one of `name`, `pools``. A test below holds that they still
 /// are worded so.
-pub(super) fn with_nearest(message: String) -> String {
+pub fn with_nearest(message: String) -> String {
     let nearest = ["unknown field `", "unknown variant `"].iter().find_map(|start| {
         let (unknown, rest) = message.split_once(start)?.1.split_once('`')?;
         let known = rest.strip_prefix(", expected ")?;
-        nearest(unknown, known.split('`').skip(1).step_by(2))
+        nearest(unknown, known.split('`').skip(1).step_by(2)).map(str::to_owned)
     });
     match nearest {
         Some(word) => format!("{message}; did you mean `{word}`?"),
@@ -16,12 +16,12 @@ pub(super) fn with_nearest(message: String) -> String {
     }
 }
 
-/// As near as one mistake in three letters, where case is none.
-fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+/// The nearest of the known words, if it is as near as one mistake in three letters, where case is none.
+pub fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let unknown = unknown.to_lowercase();
     let distance = |word: &str| strsim::damerau_levenshtein(&unknown, &word.to_lowercase());
     let (mistakes, word) = known.map(|word| (distance(word), word)).min_by_key(|(mistakes, _)| *mistakes)?;
-    (mistakes <= word.len().max(3) / 3).then(|| word.to_owned())
+    (mistakes <= word.len().max(3) / 3).then_some(word)
 }
 
 #[cfg(test)]
