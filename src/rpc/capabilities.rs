@@ -87,8 +87,8 @@ impl Capabilities {
             (ControllerRpc::ListVolumesPublishedNodes, offers.provision && (offers.attach || self.node_here)),
             (ControllerRpc::GetCapacity, offers.provision),
             (ControllerRpc::GetVolume, offers.provision),
-            // To provision is also to provision from another volume: see `Provision::create`.
-            (ControllerRpc::CloneVolume, offers.provision),
+            // A backend that copies one for a snapshot copies one for a clone: see `Provision::create`.
+            (ControllerRpc::CloneVolume, offers.provision && offers.snapshots),
             (ControllerRpc::CreateDeleteSnapshot, offers.snapshots),
             (ControllerRpc::ListSnapshots, offers.snapshots),
             (ControllerRpc::GetSnapshot, offers.snapshots),
@@ -176,6 +176,19 @@ mod tests {
         }
         assert!(nothing().serves(Rpc::ValidateVolumeCapabilities), "mandatory");
         assert!(nothing().serves(Rpc::NodeUnstageVolume), "mandatory once staged");
+    }
+
+    #[test]
+    fn clones_are_claimed_only_where_something_is_copied() {
+        let clone = |capabilities: Capabilities| {
+            let is_clone = |capability: &csi::ControllerServiceCapability| match &capability.r#type {
+                Some(csi::controller_service_capability::Type::Rpc(rpc)) => rpc.r#type() == ControllerRpc::CloneVolume,
+                None => false,
+            };
+            capabilities.controller().iter().any(is_clone)
+        };
+        assert!(clone(all()));
+        assert!(!clone(Capabilities { offers: Offers { snapshots: false, ..all().offers }, ..all() }));
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub trait Provision: Send + Sync {
     }
 
     /// Makes the volume; `find_for_create` said that it is not there. On return it is durable. `quiesce` must be held while a
-    /// source *volume* is copied at one instant.
+    /// source *volume* is copied at one instant. A spec has a source only where the backend has [`Snapshots`], or another one here has.
     ///
     /// # Errors
     /// `NoCapacity` where it does not fit; `NotFound` for a source that is gone.
