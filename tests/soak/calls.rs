@@ -13,7 +13,7 @@ use tonic::{Request, Status};
 
 use super::common::text;
 use super::model::{Op, Slot};
-use super::shared::{Place, World};
+use super::shared::{Place, Shared};
 
 /// One way to the driver.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Calls {
     }
 
     /// Asks for `op` once. What the volume is now is of `slot`.
-    pub async fn perform(&self, world: &World, place: &Place, slot: &Slot, op: &Op) -> Result<Reply, Status> {
+    pub async fn perform(&self, shared: &Shared, place: &Place, slot: &Slot, op: &Op) -> Result<Reply, Status> {
         let volume_id = place.volume_id();
         let size = |size| Reply { size: Some(size), ..Reply::default() };
         // An inverse is also asked for of a volume that may not be there.
@@ -82,7 +82,7 @@ impl Calls {
             Op::Stage => {
                 let request = csi::NodeStageVolumeRequest {
                     volume_id,
-                    staging_target_path: text(&world.staging(place)),
+                    staging_target_path: text(&shared.staging(place)),
                     volume_capability: capability,
                     volume_context: volume.map(|volume| volume.context.clone()).unwrap_or_default(),
                     ..Default::default()
@@ -90,14 +90,14 @@ impl Calls {
                 self.node().node_stage_volume(self.ask(request)).await.map(|_| Reply::default())
             }
             Op::Unstage => {
-                let request = csi::NodeUnstageVolumeRequest { volume_id, staging_target_path: text(&world.staging(place)) };
+                let request = csi::NodeUnstageVolumeRequest { volume_id, staging_target_path: text(&shared.staging(place)) };
                 self.node().node_unstage_volume(self.ask(request)).await.map(|_| Reply::default())
             }
             Op::Publish { target, read_only } => {
                 let request = csi::NodePublishVolumeRequest {
                     volume_id,
-                    staging_target_path: text(&world.staging(place)),
-                    target_path: text(&world.target(place, *target)),
+                    staging_target_path: text(&shared.staging(place)),
+                    target_path: text(&shared.target(place, *target)),
                     volume_capability: capability,
                     readonly: *read_only,
                     volume_context: volume.map(|volume| volume.context.clone()).unwrap_or_default(),
@@ -106,7 +106,7 @@ impl Calls {
                 self.node().node_publish_volume(self.ask(request)).await.map(|_| Reply::default())
             }
             Op::Unpublish { target } => {
-                let request = csi::NodeUnpublishVolumeRequest { volume_id, target_path: text(&world.target(place, *target)) };
+                let request = csi::NodeUnpublishVolumeRequest { volume_id, target_path: text(&shared.target(place, *target)) };
                 self.node().node_unpublish_volume(self.ask(request)).await.map(|_| Reply::default())
             }
             Op::Snapshot { number } => {
@@ -161,8 +161,8 @@ impl Calls {
             Op::NodeExpand => {
                 let request = csi::NodeExpandVolumeRequest {
                     volume_id,
-                    volume_path: text(&world.staging(place)),
-                    staging_target_path: text(&world.staging(place)),
+                    volume_path: text(&shared.staging(place)),
+                    staging_target_path: text(&shared.staging(place)),
                     capacity_range: volume.and_then(|volume| range(volume.capacity)),
                     volume_capability: capability,
                     ..Default::default()

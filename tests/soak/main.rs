@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use common::{Harness, Pool, isolated};
 use longshore::csi;
 use model::Random;
-use shared::{BACK, World};
+use shared::{BACK, Shared};
 use tonic::Code;
 use worker::Worker;
 
@@ -52,23 +52,23 @@ fn volumes_under_kills_and_faults_lose_and_leave_nothing() {
         let place = if fs::exists("/dev/shm").unwrap_or(false) { "/dev/shm" } else { "/var/tmp" };
         let mut harness = Harness::new_in(place, Pool::XfsAndExt4);
         // A spare place for each worker, to restore into.
-        let world = World::new(&harness, seed, VOLUMES + WORKERS);
-        let mut soak = Soak { harness: &mut harness, world: &world, kills: 0, faults: 0, slowest: Duration::ZERO };
+        let shared = Shared::new(&harness, seed, VOLUMES + WORKERS);
+        let mut soak = Soak { harness: &mut harness, shared: &shared, kills: 0, faults: 0, slowest: Duration::ZERO };
         let begun = Instant::now();
         soak.run(Duration::from_secs(seconds));
         let (kills, faults, slowest) = (soak.kills, soak.faults, soak.slowest);
-        let violations = world.violations.lock().expect("no worker panicked").len();
+        let violations = shared.violations.lock().expect("no worker panicked").len();
         let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
         println!(
             "soak: {} refused, {} interrupted, {} contents compared, slowest start {slowest:?}, {:?} with all verified and torn down",
-            count(&world.counts.refused),
-            count(&world.counts.cut),
-            count(&world.counts.compared),
+            count(&shared.counts.refused),
+            count(&shared.counts.cut),
+            count(&shared.counts.compared),
             begun.elapsed()
         );
         println!(
             "FIGURE: soak: {seconds} seconds, {} operations, {kills} kills, {faults} faults, {violations} violations",
-            count(&world.counts.operations)
+            count(&shared.counts.operations)
         );
         assert_eq!(violations, 0, "seed {seed}: see above");
         harness.assert_nothing_left();
@@ -78,7 +78,7 @@ fn volumes_under_kills_and_faults_lose_and_leave_nothing() {
 
 struct Soak<'s> {
     harness: &'s mut Harness,
-    world: &'s World,
+    shared: &'s Shared,
     kills: u64,
     faults: usize,
     slowest: Duration,
@@ -86,17 +86,17 @@ struct Soak<'s> {
 
 impl<'s> Soak<'s> {
     fn run(&mut self, time: Duration) {
-        let world = self.world;
+        let shared = self.shared;
         let end = Instant::now() + time;
         let calm = end - time * u32::try_from(CALM).expect("small") / 100;
-        let mut random = Random(world.seed);
+        let mut random = Random(shared.seed);
         self.start("");
         let empty = self.provisioned();
         std::thread::scope(|scope| {
             for number in 0..WORKERS {
                 scope.spawn(move || {
-                    let mut worker = Worker::new(world, number);
-                    while !world.stop.load(Ordering::Relaxed) {
+                    let mut worker = Worker::new(shared, number);
+                    while !shared.stop.load(Ordering::Relaxed) {
                         worker.turn(VOLUMES);
                     }
                 });
@@ -104,7 +104,7 @@ impl<'s> Soak<'s> {
             while Instant::now() < calm && !self.enough() {
                 let life = Duration::from_millis(2000 + random.below(3000));
                 let died = self.harness.ends_within(life);
-                world.down();
+                shared.down();
                 self.kills += u64::from(!died);
                 self.harness.kill();
                 let fault = fault(&mut random);
@@ -114,47 +114,47 @@ impl<'s> Soak<'s> {
             let before = memory(self.harness.pid());
             while Instant::now() < end && !self.enough() {
                 if self.harness.ends_within(Duration::from_millis(500)) {
-                    world.violation(None, &format!("it ended by itself:\n{}", self.harness.log()));
+                    shared.violation(None, &format!("it ended by itself:\n{}", self.harness.log()));
                 }
             }
             let after = memory(self.harness.pid());
             println!("soak: memory in the calm: {before} KiB at its start, {after} KiB at its end");
-            world.closing.store(true, Ordering::Relaxed);
-            world.stop.store(true, Ordering::Relaxed);
+            shared.closing.store(true, Ordering::Relaxed);
+            shared.stop.store(true, Ordering::Relaxed);
             if after > before + GROWTH {
-                world.violation(None, &format!("its memory grew from {before} to {after} KiB"));
+                shared.violation(None, &format!("its memory grew from {before} to {after} KiB"));
             }
         });
         self.verify(&empty);
     }
 
     fn enough(&self) -> bool {
-        self.world.violations.lock().expect("no worker panicked").len() >= ENOUGH
+        self.shared.violations.lock().expect("no worker panicked").len() >= ENOUGH
     }
 
     fn start(&mut self, fault: &str) {
         let log = self.harness.log();
         self.faults += log.lines().filter(|line| is_fault(line)).count();
         if let Ok(directory) = std::env::var("LONGSHORE_SOAK_LOGS") {
-            fs::write(format!("{directory}/{}.log", self.world.incarnation()), log).expect("the log is kept");
+            fs::write(format!("{directory}/{}.log", self.shared.incarnation()), log).expect("the log is kept");
         }
         self.harness.forget_log();
         self.harness.set("LONGSHORE_FAULT", fault);
         let begun = Instant::now();
         if !self.harness.try_start() {
-            self.world.violation(None, &format!("it does not come up again:\n{}", self.harness.log()));
+            self.shared.violation(None, &format!("it does not come up again:\n{}", self.harness.log()));
             panic!("no driver");
         }
         self.slowest = self.slowest.max(begun.elapsed());
         if begun.elapsed() > BACK / 2 {
-            self.world.violation(None, &format!("it took {:?} to come up again", begun.elapsed()));
+            self.shared.violation(None, &format!("it took {:?} to come up again", begun.elapsed()));
         }
-        self.world.up(!fault.is_empty() && !fault.starts_with("crash") && !fault.starts_with("hang"));
+        self.shared.up(!fault.is_empty() && !fault.starts_with("crash") && !fault.starts_with("hang"));
     }
 
     /// With no fault.
     fn restart(&mut self) {
-        self.world.down();
+        self.shared.down();
         self.harness.kill();
         self.start("");
     }
@@ -164,9 +164,9 @@ impl<'s> Soak<'s> {
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for number in 0..WORKERS {
-                let (next, work, world) = (&next, &work, self.world);
+                let (next, work, shared) = (&next, &work, self.shared);
                 scope.spawn(move || {
-                    let mut worker = Worker::new(world, number);
+                    let mut worker = Worker::new(shared, number);
                     loop {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         if index >= VOLUMES {
@@ -181,8 +181,8 @@ impl<'s> Soak<'s> {
 
     /// What each pool can still promise.
     fn provisioned(&self) -> Vec<Option<i64>> {
-        let mut worker = Worker::new(self.world, WORKERS);
-        let place = &self.world.places[VOLUMES];
+        let mut worker = Worker::new(self.shared, WORKERS);
+        let place = &self.shared.places[VOLUMES];
         let ask = |pool: &str| {
             let parameters = [("backend", "image"), ("pool", pool)].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
             let request = csi::GetCapacityRequest { parameters, ..Default::default() };
@@ -196,32 +196,32 @@ impl<'s> Soak<'s> {
 
     /// Everything is looked into, counted and taken down, by one process.
     fn verify(&mut self, empty: &[Option<i64>]) {
-        let world = self.world;
+        let shared = self.shared;
         let pid = self.harness.pid();
         let before = idle_descriptors(pid, usize::MAX);
-        self.each(|worker, index| worker.verify(&world.places[index], &world.places[VOLUMES + worker.number]));
+        self.each(|worker, index| worker.verify(&shared.places[index], &shared.places[VOLUMES + worker.number]));
         // The books of a process that lived through all that, and those that a fresh one makes from the disks.
         let (kept, made) = (self.provisioned(), {
             self.restart();
             self.provisioned()
         });
         if kept != made {
-            world.violation(None, &format!("it could promise {kept:?} bytes, and after a restart {made:?}"));
+            shared.violation(None, &format!("it could promise {kept:?} bytes, and after a restart {made:?}"));
         }
         let pid_now = self.harness.pid();
         let fresh = idle_descriptors(pid_now, usize::MAX);
-        self.each(|worker, index| worker.tear_down(&world.places[index]));
+        self.each(|worker, index| worker.tear_down(&shared.places[index]));
         let after = idle_descriptors(pid_now, fresh);
         println!("soak: descriptors at idle: {before}, then of a fresh process {fresh}, and {after} after the tear-down");
         if after > fresh {
-            world.violation(None, &format!("it has {after} descriptors open at idle, {fresh} when it was fresh"));
+            shared.violation(None, &format!("it has {after} descriptors open at idle, {fresh} when it was fresh"));
         }
         let left = self.provisioned();
         if left != empty {
-            world.violation(None, &format!("it can promise {left:?} bytes with nothing there, {empty:?} at first"));
+            shared.violation(None, &format!("it can promise {left:?} bytes with nothing there, {empty:?} at first"));
         }
         if !self.harness.stop() {
-            world.violation(None, "it did not end with success");
+            shared.violation(None, "it did not end with success");
         }
     }
 }

@@ -41,13 +41,13 @@ impl<'w> Worker<'w> {
             Some(mut slot) if self.random.chance(85) => self.own(place, &mut slot),
             own => {
                 drop(own);
-                self.rude(place, volumes);
+                self.misuse_of_another(place, volumes);
             }
         }
     }
 
     fn any(&mut self, volumes: usize) -> &'w Place {
-        &self.world.places[self.random.below(volumes as u64) as usize]
+        &self.shared.places[self.random.below(volumes as u64) as usize]
     }
 
     fn own(&mut self, place: &'w Place, slot: &mut Slot) {
@@ -68,12 +68,12 @@ impl<'w> Worker<'w> {
     }
 
     fn rests(&self, slot: &Slot) -> bool {
-        slot.rest.is_some_and(|rest| Instant::now() < rest.until && rest.incarnation == self.world.incarnation())
+        slot.rest.is_some_and(|rest| Instant::now() < rest.until && rest.incarnation == self.shared.incarnation())
     }
 
     /// Another volume, whose state is known and stays so while the guard is held.
     fn other(&mut self, not: &[usize]) -> Option<(&'w Place, MutexGuard<'w, Slot>)> {
-        let place = &self.world.places[self.random.below(super::VOLUMES as u64) as usize];
+        let place = &self.shared.places[self.random.below(super::VOLUMES as u64) as usize];
         if not.contains(&place.index) {
             return None;
         }
@@ -83,7 +83,7 @@ impl<'w> Worker<'w> {
 
     fn step(&mut self, place: &'w Place, slot: &mut Slot) {
         if self.random.chance(12) {
-            return self.wrong(place, slot);
+            return self.misuse_of_own(place, slot);
         }
         if self.random.chance(8) {
             return self.read(place, slot);
@@ -134,10 +134,10 @@ impl<'w> Worker<'w> {
             35..40 if volume.fstype != Some("ext4") => self.carry(place, slot, Op::NodeExpand),
             // The same again.
             40..43 => {
-                let (world, asked) = (self.world, slot.volume.clone());
+                let (shared, asked) = (self.shared, slot.volume.clone());
                 let asked = Slot { volume: asked, ..Slot::default() };
                 self.expect(place, Some(slot), "Stage again", &[Code::Ok], async |calls| {
-                    calls.perform(world, place, &asked, &Op::Stage).await.map(tonic::Response::new)
+                    calls.perform(shared, place, &asked, &Op::Stage).await.map(tonic::Response::new)
                 });
             }
             43..75 if !published.is_empty() => self.write(place, slot),
@@ -189,7 +189,7 @@ impl<'w> Worker<'w> {
         let Some((raw, target)) = self.writable(slot).filter(|_| self.random.chance(50)) else {
             return self.carry(place, slot, op);
         };
-        let path = self.world.target(place, target);
+        let path = self.shared.target(place, target);
         let key = self.random.below(u64::from(PIECES)) as u32;
         let piece = Piece::new(&mut self.random, raw);
         slot.writing.insert(key);
@@ -243,7 +243,7 @@ impl<'w> Worker<'w> {
         let Some((raw, target)) = self.writable(slot) else { return self.compare(place, slot) };
         let key = self.random.below(u64::from(PIECES)) as u32;
         let piece = Piece::new(&mut self.random, raw);
-        let written = Content::write(raw, &self.world.target(place, target), key, piece);
+        let written = Content::write(raw, &self.shared.target(place, target), key, piece);
         self.note(place, &format!("write f{key} {piece:?} at target {target}"), &format!("{written:?}"));
         self.wrote(place, slot, key, piece, written);
     }
@@ -263,8 +263,8 @@ impl<'w> Worker<'w> {
         let Some(volume) = &slot.volume else { return };
         let mut wrong = Vec::new();
         for target in volume.published() {
-            let path = self.world.target(place, target);
-            self.world.counts.compared.fetch_add(1, Ordering::Relaxed);
+            let path = self.shared.target(place, target);
+            self.shared.counts.compared.fetch_add(1, Ordering::Relaxed);
             wrong.extend(volume.content.compare(volume.raw(), &path).err());
             if volume.targets[target] == Some(true) {
                 let file = if volume.raw() { path.clone() } else { path.join("f0") };
@@ -329,7 +329,7 @@ impl<'w> Worker<'w> {
             });
             wrong.extend(answer.filter(|answer| answer.confirmed.is_none()).map(|answer| answer.message));
             if let Some(target) = volume.published().next() {
-                let volume_path = text(&self.world.target(place, target));
+                let volume_path = text(&self.shared.target(place, target));
                 let request = csi::NodeGetVolumeStatsRequest { volume_id: id.clone(), volume_path, ..Default::default() };
                 let stats = self.expect(place, Some(slot), "Stats", &[Code::Ok], async |calls| {
                     calls.node().node_get_volume_stats(calls.ask(request)).await
@@ -422,7 +422,7 @@ impl<'w> Worker<'w> {
         };
         match (found, slot) {
             (Some(found), Some(slot)) => self.violation(place, slot, &found),
-            (Some(found), None) => self.world.violation(Some(place), &found),
+            (Some(found), None) => self.shared.violation(Some(place), &found),
             (None, Some(slot)) if over => self.look(place, slot, what),
             (None, _) => {}
         }
@@ -433,14 +433,14 @@ impl<'w> Worker<'w> {
     }
 
     /// What is refused, or has no effect, by one's own volume's state.
-    fn wrong(&mut self, place: &'w Place, slot: &mut Slot) {
-        let world = self.world;
+    fn misuse_of_own(&mut self, place: &'w Place, slot: &mut Slot) {
+        let shared = self.shared;
         let state = slot.volume.clone();
         let staged = state.as_ref().is_some_and(|volume| volume.staged);
         let published = state.as_ref().and_then(|volume| volume.published().next());
         let snapshot = (0..SNAPSHOTS).find(|number| slot.snapshots[*number].is_some());
         let perform = |op: Op, slot: Slot| {
-            async move |calls: &Calls| calls.perform(world, place, &slot, &op).await.map(tonic::Response::new)
+            async move |calls: &Calls| calls.perform(shared, place, &slot, &op).await.map(tonic::Response::new)
         };
         // A volume as it would be asked about: its own, or a plain one.
         let asked = state.clone().unwrap_or_else(|| Volume::plan(&mut self.random, &place.name(), None));
@@ -507,7 +507,7 @@ impl<'w> Worker<'w> {
             (4, Some(volume)) if staged => {
                 let request = csi::NodeStageVolumeRequest {
                     volume_id: place.volume_id(),
-                    staging_target_path: text(&world.staging(place).with_file_name("elsewhere")),
+                    staging_target_path: text(&shared.staging(place).with_file_name("elsewhere")),
                     volume_capability: Some(volume.capability()),
                     volume_context: volume.context.clone(),
                     ..Default::default()
@@ -594,16 +594,16 @@ impl<'w> Worker<'w> {
     }
 
     /// A call about a volume that may be another's, at any time. Whatever its state, this must not change it.
-    fn rude(&mut self, place: &'w Place, volumes: usize) {
+    fn misuse_of_another(&mut self, place: &'w Place, volumes: usize) {
         let volume_id = place.volume_id();
-        let elsewhere = text(&self.world.staging(place).with_file_name("elsewhere"));
+        let elsewhere = text(&self.shared.staging(place).with_file_name("elsewhere"));
         let before = place.known();
         let capability = Some(super::common::capability(None));
         match self.random.below(14) {
             0 => {
                 let request = create(&place.name(), HUGE, None, "image");
                 let codes = [Code::ResourceExhausted, Code::AlreadyExists];
-                self.expect(place, None, "rude: Create of 1 PiB", &codes, async move |calls| {
+                self.expect(place, None, "misuse: Create of 1 PiB", &codes, async move |calls| {
                     calls.controller().create_volume(calls.ask(request)).await
                 });
             }
@@ -617,31 +617,31 @@ impl<'w> Worker<'w> {
                     4 => request.capacity_range = Some(csi::CapacityRange { required_bytes: 2 * MIB, limit_bytes: MIB }),
                     _ => drop(request.mutable_parameters.insert("onDelete".to_owned(), "explode".to_owned())),
                 }
-                self.expect(place, None, "rude: Create of nonsense", &[Code::InvalidArgument], async move |calls| {
+                self.expect(place, None, "misuse: Create of nonsense", &[Code::InvalidArgument], async move |calls| {
                     calls.controller().create_volume(calls.ask(request)).await
                 });
             }
             2 => {
                 let request = csi::NodeUnstageVolumeRequest { volume_id, staging_target_path: elsewhere };
-                self.expect(place, None, "rude: Unstage elsewhere", &[Code::Ok], async move |calls| {
+                self.expect(place, None, "misuse: Unstage elsewhere", &[Code::Ok], async move |calls| {
                     calls.node().node_unstage_volume(calls.ask(request)).await
                 });
             }
             3 => {
                 let request = csi::NodeUnpublishVolumeRequest { volume_id, target_path: elsewhere };
-                self.expect(place, None, "rude: Unpublish elsewhere", &[Code::Ok], async move |calls| {
+                self.expect(place, None, "misuse: Unpublish elsewhere", &[Code::Ok], async move |calls| {
                     calls.node().node_unpublish_volume(calls.ask(request)).await
                 });
             }
             4 => {
                 let request = csi::NodePublishVolumeRequest {
                     volume_id,
-                    target_path: text(&self.world.target(place, 0).with_file_name("elsewhere")),
+                    target_path: text(&self.shared.target(place, 0).with_file_name("elsewhere")),
                     staging_target_path: elsewhere,
                     volume_capability: capability,
                     ..Default::default()
                 };
-                self.expect(place, None, "rude: Publish from elsewhere", &[Code::FailedPrecondition], async move |calls| {
+                self.expect(place, None, "misuse: Publish from elsewhere", &[Code::FailedPrecondition], async move |calls| {
                     calls.node().node_publish_volume(calls.ask(request)).await
                 });
             }
@@ -652,7 +652,7 @@ impl<'w> Worker<'w> {
                     ..Default::default()
                 };
                 let codes = [Code::OutOfRange, Code::NotFound];
-                self.expect(place, None, "rude: Expand to a byte", &codes, async move |calls| {
+                self.expect(place, None, "misuse: Expand to a byte", &codes, async move |calls| {
                     calls.controller().controller_expand_volume(calls.ask(request)).await
                 });
             }
@@ -660,7 +660,7 @@ impl<'w> Worker<'w> {
                 let parameters = [("colour".to_owned(), "blue".to_owned())].into();
                 let (source_volume_id, name) = (volume_id, place.snapshot_name(0));
                 let request = csi::CreateSnapshotRequest { source_volume_id, name, parameters, ..Default::default() };
-                self.expect(place, None, "rude: Snapshot of nonsense", &[Code::InvalidArgument], async move |calls| {
+                self.expect(place, None, "misuse: Snapshot of nonsense", &[Code::InvalidArgument], async move |calls| {
                     calls.controller().create_snapshot(calls.ask(request)).await
                 });
             }
@@ -668,24 +668,24 @@ impl<'w> Worker<'w> {
                 let mutable_parameters = [("onDelete".to_owned(), "explode".to_owned())].into();
                 let request = csi::ControllerModifyVolumeRequest { volume_id, mutable_parameters, ..Default::default() };
                 let codes = [Code::InvalidArgument, Code::NotFound];
-                self.expect(place, None, "rude: Modify to nonsense", &codes, async move |calls| {
+                self.expect(place, None, "misuse: Modify to nonsense", &codes, async move |calls| {
                     calls.controller().controller_modify_volume(calls.ask(request)).await
                 });
             }
             8 => {
                 let request = csi::ControllerGetVolumeHealthRequest { volume_id, ..Default::default() };
                 let codes = [Code::Ok, Code::NotFound];
-                let told = self.expect(place, None, "rude: Health", &codes, async move |calls| {
+                let told = self.expect(place, None, "misuse: Health", &codes, async move |calls| {
                     calls.controller().controller_get_volume_health(calls.ask(request)).await
                 });
                 let health = told.and_then(|told| told.volume_health).unwrap_or_default();
                 if !health.health_statuses.is_empty() {
-                    self.world.violation(Some(place), &format!("it is not well: {health:?}"));
+                    self.shared.violation(Some(place), &format!("it is not well: {health:?}"));
                 }
             }
             9 => {
                 let request = csi::ControllerGetVolumeRequest { volume_id };
-                let answer = self.call(place, "rude: GetVolume", Manner::Any, async |calls| {
+                let answer = self.call(place, "misuse: GetVolume", Manner::Any, async |calls| {
                     calls.controller().controller_get_volume(calls.ask(request)).await
                 });
                 let wrong = match (before, answer) {
@@ -694,7 +694,7 @@ impl<'w> Worker<'w> {
                     _ => None,
                 };
                 if let Some(wrong) = wrong.filter(|_| place.known() == before) {
-                    self.world.violation(Some(place), &format!("it is {:?}, but GetVolume: {wrong}", before.1));
+                    self.shared.violation(Some(place), &format!("it is {:?}, but GetVolume: {wrong}", before.1));
                 }
             }
             10 => {
@@ -705,7 +705,7 @@ impl<'w> Worker<'w> {
                         volume_capability: capability.clone(),
                         ..Default::default()
                     };
-                    self.expect(place, None, "rude: Stage of what is not", &[code], async move |calls| {
+                    self.expect(place, None, "misuse: Stage of what is not", &[code], async move |calls| {
                         calls.node().node_stage_volume(calls.ask(request)).await
                     });
                 }
@@ -720,7 +720,7 @@ impl<'w> Worker<'w> {
             12 => {
                 for (max_entries, token, code) in [(-1, "", Code::InvalidArgument), (3, "nonsense", Code::Aborted)] {
                     let request = csi::ListVolumesRequest { max_entries, starting_token: token.to_owned() };
-                    self.expect(place, None, "rude: List of nonsense", &[code], async move |calls| {
+                    self.expect(place, None, "misuse: List of nonsense", &[code], async move |calls| {
                         calls.controller().list_volumes(calls.ask(request)).await
                     });
                 }
@@ -731,8 +731,8 @@ impl<'w> Worker<'w> {
 
     /// All pages of a list: what surely exists all the time must be in it, what surely does not must not, and each but once.
     fn list(&mut self, place: &Place, volumes: usize) {
-        let world = self.world;
-        let before: Vec<(u64, Known)> = world.places.iter().take(volumes).map(Place::known).collect();
+        let shared = self.shared;
+        let before: Vec<(u64, Known)> = shared.places.iter().take(volumes).map(Place::known).collect();
         let max_entries = *self.random.pick(&[0, 7, 50]);
         let listed = self.call(place, "ListVolumes", Manner::Patient, async |calls| {
             let mut ids: Vec<String> = Vec::new();
@@ -740,7 +740,7 @@ impl<'w> Worker<'w> {
             loop {
                 let request = csi::ListVolumesRequest { max_entries, starting_token };
                 let page = calls.controller().list_volumes(calls.ask(request)).await?.into_inner();
-                world.counts.operations.fetch_add(1, Ordering::Relaxed);
+                shared.counts.operations.fetch_add(1, Ordering::Relaxed);
                 ids.extend(page.entries.into_iter().filter_map(|entry| Some(entry.volume?.volume_id)));
                 starting_token = page.next_token;
                 if starting_token.is_empty() {
@@ -750,20 +750,20 @@ impl<'w> Worker<'w> {
         });
         let listed = match listed {
             Answer::Ok(listed) => listed,
-            Answer::Refused(status, _) => return world.violation(None, &format!("ListVolumes: {status}")),
+            Answer::Refused(status, _) => return shared.violation(None, &format!("ListVolumes: {status}")),
             Answer::Cut { .. } => return,
         };
         if !listed.is_sorted_by(|left, right| left < right) {
-            world.violation(None, &format!("a list is not in order, or has something twice: {listed:?}"));
+            shared.violation(None, &format!("a list is not in order, or has something twice: {listed:?}"));
         }
         let listed: BTreeSet<String> = listed.into_iter().collect();
-        for (place, before) in world.places.iter().zip(before) {
+        for (place, before) in shared.places.iter().zip(before) {
             let there = match before.1 {
                 Known::Unsure => continue,
                 known => known == Known::Present,
             };
             if listed.contains(&place.volume_id()) != there && place.known() == before {
-                world.violation(Some(place), &format!("it is {:?}; the list says otherwise", before.1));
+                shared.violation(Some(place), &format!("it is {:?}; the list says otherwise", before.1));
             }
         }
     }

@@ -111,7 +111,7 @@ pub struct Counts {
     pub compared: AtomicU64,
 }
 
-pub struct World {
+pub struct Shared {
     pub seed: u64,
     pub begun: Instant,
     pub runtime: Runtime,
@@ -129,15 +129,15 @@ pub struct World {
     changed: Condvar,
 }
 
-impl World {
-    pub fn new(harness: &Harness, seed: u64, volumes: usize) -> World {
+impl Shared {
+    pub fn new(harness: &Harness, seed: u64, volumes: usize) -> Shared {
         let place = |index| Place {
             index,
             slot: Mutex::default(),
             history: Mutex::default(),
             known: AtomicU64::new(2), // absent
         };
-        let world = World {
+        let shared = Shared {
             seed,
             begun: Instant::now(),
             runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime"),
@@ -153,13 +153,13 @@ impl World {
             driver: Mutex::new(Driver { incarnation: 0, up: false, may_fail: false }),
             changed: Condvar::new(),
         };
-        for place in &world.places {
-            fs::create_dir_all(world.staging(place)).expect("a staging directory");
+        for place in &shared.places {
+            fs::create_dir_all(shared.staging(place)).expect("a staging directory");
             for target in 0..TARGETS {
-                fs::create_dir_all(world.target(place, target).parent().expect("a parent")).expect("a pod's directory");
+                fs::create_dir_all(shared.target(place, target).parent().expect("a parent")).expect("a pod's directory");
             }
         }
-        world
+        shared
     }
 
     pub fn staging(&self, place: &Place) -> PathBuf {

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use super::calls::{Calls, Reply};
 use super::common::connect;
 use super::model::{Op, Random, Rest, Slot, Volume};
-use super::shared::{Known, Place, World};
+use super::shared::{Known, Place, Shared};
 
 /// An operation that is not done after so long, with kills in between, never will be.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -44,21 +44,21 @@ pub enum Manner {
 }
 
 pub struct Worker<'w> {
-    pub world: &'w World,
+    pub shared: &'w Shared,
     pub number: usize,
     pub random: Random,
     channel: Option<(u64, tonic::transport::Channel)>,
 }
 
 impl<'w> Worker<'w> {
-    pub fn new(world: &'w World, number: usize) -> Worker<'w> {
-        let mut random = Random(world.seed.wrapping_mul(1000).wrapping_add(number as u64));
+    pub fn new(shared: &'w Shared, number: usize) -> Worker<'w> {
+        let mut random = Random(shared.seed.wrapping_mul(1000).wrapping_add(number as u64));
         random.next();
-        Worker { world, number, random, channel: None }
+        Worker { shared, number, random, channel: None }
     }
 
     pub fn note(&self, place: &Place, what: &str, came: &str) {
-        place.note(format!("{} w{:02} {what} -> {came}", self.world.stamp(), self.number));
+        place.note(format!("{} w{:02} {what} -> {came}", self.shared.stamp(), self.number));
     }
 
     /// Asks once.
@@ -69,20 +69,20 @@ impl<'w> Worker<'w> {
         manner: Manner,
         ask: impl AsyncFnOnce(&Calls) -> Result<T, Status>,
     ) -> Answer<T> {
-        let driver = self.world.wait_up(0);
-        let world = self.world;
-        let _in_runtime = world.runtime.enter();
+        let driver = self.shared.wait_up(0);
+        let shared = self.shared;
+        let _in_runtime = shared.runtime.enter();
         let channel = match &self.channel {
             Some((incarnation, channel)) if *incarnation == driver.incarnation => channel.clone(),
-            _ => connect(world.socket.clone()),
+            _ => connect(shared.socket.clone()),
         };
         self.channel = Some((driver.incarnation, channel.clone()));
         let short = manner == Manner::Any && self.random.chance(6);
         let deadline = short.then(|| Duration::from_micros(200 + self.random.below(30_000)));
         let calls = Calls { channel, deadline, may_fail: driver.may_fail };
         let limit = deadline.unwrap_or(PATIENCE);
-        world.counts.operations.fetch_add(1, Ordering::Relaxed);
-        let answer = world.runtime.block_on(async { tokio::time::timeout(limit, ask(&calls)).await });
+        shared.counts.operations.fetch_add(1, Ordering::Relaxed);
+        let answer = shared.runtime.block_on(async { tokio::time::timeout(limit, ask(&calls)).await });
         let answer = match answer {
             Ok(Ok(done)) => Answer::Ok(done),
             Err(_) => Answer::Cut { given_up: true },
@@ -91,21 +91,21 @@ impl<'w> Worker<'w> {
             }
             // Only what came over the connection has no cause of its own.
             Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
-                world.wait_up(driver.incarnation);
+                shared.wait_up(driver.incarnation);
                 Answer::Cut { given_up: false }
             }
             Ok(Err(status)) => Answer::Refused(status, driver.may_fail),
         };
         let count = match &answer {
             Answer::Ok(_) => None,
-            Answer::Refused(..) => Some(&world.counts.refused),
-            Answer::Cut { .. } => Some(&world.counts.cut),
+            Answer::Refused(..) => Some(&shared.counts.refused),
+            Answer::Cut { .. } => Some(&shared.counts.cut),
         };
         if let Some(count) = count {
             count.fetch_add(1, Ordering::Relaxed);
         }
         if !short && matches!(answer, Answer::Cut { given_up: true }) {
-            world.violation(Some(place), &format!("{what}: no answer after {PATIENCE:?}"));
+            shared.violation(Some(place), &format!("{what}: no answer after {PATIENCE:?}"));
         }
         self.note(place, what, &answer.show());
         answer
@@ -113,7 +113,7 @@ impl<'w> Worker<'w> {
 
     pub fn violation(&self, place: &Place, slot: &mut Slot, what: &str) {
         slot.broken = true;
-        self.world.violation(Some(place), what);
+        self.shared.violation(Some(place), what);
     }
 
     /// Compares what is known with what the kernel and the pools show.
@@ -122,7 +122,7 @@ impl<'w> Worker<'w> {
             (Some(group), _) | (None, Some(Op::Group(group))) => group.members.keys().cloned().collect(),
             _ => Vec::new(),
         };
-        let (seen, expected) = (self.world.seen(place, &members), self.world.expected(slot));
+        let (seen, expected) = (self.shared.seen(place, &members), self.shared.expected(slot));
         if seen != expected {
             let more: Vec<_> = seen.difference(&expected).collect();
             let missing: Vec<_> = expected.difference(&seen).collect();
@@ -152,13 +152,13 @@ impl<'w> Worker<'w> {
     fn go_on(&mut self, place: &Place, slot: &mut Slot, mut way: Op) {
         let Some(op) = slot.pending.clone() else { return };
         let begun = Instant::now();
-        let closing = self.world.closing.load(Ordering::Relaxed);
+        let closing = self.shared.closing.load(Ordering::Relaxed);
         let mut given_up = false;
         loop {
             let came = self.ask(place, slot, &way);
             given_up |= matches!(came, Answer::Cut { given_up: true });
             if given_up {
-                slot.rest = Some(Rest { until: Instant::now() + REST, incarnation: self.world.incarnation() });
+                slot.rest = Some(Rest { until: Instant::now() + REST, incarnation: self.shared.incarnation() });
             }
             match came {
                 Answer::Ok(reply) => {
@@ -179,7 +179,7 @@ impl<'w> Worker<'w> {
                     }
                     // To be repeated all the same: a removal, or a change that has no way back.
                     Verdict::Over => {}
-                    Verdict::Wrong => {
+                    Verdict::Unexpected => {
                         let what = format!("{} ought to work: {:?}: {}", way.show(), status.code(), status.message());
                         self.violation(place, slot, &what);
                         return;
@@ -204,16 +204,16 @@ impl<'w> Worker<'w> {
 
     /// Once; or twice at the same time; or together with its inverse.
     fn ask(&mut self, place: &Place, slot: &Slot, way: &Op) -> Answer<Reply> {
-        let world = self.world;
+        let shared = self.shared;
         let twice = self.random.chance(8);
-        let closing = world.closing.load(Ordering::Relaxed);
+        let closing = shared.closing.load(Ordering::Relaxed);
         let raced = way.inverse().filter(|_| !closing && self.random.chance(4));
         if let Some(inverse) = raced {
             let what = format!("{} and {inverse:?} together", way.show());
             let together = self.call(place, &what, Manner::Patient, async |calls| {
-                Ok(tokio::join!(calls.perform(world, place, slot, way), calls.perform(world, place, slot, &inverse)))
+                Ok(tokio::join!(calls.perform(shared, place, slot, way), calls.perform(shared, place, slot, &inverse)))
             });
-            world.counts.operations.fetch_add(1, Ordering::Relaxed);
+            shared.counts.operations.fetch_add(1, Ordering::Relaxed);
             // Who came first is not known: it is still to be settled.
             return match together {
                 Answer::Ok((first, second)) => {
@@ -228,21 +228,21 @@ impl<'w> Worker<'w> {
             };
         }
         if !twice {
-            return self.call(place, &way.show(), Manner::Any, async |calls| calls.perform(world, place, slot, way).await);
+            return self.call(place, &way.show(), Manner::Any, async |calls| calls.perform(shared, place, slot, way).await);
         }
         let both = self.call(place, &format!("{}, twice", way.show()), Manner::Patient, async |calls| {
-            let both = tokio::join!(calls.perform(world, place, slot, way), calls.perform(world, place, slot, way));
+            let both = tokio::join!(calls.perform(shared, place, slot, way), calls.perform(shared, place, slot, way));
             Ok((both, calls.may_fail))
         });
-        world.counts.operations.fetch_add(1, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(1, Ordering::Relaxed);
         match both {
             Answer::Ok(((Ok(reply), Ok(_)), _)) => Answer::Ok(reply),
             Answer::Ok(((Ok(reply), Err(status)) | (Err(status), Ok(reply)), may_fail)) => {
                 self.note(place, "one of the two", &format!("{:?}: {}", status.code(), status.message()));
                 // What is wrong for one is wrong for both; else the other was first, and may not be over yet.
                 match judge(way, &status, may_fail) {
-                    Verdict::Wrong if std::error::Error::source(&status).is_none() => Answer::Refused(status, may_fail),
-                    Verdict::Open | Verdict::Over | Verdict::Wrong => Answer::Ok(reply),
+                    Verdict::Unexpected if std::error::Error::source(&status).is_none() => Answer::Refused(status, may_fail),
+                    Verdict::Open | Verdict::Over | Verdict::Unexpected => Answer::Ok(reply),
                 }
             }
             Answer::Ok(((Err(_), Err(_)), _)) => Answer::Cut { given_up: false },
@@ -310,7 +310,7 @@ impl<'w> Worker<'w> {
     /// A deleted volume's data is where its parameters say; the operator then removes it.
     fn kept(&mut self, place: &Place, slot: &mut Slot, before: Option<&Volume>) {
         for (way, directory) in [("retain", "retained"), ("archive", "archive")] {
-            let kept = self.world.kept(place, directory);
+            let kept = self.shared.kept(place, directory);
             if let Some(volume) = before {
                 let wanted = usize::from(volume.on_delete == way);
                 if kept.len() != wanted {
@@ -338,7 +338,7 @@ enum Verdict {
     /// It is over, and was not done.
     Over,
     /// There is no reason for it.
-    Wrong,
+    Unexpected,
 }
 
 /// What an error says of an operation that ought to work.
@@ -347,11 +347,11 @@ fn judge(op: &Op, status: &Status, may_fail: bool) -> Verdict {
         Code::Aborted => Verdict::Open,
         // Of a raw block volume that is published for writing, or several.
         Code::FailedPrecondition if op.copies_volume() && is_of_no_instant(status.message()) => Verdict::Over,
-        _ if !may_fail => Verdict::Wrong,
+        _ if !may_fail => Verdict::Unexpected,
         Code::Unavailable => Verdict::Open,
         Code::ResourceExhausted if !matches!(op, Op::Create(_)) => Verdict::Open,
         Code::ResourceExhausted | Code::Internal => Verdict::Over,
-        _ => Verdict::Wrong,
+        _ => Verdict::Unexpected,
     }
 }
 
