@@ -8,7 +8,7 @@ use longshore::ops::parameters::CONTEXT_KEY;
 use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome};
 
 use crate::harness::{
-    filesystem, is_final, mounts_at, publish_request, stage_request, total, unmount, unpublish, unstage, with_flags, world,
+    filesystem, harness, is_final, mounts_at, publish_request, stage_request, total, unmount, unpublish, unstage, with_flags,
 };
 
 /// Large enough for xfs.
@@ -17,10 +17,10 @@ const SIZE: Bytes = Bytes::mib(320);
 #[test]
 fn each_file_system_lives_its_life_and_keeps_its_data() {
     for fstype in FsType::ALL {
-        world(|world| {
-            let node = world.node();
-            let id = world.volume("a", SIZE);
-            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        harness(|harness| {
+            let node = harness.node();
+            let id = harness.volume("a", SIZE);
+            let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
             let capability = filesystem(Some(fstype));
             let stage = stage_request(&id, &staging, &capability);
             let publish = publish_request(&id, &staging, &target, &capability);
@@ -31,7 +31,7 @@ fn each_file_system_lives_its_life_and_keeps_its_data() {
                 assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()), "{fstype}");
                 let mounts = mounts_at(&target);
                 assert_eq!((mounts.len(), mounts[0].fstype.as_str()), (1, fstype.as_str()));
-                assert_eq!(mounts[0].source, world.device(&id).unwrap());
+                assert_eq!(mounts[0].source, harness.device(&id).unwrap());
                 if fstype == FsType::Xfs {
                     assert!(mounts[0].super_options.iter().any(|option| option == "nouuid"));
                 }
@@ -49,7 +49,7 @@ fn each_file_system_lives_its_life_and_keeps_its_data() {
                 assert!(!target.exists());
                 assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Changed(()));
                 assert_eq!(unstage(&node, &id, &staging).unwrap(), Outcome::Unchanged(()));
-                world.assert_gone(&id);
+                harness.assert_gone(&id);
             }
         });
     }
@@ -57,38 +57,38 @@ fn each_file_system_lives_its_life_and_keeps_its_data() {
 
 #[test]
 fn device_not_proven_blank_is_never_formatted() {
-    world(|world| {
-        let node = world.node();
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let staging = harness.staging("s");
         // This backend does not say where there can be data: all of a device is read.
         for (name, offset) in [("start", 512), ("middle", (37 << 20) + 4321), ("end", (64 << 20) - 600)] {
-            let id = world.volume(name, Bytes::mib(64));
-            let image = File::options().read(true).write(true).open(world.backend.path(&id)).unwrap();
+            let id = harness.volume(name, Bytes::mib(64));
+            let image = File::options().read(true).write(true).open(harness.backend.path(&id)).unwrap();
             image.write_all_at(&[0x5a; 512], offset).unwrap();
-            let before = fs::read(world.backend.path(&id)).unwrap();
+            let before = fs::read(harness.backend.path(&id)).unwrap();
             let error = node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap_err();
             assert!(matches!(error, Error::Unverified { .. }) && is_final(&error), "{name}: {error}");
-            assert!(fs::read(world.backend.path(&id)).unwrap() == before, "{name}: its bytes changed");
-            world.assert_gone(&id);
+            assert!(fs::read(harness.backend.path(&id)).unwrap() == before, "{name}: its bytes changed");
+            harness.assert_gone(&id);
         }
     });
 }
 
 #[test]
 fn another_file_system_than_the_one_there_is_refused() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", SIZE);
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", SIZE);
+        let staging = harness.staging("s");
         node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
         let otherwise = stage_request(&id, &staging, &filesystem(Some(FsType::Ext4)));
         assert!(matches!(node.stage(&otherwise), Err(Error::Conflict { .. })));
-        let elsewhere = stage_request(&id, &world.staging("s2"), &filesystem(None));
+        let elsewhere = stage_request(&id, &harness.staging("s2"), &filesystem(None));
         assert!(matches!(node.stage(&elsewhere), Err(Error::Conflict { .. })));
         unstage(&node, &id, &staging).unwrap();
         let error = node.stage(&otherwise).unwrap_err();
         assert!(error.to_string().contains("xfs") && error.to_string().contains("ext4"), "{error}");
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         assert_eq!(mounts_at(&staging)[0].fstype, "xfs", "without a wish, what is there");
     });
@@ -97,15 +97,15 @@ fn another_file_system_than_the_one_there_is_refused() {
 #[test]
 fn a_volume_restored_into_a_larger_one_is_grown_at_stage() {
     for fstype in FsType::ALL {
-        world(|world| {
-            let node = world.node();
-            let id = world.volume("a", SIZE);
-            let staging = world.staging("s");
+        harness(|harness| {
+            let node = harness.node();
+            let id = harness.volume("a", SIZE);
+            let staging = harness.staging("s");
             let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
             node.stage(&stage).unwrap();
             let before = total(&staging);
             unstage(&node, &id, &staging).unwrap();
-            File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(2 * SIZE.0).unwrap();
+            File::options().write(true).open(harness.backend.path(&id)).unwrap().set_len(2 * SIZE.0).unwrap();
             node.stage(&stage).unwrap();
             assert!(total(&staging) > before + SIZE.0 / 2, "{fstype}: {before} -> {}", total(&staging));
         });
@@ -116,14 +116,14 @@ fn a_volume_restored_into_a_larger_one_is_grown_at_stage() {
 fn a_mounted_file_system_grows() {
     // ext4's online growth needs CAP_SYS_RESOURCE of a whole machine; it is shown in the virtual machine.
     for fstype in [FsType::Xfs, FsType::Btrfs] {
-        world(|world| {
-            let node = world.node();
-            let id = world.volume("a", SIZE);
-            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        harness(|harness| {
+            let node = harness.node();
+            let id = harness.volume("a", SIZE);
+            let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
             node.publish(&publish_request(&id, &staging, &target, &filesystem(Some(fstype)))).unwrap();
             let before = total(&target);
-            File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(2 * SIZE.0).unwrap();
+            File::options().write(true).open(harness.backend.path(&id)).unwrap().set_len(2 * SIZE.0).unwrap();
             let required = Some(Bytes(2 * SIZE.0));
             let request =
                 ExpandRequest { handle: id.into(), path: target.clone(), staging: Some(staging), required, block: Some(false) };
@@ -138,14 +138,14 @@ fn a_mounted_file_system_grows() {
 #[test]
 fn read_only_is_read_only_from_the_first_instant() {
     for fstype in FsType::ALL {
-        world(|world| {
-            let node = world.node();
-            let id = world.volume("a", SIZE);
-            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        harness(|harness| {
+            let node = harness.node();
+            let id = harness.volume("a", SIZE);
+            let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
             let reader = Capability { mode: AccessMode::SingleNodeReaderOnly, ..filesystem(Some(fstype)) };
             let error = node.stage(&stage_request(&id, &staging, &reader)).unwrap_err();
             assert!(matches!(error, Error::Unverified { .. }), "a blank one has nothing to read: {error}");
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
 
             let writer = filesystem(Some(fstype));
             node.stage(&stage_request(&id, &staging, &writer)).unwrap();
@@ -162,22 +162,22 @@ fn read_only_is_read_only_from_the_first_instant() {
             assert!(fs::write(target.join("x"), "x").is_err());
             unpublish(&node, &id, &target).unwrap();
             unstage(&node, &id, &staging).unwrap();
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
         });
     }
 }
 
 #[test]
 fn mount_options_reach_the_mount_or_are_refused() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         for flags in [["no-such-option"], ["bind"]] {
             let capability = with_flags(filesystem(None), &flags);
             let error = node.stage(&stage_request(&id, &staging, &capability)).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains(flags[0]), "{error}");
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
         }
         let capability = with_flags(filesystem(None), &["noexec", "nosuid", "commit=30"]);
         node.stage(&stage_request(&id, &staging, &capability)).unwrap();
@@ -192,10 +192,10 @@ fn mount_options_reach_the_mount_or_are_refused() {
 
 #[test]
 fn a_group_may_write() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let AccessType::Filesystem { fstype, mount_flags, .. } = filesystem(None).access else { panic!() };
         let access = AccessType::Filesystem { fstype, mount_flags, group: Some(4711) };
         let capability = Capability { access, ..filesystem(None) };
@@ -211,10 +211,10 @@ fn a_group_may_write() {
 
 #[test]
 fn a_file_system_has_the_layout_that_its_class_names() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
         let mut stage = stage_request(&id, &staging, &filesystem(Some(FsType::Ext4)));
         let parameters = r#"{"node": {"blockSize": "1024", "numberOfInodes": "256"}, "backend": null}"#;
         stage.volume_context.insert(CONTEXT_KEY.to_owned(), parameters.to_owned());
@@ -226,26 +226,26 @@ fn a_file_system_has_the_layout_that_its_class_names() {
 
 #[test]
 fn a_refused_mkfs_leaves_nothing() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
         let mut stage = stage_request(&id, &staging, &filesystem(None));
         let parameters = r#"{"node": {"mkfsOptions": "-O no_such_feature"}, "backend": null}"#;
         stage.volume_context.insert(CONTEXT_KEY.to_owned(), parameters.to_owned());
         let error = node.stage(&stage).unwrap_err();
         assert!(is_final(&error), "{error}");
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
     });
 }
 
 #[test]
 fn health_says_what_is_wrong() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
         let handle = Handle::Id(id.clone());
@@ -265,6 +265,6 @@ fn health_says_what_is_wrong() {
         ));
         assert!(matches!(node.health(&Handle::Id("files:none".parse().unwrap()), None, None), Err(Error::NotFound { .. })));
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }

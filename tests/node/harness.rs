@@ -179,8 +179,8 @@ impl Backend for Files {
     }
 }
 
-/// One test's world; unmounted and unbound when dropped, also by a panic.
-pub struct World {
+/// One test's directories and storage; unmounted and unbound when dropped, also by a panic.
+pub struct Harness {
     base: tempfile::TempDir,
     pub backend: Arc<Files>,
     /// In bytes, of nodes that are opened from now on.
@@ -188,15 +188,15 @@ pub struct World {
 }
 
 /// Runs `test` in a mount namespace of its own.
-pub fn world(test: impl FnOnce(&World) + Send) {
+pub fn harness(test: impl FnOnce(&Harness) + Send) {
     test_support::in_namespace(|| {
         let base = tempfile::tempdir().expect("a directory");
         for directory in ["kubelet", "state", "pool"] {
             fs::create_dir(base.path().join(directory)).expect("a directory");
         }
         let directory = base.path().canonicalize().expect("a directory").join("pool");
-        let world = World { base, backend: Arc::new(Files::new(directory)), inline_max_size: AtomicU64::new(1 << 40) };
-        test(&world);
+        let harness = Harness { base, backend: Arc::new(Files::new(directory)), inline_max_size: AtomicU64::new(1 << 40) };
+        test(&harness);
     });
 }
 
@@ -211,7 +211,7 @@ pub fn unmount(path: &Path) {
     assert_eq!(last, None, "unmount {}", path.display());
 }
 
-impl Drop for World {
+impl Drop for Harness {
     fn drop(&mut self) {
         let base = self.base.path().canonicalize().expect("the directory is there");
         let table = MountTable::read().expect("mountinfo");
@@ -235,7 +235,7 @@ impl Drop for World {
     }
 }
 
-impl World {
+impl Harness {
     fn path(&self, name: &str) -> PathBuf {
         self.base.path().canonicalize().expect("the directory is there").join(name)
     }
@@ -293,7 +293,7 @@ impl World {
         Node::open(settings, registry, Locks::default(), RECOVERED).expect("opens")
     }
 
-    /// A staging path of [`World::peer`].
+    /// A staging path of [`Harness::peer`].
     pub fn peer_staging(&self, name: &str) -> PathBuf {
         let path = self.path(&format!("kubelet-{name}")).join("s");
         fs::create_dir_all(&path).expect("a directory");

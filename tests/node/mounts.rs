@@ -8,17 +8,17 @@ use longshore::os;
 use longshore::volume::{Bytes, Error, FsType, VolumeId};
 
 use crate::harness::{
-    World, block, filesystem, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage,
-    world,
+    Harness, block, filesystem, harness, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount,
+    unpublish, unstage,
 };
 use crate::holder::Holder;
 
 #[test]
 fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
         tmpfs_on(&staging);
         for capability in [filesystem(None), block()] {
             let error = node.stage(&stage_request(&id, &staging, &capability)).unwrap_err();
@@ -26,16 +26,16 @@ fn a_foreign_mount_on_the_staging_path_is_refused_and_left() {
         }
         assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
         assert_eq!(mounts_at(&staging).len(), 1);
-        assert_eq!((world.device(&id), world.journal(&id).exists()), (None, false));
+        assert_eq!((harness.device(&id), harness.journal(&id).exists()), (None, false));
     });
 }
 
 #[test]
 fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.staging("t"));
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.staging("t"));
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         let publish = publish_request(&id, &staging, &target, &filesystem(None));
         tmpfs_on(&target);
@@ -53,22 +53,23 @@ fn foreign_mounts_at_and_in_a_target_are_refused_and_left() {
         unmount(&inside);
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
 /// A pod's author chooses the names in his volumes: a subPath of a tmpfs, bound by the kubelet, is no device node of ours.
 #[test]
 fn subpath_of_a_tmpfs_named_as_the_device_does_not_block_unstage() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
         for (staging, capability) in [("s1", filesystem(None)), ("s2", block())] {
-            let staging = world.staging(staging);
+            let staging = harness.staging(staging);
             node.stage(&stage_request(&id, &staging, &capability)).unwrap();
-            let device = world.device(&id).unwrap();
+            let device = harness.device(&id).unwrap();
             let name = device.file_name().unwrap().to_str().unwrap();
-            let (memory, place) = (world.kubelet("pods/uid/volumes/empty"), world.kubelet("pods/uid/volume-subpaths/empty/0"));
+            let (memory, place) =
+                (harness.kubelet("pods/uid/volumes/empty"), harness.kubelet("pods/uid/volume-subpaths/empty/0"));
             fs::create_dir_all(&memory).unwrap();
             fs::create_dir_all(place.parent().unwrap()).unwrap();
             tmpfs_on(&memory);
@@ -77,7 +78,7 @@ fn subpath_of_a_tmpfs_named_as_the_device_does_not_block_unstage() {
             rustix::mount::mount_bind(memory.join(name), &place).unwrap();
             assert_eq!(mounts_at(&place)[0].root, Path::new("/").join(name));
             unstage(&node, &id, &staging).unwrap();
-            assert_eq!((world.device(&id), world.journal(&id).exists()), (None, false));
+            assert_eq!((harness.device(&id), harness.journal(&id).exists()), (None, false));
             unmount(&place);
             unmount(&memory);
         }
@@ -85,8 +86,8 @@ fn subpath_of_a_tmpfs_named_as_the_device_does_not_block_unstage() {
 }
 
 /// Has the journal say that the volume was the device with this number when it was staged and published.
-fn record_device(world: &World, id: &VolumeId, number: (u32, u32)) {
-    world.edit_journal_entries(id, |entry| {
+fn record_device(harness: &Harness, id: &VolumeId, number: (u32, u32)) {
+    harness.edit_journal_entries(id, |entry| {
         let device = if entry.get("source").is_some() { &mut entry["source"]["device"] } else { &mut entry["device"] };
         assert!(device["number"].is_array(), "{device}");
         device["number"] = serde_json::json!([number.0, number.1]);
@@ -98,24 +99,24 @@ fn record_device(world: &World, id: &VolumeId, number: (u32, u32)) {
 #[test]
 fn volume_whose_disk_is_gone_is_unpublished_and_unstaged() {
     for restart in [false, true] {
-        world(|world| {
-            let node = world.node();
-            let id = world.volume("a", Bytes::mib(16));
-            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        harness(|harness| {
+            let node = harness.node();
+            let id = harness.volume("a", Bytes::mib(16));
+            let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
             node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
             node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
             unmount(&target);
             unmount(&staging);
             tmpfs_on(&staging);
             rustix::mount::mount_bind(&staging, &target).unwrap();
-            record_device(world, &id, mounts_at(&staging)[0].device);
-            let node = if restart { world.node() } else { node };
+            record_device(harness, &id, mounts_at(&staging)[0].device);
+            let node = if restart { harness.node() } else { node };
             assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })), "it is still published");
             assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
             unpublish(&node, &id, &target).unwrap();
             assert!(!target.exists());
             unstage(&node, &id, &staging).unwrap();
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
         });
     }
 }
@@ -123,20 +124,20 @@ fn volume_whose_disk_is_gone_is_unpublished_and_unstaged() {
 /// The volume's disk is gone, and another has its number: what is mounted of that is not the volume's, wherever it is.
 #[test]
 fn mount_of_a_disk_that_has_the_number_of_one_that_is_gone_is_left() {
-    world(|world| {
-        let node = world.node();
-        let (id, other) = (world.volume("a", Bytes::mib(16)), world.volume("b", Bytes::mib(16)));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let node = harness.node();
+        let (id, other) = (harness.volume("a", Bytes::mib(16)), harness.volume("b", Bytes::mib(16)));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
-        let theirs = world.staging("s2");
+        let theirs = harness.staging("s2");
         node.stage(&stage_request(&other, &theirs, &filesystem(None))).unwrap();
         for place in [&target, &staging] {
             unmount(place);
             rustix::mount::mount_bind(&theirs, place).unwrap();
         }
-        record_device(world, &id, mounts_at(&theirs)[0].device);
-        for node in [node, world.node()] {
+        record_device(harness, &id, mounts_at(&theirs)[0].device);
+        for node in [node, harness.node()] {
             assert!(matches!(unpublish(&node, &id, &target), Err(Error::InUse { .. })));
             assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
             assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
@@ -146,52 +147,52 @@ fn mount_of_a_disk_that_has_the_number_of_one_that_is_gone_is_left() {
 
 #[test]
 fn a_stack_of_our_own_mounts_is_refused_by_stage_and_cleared_by_unstage() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
         let stage = stage_request(&id, &staging, &filesystem(None));
         node.stage(&stage).unwrap();
         rustix::mount::mount_bind(&staging, &staging).unwrap();
         assert_eq!(mounts_at(&staging).len(), 2);
         assert!(matches!(node.stage(&stage), Err(Error::InUse { .. })));
-        let publish = publish_request(&id, &staging, &world.kubelet("t"), &filesystem(None));
+        let publish = publish_request(&id, &staging, &harness.kubelet("t"), &filesystem(None));
         assert!(matches!(node.publish(&publish), Err(Error::InUse { .. })));
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
 #[test]
 fn paths_outside_and_links_are_refused() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let link = world.kubelet("link");
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let link = harness.kubelet("link");
         symlink("/etc", &link).unwrap();
-        let dotted = world.kubelet("x/../../outside");
+        let dotted = harness.kubelet("x/../../outside");
         for path in [Path::new("/etc"), Path::new("relative"), &dotted, &link, &link.join("below")] {
             let error = node.stage(&stage_request(&id, path, &filesystem(None))).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. }) && is_final(&error), "{}: {error}", path.display());
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
         }
-        let staging = world.staging("s");
+        let staging = harness.staging("s");
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         for path in [Path::new("/etc"), &dotted, &link, &link.join("below"), &staging, &staging.join("below")] {
             let error = node.publish(&publish_request(&id, &staging, path, &filesystem(None))).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. } | Error::InUse { .. }), "{}: {error}", path.display());
         }
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
 #[test]
 fn a_busy_target_is_not_final_and_goes_on() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let capability = filesystem(Some(FsType::Ext4));
         node.stage(&stage_request(&id, &staging, &capability)).unwrap();
         node.publish(&publish_request(&id, &staging, &target, &capability)).unwrap();
@@ -201,7 +202,7 @@ fn a_busy_target_is_not_final_and_goes_on() {
         drop(busy);
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
@@ -209,10 +210,10 @@ fn a_busy_target_is_not_final_and_goes_on() {
 fn volume_mounted_in_another_namespace_is_written_out_and_stays_connected() {
     const WRITTEN: &[u8] = b"what no pod has synced";
     for fstype in FsType::ALL {
-        world(|world| {
-            let id = world.volume("a", Bytes::mib(320));
-            let staging = world.staging("s");
-            let node = world.node();
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(320));
+            let staging = harness.staging("s");
+            let node = harness.node();
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
             fs::write(staging.join("data"), WRITTEN.repeat(4096)).unwrap();
             let holder = Holder::new(());
@@ -221,9 +222,9 @@ fn volume_mounted_in_another_namespace_is_written_out_and_stays_connected() {
                 assert!(!is_final(&error), "{error}");
                 let named = format!("{} has it mounted at {}", holder.name(), staging.display());
                 assert!(error.to_string().contains(&named), "{error}");
-                assert!(mounts_at(&staging).is_empty() && world.device(&id).is_some() && world.journal(&id).exists());
+                assert!(mounts_at(&staging).is_empty() && harness.device(&id).is_some() && harness.journal(&id).exists());
             }
-            let image = fs::read(world.backend.path(&id)).unwrap();
+            let image = fs::read(harness.backend.path(&id)).unwrap();
             assert!(image.windows(WRITTEN.len()).any(|bytes| bytes == WRITTEN), "{fstype}: it is still in memory only");
             // Staged again meanwhile, it is the same file system; nothing checks or grows it behind the other's back.
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
@@ -231,7 +232,7 @@ fn volume_mounted_in_another_namespace_is_written_out_and_stays_connected() {
             assert!(unstage(&node, &id, &staging).is_err());
             drop(holder);
             unstage(&node, &id, &staging).unwrap();
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
         });
     }
 }
@@ -239,16 +240,16 @@ fn volume_mounted_in_another_namespace_is_written_out_and_stays_connected() {
 /// e2fsck and resize2fs on what another mount namespace has mounted would destroy it.
 #[test]
 fn ext4_mounted_in_another_namespace_is_neither_checked_nor_grown_offline() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(64));
-        let staging = world.staging("s");
-        let node = world.node();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(64));
+        let staging = harness.staging("s");
+        let node = harness.node();
         let stage = stage_request(&id, &staging, &filesystem(None));
         node.stage(&stage).unwrap();
         let holder = Holder::new(());
         unstage(&node, &id, &staging).unwrap_err();
-        fs::File::options().write(true).open(world.backend.path(&id)).unwrap().set_len(128 << 20).unwrap();
-        os::loopdev::refresh(&world.device(&id).unwrap()).unwrap();
+        fs::File::options().write(true).open(harness.backend.path(&id)).unwrap().set_len(128 << 20).unwrap();
+        os::loopdev::refresh(&harness.device(&id).unwrap()).unwrap();
         match node.stage(&stage) {
             // Grown as what is mounted is.
             Ok(_) => assert!(total(&staging) > 100 << 20),
@@ -259,6 +260,6 @@ fn ext4_mounted_in_another_namespace_is_neither_checked_nor_grown_offline() {
         node.stage(&stage).unwrap();
         assert!(total(&staging) > 100 << 20);
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }

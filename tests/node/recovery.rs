@@ -15,19 +15,19 @@ use longshore::volume::{Bytes, Error, FsType, MountFlags, Outcome, Secrets};
 use serde_json::json;
 
 use crate::harness::{
-    block, filesystem, is_final, mounts_at, names, publish_request, run, stage_request, unmount, unpublish, unstage, world,
+    block, filesystem, harness, is_final, mounts_at, names, publish_request, run, stage_request, unmount, unpublish, unstage,
 };
 
 #[test]
 fn a_stage_that_nobody_was_told_of_is_undone_at_the_start() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
-        world.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
+        harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         for phase in ["staging", "unstaging"] {
-            world.edit_journal(&id, &[("phase", json!(phase))]);
-            let node = world.node();
-            world.assert_gone(&id);
+            harness.edit_journal(&id, &[("phase", json!(phase))]);
+            let node = harness.node();
+            harness.assert_gone(&id);
             assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
         }
     });
@@ -35,15 +35,15 @@ fn a_stage_that_nobody_was_told_of_is_undone_at_the_start() {
 
 #[test]
 fn a_stage_that_was_acknowledged_survives_a_restart() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let publish = publish_request(&id, &staging, &target, &filesystem(None));
-        let node = world.node();
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish).unwrap();
         drop(node);
-        let node = world.node();
+        let node = harness.node();
         assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Unchanged(()));
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
         assert_eq!(mounts_at(&target).len(), 1);
@@ -51,19 +51,24 @@ fn a_stage_that_was_acknowledged_survives_a_restart() {
 }
 
 /// Leaves the device as a kill in the middle of mkfs would.
-fn interrupted_mkfs(world: &crate::harness::World, id: &longshore::volume::VolumeId, staging: &std::path::Path, fstype: FsType) {
-    world.node().stage(&stage_request(id, staging, &filesystem(Some(fstype)))).unwrap();
+fn interrupted_mkfs(
+    harness: &crate::harness::Harness,
+    id: &longshore::volume::VolumeId,
+    staging: &std::path::Path,
+    fstype: FsType,
+) {
+    harness.node().stage(&stage_request(id, staging, &filesystem(Some(fstype)))).unwrap();
     unmount(staging);
-    let device = Device::open(&world.device(id).expect("connected"), true).unwrap();
+    let device = Device::open(&harness.device(id).expect("connected"), true).unwrap();
     // What another test starts may have a copy of the mount for a moment; until then the kernel writes to the device.
     let gone = || device.is_claimed().map(|claimed| !claimed);
     assert!(udev::wait_until(std::time::Instant::now().checked_add(std::time::Duration::from_secs(30)), gone).unwrap());
-    let image = File::options().read(true).write(true).open(world.backend.path(id)).unwrap();
+    let image = File::options().read(true).write(true).open(harness.backend.path(id)).unwrap();
     image.write_all_at(&[0; 1 << 20], 0).unwrap();
     image.write_all_at(&[0x5a; 4096], 200 << 20).unwrap();
     let mark = Mark::new(&device, Purpose::Filesystem(fstype)).unwrap();
     mark.write(&device).unwrap();
-    world.edit_journal(id, &[("phase", json!("staging")), ("format", journaled(&mark))]);
+    harness.edit_journal(id, &[("phase", json!("staging")), ("format", journaled(&mark))]);
 }
 
 /// What the journal has of a format in progress.
@@ -74,18 +79,18 @@ fn journaled(mark: &Mark) -> serde_json::Value {
 #[test]
 fn a_mkfs_that_was_interrupted_is_done_again() {
     for fstype in FsType::ALL {
-        world(|world| {
-            let id = world.volume("a", Bytes::mib(320));
-            let staging = world.staging("s");
-            interrupted_mkfs(world, &id, &staging, fstype);
-            let node = world.node();
-            assert_eq!(world.device(&id), None, "{fstype}: nothing is left connected meanwhile");
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(320));
+            let staging = harness.staging("s");
+            interrupted_mkfs(harness, &id, &staging, fstype);
+            let node = harness.node();
+            assert_eq!(harness.device(&id), None, "{fstype}: nothing is left connected meanwhile");
             assert!(node.in_use(&id).unwrap().is_some(), "{fstype}: it must not be deleted unseen");
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
             assert_eq!(mounts_at(&staging)[0].fstype, fstype.as_str());
             fs::write(staging.join("data"), "x").unwrap();
             unstage(&node, &id, &staging).unwrap();
-            world.assert_gone(&id);
+            harness.assert_gone(&id);
             node.stage(&stage_request(&id, &staging, &filesystem(Some(fstype)))).unwrap();
             assert!(staging.join("data").exists(), "{fstype}: once only");
         });
@@ -94,13 +99,13 @@ fn a_mkfs_that_was_interrupted_is_done_again() {
 
 #[test]
 fn a_mkfs_that_was_interrupted_is_ended_by_unstage() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(320));
-        let staging = world.staging("s");
-        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
-        let node = world.node();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(320));
+        let staging = harness.staging("s");
+        interrupted_mkfs(harness, &id, &staging, FsType::Xfs);
+        let node = harness.node();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
         node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
         assert_eq!(mounts_at(&staging)[0].fstype, "xfs");
     });
@@ -108,19 +113,19 @@ fn a_mkfs_that_was_interrupted_is_ended_by_unstage() {
 
 #[test]
 fn a_mkfs_that_was_interrupted_and_cannot_be_ended_now_is_not_forgotten() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(320));
-        let staging = world.staging("s");
-        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
-        let node = world.node();
-        world.backend.away.store(true, Ordering::SeqCst);
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(320));
+        let staging = harness.staging("s");
+        interrupted_mkfs(harness, &id, &staging, FsType::Xfs);
+        let node = harness.node();
+        harness.backend.away.store(true, Ordering::SeqCst);
         for _ in 0..2 {
             let error = unstage(&node, &id, &staging).unwrap_err();
             assert!(!is_final(&error), "{error}");
         }
-        world.backend.away.store(false, Ordering::SeqCst);
+        harness.backend.away.store(false, Ordering::SeqCst);
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
         node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
         assert_eq!(mounts_at(&staging)[0].fstype, "xfs");
     });
@@ -129,13 +134,13 @@ fn a_mkfs_that_was_interrupted_and_cannot_be_ended_now_is_not_forgotten() {
 /// Whatever the journal says: only the medium tells whether a format may be repeated.
 #[test]
 fn device_without_format_mark_is_not_formatted_on_the_word_of_the_journal() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(320));
-        let staging = world.staging("s");
-        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
-        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(320));
+        let staging = harness.staging("s");
+        interrupted_mkfs(harness, &id, &staging, FsType::Xfs);
+        let image = File::options().write(true).open(harness.backend.path(&id)).unwrap();
         image.write_all_at(&[0x5a; 1 << 20], 319 << 20).unwrap();
-        let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
+        let error = harness.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
         assert!(matches!(error, Error::Unverified { .. }) && is_final(&error), "{error}");
     });
 }
@@ -144,21 +149,21 @@ fn device_without_format_mark_is_not_formatted_on_the_word_of_the_journal() {
 #[test]
 fn interrupted_mkfs_is_repeated_without_journal_and_after_growth() {
     for (journal, grown) in [(false, false), (true, true)] {
-        world(|world| {
-            let id = world.volume("a", Bytes::mib(320));
-            let staging = world.staging("s");
-            interrupted_mkfs(world, &id, &staging, FsType::Xfs);
-            world.backend.disconnect(&id, None).unwrap();
-            let path = world.backend.path(&id);
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(320));
+            let staging = harness.staging("s");
+            interrupted_mkfs(harness, &id, &staging, FsType::Xfs);
+            harness.backend.disconnect(&id, None).unwrap();
+            let path = harness.backend.path(&id);
             fs::copy(&path, path.with_extension("new")).unwrap();
             fs::rename(path.with_extension("new"), &path).unwrap();
             if !journal {
-                fs::remove_file(world.journal(&id).join("stage.json")).unwrap();
+                fs::remove_file(harness.journal(&id).join("stage.json")).unwrap();
             }
             if grown {
                 File::options().write(true).open(&path).unwrap().set_len(400 << 20).unwrap();
             }
-            let node = world.node();
+            let node = harness.node();
             node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap();
             fs::write(staging.join("data"), "x").unwrap();
             unstage(&node, &id, &staging).unwrap();
@@ -174,31 +179,31 @@ fn interrupted_mkfs_is_repeated_without_journal_and_after_growth() {
 fn volume_filled_by_another_node_after_interrupted_mkfs_is_kept() {
     for (fstype, cleared) in FsType::ALL.into_iter().flat_map(|fstype| [(fstype, true), (fstype, false)]) {
         for unstage_first in [true, false] {
-            world(|world| {
+            harness(|harness| {
                 let what = format!("{fstype}, mark cleared: {cleared}, unstage first: {unstage_first}");
-                let id = world.volume("a", Bytes::mib(320));
-                let staging = world.staging("s");
+                let id = harness.volume("a", Bytes::mib(320));
+                let staging = harness.staging("s");
                 let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
-                interrupted_mkfs(world, &id, &staging, fstype);
+                interrupted_mkfs(harness, &id, &staging, fstype);
                 if cleared {
-                    let device = Device::open(&world.device(&id).expect("connected"), true).unwrap();
+                    let device = Device::open(&harness.device(&id).expect("connected"), true).unwrap();
                     device.zero(0, 320 << 20).unwrap();
                     device.flush().unwrap();
                 }
-                world.backend.disconnect(&id, None).unwrap();
-                let other = world.peer("b");
-                let elsewhere = stage_request(&id, &world.peer_staging("b"), &filesystem(Some(fstype)));
+                harness.backend.disconnect(&id, None).unwrap();
+                let other = harness.peer("b");
+                let elsewhere = stage_request(&id, &harness.peer_staging("b"), &filesystem(Some(fstype)));
                 other.stage(&elsewhere).unwrap();
                 fs::write(elsewhere.staging.join("data"), "kept").unwrap();
                 unstage(&other, &id, &elsewhere.staging).unwrap();
-                let node = world.node();
+                let node = harness.node();
                 if unstage_first {
                     unstage(&node, &id, &staging).unwrap();
                 }
                 node.stage(&stage).unwrap();
                 assert_eq!(fs::read_to_string(staging.join("data")).unwrap(), "kept", "{what}");
                 unstage(&node, &id, &staging).unwrap();
-                world.assert_gone(&id);
+                harness.assert_gone(&id);
             });
         }
     }
@@ -210,19 +215,19 @@ fn volume_filled_by_another_node_after_interrupted_mkfs_is_kept() {
 fn format_mark_beside_a_file_system_of_others_or_in_use_is_no_reason_to_format() {
     let tools = [("mkfs.ext4", FsType::Ext4), ("mkfs.xfs", FsType::Xfs), ("mkfs.btrfs", FsType::Btrfs)];
     for (tool, fstype) in tools {
-        world(|world| {
-            let id = world.volume("a", Bytes::mib(320));
-            let staging = world.staging("s");
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(320));
+            let staging = harness.staging("s");
             let stage = stage_request(&id, &staging, &filesystem(Some(fstype)));
-            let node = world.node();
-            let image = world.backend.path(&id);
+            let node = harness.node();
+            let image = harness.backend.path(&id);
             let mark = |uuid: Option<String>| {
-                world.backend.connect(&connect_request(&id)).unwrap();
-                let device = Device::open(&world.device(&id).expect("connected"), true).unwrap();
+                harness.backend.connect(&connect_request(&id)).unwrap();
+                let device = Device::open(&harness.device(&id).expect("connected"), true).unwrap();
                 let mark = Mark::new(&device, Purpose::Filesystem(fstype)).unwrap();
                 Mark { uuid: uuid.unwrap_or(mark.uuid.clone()), ..mark }.write(&device).unwrap();
                 drop(device);
-                world.backend.disconnect(&id, None).unwrap();
+                harness.backend.disconnect(&id, None).unwrap();
             };
             let image = image.to_str().unwrap();
             let uuid_now = || run("blkid", &["-p", "-s", "UUID", "-o", "value", image]);
@@ -240,13 +245,13 @@ fn format_mark_beside_a_file_system_of_others_or_in_use_is_no_reason_to_format()
             assert_eq!(uuid_now(), uuid, "{fstype}");
         });
     }
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(320));
-        let staging = world.staging("s");
-        interrupted_mkfs(world, &id, &staging, FsType::Xfs);
-        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(320));
+        let staging = harness.staging("s");
+        interrupted_mkfs(harness, &id, &staging, FsType::Xfs);
+        let image = File::options().write(true).open(harness.backend.path(&id)).unwrap();
         image.write_all_at(b"SWAPSPACE2", 4086).unwrap();
-        let error = world.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
+        let error = harness.node().stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
         assert!(matches!(error, Error::Unverified { .. }) && error.to_string().contains("swap"), "{error}");
     });
 }
@@ -268,49 +273,49 @@ fn connect_request(id: &longshore::volume::VolumeId) -> ConnectRequest<'_> {
 /// What e2fsck would "repair" then is no longer what our own resize2fs left.
 #[test]
 fn interrupted_growth_is_forgotten_once_another_node_has_mounted_it() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(64));
-        let staging = world.staging("s");
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(64));
+        let staging = harness.staging("s");
         let stage = stage_request(&id, &staging, &filesystem(None));
-        let node = world.node();
+        let node = harness.node();
         node.stage(&stage).unwrap();
         unmount(&staging);
-        let path = world.device(&id).expect("connected");
+        let path = harness.device(&id).expect("connected");
         let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
-        world.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
-        world.backend.disconnect(&id, None).unwrap();
-        let other = world.peer("b");
-        let elsewhere = stage_request(&id, &world.peer_staging("b"), &filesystem(None));
+        harness.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        harness.backend.disconnect(&id, None).unwrap();
+        let other = harness.peer("b");
+        let elsewhere = stage_request(&id, &harness.peer_staging("b"), &filesystem(None));
         other.stage(&elsewhere).unwrap();
         unstage(&other, &id, &elsewhere.staging).unwrap();
         // Damage that only a person may judge: the root directory is cleared.
-        let image = world.backend.path(&id).display().to_string();
+        let image = harness.backend.path(&id).display().to_string();
         for request in ["clri <2>", "set_super_value state 2"] {
             run("debugfs", &["-w", "-R", request, &image]);
         }
         // As the repair of our own growth, `e2fsck -fy` would make it anew and say that all is well.
-        let error = world.node().stage(&stage).unwrap_err();
+        let error = harness.node().stage(&stage).unwrap_err();
         assert!(error.to_string().contains("exit status 4"), "{error}");
     });
 }
 
 #[test]
 fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let publish = publish_request(&id, &staging, &target, &filesystem(None));
-        let node = world.node();
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish).unwrap();
         fs::write(target.join("data"), "kept").unwrap();
         drop(node);
         unmount(&target);
         unmount(&staging);
-        world.backend.disconnect(&id, None).unwrap();
-        world.edit_journal(&id, &[("boot", json!("another"))]);
+        harness.backend.disconnect(&id, None).unwrap();
+        harness.edit_journal(&id, &[("boot", json!("another"))]);
 
-        let node = world.node();
+        let node = harness.node();
         assert!(node.staged(std::slice::from_ref(&id)).unwrap().is_empty());
         assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })));
         assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
@@ -318,46 +323,46 @@ fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
         assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
 #[test]
 fn mount_of_another_boots_journal_is_not_unmounted() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let other = world.volume("b", Bytes::mib(16));
-        let staging = world.staging("s");
-        let node = world.node();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let other = harness.volume("b", Bytes::mib(16));
+        let staging = harness.staging("s");
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         unstage(&node, &id, &staging).unwrap();
         // Volume b has now the device that an earlier boot's entry of a names, and lies where a was.
         node.stage(&stage_request(&other, &staging, &filesystem(None))).unwrap();
-        fs::create_dir(world.journal(&id)).unwrap();
-        fs::copy(world.journal(&other).join("stage.json"), world.journal(&id).join("stage.json")).unwrap();
-        world.edit_journal(&id, &[("id", json!(id.to_string())), ("boot", json!("another")), ("phase", json!("unstaging"))]);
-        let node = world.node();
+        fs::create_dir(harness.journal(&id)).unwrap();
+        fs::copy(harness.journal(&other).join("stage.json"), harness.journal(&id).join("stage.json")).unwrap();
+        harness.edit_journal(&id, &[("id", json!(id.to_string())), ("boot", json!("another")), ("phase", json!("unstaging"))]);
+        let node = harness.node();
         assert_eq!(mounts_at(&staging).len(), 1, "the start left it alone");
         assert!(matches!(unstage(&node, &id, &staging), Err(Error::InUse { .. })));
         assert_eq!(mounts_at(&staging).len(), 1);
         unstage(&node, &other, &staging).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
-        world.assert_gone(&other);
+        harness.assert_gone(&id);
+        harness.assert_gone(&other);
     });
 }
 
 #[test]
 fn a_lost_journal_is_made_again_by_stage() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let publish = publish_request(&id, &staging, &target, &filesystem(None));
-        let node = world.node();
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish).unwrap();
-        for name in names(&world.journal(&id)) {
-            fs::remove_file(world.journal(&id).join(name)).unwrap();
+        for name in names(&harness.journal(&id)) {
+            fs::remove_file(harness.journal(&id).join(name)).unwrap();
         }
         let error = unstage(&node, &id, &staging).unwrap_err();
         assert!(matches!(error, Error::InUse { .. }), "still published, says mountinfo: {error}");
@@ -366,53 +371,53 @@ fn a_lost_journal_is_made_again_by_stage() {
         assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1));
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
 #[test]
 fn a_torn_journal_does_not_stop_the_undoing() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
-        let node = world.node();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish_request(&id, &staging, &target, &filesystem(None))).unwrap();
-        for name in names(&world.journal(&id)) {
-            let path = world.journal(&id).join(name);
+        for name in names(&harness.journal(&id)) {
+            let path = harness.journal(&id).join(name);
             let whole = fs::read(&path).unwrap();
             fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         }
-        let node = world.node();
+        let node = harness.node();
         assert!(node.in_use(&id).unwrap().is_some(), "the backend still has it connected");
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        assert_eq!((mounts_at(&staging).len(), world.device(&id)), (0, None));
+        assert_eq!((mounts_at(&staging).len(), harness.device(&id)), (0, None));
         assert_eq!(node.in_use(&id).unwrap(), None);
-        assert!(names(&world.journal(&id)).iter().all(|name| name.ends_with(".damaged")));
+        assert!(names(&harness.journal(&id)).iter().all(|name| name.ends_with(".damaged")));
     });
 }
 
 /// Every length that a torn write may have left, and the right length with nothing in it.
 #[test]
 fn a_journal_torn_anywhere_is_no_reason_to_touch_or_to_publish() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let publish = publish_request(&id, &staging, &target, &filesystem(None));
-        let node = world.node();
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         node.publish(&publish).unwrap();
         fs::write(target.join("data"), "kept").unwrap();
         drop(node);
         let mut torn = 0;
-        for name in names(&world.journal(&id)) {
-            let path = world.journal(&id).join(&name);
+        for name in names(&harness.journal(&id)) {
+            let path = harness.journal(&id).join(&name);
             let whole = fs::read(&path).unwrap();
             let prefixes = (0..whole.len()).map(|length| whole[..length].to_vec());
             for content in prefixes.chain([vec![0; whole.len()]]) {
                 fs::write(&path, &content).unwrap();
-                let node = world.node();
+                let node = harness.node();
                 assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len()), (1, 1), "{name}: {} bytes", content.len());
                 if name == "stage.json" {
                     assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })), "{} bytes", content.len());
@@ -424,30 +429,30 @@ fn a_journal_torn_anywhere_is_no_reason_to_touch_or_to_publish() {
             }
         }
         println!("FIGURE: torn journals: {torn} lengths");
-        let node = world.node();
+        let node = harness.node();
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
         assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
 
 #[test]
 fn a_publish_that_was_interrupted_is_undone_at_the_start() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
-        let node = world.node();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
+        let node = harness.node();
         node.stage(&stage_request(&id, &staging, &block())).unwrap();
         let mut publish = publish_request(&id, &staging, &target, &block());
         publish.read_only = true;
         node.publish(&publish).unwrap();
         unmount(&target);
         drop(node);
-        let node = world.node();
+        let node = harness.node();
         assert!(!target.exists());
-        assert_eq!(names(&world.journal(&id)), ["stage.json"]);
+        assert_eq!(names(&harness.journal(&id)), ["stage.json"]);
         publish.read_only = false;
         node.publish(&publish).unwrap();
         File::options().write(true).open(&target).unwrap().write_all_at(&[1; 512], 0).unwrap();
@@ -456,22 +461,22 @@ fn a_publish_that_was_interrupted_is_undone_at_the_start() {
 
 #[test]
 fn a_failure_that_cannot_be_undone_is_not_final_and_ends_later() {
-    world(|world| {
-        let node = world.node();
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
-        let image = File::options().write(true).open(world.backend.path(&id)).unwrap();
+    harness(|harness| {
+        let node = harness.node();
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
+        let image = File::options().write(true).open(harness.backend.path(&id)).unwrap();
         image.write_all_at(&[0x5a; 512], 4096).unwrap();
-        world.backend.stuck.store(true, Ordering::SeqCst);
+        harness.backend.stuck.store(true, Ordering::SeqCst);
         let stage = stage_request(&id, &staging, &filesystem(None));
         let error = node.stage(&stage).unwrap_err();
         assert!(!is_final(&error), "its loop device is left: {error}");
-        assert!(world.device(&id).is_some() && world.journal(&id).exists());
+        assert!(harness.device(&id).is_some() && harness.journal(&id).exists());
         let error = unstage(&node, &id, &staging).unwrap_err();
         assert!(!is_final(&error), "{error}");
-        world.backend.stuck.store(false, Ordering::SeqCst);
+        harness.backend.stuck.store(false, Ordering::SeqCst);
         assert!(is_final(&node.stage(&stage).unwrap_err()));
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
         unstage(&node, &id, &staging).unwrap();
     });
 }
@@ -493,16 +498,17 @@ fn freeze(path: &std::path::Path) -> nix::Result<i32> {
 
 #[test]
 fn file_system_left_frozen_is_thawed_at_the_start() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let staging = world.staging("s");
-        world.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
-        let entry: serde_json::Value = serde_json::from_slice(&fs::read(world.journal(&id).join("stage.json")).unwrap()).unwrap();
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let staging = harness.staging("s");
+        harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        let entry: serde_json::Value =
+            serde_json::from_slice(&fs::read(harness.journal(&id).join("stage.json")).unwrap()).unwrap();
         let record = json!({ "version": 1, "mounts": [staging], "boot": entry["boot"] });
-        let path = world.state().join("journal/frozen-1-0.json");
+        let path = harness.state().join("journal/frozen-1-0.json");
         fs::write(&path, record.to_string()).unwrap();
         freeze(&staging).unwrap();
-        let node = world.node();
+        let node = harness.node();
         assert!(!path.exists());
         fs::write(staging.join("x"), "written").unwrap();
         drop(node);
@@ -511,28 +517,28 @@ fn file_system_left_frozen_is_thawed_at_the_start() {
 
 #[test]
 fn raw_and_unused_volumes_are_held_without_a_freeze() {
-    world(|world| {
-        let node = world.node();
-        let (raw, unused) = (world.volume("raw", Bytes::mib(8)), world.volume("unused", Bytes::mib(8)));
-        let staging = world.staging("s");
+    harness(|harness| {
+        let node = harness.node();
+        let (raw, unused) = (harness.volume("raw", Bytes::mib(8)), harness.volume("unused", Bytes::mib(8)));
+        let staging = harness.staging("s");
         node.stage(&stage_request(&raw, &staging, &block())).unwrap();
-        let device = File::options().write(true).open(world.device(&raw).unwrap()).unwrap();
+        let device = File::options().write(true).open(harness.device(&raw).unwrap()).unwrap();
         device.write_all_at(&[7; 4096], 0).unwrap();
         let held = node.hold(&[raw.clone(), unused.clone()]).unwrap();
         assert_eq!([held.writers(&raw), held.writers(&unused)], [Writers::None, Writers::None], "published nowhere");
         // Past the page cache of the loop device, which is not the image's.
         let mut first = [0; 1];
-        File::open(world.backend.path(&raw)).unwrap().read_exact_at(&mut first, 0).unwrap();
+        File::open(harness.backend.path(&raw)).unwrap().read_exact_at(&mut first, 0).unwrap();
         assert_eq!(first, [7], "what was written is in the image");
         held.release().unwrap();
-        let target = world.kubelet("target");
+        let target = harness.kubelet("target");
         node.publish(&publish_request(&raw, &staging, &target, &block())).unwrap();
         let held = node.hold(std::slice::from_ref(&raw)).unwrap();
         let how = format!("{:?}", held.writers(&raw));
         assert!(how.starts_with("Possible") && how.contains(target.to_str().unwrap()), "{how}");
         held.release().unwrap();
         unpublish(&node, &raw, &target).unwrap();
-        assert_eq!(names(&world.state().join("journal")), [raw.to_string()]);
+        assert_eq!(names(&harness.state().join("journal")), [raw.to_string()]);
     });
 }
 
@@ -540,17 +546,17 @@ fn raw_and_unused_volumes_are_held_without_a_freeze() {
 #[test]
 fn volume_of_a_backend_that_left_the_configuration_is_not_called_missing() {
     for capability in [filesystem(None), block()] {
-        world(|world| {
-            let id = world.volume("a", Bytes::mib(16));
-            let (staging, target) = (world.staging("s"), world.kubelet("t"));
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(16));
+            let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
             let (stage, publish) =
                 (stage_request(&id, &staging, &capability), publish_request(&id, &staging, &target, &capability));
-            let node = world.node();
+            let node = harness.node();
             node.stage(&stage).unwrap();
             node.publish(&publish).unwrap();
             drop(node);
 
-            let node = world.node_without_backend();
+            let node = harness.node_without_backend();
             let handle = Handle::Id(id.clone());
             let down = |call: &str, error: Error| {
                 let text = error.to_string();
@@ -567,11 +573,11 @@ fn volume_of_a_backend_that_left_the_configuration_is_not_called_missing() {
             assert!(node.in_use(&id).unwrap().is_some());
             unpublish(&node, &id, &target).unwrap();
             down("unstage", unstage(&node, &id, &staging).unwrap_err());
-            assert!(world.journal(&id).exists(), "it is still connected");
+            assert!(harness.journal(&id).exists(), "it is still connected");
             drop(node);
 
-            unstage(&world.node(), &id, &staging).unwrap();
-            world.assert_gone(&id);
+            unstage(&harness.node(), &id, &staging).unwrap();
+            harness.assert_gone(&id);
         });
     }
 }
@@ -579,25 +585,25 @@ fn volume_of_a_backend_that_left_the_configuration_is_not_called_missing() {
 /// What an earlier version finds after a downgrade: it touches nothing, and says why.
 #[test]
 fn entry_of_a_later_version_keeps_its_volume_and_all_calls_say_so() {
-    world(|world| {
-        let id = world.volume("a", Bytes::mib(16));
-        let (staging, target) = (world.staging("s"), world.kubelet("t"));
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(16));
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
         let (stage, publish) =
             (stage_request(&id, &staging, &filesystem(None)), publish_request(&id, &staging, &target, &filesystem(None)));
-        let node = world.node();
+        let node = harness.node();
         node.stage(&stage).unwrap();
         node.publish(&publish).unwrap();
         drop(node);
-        let mut files: Vec<_> = names(&world.journal(&id)).into_iter().map(|name| world.journal(&id).join(name)).collect();
+        let mut files: Vec<_> = names(&harness.journal(&id)).into_iter().map(|name| harness.journal(&id).join(name)).collect();
         files.sort();
         let earlier: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
-        world.edit_journal_entries(&id, |entry| {
+        harness.edit_journal_entries(&id, |entry| {
             entry["version"] = (entry["version"].as_u64().unwrap() + 1).into();
             entry["added"] = json!({ "by": "a later version" });
         });
         let later: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
 
-        let node = world.node();
+        let node = harness.node();
         let handle = Handle::Id(id.clone());
         let errors = [
             node.stage(&stage).unwrap_err(),
@@ -612,8 +618,8 @@ fn entry_of_a_later_version_keeps_its_volume_and_all_calls_say_so() {
             let text = longshore::volume::error::chain(&error);
             assert!(!is_final(&error) && text.contains("written by another version of Longshore (form 4"), "{text}");
         }
-        assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len(), world.device(&id).is_some()), (1, 1, true));
-        let mut left: Vec<_> = names(&world.journal(&id)).into_iter().map(|name| world.journal(&id).join(name)).collect();
+        assert_eq!((mounts_at(&staging).len(), mounts_at(&target).len(), harness.device(&id).is_some()), (1, 1, true));
+        let mut left: Vec<_> = names(&harness.journal(&id)).into_iter().map(|name| harness.journal(&id).join(name)).collect();
         left.sort();
         assert_eq!(left, files);
         assert_eq!(files.iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>(), later);
@@ -622,9 +628,9 @@ fn entry_of_a_later_version_keeps_its_volume_and_all_calls_say_so() {
         for (path, content) in files.iter().zip(&earlier) {
             fs::write(path, content).unwrap();
         }
-        let node = world.node();
+        let node = harness.node();
         unpublish(&node, &id, &target).unwrap();
         unstage(&node, &id, &staging).unwrap();
-        world.assert_gone(&id);
+        harness.assert_gone(&id);
     });
 }
