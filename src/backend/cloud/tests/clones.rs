@@ -1,4 +1,4 @@
-//! Copies of volumes, directly and through a snapshot, whatever the cloud does, and whoever goes on with them.
+//! Copies of volumes, directly and through a snapshot, whatever the cloud does, and whichever driver goes on with them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -83,7 +83,7 @@ pub struct State {
     filling: BTreeMap<DiskId, DiskId>,
     /// The caller's process ends at the request after so many others: before or after it is done.
     pub kill: Option<(u64, Kill)>,
-    /// Whether a source is held still, and whether it was for each copy and snapshot of one.
+    /// Whether a source is frozen, and whether it was for each copy and snapshot of one.
     pub frozen: Arc<AtomicBool>,
     pub taken_frozen: Vec<bool>,
     /// What becomes true then.
