@@ -60,6 +60,7 @@ declared! {
     CLOUD_SECONDS "longshore_cloud_request_seconds" "How long a cloud took to answer a request, in seconds";
     CLOUD_WAITS "longshore_cloud_wait_seconds" "How long requests to a cloud waited to be sent, so as not to be throttled, in seconds";
     REGISTERED "longshore_kubelet_registered" "1 if the kubelet has taken the driver up; absent where the driver does not register itself";
+    STANDBY "longshore_standby" "1 if another process provisions and this one waits for its lock; absent where there is nothing to wait for";
     BUILD "longshore_build_info" "1, with the version";
     CPU "process_cpu_seconds" "User and system CPU time spent, in seconds";
     RESIDENT "process_resident_memory_bytes" "Resident memory size in bytes";
@@ -293,6 +294,7 @@ pub struct Seen {
     pub publishes: Option<u64>,
     pub loop_devices: Option<u64>,
     pub registered: Option<bool>,
+    pub standby: Option<bool>,
     pub process: ProcessSeen,
 }
 
@@ -353,6 +355,7 @@ impl Seen {
             (PUBLISHES, self.publishes),
             (LOOPS, self.loop_devices),
             (REGISTERED, registered),
+            (STANDBY, self.standby.map(u64::from)),
             (RESIDENT, self.process.resident),
             (OPEN_FILES, self.process.open_files),
         ] {

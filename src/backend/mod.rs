@@ -21,8 +21,18 @@ pub mod ec2;
 pub mod fake;
 pub mod image;
 pub mod iscsi;
+pub mod leadership;
+mod lock_holder;
 pub mod nfs;
 pub mod registry;
 mod turns;
 
 pub use api::*;
+pub use lock_holder::LockHolder;
+
+/// What this process does with a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// Creates and deletes volumes, which at most one process does at a time.
+    pub provision: bool,
+}

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use crate::volume::{BackendName, Error, RawParameters, Result};
 
 use super::Backend;
+use super::leadership::Leadership;
 
 /// The configured backends, by name.
 #[derive(Clone)]
 pub struct Registry {
     backends: BTreeMap<BackendName, Arc<dyn Backend>>,
     default: BackendName,
+    leadership: Leadership,
 }
 
 impl Registry {
@@ -28,7 +30,13 @@ impl Registry {
                 return Err(Error::invalid("backends", format!("two are called {name}")));
             }
         }
-        Ok(Registry { backends: by_name, default })
+        let leadership = Leadership::new(by_name.values());
+        Ok(Registry { backends: by_name, default, leadership })
+    }
+
+    /// Whether this process provisions, where only one does.
+    pub fn leadership(&self) -> &Leadership {
+        &self.leadership
     }
 
     /// The backend of an id; `None` where no such is configured, so that nothing of it can exist here.

@@ -240,7 +240,11 @@ fn head(report: &Report) -> String {
     };
     let mut text = format!("node {}: {} {driver}\n", report.node, report.driver);
     for place in &report.storage {
-        let more = if place.read_only { ", read-only" } else { "" };
+        let provisioner = place.provisioner.map(|pid| {
+            let host = place.provisioner_host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
+            format!(", provisioned from by process {pid}{host}")
+        });
+        let more = format!("{}{}", if place.read_only { ", read-only" } else { "" }, provisioner.unwrap_or_default());
         let (free, total) = (bytes(place.free), bytes(place.total));
         writeln!(text, "pool {} of {}: {}, {free} free of {total}{more}", place.name, place.backend, place.at).ok();
     }

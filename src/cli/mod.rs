@@ -121,9 +121,7 @@ pub fn main(catalog: &Catalog) -> ExitCode {
         Command::Relay(args) => relay::run(&args, catalog).map(|()| 0),
         Command::ConfigSchema => config_schema(catalog).map(|()| 0),
         Command::Completions { shell } => completions(shell, catalog).map(|()| 0),
-        Command::ManPages { directory } => {
-            clap_mangen::generate_to(command, directory).map(|()| 0).map_err(Failure::Output)
-        }
+        Command::ManPages { directory } => clap_mangen::generate_to(command, directory).map(|()| 0).map_err(Failure::Output),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -7,12 +7,14 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer as _, reload};
@@ -58,11 +60,23 @@ pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
     let runtime = runtime()?;
     // Dropped before the runtime by which it sends.
     let (log, _traces) = start_log(&config, &runtime)?;
-    let (services, _alone) = build(config.clone())?;
+    let (lost, mut loss) = oneshot::channel();
+    let (services, _alone) = build(config.clone(), lost)?;
     let settings = server_settings(&config, log)?;
     runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
-        server::serve(settings, services, signals.first()).await.map_err(failed("serve"))
+        let (mut end, mut signalled) = (None, pin!(signals.first()));
+        let shutdown = async {
+            tokio::select! {
+                () = &mut signalled => {}
+                Ok(reason) = &mut loss => {
+                    tracing::error!(%reason, "this process is not the one that provisions any more");
+                    end = Some(reason);
+                }
+            }
+        };
+        server::serve(settings, services, shutdown).await.map_err(failed("serve"))?;
+        end.map_or(Ok(()), |reason| Err(failed("provision")(reason)))
     })
 }
 
@@ -156,7 +170,7 @@ fn runtime() -> Result<Runtime, Failure> {
 
 /// Opens the backends and the node's journal, and finishes what an earlier process left. The node is ours alone until the lock is
 /// dropped.
-fn build(config: Config) -> Result<(Services, Option<StateDirLock>), Failure> {
+fn build(config: Config, lost: oneshot::Sender<volume::Error>) -> Result<(Services, Option<StateDirLock>), Failure> {
     make_directory(config.state_dir.path(), 0o700)?;
     if config.mode.node() {
         let reach = doctor::reaches_pods(config.kubelet_dir.path(), in_pod());
@@ -176,6 +190,9 @@ fn build(config: Config) -> Result<(Services, Option<StateDirLock>), Failure> {
     let (config, identity) = name_node(config)?;
     let config = &config;
     let registry = open_all(config, &metrics, identity).and_then(Registry::new).map_err(failed("open the backends"))?;
+    // Nobody is there any more where the process ends anyway.
+    let lost = move |reason| drop(lost.send(reason));
+    registry.leadership().contend(lost).map_err(failed("open the backends"))?;
     let locks = Locks::default();
     let node = match config.mode.node() {
         true => Some(open_node(config, &registry, &locks).map_err(failed("open the node"))?),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::backend::leadership::Leadership;
 use crate::backend::registry::Registry;
 use crate::backend::{Backend, PoolUsage, Usage};
 use crate::metrics::{BackendSeen, PoolSeen, ProcessSeen, Seen};
@@ -23,6 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Looks at all backends and at the node.
 pub struct Gauges {
     backends: Vec<Arc<Looked>>,
+    leadership: Leadership,
     node: Option<Arc<Node>>,
 }
 
@@ -37,7 +39,7 @@ type Answer = watch::Receiver<Option<Usage>>;
 impl Gauges {
     pub fn new(registry: &Registry, node: Option<Arc<Node>>) -> Gauges {
         let looked = |backend: &Arc<dyn Backend>| Arc::new(Looked { backend: backend.clone(), running: Mutex::new(None) });
-        Gauges { backends: registry.iter().map(looked).collect(), node }
+        Gauges { backends: registry.iter().map(looked).collect(), leadership: registry.leadership().clone(), node }
     }
 
     /// What there is now.
@@ -61,6 +63,7 @@ impl Gauges {
             publishes: counts.map(|counts| counts.publishes),
             loop_devices: self.node.as_ref().and_then(|_| loopdev::in_use().ok()),
             registered: None,
+            standby: self.leadership.is_contended().then(|| self.leadership.standby().is_some()),
             process: ProcessSeen { cpu: own::cpu(), resident: own::resident().ok(), open_files: own::open_files().ok() },
         }
     }

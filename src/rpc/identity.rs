@@ -41,7 +41,7 @@ impl csi::identity_server::Identity for Identity {
     }
 
     /// Never an error: a sidecar that gets one at its start ends, and then serves no backend at all. `ready: false` while the driver
-    /// starts or stops and where no backend can be used; `/readyz`, the log, the metrics and the health RPCs name each that cannot.
+    /// starts or stops, is on standby, or no backend can be used; `/readyz`, the log, the metrics and the health RPCs name each that cannot.
     async fn probe(&self, _request: Request<csi::ProbeRequest>) -> Result<Response<csi::ProbeResponse>, Status> {
         let readiness = self.services.readiness();
         let report = Report::new(Rpc::Probe, Subject::default(), self.services.metrics());

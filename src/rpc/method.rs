@@ -58,6 +58,11 @@ impl Rpc {
         )
     }
 
+    /// Whether it is of the services that only a process which provisions serves: Controller, GroupController, SnapshotMetadata.
+    pub(super) fn is_controllers(self) -> bool {
+        !["/csi.v1.Identity/", "/csi.v1.Node/"].iter().any(|service| self.path().starts_with(service))
+    }
+
     /// How the RPC says that this volume, or this combination, cannot be had, where the driver as a whole knows the
     /// RPC: each has its own row in the specification's error tables, or the general one (CSI spec, "Error Scheme").
     pub(super) const fn unsupported(self) -> Code {

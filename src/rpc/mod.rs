@@ -256,6 +256,11 @@ impl Services {
         if !self.capabilities().serves(rpc) {
             return Err(report.refused(status::not_offered(rpc)));
         }
+        if rpc.is_controllers()
+            && let Some(reason) = self.inner.parts.registry.leadership().standby()
+        {
+            return Err(report.failed(&reason));
+        }
         match R::try_from(request) {
             Ok(request) => Ok((report, request)),
             Err(error) => Err(report.failed(&error)),

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant as Deadline;
 
 use crate::backend::Backend;
+use crate::backend::leadership::Leadership;
 use crate::backend::registry::Registry;
 use crate::volume::Error;
 
@@ -27,6 +28,7 @@ pub struct Readiness {
 struct Shared {
     taking_calls: AtomicBool,
     backends: Vec<Arc<Probed>>,
+    leadership: Leadership,
 }
 
 /// A backend, and what its probes found.
@@ -58,7 +60,13 @@ impl Readiness {
     pub(super) fn new(registry: &Registry) -> Self {
         let probed = |backend: &Arc<dyn Backend>| Arc::new(Probed { backend: backend.clone(), state: Mutex::default() });
         let backends = registry.iter().map(probed).collect();
-        Readiness { shared: Arc::new(Shared { taking_calls: AtomicBool::new(false), backends }) }
+        Readiness {
+            shared: Arc::new(Shared {
+                taking_calls: AtomicBool::new(false),
+                backends,
+                leadership: registry.leadership().clone(),
+            }),
+        }
     }
 
     /// From now on, calls are taken, or no longer are. Probe then says `ready` or not.
@@ -70,9 +78,17 @@ impl Readiness {
         self.shared.taking_calls.load(Ordering::Acquire)
     }
 
-    /// Whether at least one backend can be used, at least in part. Returns when the first is found usable, and at the latest after
+    /// Why this process does not provision, where another one does.
+    pub fn standby(&self) -> Option<Error> {
+        self.shared.leadership.standby()
+    }
+
+    /// Whether this process is on no standby, and at least one backend can be used, at least in part. Returns when the first is found usable, and at the latest after
     /// `patience`. All are probed, also those that come later.
     pub async fn is_usable(&self, patience: Duration) -> bool {
+        if self.standby().is_some() {
+            return false;
+        }
         let deadline = Deadline::now() + patience;
         let asked: Vec<Answer> = self.shared.backends.iter().map(Probed::ask).collect();
         if asked.iter().any(|answer| matches!(answer, Answer::Known(condition) if condition.usable)) {

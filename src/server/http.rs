@@ -40,6 +40,8 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const WITHHELD: &str = "failed; the cause is told on this machine itself (loopback), and in the log";
 
+const WITHHELD_STANDBY: &str = "another process provisions; which one is told on this machine itself (loopback), and in the log";
+
 /// What a port serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pages {
@@ -164,12 +166,17 @@ impl Asked {
             true => StatusCode::OK,
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
+        // A standby is as well as the one that provisions: it is to count where Kubernetes counts the pods that are ready.
+        let standby = readiness.standby().map(|reason| match local {
+            true => format!("[+] standby: {reason}\n"),
+            false => format!("[+] standby: {WITHHELD_STANDBY}\n"),
+        });
         let line = |(part, problem): (&str, Option<String>)| match problem {
             None => format!("[+] {part}: ok\n"),
             Some(problem) if local => format!("[-] {part}: {problem}\n"),
             Some(_) => format!("[-] {part}: {WITHHELD}\n"),
         };
-        page(status, PLAIN, parts.into_iter().map(line).collect())
+        page(status, PLAIN, parts.into_iter().map(line).chain(standby).collect())
     }
 
     /// Costs the same however many volumes there are, and does not wait for storage that hangs.

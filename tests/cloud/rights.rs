@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::wire::{self, Parameters};
 use super::state::CloudState;
+use super::wire::{self, Parameters};
 use super::xml::Element;
 
 /// The documented policy, for this cluster.

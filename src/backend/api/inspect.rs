@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use crate::backend::lock_holder::LockHolder;
 use crate::volume::{Bytes, Error, Health, NodeId, Outcome, Result, VolumeId};
 
 use super::node::BlockDevice;
@@ -69,7 +70,7 @@ pub struct Place {
     pub free: Bytes,
     pub read_only: bool,
     /// The process that provisions from it, if one is seen to.
-    pub provisioner: Option<u32>,
+    pub provisioner: Option<LockHolder>,
 }
 
 /// A volume in its storage.

@@ -4,6 +4,7 @@ use crate::volume::{AccessMode, BackendName, Capability, Error, RawParameters, R
 
 mod controller;
 mod doctor;
+mod exclusive;
 mod inspect;
 mod node;
 mod usage;
@@ -13,6 +14,7 @@ pub use controller::{
     ReportHealth, SnapshotSpec, Snapshots, VolumeSpec, Writers, check_same_attachment, with_own_part,
 };
 pub use doctor::{Check, Level, NodeCheck, StoragePath, ToolUse};
+pub use exclusive::{Exclusive, FirstLock};
 pub use inspect::{Compare, Connected, Garbage, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, Unnamed};
 pub(super) use inspect::{changed, words};
 pub use node::{BlockDevice, Connect, ConnectRequest, Directory, Link, Source};
@@ -97,6 +99,11 @@ pub trait Backend: Send + Sync {
     /// How much is in it, for metrics. Costs the same however much that is, but may hang with the storage.
     fn usage(&self) -> Usage {
         Usage::default()
+    }
+
+    /// Where only one process at a time may provision: its lock.
+    fn exclusive(&self) -> Option<&dyn Exclusive> {
+        None
     }
 
     fn provision(&self) -> Option<&dyn Provision> {

@@ -9,122 +9,17 @@
 //! at the same time either sees the record or loses its lease before anyone else can have one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
 
 use crate::backend::{Attach, Holding, check_same_attachment};
-use crate::os::durable;
-use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 
+use super::attachment::{ATTACHED_TO, AttachmentRecord, Grant};
 use super::expand::sync_directory;
-use super::files;
+use super::layout::Kind;
 use super::lease::{self, Access, VolumeDirectory};
-use super::meta::{self, FORMAT, VolumeMeta};
-use super::pool::{Kind, Ready};
+use super::meta::{FORMAT, VolumeMeta};
+use super::ready::Ready;
 use super::{ImageBackend, Located};
-
-pub(super) const RECORD: &str = "attached.json";
-/// In publish_context: the node to which the controller has attached the volume.
-const ATTACHED_TO: &str = "attachedTo";
-
-/// `attached.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Record {
-    format: u32,
-    volume: VolumeId,
-    nodes: BTreeMap<NodeId, Grant>,
-}
-
-/// How a node may use the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Grant {
-    mode: AccessMode,
-    read_only: bool,
-}
-
-impl Grant {
-    fn writes(self) -> bool {
-        !self.read_only && !self.mode.is_read_only()
-    }
-}
-
-impl Record {
-    /// `None` where the volume was never attached.
-    ///
-    /// # Errors
-    /// `Unverified` where it cannot be read: then it is not known who may use the volume.
-    fn read(ready: &Ready, id: &VolumeId) -> Result<Option<Record>> {
-        let relative = Path::new(Kind::Volume.directory()).join(id.local()).join(RECORD);
-        let text = files::read(ready.root(), &relative, meta::LONGEST).map_err(|error| ready.failure(error))?;
-        let Some(text) = text else { return Ok(None) };
-        let path = ready.path.join(&relative);
-        let record: Record = meta::decode(&path, &text)?;
-        if record.volume != *id {
-            return Err(meta::Damage::metadata(&path, format!("it belongs to {}; restore the right one", record.volume)).into());
-        }
-        Ok(Some(record))
-    }
-
-    fn write(&self, ready: &Ready) -> Result<()> {
-        let directory = ready.place(Kind::Volume, self.volume.local());
-        let text = meta::encode(self, &directory.join(RECORD))?;
-        step("write attachment", &directory.display(), || durable::write(&directory, RECORD, &text))
-            .map_err(|error| ready.failure(error))
-    }
-
-    fn names(&self) -> String {
-        let names: Vec<&str> = self.nodes.keys().map(NodeId::as_str).collect();
-        if names.is_empty() { "no node".to_owned() } else { names.join(", ") }
-    }
-}
-
-/// Whether `node` may connect a volume, as far as its controller decides.
-///
-/// # Errors
-/// `WrongNode`, naming the nodes to which it is attached.
-pub(super) fn check_attached(
-    ready: &Ready,
-    id: &VolumeId,
-    node: &NodeId,
-    publish_context: &BTreeMap<String, String>,
-    read_only: bool,
-) -> Result<()> {
-    let wrong = |reason: String| Err(Error::WrongNode { object: format!("volume {id}"), reason });
-    let Some(record) = Record::read(ready, id)? else {
-        if publish_context.contains_key(ATTACHED_TO) {
-            return wrong(format!("{RECORD} beside its image is gone; attach it again (ControllerPublishVolume)"));
-        }
-        return Ok(());
-    };
-    match record.nodes.get(node) {
-        Some(grant) if read_only || grant.writes() => Ok(()),
-        Some(_) => wrong(format!("it is attached to node {node} for reading only; detach it, and attach it for writing")),
-        None => wrong(format!(
-            "it is attached to {}, not to node {node}; attach it first (ControllerPublishVolume). Where no controller attaches \
-             volumes any more, remove {}",
-            record.names(),
-            ready.place(Kind::Volume, id.local()).join(RECORD).display()
-        )),
-    }
-}
-
-/// Whether the volume is attached to no node.
-///
-/// # Errors
-/// `InUse`, naming the nodes.
-pub(super) fn check_detached(ready: &Ready, id: &VolumeId) -> Result<()> {
-    match Record::read(ready, id)?.filter(|record| !record.nodes.is_empty()) {
-        None => Ok(()),
-        Some(record) => {
-            let by = format!("it is attached to {}; detach it first", record.names());
-            Err(Error::InUse { object: format!("volume {id}"), by })
-        }
-    }
-}
 
 impl Attach for ImageBackend {
     fn attach(
@@ -139,8 +34,11 @@ impl Attach for ImageBackend {
         seen.whole()?;
         let wanted = Grant { mode, read_only };
         let context = BTreeMap::from([(ATTACHED_TO.to_owned(), node.to_string())]);
-        let mut record =
-            Record::read(&ready, id)?.unwrap_or_else(|| Record { format: FORMAT, volume: id.clone(), nodes: BTreeMap::new() });
+        let mut record = AttachmentRecord::read(&ready, id)?.unwrap_or_else(|| AttachmentRecord {
+            format: FORMAT,
+            volume: id.clone(),
+            nodes: BTreeMap::new(),
+        });
         if let Some(grant) = record.nodes.get(node) {
             check_same_attachment(id, node, (grant.mode, grant.read_only), (mode, read_only))?;
             // Another call may have been killed before the record was durable.
@@ -165,7 +63,7 @@ impl Attach for ImageBackend {
         let ready = pool.writable()?;
         let concerned = |other: &NodeId| node.is_none_or(|node| node == other);
         let mut changed = false;
-        if let Some(mut record) = Record::read(&ready, id)? {
+        if let Some(mut record) = AttachmentRecord::read(&ready, id)? {
             let before = record.nodes.len();
             record.nodes.retain(|other, _| !concerned(other));
             if record.nodes.len() < before {
@@ -233,6 +131,6 @@ pub(super) fn using(ready: &Ready, id: &VolumeId) -> Result<Option<BTreeSet<Node
     let Some(directory) = VolumeDirectory::open(ready, id)? else { return Ok(None) };
     let leases: Vec<lease::Lease> = directory.leases()?;
     let connected = leases.into_iter().filter(|lease| lease.access != Access::Delete).map(|lease| lease.holder.node);
-    let attached = Record::read(ready, id)?.map(|record| record.nodes).unwrap_or_default();
+    let attached = AttachmentRecord::read(ready, id)?.map(|record| record.nodes).unwrap_or_default();
     Ok(Some(connected.chain(attached.into_keys()).collect()))
 }

@@ -6,8 +6,9 @@ use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage};
 use crate::volume::{Bytes, Error, Result};
 
 use super::ledger::Reservation;
-use super::pool::{Pool, Ready};
-use super::{ImageBackend, ImageParameters, inspect};
+use super::pool::Pool;
+use super::ready::Ready;
+use super::{ImageBackend, ImageParameters, scan};
 
 /// Sizes are whole ones of these, in bytes.
 pub(super) const UNIT: u64 = 1 << 20;
@@ -31,7 +32,7 @@ fn with_limit<T>(pool: &Ready, bytes: Bytes, mut attempt: impl FnMut(u64) -> Res
     let limit = pool.limits.provisionable(pool.room()?.total);
     attempt(limit).or_else(|_| {
         // The operator may have removed what was archived or retained.
-        pool.ledger.set_kept(inspect::kept(pool));
+        pool.ledger.set_kept(scan::kept(pool));
         attempt(limit).map_err(|left| no_capacity(pool, bytes, Bytes(left), Bytes(limit)))
     })
 }
@@ -74,7 +75,7 @@ impl Pool {
             total: Bytes(room.total),
             used: Some(Bytes(room.total.saturating_sub(room.free))),
             provisionable: Bytes(ready.limits.provisionable(room.total)),
-            provisioned: self.role.provision.then(|| ready.ledger.provisioned()),
+            provisioned: (self.role.provision && ready.has_ledger()).then(|| ready.ledger.provisioned()),
         })
     }
 }
@@ -145,7 +146,7 @@ impl ImageBackend {
         let mut seen = 0;
         for pool in &pools {
             let room = pool.writable().and_then(|ready| {
-                ready.ledger.set_kept(inspect::kept(&ready));
+                ready.ledger.set_kept(scan::kept(&ready));
                 left(&ready, parameters.preallocate)
             });
             match room {

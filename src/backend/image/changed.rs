@@ -9,7 +9,7 @@ use crate::volume::{Bytes, Error, Extent, Result, SnapshotId, VolumeId};
 
 use super::ImageBackend;
 use super::files::Access;
-use super::pool::Kind;
+use super::layout::Kind;
 
 /// Differences are told in whole ones of these, in bytes.
 const BLOCK: u64 = 4096;

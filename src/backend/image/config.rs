@@ -8,11 +8,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::catalog::{Configuration, OpenContext, Purpose};
-use crate::backend::{Backend, StoragePath};
+use crate::backend::{Backend, Role, StoragePath};
 use crate::volume::parameters::text_bool;
 use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, Result};
 
-use super::opening::{MARKER, OWN_ENTRIES};
+use super::layout::{MARKER, OWN_ENTRIES};
 use super::{Holder, ImageBackend};
 
 /// One backend of image files.
@@ -55,13 +55,6 @@ fn one() -> f64 {
     1.0
 }
 
-/// What this process does with the pools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Role {
-    /// Makes and deletes volumes, which one process may do at a time; else the pools are only read and connected.
-    pub provision: bool,
-}
-
 impl Configuration for ImageConfig {
     const KIND: &'static str = "image";
     const SUMMARY: &'static str = "image files on a node's disk, or on a file system that all nodes share";
@@ -79,7 +72,7 @@ impl Configuration for ImageConfig {
         Ok(Arc::new(match context.purpose {
             Purpose::Serve { controller, .. } => {
                 let holder = self.shared.then(|| Holder::of(node, state)).transpose()?;
-                ImageBackend::open_remembering(self, Role { provision: controller }, Some(&state.join("pools")), holder)?
+                ImageBackend::open_on_lead(self, Role { provision: controller }, Some(&state.join("pools")), holder)?
             }
             Purpose::Inspect | Purpose::Compare => ImageBackend::open_to_look(self, Holder::known(node, state)?)?,
         }))

@@ -13,10 +13,11 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::export::check_not_exported;
 use super::files::{self, Access, IMAGE};
-use super::inspect;
+use super::layout::Kind;
 use super::lease::Acquired;
 use super::meta::VolumeMeta;
-use super::pool::{Kind, Ready};
+use super::ready::Ready;
+use super::scan;
 use super::{ImageBackend, Located};
 
 /// Device and inode of an image.
@@ -164,7 +165,7 @@ impl ImageBackend {
     /// Whether a volume in a pool that can be seen has this image. Walks over all of them; for what happens rarely.
     fn owns(&self, inode: Inode) -> Result<bool> {
         for ready in self.pools.iter().filter_map(|pool| pool.ready().ok()) {
-            for local in inspect::volume_names(&ready)? {
+            for local in scan::volume_names(&ready)? {
                 if ready.look_at_image(Kind::Volume, &local)?.is_some_and(|image| image.inode == inode) {
                     return Ok(true);
                 }
@@ -258,7 +259,7 @@ fn told_or_named(device: &Loop, hint: Option<&Source>, ready: &Ready, id: &Volum
 
 /// The identity of an image that may be damaged: by its numbers alone, where its metadata cannot be read.
 pub(super) fn named(ready: &Ready, local: &str, inode: Inode) -> String {
-    inspect::examine::<VolumeMeta>(ready, local).meta.map_or_else(|| numbers(inode), |meta| identity(ready, &meta, inode))
+    scan::examine::<VolumeMeta>(ready, local).meta.map_or_else(|| numbers(inode), |meta| identity(ready, &meta, inode))
 }
 
 fn path_of(source: &Source) -> &Path {

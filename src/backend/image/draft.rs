@@ -11,8 +11,9 @@ use crate::os::step::step;
 use crate::volume::{Bytes, Error, Result};
 
 use super::files::{self, IMAGE, META};
+use super::layout::{Kind, TMP, TRASH};
 use super::meta;
-use super::pool::{Kind, Ready, TMP, TRASH};
+use super::ready::Ready;
 
 /// A half-made volume or snapshot. One that is neither placed nor discarded is swept when the pool is next opened.
 #[derive(Debug)]

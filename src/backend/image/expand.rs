@@ -9,9 +9,10 @@ use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::files::{self, Access, IMAGE, META};
+use super::layout::Kind;
 use super::meta::{self, VolumeMeta};
-use super::pool::{Kind, Ready};
-use super::{ImageBackend, Located, capacity, inspect};
+use super::ready::Ready;
+use super::{ImageBackend, Located, capacity, scan};
 
 impl Expand for ImageBackend {
     /// The image grows first, then the promise in the metadata: an image longer than its promise is whole, a promise longer
@@ -36,7 +37,7 @@ impl Expand for ImageBackend {
         meta.capacity = wanted;
         if let Err(error) = rewrite(&ready, &meta) {
             // It may be in place all the same, only not durable: count what the disk shows.
-            if inspect::examine::<VolumeMeta>(&ready, id.local()).meta.is_none_or(|meta| meta.capacity == wanted) {
+            if scan::examine::<VolumeMeta>(&ready, id.local()).meta.is_none_or(|meta| meta.capacity == wanted) {
                 reservation.keep_volume(id.local(), wanted.0);
             }
             return Err(error);

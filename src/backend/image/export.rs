@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, Access};
+use super::layout::Kind;
+use super::lock::PoolLock;
 use super::meta::VolumeMeta;
-use super::opening::Opening;
-use super::pool::{Kind, Pool, Ready, down};
+use super::ready::Ready;
 use super::{ImageBackend, Located};
 
 /// The directory of a pool in which `<volume>.json` says to whom another backend shows its image.
@@ -65,9 +66,8 @@ impl ImageBackend {
     ///
     /// # Errors
     /// `InUse`, naming who does.
-    pub(in crate::backend) fn keep_off(&self) -> Result<Vec<File>> {
-        let lock = |pool: &Pool| Opening::new(pool).lock()?.map_err(|reason| down(&self.name, &pool.config, reason));
-        self.pools.iter().map(|pool| lock(pool)).collect()
+    pub(in crate::backend) fn keep_off(&self) -> Result<Vec<PoolLock>> {
+        self.pools.iter().map(|pool| pool.keep_off()).collect()
     }
 
     /// Whether a copy of this volume in its pool is made in one instant: by sharing its blocks.

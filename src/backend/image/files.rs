@@ -12,6 +12,8 @@ use rustix::io::Errno;
 
 use crate::os::{self, Error};
 
+use super::layout::is_lease_name;
+
 /// The data of a volume or snapshot.
 pub(super) const IMAGE: &str = "image";
 /// What is to be known of it.
@@ -21,7 +23,7 @@ const KNOWN: [&str; 3] = [IMAGE, META, ".meta.json.tmp"];
 
 /// Whether a directory of ours may hold a file of this name.
 pub(super) fn is_known(name: &str) -> bool {
-    KNOWN.contains(&name) || super::lease::is_name(name)
+    KNOWN.contains(&name) || is_lease_name(name)
 }
 
 const BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
@@ -194,7 +196,7 @@ pub(super) fn remove_directory(path: &Path) -> os::Result<()> {
     match remove() {
         Err(error) if matches!(error.errno(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
             // Whose volume is gone has no leases.
-            names(path)?.iter().filter(|name| super::lease::is_name(name)).try_for_each(|name| remove_in(&directory, name))?;
+            names(path)?.iter().filter(|name| is_lease_name(name)).try_for_each(|name| remove_in(&directory, name))?;
             remove()
         }
         other => other,
@@ -292,6 +294,13 @@ pub(super) fn room(root: BorrowedFd<'_>, path: &Path) -> os::Result<Room> {
         free: figures.f_bavail.saturating_mul(figures.f_frsize),
         read_only: figures.f_flag.contains(StatVfsMountFlags::RDONLY),
     })
+}
+
+/// A random UUID, from the kernel.
+pub(super) fn random_id() -> os::Result<String> {
+    const PATH: &str = "/proc/sys/kernel/random/uuid";
+    let id = std::fs::read_to_string(PATH).map_err(|error| Error::io("read", PATH, error))?;
+    Ok(id.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -12,10 +12,11 @@ use crate::os::step::step;
 use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result};
 
 use super::draft::{self, Draft};
-use super::inspect::{self, group_file};
+use super::layout::{GROUPS, Kind};
 use super::ledger::{Entry, Reservation};
 use super::meta::{self, FORMAT, GroupRecord, Membership, SnapshotMeta, from_nanos, to_nanos};
-use super::pool::{GROUPS, Kind, Ready};
+use super::ready::Ready;
+use super::scan::{self, group_file};
 use super::snapshot::{self, Begun};
 use super::{ImageBackend, Pool};
 
@@ -92,11 +93,11 @@ impl ImageBackend {
                 format!("the pool with the record of group snapshot {} (its id is {}) is not there", member.id, member.home);
             return Err(Error::BackendUnavailable { backend: self.name.to_string(), reason });
         };
-        inspect::has_group(&*home.ready()?, member.id.local())
+        scan::has_group(&*home.ready()?, member.id.local())
     }
 
     fn record(&self, id: &GroupId) -> Result<Option<(&Pool, Arc<Ready>, GroupRecord)>> {
-        self.search(Kind::Snapshot, id.local(), |ready| inspect::group_record(ready, id.local()))
+        self.search(Kind::Snapshot, id.local(), |ready| scan::group_record(ready, id.local()))
     }
 
     /// Makes all members and puts them in place; none is left on failure.
@@ -152,7 +153,7 @@ impl ImageBackend {
     }
 
     fn is_stray(&self, ready: &Ready, local: &str) -> Result<bool> {
-        let Some(seen) = inspect::find::<SnapshotMeta>(ready, local)? else { return Ok(false) };
+        let Some(seen) = scan::find::<SnapshotMeta>(ready, local)? else { return Ok(false) };
         let (meta, _) = seen.whole()?;
         Ok(!self.is_visible(&meta)?)
     }

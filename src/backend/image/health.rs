@@ -3,9 +3,11 @@
 use crate::backend::ReportHealth;
 use crate::volume::{Bytes, Error, Health, HealthProblem, Result, Severity, VolumeId};
 
-use super::inspect::{self, examine};
+use super::layout::Kind;
 use super::meta::{Damage, VolumeMeta};
-use super::pool::{Pool, Ready};
+use super::pool::Pool;
+use super::ready::Ready;
+use super::scan::{self, examine};
 use super::{ImageBackend, Located};
 
 /// Below this share of its file system (1 in so many) a pool is nearly full.
@@ -30,14 +32,14 @@ impl ReportHealth for ImageBackend {
             if self.role.provision {
                 return Ok(ready.ledger.volumes(after, max));
             }
-            let mut names = inspect::volume_names(ready)?;
+            let mut names = scan::volume_names(ready)?;
             names.sort_unstable();
             let behind = names.into_iter().filter(|name| after.is_none_or(|after| name.as_str() > after));
             Ok(behind.take(max).map(String::into_boxed_str).collect())
         };
         self.page(after.map(VolumeId::local), max, ids, |ready, local| {
             let damage = examine::<VolumeMeta>(ready, local).damage;
-            if damage.is_empty() || !ready.has(super::pool::Kind::Volume, local)? {
+            if damage.is_empty() || !ready.has(Kind::Volume, local)? {
                 return Ok(None);
             }
             Ok(Some((VolumeId::from_parts(&self.name, local)?, assess(&damage))))

@@ -26,7 +26,8 @@ use super::ImageBackend;
 use super::connect::image_name;
 use super::draft::Draft;
 use super::files::IMAGE;
-use super::pool::{Kind, Ready};
+use super::layout::Kind;
+use super::ready::Ready;
 
 /// A part of the kernel's tick.
 const CLOCK_PAUSE: Duration = Duration::from_millis(1);

@@ -28,16 +28,12 @@ use crate::volume::digest::sha256_of;
 use crate::volume::{Error, NodeId, Result, VolumeId};
 
 use super::ImageBackend;
-use super::attach::{check_attached, check_detached};
+use super::attachment::{check_attached, check_detached};
 use super::files;
+use super::layout::{DIGITS, EXCLUSIVE, Kind, READER, is_lease_name};
 use super::meta::{self, FORMAT, from_nanos, to_nanos};
-use super::pool::{Kind, Ready};
+use super::ready::Ready;
 
-/// The name of the only lease that lets its holder write.
-pub(super) const EXCLUSIVE: &str = "lease";
-const READER: &str = "lease-";
-/// Hexadecimal digits of the digest of a holder, in the names of its files.
-const DIGITS: usize = 16;
 /// The file in the state directory that tells its driver from any other, also from one of the same node id.
 const DRIVER_ID: &str = "driver-id";
 
@@ -59,7 +55,7 @@ impl Holder {
         if let Some(holder) = Holder::known(node.clone(), state)? {
             return Ok(holder);
         }
-        let driver = super::opening::random_id()?;
+        let driver = files::random_id()?;
         durable::write(state, DRIVER_ID, format!("{driver}\n").as_bytes())?;
         Ok(Holder { node, driver })
     }
@@ -125,14 +121,6 @@ impl Lease {
     }
 }
 
-/// Whether a volume's directory may hold a file of this name because of leases and attachments.
-pub(super) fn is_name(name: &str) -> bool {
-    let digest = |name: &str| name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let temporary = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
-    let base = temporary.unwrap_or(name);
-    base == EXCLUSIVE || base == super::attach::RECORD || base.strip_prefix(READER).is_some_and(digest)
-}
-
 /// A volume's directory, open.
 pub(super) struct VolumeDirectory<'a> {
     ready: &'a Ready,
@@ -156,7 +144,7 @@ impl<'a> VolumeDirectory<'a> {
     /// `Unverified`, naming a file that cannot be read: anyone who has it is not known.
     pub fn leases(&self) -> Result<Vec<Lease>> {
         let names = files::names_in(&self.open, &self.path).map_err(|error| self.ready.failure(error))?;
-        let held = names.iter().filter(|name| is_name(name) && (*name == EXCLUSIVE || name.starts_with(READER)));
+        let held = names.iter().filter(|name| is_lease_name(name) && (*name == EXCLUSIVE || name.starts_with(READER)));
         held.filter_map(|name| self.read(name).transpose()).collect()
     }
 

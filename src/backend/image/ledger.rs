@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::backend::Provisioned;
 use crate::volume::Bytes;
 
-use super::pool::Kind;
+use super::layout::Kind;
 
 /// Records of some hundred bytes per volume or snapshot; everything else is read from the disk when asked for.
 #[derive(Debug, Default)]

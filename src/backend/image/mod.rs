@@ -21,10 +21,12 @@ use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topol
 
 use super::catalog::Configuration;
 use super::{
-    Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
+    Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,
+    Snapshots, Usage,
 };
 
 mod attach;
+mod attachment;
 mod capacity;
 mod changed;
 pub mod config;
@@ -35,30 +37,37 @@ mod export;
 mod files;
 mod group;
 mod health;
-mod inspect;
 mod instant;
+mod layout;
 mod lease;
 mod ledger;
+mod lock;
 mod meta;
 mod modify;
-mod opening;
+mod open;
 mod pool;
+mod pool_id;
 mod provision;
+mod ready;
+mod scan;
 mod snapshot;
 mod survey;
 
 pub use lease::Holder;
 
-pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig, Role};
+pub use super::Role;
+pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig};
 pub(super) use export::{EXPORTS, Image};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use meta::rewritten;
 
-use inspect::{About, Examined};
+use layout::Kind;
 use ledger::Ledger;
 use meta::VolumeMeta;
-use pool::{Kind, Pool, Ready};
+use pool::Pool;
+use ready::Ready;
+use scan::{About, Examined};
 
 /// The access modes of a pool that all nodes have: one writes, or several read.
 const SHARED: [AccessMode; 5] = [
@@ -83,12 +92,12 @@ pub struct ImageBackend {
 }
 
 impl ImageBackend {
-    /// Opens the pools. One that is away or read-only is no error yet: what needs it answers `BackendUnavailable`, and it is
-    /// tried again.
+    /// Opens the pools. One that is away, read-only or another process's is no error yet: what needs it answers
+    /// `BackendUnavailable`, and it is tried again.
     ///
     /// # Errors
-    /// What waiting will not repair: `Invalid` for a configuration or directory that cannot be; `InUse` for a pool from which
-    /// another process provisions; `Unverified` for a damaged `longshore-pool.json`.
+    /// What waiting will not repair: `Invalid` for a configuration or directory that cannot be; `InUse` for a pool that
+    /// this process has already; `Unverified` for a damaged `longshore-pool.json`.
     pub fn open(config: ImageConfig, role: Role) -> Result<ImageBackend> {
         ImageBackend::open_remembering(config, role, None, None)
     }
@@ -101,18 +110,36 @@ impl ImageBackend {
         memory: Option<&Path>,
         holder: Option<Holder>,
     ) -> Result<ImageBackend> {
+        let backend = ImageBackend::configured(config, role, memory, holder)?;
+        backend.open_pools()?;
+        Ok(backend)
+    }
+
+    /// As `open_remembering`, but where this process provisions the pools are opened by [`Exclusive::lead`].
+    pub fn open_on_lead(config: ImageConfig, role: Role, memory: Option<&Path>, holder: Option<Holder>) -> Result<ImageBackend> {
+        let backend = ImageBackend::configured(config, role, memory, holder)?;
+        if !role.provision {
+            backend.open_pools()?;
+        }
+        Ok(backend)
+    }
+
+    fn configured(config: ImageConfig, role: Role, memory: Option<&Path>, holder: Option<Holder>) -> Result<ImageBackend> {
         config.validate()?;
         let ImageConfig { name, pools, node, shared } = config;
         let alone = pools.len() == 1;
         let pools =
             pools.into_iter().map(|pool| Pool::new(pool, name.clone(), role, memory, alone)).collect::<Result<Vec<_>>>()?;
-        Pool::open_all(&pools)?;
         let topology = node.map(|node| Topology(BTreeMap::from([(topology::NODE.to_owned(), node.as_str().to_owned())])));
-        let backend = ImageBackend { name, topology, role, shared, holder, pools };
-        if role.provision {
-            backend.remove_stray_groups();
+        Ok(ImageBackend { name, topology, role, shared, holder, pools })
+    }
+
+    fn open_pools(&self) -> Result<()> {
+        Pool::open_all(&self.pools)?;
+        if self.role.provision {
+            self.remove_stray_groups();
         }
-        Ok(backend)
+        Ok(())
     }
 
     /// Where a volume or snapshot lies, and what is seen of it. Looks into all pools.
@@ -156,7 +183,7 @@ impl ImageBackend {
         for pool in self.in_order(M::KIND, local) {
             let looked = match &found {
                 None => pool.ready().and_then(|ready| {
-                    let seen = inspect::find(&ready, local)?;
+                    let seen = scan::find(&ready, local)?;
                     Ok(seen.map(|seen| Located { pool, ready, seen }))
                 }),
                 // What is found waits for no other pool.
@@ -201,9 +228,9 @@ impl ImageBackend {
         pools.into_iter()
     }
 
-    /// All pools, for reading.
+    /// All pools: for reading, and for their ledgers where this process provisions.
     fn all_ready(&self) -> Result<Vec<Arc<Ready>>> {
-        self.pools.iter().map(|pool| pool.ready()).collect()
+        self.pools.iter().map(|pool| if self.role.provision { pool.counted() } else { pool.ready() }).collect()
     }
 
     /// Up to `max` things after `after`, over all pools, in the order of their ids. `ids` gives those of one pool;
@@ -270,6 +297,29 @@ struct LookedInto<'a, M> {
     away: Vec<(&'a Pool, Error)>,
 }
 
+impl Exclusive for ImageBackend {
+    fn stand_by(&self) {
+        self.pools.iter().for_each(|pool| pool.set_standby(true));
+    }
+
+    fn first_lock(&self) -> Result<FirstLock> {
+        let mut pools: Vec<&Pool> = self.pools.iter().map(|pool| &**pool).collect();
+        pools.sort_by(|a, b| a.config.name.cmp(&b.config.name));
+        for pool in pools {
+            match pool.first_lock()? {
+                FirstLock::Away => {}
+                found => return Ok(found),
+            }
+        }
+        Ok(FirstLock::Away)
+    }
+
+    fn lead(&self) -> Result<()> {
+        self.pools.iter().for_each(|pool| pool.set_standby(false));
+        self.open_pools()
+    }
+}
+
 impl Backend for ImageBackend {
     fn name(&self) -> &BackendName {
         &self.name
@@ -314,6 +364,9 @@ impl Backend for ImageBackend {
         Usage { pools: self.pools.iter().map(|pool| (pool.config.name.clone(), pool.usage().ok())).collect(), attachments: None }
     }
 
+    fn exclusive(&self) -> Option<&dyn Exclusive> {
+        self.role.provision.then_some(self)
+    }
     fn provision(&self) -> Option<&dyn Provision> {
         self.role.provision.then_some(self)
     }

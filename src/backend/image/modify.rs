@@ -5,8 +5,8 @@ use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, VolumeId};
 
 use super::config::MutableParameters;
 use super::files::{Access, IMAGE};
+use super::layout::Kind;
 use super::meta::VolumeMeta;
-use super::pool::Kind;
 use super::{ImageBackend, Located, capacity, expand};
 
 impl Modify for ImageBackend {

@@ -14,9 +14,10 @@ use super::draft::{self, Draft};
 use super::export::check_not_exported;
 use super::files::{self, Access, IMAGE, META, Seen};
 use super::instant::{Job, devices_of};
+use super::layout::{ARCHIVE, EXCLUSIVE, Kind, RETAINED};
 use super::meta::{self, FORMAT, VolumeMeta, to_nanos};
-use super::pool::{ARCHIVE, Kind, RETAINED, Ready};
-use super::{ImageBackend, ImageParameters, Ledger, Located, capacity, inspect};
+use super::ready::Ready;
+use super::{ImageBackend, ImageParameters, Ledger, Located, capacity, scan};
 
 /// What a new volume is copied from.
 struct Origin {
@@ -120,7 +121,7 @@ impl ImageBackend {
             if draft::clear_leftovers(ready, kind, local)? {
                 changed = true;
                 // It may be among what is kept.
-                ready.ledger.set_kept(inspect::kept(ready));
+                ready.ledger.set_kept(scan::kept(ready));
             }
         }
         Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
@@ -246,7 +247,7 @@ fn keep(ready: &Ready, local: &str, directory: &'static str) -> Result<()> {
                     to = parent.join(format!("{local}.{seconds}-{attempt}"));
                 }
                 // The volume is found again without the lease of its deletion.
-                Ok(()) => return files::remove_file(&to.join(super::lease::EXCLUSIVE)).map(|()| to),
+                Ok(()) => return files::remove_file(&to.join(EXCLUSIVE)).map(|()| to),
                 Err(error) => return Err(error),
             }
         }
@@ -256,7 +257,7 @@ fn keep(ready: &Ready, local: &str, directory: &'static str) -> Result<()> {
     draft::sync_both(ready, Kind::Volume, &parent)?;
     // Counted as kept before it is no longer counted as provisioned: never less than there is.
     let ledger: &Ledger = &ready.ledger;
-    ledger.set_kept(inspect::kept(ready));
+    ledger.set_kept(scan::kept(ready));
     ledger.remove(Kind::Volume, local);
     Ok(())
 }

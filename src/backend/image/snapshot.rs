@@ -9,10 +9,11 @@ use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, Snap
 use super::draft::{self, Draft};
 use super::files::Access;
 use super::instant::Job;
+use super::layout::Kind;
 use super::ledger::{Entry, Reservation};
 use super::meta::{FORMAT, Membership, SnapshotMeta, VolumeMeta, to_nanos};
-use super::pool::{Kind, Ready};
-use super::{ImageBackend, Located, capacity, inspect};
+use super::ready::Ready;
+use super::{ImageBackend, Located, capacity, scan};
 
 impl Snapshots for ImageBackend {
     fn check(&self, raw: &RawParameters) -> Result<()> {
@@ -60,7 +61,7 @@ impl Snapshots for ImageBackend {
         let ids = |ready: &Ready, after: Option<&str>, max| Ok(ready.ledger.snapshots(source, after, max));
         self.page(after.map(SnapshotId::local), max, ids, |ready, local| {
             // A damaged one is left out: of which volume it is, which a list must tell, is not known. Its health is logged.
-            let Some(meta) = inspect::find::<SnapshotMeta>(ready, local)?.and_then(|seen| seen.meta) else { return Ok(None) };
+            let Some(meta) = scan::find::<SnapshotMeta>(ready, local)?.and_then(|seen| seen.meta) else { return Ok(None) };
             // Where the group's record can't be looked for, its members most likely exist.
             let visible = self.is_visible(&meta).unwrap_or_else(|error| {
                 tracing::warn!(snapshot = %meta.id, %error, "listed, though its group cannot be seen");

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Source, Stored, Survey, changed, words};
+use crate::backend::{
+    BlockDevice, Connected, Inspect, Leftover, LeftoverKind, LockHolder, Place, Source, Stored, Survey, changed, words,
+};
 use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
@@ -14,11 +16,12 @@ use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::connect::{named, numbers, shows, source, status};
 use super::files::{self, IMAGE, META, Seen};
-use super::inspect::{About, Examined, examine};
+use super::layout::{Kind, LOCK, RETAINED, TMP, TRASH};
 use super::meta::{self, SnapshotMeta, VolumeMeta, from_nanos};
-use super::opening::{LOCK, Opening};
-use super::pool::{Kind, Pool, RETAINED, Ready, TMP, TRASH};
-use super::{Holder, ImageBackend, ImageConfig, Role, attach, lease};
+use super::pool::Pool;
+use super::ready::Ready;
+use super::scan::{About, Examined, examine};
+use super::{Holder, ImageBackend, ImageConfig, Role, attach, lease, lock};
 
 /// By device and inode: the volume, and the image's identity.
 type Images = HashMap<(u64, u64), (VolumeId, String)>;
@@ -47,7 +50,12 @@ impl ImageBackend {
         ready.check_essential().map_err(|reason| ready.down(reason))?;
         let room = ready.room()?;
         let held = locks::read()?;
-        let provisioner = locks::on(&held, "FLOCK", &ready.path.join(LOCK))?.map(|held| held.pid.unwrap_or(0));
+        let provisioner = locks::on(&held, "FLOCK", &ready.path.join(LOCK))?.map(|held| {
+            let written = lock::holder(&ready.path).unwrap_or_default();
+            // The kernel's word, but for a process of another PID namespace.
+            LockHolder { pid: held.pid.filter(|pid| *pid != 0).or(written.pid), host: written.host }
+        });
+        let is_provisioned = provisioner.is_some();
         survey.places.push(Place {
             name: ready.name.clone(),
             at: ready.path.display().to_string(),
@@ -72,7 +80,7 @@ impl ImageBackend {
             survey.leftovers.extend(half::<SnapshotMeta>(&ready, &local, found.image)?);
         }
         // What someone makes or deletes just now is no leftover.
-        if provisioner.is_none() {
+        if !is_provisioned {
             for (parent, kind) in [(TMP, LeftoverKind::Draft), (TRASH, LeftoverKind::Trash)] {
                 let parent = ready.path.join(parent);
                 let names = files::names(&parent).map_err(|error| ready.down(error.to_string()))?;
@@ -168,8 +176,7 @@ impl Inspect for ImageBackend {
         let parents = |pool: &Pool| [TMP, TRASH].map(|parent| pool.config.path.join(parent));
         let of = |pool: &&Arc<Pool>| leftover.object.parent().is_some_and(|parent| parents(pool).iter().any(|one| one == parent));
         let pool = self.pools.iter().find(of).ok_or_else(|| changed(leftover.object.display()))?;
-        let ready = pool.ready()?;
-        let _lock = Opening::new(pool).lock()?.map_err(|reason| ready.down(reason))?;
+        let _lock = pool.keep_off()?;
         step("remove leftover", &leftover.object.display(), || files::remove_directory(&leftover.object))?;
         Ok(())
     }

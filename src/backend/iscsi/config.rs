@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::catalog::{Configuration, OpenContext};
-use crate::backend::image::{ImageConfig, PoolConfig, Role};
-use crate::backend::{Backend, NodeCheck, StoragePath, ToolUse};
+use crate::backend::image::{ImageConfig, PoolConfig};
+use crate::backend::{Backend, NodeCheck, Role, StoragePath, ToolUse};
 use crate::os::process::Tool;
 use crate::volume::{BackendName, Error, NodeId, Result};
 

@@ -12,10 +12,10 @@ use crate::volume::{
 };
 
 use super::catalog::Configuration;
-use super::image::Role;
 use super::turns::Turns;
 use super::{
-    Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Inspect, Modify, Provision, ReportHealth, Snapshots, Usage,
+    Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,
+    Role, Snapshots, Usage,
 };
 
 mod allowed;
@@ -150,6 +150,9 @@ impl Backend for IscsiBackend {
         self.san.as_ref().map(|san| san.usage()).unwrap_or_default()
     }
 
+    fn exclusive(&self) -> Option<&dyn Exclusive> {
+        self.san.is_some().then_some(self)
+    }
     fn provision(&self) -> Option<&dyn Provision> {
         self.san.as_ref().map(|san| &**san as _)
     }
@@ -177,6 +180,22 @@ impl Backend for IscsiBackend {
     }
     fn connect(&self) -> &dyn Connect {
         self
+    }
+}
+
+impl Exclusive for IscsiBackend {
+    fn stand_by(&self) {
+        if let Some(san) = &self.san {
+            san.images.stand_by();
+        }
+    }
+
+    fn first_lock(&self) -> Result<FirstLock> {
+        self.san.as_ref().map_or(Ok(FirstLock::Away), |san| san.images.first_lock())
+    }
+
+    fn lead(&self) -> Result<()> {
+        self.san.as_ref().map_or(Ok(()), |san| san.lead())
     }
 }
 

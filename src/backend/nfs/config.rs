@@ -7,8 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::catalog::{Configuration, OpenContext};
-use crate::backend::image::Role;
-use crate::backend::{Backend, ToolUse};
+use crate::backend::{Backend, Role, ToolUse};
 use crate::os::process::Tool;
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
@@ -88,7 +87,7 @@ impl NfsConfig {
         for (number, share) in self.shares.iter().enumerate() {
             share.validate()?;
             if self.shares.iter().skip(number + 1).any(|other| other.called() == share.called()) {
-                return Err(refuse("shares", format!("{} is there twice", share.called())));
+                return Err(Error::invalid("shares", format!("{} is there twice", share.called())));
             }
         }
         Ok(())
@@ -100,10 +99,10 @@ impl ShareConfig {
         self.export()?;
         let plain = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == ',');
         if let Some(bad) = self.mount_options.iter().find(|option| !plain(option)) {
-            return Err(refuse("shares.mountOptions", format!("{bad:?} is no mount option; give each by itself")));
+            return Err(Error::invalid("shares.mountOptions", format!("{bad:?} is no mount option; give each by itself")));
         }
         if let Some(quota) = self.quota.as_ref().filter(|quota| !quota.is_absolute()) {
-            return Err(refuse("shares.quota", format!("{} is not absolute", quota.display())));
+            return Err(Error::invalid("shares.quota", format!("{} is not absolute", quota.display())));
         }
         Ok(())
     }
@@ -220,7 +219,7 @@ impl NfsParameters {
 
     /// From the `backend` member of a volume's parameters.
     pub(super) fn from_json(value: &serde_json::Value) -> Result<NfsParameters> {
-        NfsParameters::deserialize(value).map_err(|error| refuse("parameters", error.to_string()))
+        NfsParameters::deserialize(value).map_err(|error| Error::invalid("parameters", error.to_string()))
     }
 
     /// On the share that was chosen for them, where they name none.
@@ -250,11 +249,11 @@ impl NfsParameters {
     pub(super) fn ownership(&self) -> Result<Ownership> {
         let mode = self.mount_permissions.as_deref().map(|text| match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
             Ok(mode) if mode <= 0o7777 => Ok(mode),
-            _ => Err(refuse("parameters.mountPermissions", format!("{text:?} is no octal mode such as 0750"))),
+            _ => Err(Error::invalid("parameters.mountPermissions", format!("{text:?} is no octal mode such as 0750"))),
         });
         let number = |field, text: &Option<String>| match text.as_deref().map(str::parse::<u32>) {
             // chown(2) takes the last one for "leave it as it is".
-            Some(Ok(u32::MAX) | Err(_)) => Err(refuse(field, format!("{text:?} is no number of an owner"))),
+            Some(Ok(u32::MAX) | Err(_)) => Err(Error::invalid(field, format!("{text:?} is no number of an owner"))),
             Some(Ok(number)) => Ok(Some(number)),
             None => Ok(None),
         };
@@ -282,14 +281,9 @@ impl Ownership {
 /// `Invalid` for what a share cannot do.
 pub(super) fn check_on_delete(field: &'static str, on_delete: OnDelete) -> Result<()> {
     match on_delete {
-        OnDelete::Scrub => Err(refuse(field, "a share cannot scrub; use delete, retain or archive")),
+        OnDelete::Scrub => Err(Error::invalid(field, "a share cannot scrub; use delete, retain or archive")),
         OnDelete::Delete | OnDelete::Retain | OnDelete::Archive => Ok(()),
     }
-}
-
-/// A text of `server`, `share` or `subDir` that cannot be used.
-pub(super) fn refuse(field: &'static str, reason: impl Into<String>) -> Error {
-    Error::invalid(field, reason)
 }
 
 #[cfg(test)]
@@ -301,7 +295,7 @@ mod tests {
     }
 
     fn config(yaml: &str) -> Result<()> {
-        let config: NfsConfig = serde_yaml_ng::from_str(yaml).map_err(|error| refuse("config", error.to_string()))?;
+        let config: NfsConfig = serde_yaml_ng::from_str(yaml).map_err(|error| Error::invalid("config", error.to_string()))?;
         config.validate()
     }
 

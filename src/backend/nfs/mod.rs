@@ -17,8 +17,7 @@ use crate::os::answers::Answers;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::catalog::Configuration;
-use super::image::Role;
-use super::{Backend, Connect, Expand, Modify, Provision, ReportHealth, Snapshots, Usage};
+use super::{Backend, Connect, Exclusive, Expand, Modify, Provision, ReportHealth, Role, Snapshots, Usage};
 
 pub mod config;
 mod connect;
@@ -116,6 +115,9 @@ impl Backend for NfsBackend {
         self.controller.as_ref().map_or_else(Usage::default, Controller::usage)
     }
 
+    fn exclusive(&self) -> Option<&dyn Exclusive> {
+        self.controller.as_ref().map(|controller| controller as &dyn Exclusive)
+    }
     fn provision(&self) -> Option<&dyn Provision> {
         self.controller.as_ref().map(|controller| controller as &dyn Provision)
     }

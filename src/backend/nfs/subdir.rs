@@ -2,9 +2,8 @@
 
 use std::path::{Component, Path};
 
-use crate::volume::{RawParameters, Result};
+use crate::volume::{Error, RawParameters, Result};
 
-use super::config::refuse;
 use super::export;
 
 const FIELD: &str = "parameters.subDir";
@@ -25,17 +24,20 @@ pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
         let value = raw.metadata(key).ok_or_else(|| {
             let reason =
                 format!("the provisioner did not pass the value of {variable} is; start it with --extra-create-metadata");
-            refuse(FIELD, reason)
+            Error::invalid(FIELD, reason)
         })?;
         if value.is_empty() || value.contains('/') || value.contains("${") || value == "." || value == ".." {
-            return Err(refuse(FIELD, format!("{variable} is {value:?}, which is no name of one directory")));
+            return Err(Error::invalid(FIELD, format!("{variable} is {value:?}, which is no name of one directory")));
         }
         filled = filled.replace(variable, value);
     }
     if let Some(unknown) = filled.find("${") {
         let known: Vec<&str> = VARIABLES.iter().map(|(variable, _)| *variable).collect();
         let rest = filled.get(unknown..).unwrap_or_default();
-        return Err(refuse(FIELD, format!("{rest:?} begins with no variable that is known; there are {}", known.join(", "))));
+        return Err(Error::invalid(
+            FIELD,
+            format!("{rest:?} begins with no variable that is known; there are {}", known.join(", ")),
+        ));
     }
     check(&filled)?;
     Ok(filled)
@@ -44,7 +46,7 @@ pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
 /// Whether this is a directory below a share that may be a volume's.
 pub(super) fn check(directory: &str) -> Result<()> {
     if directory.is_empty() {
-        return Err(refuse(FIELD, "is empty: a volume is a directory of its own, never the whole share"));
+        return Err(Error::invalid(FIELD, "is empty: a volume is a directory of its own, never the whole share"));
     }
     export::directory(directory).map(|_| ())
 }

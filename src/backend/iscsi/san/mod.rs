@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::backend::image::{Image, ImageBackend, Role};
 use crate::backend::turns::{Turn, Turns};
-use crate::backend::{Backend, Usage};
+use crate::backend::{Backend, Exclusive, Usage};
 use crate::os::deadline;
 use crate::os::lio::{self, Disk, DiskSeen, Initiator, Lio};
 use crate::os::step::step;
@@ -88,12 +88,10 @@ fn remove_from<K: Ord, V: Ord>(map: &mut BTreeMap<K, BTreeSet<V>>, key: &K, valu
 }
 
 impl TargetServer {
-    /// Opens the pools, and makes the kernel show what is recorded.
+    /// No pool is opened yet.
     pub fn open(config: IscsiConfig, state: &Path) -> Result<Arc<TargetServer>> {
-        let images = ImageBackend::open_remembering(config.images(), Role { provision: true }, Some(&state.join("pools")), None)?;
-        let san = TargetServer::new(config, images)?;
-        san.settle();
-        Ok(san)
+        let images = ImageBackend::open_on_lead(config.images(), Role { provision: true }, Some(&state.join("pools")), None)?;
+        TargetServer::new(config, images)
     }
 
     fn new(config: IscsiConfig, images: ImageBackend) -> Result<Arc<TargetServer>> {
@@ -114,6 +112,13 @@ impl TargetServer {
         let images = ImageBackend::open_to_look(config.images(), None)?;
         let here = config.pools.iter().any(|pool| pool.path.exists());
         if here { TargetServer::new(config, images).map(Some) } else { Ok(None) }
+    }
+
+    /// Opens the pools, and makes the kernel show what is recorded.
+    pub fn lead(&self) -> Result<()> {
+        self.images.lead()?;
+        self.settle();
+        Ok(())
     }
 
     pub fn probe(&self) -> Result<()> {

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::backend::{PoolUsage, Usage};
+use crate::backend::FirstLock;
+use crate::backend::{Exclusive, PoolUsage, Usage};
 use crate::os::lock;
 use crate::volume::{BackendName, Bytes, Error, Result};
 
-use super::config::{NfsConfig, NfsParameters, refuse};
+use super::config::{NfsConfig, NfsParameters};
 
 mod health;
 mod index;
@@ -41,6 +43,7 @@ pub(super) struct Controller {
     backend: BackendName,
     shares: Vec<Arc<Share>>,
     patience: Duration,
+    standby: AtomicBool,
 }
 
 impl Controller {
@@ -58,7 +61,7 @@ impl Controller {
         let shares = config.shares.iter().enumerate();
         let shares =
             shares.map(|(number, share)| Arc::new(Share::new(share.clone(), &config.name, access(number), state))).collect();
-        Controller { backend: config.name.clone(), shares, patience: PATIENCE }
+        Controller { backend: config.name.clone(), shares, patience: PATIENCE, standby: AtomicBool::new(false) }
     }
 
     /// Shares that are directories of this machine.
@@ -68,11 +71,19 @@ impl Controller {
         Controller { patience: Duration::from_millis(50), ..controller }
     }
 
-    /// Whether any share can be used.
+    fn set_standby(&self, standby: bool) {
+        self.standby.store(standby, Ordering::Relaxed);
+        self.shares.iter().for_each(|share| share.set_standby(standby));
+    }
+
+    /// Whether any share can be used. On standby none is asked: they are not mounted.
     ///
     /// # Errors
     /// `BackendUnavailable` with the reasons of all.
     pub fn probe(&self) -> Result<()> {
+        if self.standby.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let mut reasons = Vec::new();
         for (_, ready) in ask(&self.shares) {
             match ready {
@@ -92,7 +103,10 @@ impl Controller {
         let known: Vec<String> = self.shares.iter().map(|share| share.config.called()).collect();
         let field = if parameters.server.is_empty() { "parameters.share" } else { "parameters.server" };
         let asked = format!("{}:{}", parameters.server, parameters.share);
-        Err(refuse(field, format!("{asked} is no share that backend {} has; there are {}", self.backend, known.join(", "))))
+        Err(Error::invalid(
+            field,
+            format!("{asked} is no share that backend {} has; there are {}", self.backend, known.join(", ")),
+        ))
     }
 
     /// The shares that a class allows.
@@ -245,6 +259,25 @@ impl Controller {
             (share.config.called(), usage.ok())
         });
         Usage { pools: pools.collect(), attachments: None }
+    }
+}
+
+impl Exclusive for Controller {
+    fn stand_by(&self) {
+        self.set_standby(true);
+    }
+
+    fn first_lock(&self) -> Result<FirstLock> {
+        let mut shares: Vec<&Arc<Share>> = self.shares.iter().collect();
+        shares.sort_by_key(|share| share.config.called());
+        let found = shares.into_iter().map(|share| share.first_lock()).find(|found| !matches!(found, FirstLock::Away));
+        Ok(found.unwrap_or(FirstLock::Away))
+    }
+
+    /// The shares are opened when they are used.
+    fn lead(&self) -> Result<()> {
+        self.set_standby(false);
+        Ok(())
     }
 }
 

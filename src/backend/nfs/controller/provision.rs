@@ -17,9 +17,8 @@ use super::Controller;
 use super::index::Refused;
 use super::place::links_name;
 use super::record::{self, FORMAT, Phase, VolumeRecord};
-use super::share::Ready;
-use super::snapshot::DATA;
-use super::work::{Source, Work};
+use super::share::{DATA, Ready};
+use super::work::{Source, Work, log_copied};
 
 /// Sizes are whole ones of these, in bytes.
 const UNIT: u64 = 1 << 20;
@@ -325,21 +324,12 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
             Some(ContentSource::Volume(source)) => share.copy_unchanged(&source, &directory, control, copy)?,
             _ => copy().map_err(|error| own.failure(error))?,
         };
-        tell(&id, copied);
+        log_copied(&id, copied);
         drop(share);
         Ok(copied)
     })?;
     lock(&ready.works).insert(local, work);
     Ok(())
-}
-
-/// What was copied into a volume or snapshot, for the log.
-pub(super) fn tell(into: &dyn std::fmt::Display, copied: tree::Copied) {
-    let tree::Copied { entries, bytes, vanished, lost } = copied;
-    tracing::info!(%into, entries, bytes, vanished, "copied");
-    if lost > 0 {
-        tracing::warn!(%into, lost, "extended attributes and access control lists that this share cannot have were left out");
-    }
 }
 
 /// Gives the draft the mode and owner that were asked for.

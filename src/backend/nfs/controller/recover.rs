@@ -6,8 +6,7 @@ use crate::volume::{Error, Result};
 
 use super::index::Taken;
 use super::record::{self, Phase, SnapshotRecord};
-use super::share::Ready;
-use super::snapshot::META;
+use super::share::{META, Ready};
 
 impl Ready {
     /// Reads what there is, ends what was begun with volumes. What is damaged is left, and told when it is asked for.

@@ -21,14 +21,17 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
+use crate::backend::FirstLock;
+use crate::backend::{LockHolder, lock_holder};
 use crate::os::answers::Answers;
 use crate::os::dir::OpenDir;
 use crate::os::fs::{Usage, usage};
@@ -47,6 +50,10 @@ use super::work::Work;
 const MARKER: &str = "marker.json";
 const LOCK: &str = "lock";
 const OWNER: &str = "owner";
+/// Of a snapshot, in its directory.
+pub(super) const META: &str = "meta.json";
+pub(super) const DATA: &str = "data";
+pub(super) const LINKS: &str = "links";
 /// A server that has not let us mount by then is down.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a server has to say that it lives.
@@ -55,6 +62,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long it waits for one to be mounted and locked: a server that has just started lets nobody lock for some seconds (its grace period).
 const OPEN_PATIENCE: Duration = Duration::from_secs(25);
+/// How long the start, or a standby, waits for a share to be mounted and locked.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits for one that gave no answer, or a bad one, the last time.
 const AWAY_PATIENCE: Duration = Duration::from_secs(1);
 /// After a failure to open a share others hear of it for so long, before it is tried again.
@@ -77,6 +86,12 @@ pub(super) struct Share {
     away: AtomicBool,
     /// Why it could not be opened the last time.
     failure: Mutex<Option<(Instant, String)>>,
+    /// Another process has the lock, as far as this one has tried to take it.
+    elsewhere: Mutex<Option<LockHolder>>,
+    /// While this process is on standby only `first_lock` opens it.
+    standby: AtomicBool,
+    /// As it was opened before; running calls may still have it, and with it the lock.
+    previous: Mutex<Weak<Ready>>,
     memory: Memory,
 }
 
@@ -141,6 +156,9 @@ impl Share {
             asking: Single::new("ask share"),
             away: AtomicBool::new(false),
             failure: Mutex::new(None),
+            elsewhere: Mutex::new(None),
+            standby: AtomicBool::new(false),
+            previous: Mutex::new(Weak::new()),
             memory,
         }
     }
@@ -155,15 +173,35 @@ impl Share {
 
     /// Begins to ask for it on a thread of its own, or joins who does: however its server hangs, no other share waits for it.
     pub fn ask(self: &Arc<Self>) -> Asked {
+        self.ask_as(!self.standby.load(Ordering::Relaxed))
+    }
+
+    /// As `ask`; opens it only where it `may` be locked.
+    fn ask_as(self: &Arc<Self>, may: bool) -> Asked {
         let share = Arc::clone(self);
         self.asking.start(move || {
-            let answer = share.look();
+            let answer = share.look(may);
             share.away.store(answer.is_err(), Ordering::Relaxed);
             answer.map_err(|error| match error {
                 Error::BackendUnavailable { reason, .. } => reason,
                 other => share.reason(&other.to_string()),
             })
         })
+    }
+
+    pub fn set_standby(&self, standby: bool) {
+        self.standby.store(standby, Ordering::Relaxed);
+    }
+
+    /// Opens it, also on standby.
+    pub fn first_lock(self: &Arc<Self>) -> FirstLock {
+        match self.ask_as(true).and_then(|attempt| attempt.wait(LOCK_PATIENCE)) {
+            Ok(Ok(_)) => FirstLock::Here,
+            _ => match lock(&self.elsewhere).clone() {
+                Some(holder) => FirstLock::Elsewhere(self.reason(&held_elsewhere(&holder))),
+                None => FirstLock::Away,
+            },
+        }
     }
 
     /// Waits for the answer, but not for a server that hangs.
@@ -192,7 +230,7 @@ impl Share {
         self.away.load(Ordering::Relaxed)
     }
 
-    fn look(&self) -> Result<Arc<Ready>> {
+    fn look(&self, may: bool) -> Result<Arc<Ready>> {
         if let Some(ready) = self.current() {
             match self.ask_server(&ready) {
                 Ok(()) if ready.is_owner()? => return Ok(ready),
@@ -211,6 +249,9 @@ impl Share {
                 }
                 Err(Silence::Dead(reason)) => return Err(self.down(reason)),
             }
+        }
+        if !may {
+            return Err(self.down("this process is on standby, and does not open it"));
         }
         self.open()
     }
@@ -238,7 +279,11 @@ impl Share {
 
     /// Unless it was opened anew meanwhile; whether it was the present one.
     fn forget(&self, ready: &Arc<Ready>) -> bool {
-        lock(&self.current).take_if(|current| Arc::ptr_eq(current, ready)).is_some()
+        let taken = lock(&self.current).take_if(|current| Arc::ptr_eq(current, ready));
+        if let Some(taken) = &taken {
+            *lock(&self.previous) = Arc::downgrade(taken);
+        }
+        taken.is_some()
     }
 
     fn open(&self) -> Result<Arc<Ready>> {
@@ -317,9 +362,16 @@ impl Share {
         let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         self.check_ours(&root, &own)?;
         match rustix::fs::flock(&lock_file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
+            Ok(()) => *lock(&self.elsewhere) = None,
+            Err(Errno::WOULDBLOCK) if lock(&self.previous).upgrade().is_some() => {
+                return Err(self.down("calls of this process that still end have its lock; it is tried again"));
+            }
             Err(Errno::WOULDBLOCK) => {
-                return Err(self.down("another process provisions from it; there may be one controller only"));
+                let text = own.read(LOCK, lock_holder::LONGEST)?.unwrap_or_default();
+                let holder = LockHolder::parse(&text);
+                let reason = held_elsewhere(&holder);
+                *lock(&self.elsewhere) = Some(holder);
+                return Err(self.down(reason));
             }
             Err(errno) => {
                 return Err(self.down(format!(
@@ -339,6 +391,10 @@ impl Share {
             return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
         }
         self.memory.keep(&marker.id);
+        // For people only, so that a full share is no reason to stop.
+        if let Err(error) = lock_file.write_all_at(LockHolder::this().encode().as_bytes(), 0) {
+            tracing::warn!(share = called, %error, "the lock is held, but our process id could not be written into it");
+        }
         let owner = random::hexadecimal(16)?;
         own.write(OWNER, owner.as_bytes())?;
         let directory = |name: &str| own.ensure_directory(name, 0o700);
@@ -392,6 +448,10 @@ impl Share {
 
 fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error {
     Error::BackendUnavailable { backend: backend.to_string(), reason: with_share(called, &reason.into()) }
+}
+
+fn held_elsewhere(holder: &LockHolder) -> String {
+    format!("{holder} provisions from it; this one does as soon as that one has ended")
 }
 
 fn with_share(called: &str, reason: &str) -> String {

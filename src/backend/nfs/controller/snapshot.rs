@@ -18,14 +18,9 @@ use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, Snap
 use super::super::config::{Consistency, NfsSnapshotParameters};
 use super::Controller;
 use super::index::Taken;
-use super::provision::tell;
 use super::record::{self, FORMAT, SnapshotRecord};
-use super::share::Ready;
-use super::work::{Source, Work};
-
-pub(super) const META: &str = "meta.json";
-pub(super) const DATA: &str = "data";
-const LINKS: &str = "links";
+use super::share::{DATA, LINKS, META, Ready};
+use super::work::{Source, Work, log_copied};
 
 impl Snapshots for Controller {
     fn check(&self, raw: &RawParameters) -> Result<()> {
@@ -192,7 +187,7 @@ impl Ready {
             record.ready = true;
             record.taken = Bytes(copied.bytes);
             own.write_snapshot(&record)?;
-            tell(&record.id, copied);
+            log_copied(&record.id, copied);
             lock(&own.works).remove(&work_key(record.id.local()));
             Ok(copied)
         })?;

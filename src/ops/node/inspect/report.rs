@@ -88,9 +88,12 @@ pub struct Storage {
     pub total: u64,
     pub free: u64,
     pub read_only: bool,
-    /// The process that makes and deletes volumes in it; 0 where it is in another PID namespace.
+    /// The process that creates and deletes volumes in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioner: Option<u32>,
+    /// The name of its host, which in Kubernetes is its pod's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provisioner_host: Option<String>,
 }
 
 /// What the node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.

@@ -116,7 +116,8 @@ impl<'a> View<'a> {
                 total: place.total.0,
                 free: place.free.0,
                 read_only: place.read_only,
-                provisioner: place.provisioner,
+                provisioner: place.provisioner.as_ref().map(|holder| holder.pid.unwrap_or(0)),
+                provisioner_host: place.provisioner.as_ref().and_then(|holder| holder.host.clone()),
             }));
         }
         storage

@@ -1,53 +1,39 @@
 //! From a path to a usable pool: whose directory it is, the lock, what is made, what is swept.
 
 use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
+use crate::backend::{LockHolder, Role};
 use crate::os::step::step;
-use crate::os::{self, durable, udev};
+use crate::os::{self, durable};
 use crate::volume::{BackendName, Error, Result};
 
-use super::config::{PoolConfig, Role};
+use super::config::PoolConfig;
+use super::layout::{DIRECTORIES, ESSENTIAL, GROUPS, LOCK, Limits, MARKER, PASSING, TMP, TRASH};
+use super::lock::{NoLock, PoolLock};
 use super::meta::{self, Marker};
-use super::pool::{ARCHIVE, ESSENTIAL, GROUPS, Limits, Memory, Pool, RETAINED, Ready, SNAPSHOTS, TMP, TRASH, VOLUMES, down};
-use super::{files, inspect};
-
-pub(super) const MARKER: &str = "longshore-pool.json";
-pub(super) const LOCK: &str = "lock";
-/// How long what a killed driver left may keep its locks.
-const ORPHANS: Duration = Duration::from_secs(5);
-/// These can be made anew.
-const PASSING: [&str; 4] = [TMP, TRASH, ARCHIVE, RETAINED];
-const DIRECTORIES: [&str; 7] = [VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
-/// What is made in a directory before [`MARKER`].
-pub(super) const OWN_ENTRIES: [&str; 8] = [LOCK, VOLUMES, SNAPSHOTS, GROUPS, TMP, TRASH, ARCHIVE, RETAINED];
+use super::pool_id::PoolIdFile;
+use super::ready::{Ready, down};
+use super::{files, scan};
 
 /// The way from a path to a [`Ready`].
 pub(super) struct Opening<'a> {
-    config: &'a PoolConfig,
-    backend: &'a BackendName,
-    role: Role,
+    pub config: &'a PoolConfig,
+    pub backend: &'a BackendName,
+    pub role: Role,
+    /// Whether the lock is to be taken, where this process provisions.
+    pub lock: bool,
     /// The id that the pool must have, if it was open before.
-    expected: Option<&'a str>,
-    memory: Option<&'a Memory>,
+    pub expected: Option<&'a str>,
+    pub memory: Option<&'a PoolIdFile>,
+    /// Called where another process has the lock; whether it is waited for, for some seconds.
+    pub held: &'a dyn Fn(&LockHolder) -> bool,
 }
 
-impl<'a> Opening<'a> {
-    pub fn new(pool: &'a Pool) -> Self {
-        Opening {
-            config: &pool.config,
-            backend: &pool.backend,
-            role: pool.role,
-            expected: pool.id.get().map(String::as_str),
-            memory: pool.memory.as_ref(),
-        }
-    }
-
+impl Opening<'_> {
     pub fn run(&self) -> Result<Ready> {
         let path = &self.config.path;
         let (directory, inode) = self.directory()?;
@@ -55,7 +41,11 @@ impl<'a> Opening<'a> {
         if marker.is_none() {
             self.check_empty()?;
         }
-        let lock = if self.role.provision { self.lock()? } else { Err("this process does not provision".to_owned()) };
+        let lock = match (self.role.provision, self.lock) {
+            (true, true) => self.lock()?,
+            (true, false) => Err(NoLock::NotTaken("this process is on standby")),
+            (false, _) => Err(NoLock::NotTaken("this process does not provision")),
+        };
         let marker = match (marker, &lock) {
             (Some(marker), Ok(_)) => {
                 self.create_layout(&PASSING)?;
@@ -86,8 +76,8 @@ impl<'a> Opening<'a> {
             ready.sweep();
             ready.settle().map_err(|error| self.down(error.to_string()))?;
         }
-        if self.role.provision {
-            inspect::load(&ready).map_err(|error| self.down(error.to_string()))?;
+        if ready.has_ledger() {
+            scan::load(&ready).map_err(|error| self.down(error.to_string()))?;
         }
         Ok(ready)
     }
@@ -110,7 +100,7 @@ impl<'a> Opening<'a> {
 
     /// What to do about a pool that was here and will not come back.
     fn forget(&self) -> String {
-        let forget = |memory: &Memory| {
+        let forget = |memory: &PoolIdFile| {
             format!(", or, if it is gone for good, stop us, remove {} and start again", memory.path().display())
         };
         self.expected.and(self.memory).map(forget).unwrap_or_default()
@@ -173,63 +163,23 @@ impl<'a> Opening<'a> {
         Ok(())
     }
 
-    /// Takes the lock; the inner error is why the pool may only be read.
-    pub fn lock(&self) -> Result<Result<File, String>> {
-        let path = self.config.path.join(LOCK);
-        let failed = |error| os::Error::io("open", &path, error);
-        let writable = step("open lock", &path.display(), || {
-            let mut options = File::options();
-            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            options.open(&path).map_err(failed)
-        });
-        // What is held is open for reading: an operator can still remount the file system read-only.
-        let opened = writable.and_then(|writable| Ok((writable, File::open(&path).map_err(failed)?)));
-        let (mut writable, file) = match opened {
-            Ok(files) => files,
-            Err(error) => return Ok(Err(format!("{error}; make it writable"))),
-        };
-        // NFS grants an exclusive lock to writers only (flock(2)).
-        let file = match file.try_lock() {
-            Err(std::fs::TryLockError::Error(error)) if error.raw_os_error() == Some(libc::EBADF) => {
-                writable.try_clone().map_err(|error| self.down(failed(error).to_string()))?
-            }
-            _ => file,
-        };
-        let try_lock = || match file.try_lock() {
-            Ok(()) => Ok(true),
-            Err(std::fs::TryLockError::WouldBlock) => Ok(false),
-            Err(std::fs::TryLockError::Error(error)) => Err(os::Error::io("lock", &path, error)),
-        };
-        let down = |error: os::Error| self.down(error.to_string());
-        let mut locked = try_lock().map_err(down)?;
-        if !locked {
-            let mut holder = String::new();
-            let read = (&file).take(32).read_to_string(&mut holder);
-            let holder = if read.is_ok() && !holder.trim().is_empty() { holder.trim() } else { "unknown" };
-            // A child that a killed driver was about to start has the lock for the moment that it takes to run its program, or to
-            // see that it is an orphan.
-            if !Path::new("/proc").join(holder).exists() {
-                locked = udev::wait_until(Instant::now().checked_add(ORPHANS), try_lock).map_err(down)?;
-            }
-            if !locked {
-                return Err(Error::InUse {
-                    object: format!("pool {} ({})", self.config.name, self.config.path.display()),
-                    by: format!("the longshore process {holder} provisions from it; stop that one, or name another directory"),
-                });
-            }
-        }
-        // Always as many bytes, in place: a full file system must not stop us from opening the pool.
-        if let Err(error) = writeln!(writable, "{:10}", std::process::id()) {
-            tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
-        }
-        Ok(Ok(file))
+    /// Takes the lock.
+    ///
+    /// # Errors
+    /// `InUse` where another pool of this process has it. The inner error is why the pool may only be read.
+    fn lock(&self) -> Result<Result<PoolLock, NoLock>> {
+        let taken = PoolLock::take(self.config, |holder| (self.held)(holder));
+        taken.map_err(|error| match error {
+            Error::InUse { .. } => error,
+            error => self.down(error.to_string()),
+        })
     }
 
     /// Makes a new pool: its directories, and last of all the marker.
     fn make(&self) -> Result<Marker> {
         let path = &self.config.path;
         self.create_layout(&DIRECTORIES)?;
-        let id = random_id().map_err(|error| self.down(error.to_string()))?;
+        let id = files::random_id().map_err(|error| self.down(error.to_string()))?;
         let marker = Marker { format: meta::FORMAT, id, backend: self.backend.clone() };
         let text = meta::encode(&marker, &path.join(MARKER))?;
         step("write pool marker", &path.display(), || durable::write(path, MARKER, &text))
@@ -254,13 +204,6 @@ impl<'a> Opening<'a> {
     fn down(&self, reason: impl Into<String>) -> Error {
         down(self.backend, self.config, reason)
     }
-}
-
-/// A random UUID, from the kernel.
-pub(super) fn random_id() -> os::Result<String> {
-    const PATH: &str = "/proc/sys/kernel/random/uuid";
-    let id = std::fs::read_to_string(PATH).map_err(|error| os::Error::io("read", PATH, error))?;
-    Ok(id.trim().to_owned())
 }
 
 impl Ready {

@@ -6,9 +6,10 @@ use crate::os;
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, IMAGE, META, Seen};
+use super::layout::{ARCHIVE, GROUPS, Kind, RETAINED};
 use super::ledger::Entry;
 use super::meta::{self, Damage, GroupRecord, SnapshotMeta, VolumeMeta};
-use super::pool::{ARCHIVE, GROUPS, Kind, RETAINED, Ready};
+use super::ready::Ready;
 
 /// What was seen of a volume or snapshot.
 #[derive(Debug)]

@@ -1,0 +1,143 @@
+//! The lock of a pool: who has it provisions.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::backend::{LockHolder, lock_holder};
+use crate::os::step::step;
+use crate::os::{self, udev};
+use crate::volume::{Error, Result};
+
+use super::config::PoolConfig;
+use super::layout::LOCK;
+
+/// How long what a killed driver left may keep its locks.
+const ORPHANS: Duration = Duration::from_secs(5);
+
+/// The lock files that this process has locked, by device and inode, and for which pool: a second lock of its own is a mistake in the
+/// configuration, and nothing to wait for.
+static OWN: Mutex<BTreeMap<(u64, u64), PathBuf>> = Mutex::new(BTreeMap::new());
+
+/// The lock, given back when dropped.
+#[derive(Debug)]
+pub(in crate::backend) struct PoolLock {
+    file: Option<File>,
+    inode: (u64, u64),
+}
+
+/// Why there is no lock.
+#[derive(Clone, Debug)]
+pub(super) enum NoLock {
+    /// It was not asked for.
+    NotTaken(&'static str),
+    /// The pool can only be read.
+    Unwritable(String),
+    /// Another process has it.
+    Elsewhere(LockHolder),
+}
+
+impl fmt::Display for NoLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoLock::NotTaken(reason) => f.write_str(reason),
+            NoLock::Unwritable(reason) => f.write_str(reason),
+            NoLock::Elsewhere(holder) => write!(f, "{holder} provisions from it; this one does as soon as that one has ended"),
+        }
+    }
+}
+
+impl PoolLock {
+    /// Takes the lock. Where another process has it, `held` says whether what may only be a killed driver's child is waited for.
+    ///
+    /// # Errors
+    /// `InUse` where this very process has it for another pool; `os::Error` where it cannot be locked at all. The inner error is why the
+    /// pool may only be read.
+    pub(super) fn take(pool: &PoolConfig, held: impl FnOnce(&LockHolder) -> bool) -> Result<Result<PoolLock, NoLock>> {
+        let path = pool.path.join(LOCK);
+        let (mut writable, file) = match open(&path) {
+            Ok(files) => files,
+            Err(error) => return Ok(Err(NoLock::Unwritable(format!("{error}; make it writable")))),
+        };
+        let seen = file.metadata().map_err(|error| os::Error::io("look at", &path, error))?;
+        let inode = (seen.dev(), seen.ino());
+        // NFS grants an exclusive lock to writers only (flock(2)).
+        let file = match file.try_lock() {
+            Err(std::fs::TryLockError::Error(error)) if error.raw_os_error() == Some(libc::EBADF) => {
+                writable.try_clone().map_err(|error| os::Error::io("open", &path, error))?
+            }
+            _ => file,
+        };
+        let try_lock = || match file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(false),
+            Err(std::fs::TryLockError::Error(error)) => Err(os::Error::io("lock", &path, error)),
+        };
+        if !try_lock()? {
+            if let Some(other) = own().get(&inode) {
+                let object = format!("pool {} ({})", pool.name, pool.path.display());
+                let pid = std::process::id();
+                let by = format!("process {pid}, this one, provisions from it as {}; name another directory", other.display());
+                return Err(Error::InUse { object, by });
+            }
+            let holder = read_holder(&mut writable);
+            // A child that a killed driver was about to start has the lock for the moment that it takes to run its program, or to
+            // see that it is an orphan.
+            let waits = held(&holder) && may_be_orphaned(&holder);
+            if !waits || !udev::wait_until(Instant::now().checked_add(ORPHANS), try_lock)? {
+                return Ok(Err(NoLock::Elsewhere(holder)));
+            }
+        }
+        if let Err(error) = writable.rewind().and_then(|()| writable.write_all(LockHolder::this().encode().as_bytes())) {
+            tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
+        }
+        own().insert(inode, pool.path.clone());
+        Ok(Ok(PoolLock { file: Some(file), inode }))
+    }
+}
+
+impl Drop for PoolLock {
+    fn drop(&mut self) {
+        // First, so that nobody finds it locked and not ours.
+        drop(self.file.take());
+        own().remove(&self.inode);
+    }
+}
+
+/// For writing, and what is locked, which is open for reading: an operator can still remount the file system read-only.
+fn open(path: &Path) -> os::Result<(File, File)> {
+    let failed = |error: io::Error| os::Error::io("open", path, error);
+    let writable = step("open lock", &path.display(), || {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options.open(path).map_err(failed)
+    })?;
+    Ok((writable, File::open(path).map_err(failed)?))
+}
+
+/// Who wrote it last; for people, so that what cannot be read is not known.
+fn read_holder(file: &mut File) -> LockHolder {
+    let mut text = Vec::new();
+    let read = file.rewind().and_then(|()| file.take(lock_holder::LONGEST).read_to_end(&mut text));
+    read.map(|_| LockHolder::parse(&text)).unwrap_or_default()
+}
+
+/// Who has a pool's lock, as that one wrote it.
+pub(super) fn holder(pool: &Path) -> Option<LockHolder> {
+    File::open(pool.join(LOCK)).ok().map(|mut file| read_holder(&mut file))
+}
+
+/// Whether the process that wrote this has ended. In a container that was started anew we have the number of the one before us.
+fn may_be_orphaned(holder: &LockHolder) -> bool {
+    let lives = |pid: u32| pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists();
+    holder.is_of_this_host() && !holder.pid.is_some_and(lives)
+}
+
+fn own() -> MutexGuard<'static, BTreeMap<(u64, u64), PathBuf>> {
+    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,151 @@
+//! A pool that is there: its open directory, its lock, its ledger, and what is read of it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::os::{self, copy};
+use crate::volume::{BackendName, Error, Result};
+
+use super::config::PoolConfig;
+use super::files::{self, Access, IMAGE, META, Room, Seen};
+use super::layout::{ESSENTIAL, Kind, Limits};
+use super::ledger::Ledger;
+use super::lock::{NoLock, PoolLock};
+use super::meta::{self, Damage};
+
+/// A pool that is there.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub name: String,
+    pub path: PathBuf,
+    pub id: String,
+    pub backend: BackendName,
+    /// The directory, whatever the path leads to later.
+    pub directory: File,
+    pub inode: (u64, u64),
+    /// Why we may not change it, or the lock that lets us.
+    pub lock: Result<PoolLock, NoLock>,
+    pub limits: Limits,
+    pub ledger: Arc<Ledger>,
+    pub shares: OnceLock<bool>,
+}
+
+pub(super) fn down(backend: &BackendName, pool: &PoolConfig, reason: impl Into<String>) -> Error {
+    let reason = format!("pool {} ({}): {}", pool.name, pool.path.display(), reason.into());
+    Error::BackendUnavailable { backend: backend.to_string(), reason }
+}
+
+impl Ready {
+    /// The open directory.
+    pub fn root(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Whether the path still leads to the directory that we opened: not unmounted, not covered by another mount.
+    pub fn is_in_place(&self) -> bool {
+        files::look_through(&self.path).is_ok_and(|seen| seen.inode == self.inode)
+    }
+
+    /// Where a volume or snapshot lies.
+    pub fn place(&self, kind: Kind, local: &str) -> PathBuf {
+        self.path.join(kind.directory()).join(local)
+    }
+
+    /// Whether there is a volume or snapshot of this id, whole or damaged.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` where that cannot be seen.
+    pub fn has(&self, kind: Kind, local: &str) -> Result<bool> {
+        let relative = Path::new(kind.directory()).join(local);
+        match files::look(self.root(), &relative) {
+            Ok(Some(_)) => Ok(true),
+            // Gone, or the directory that would hold it is?
+            Ok(None) => self.check_directory(kind.directory()).map(|()| false).map_err(|reason| self.down(reason)),
+            Err(error) => Err(self.down(error.to_string())),
+        }
+    }
+
+    /// Whether the directories are there whose loss would make everything look absent; else why not.
+    pub fn check_essential(&self) -> Result<(), String> {
+        ESSENTIAL.iter().try_for_each(|name| self.check_directory(name))
+    }
+
+    /// Whether one of our directories is there; else why not.
+    pub fn check_directory(&self, name: &str) -> Result<(), String> {
+        match files::look(self.root(), Path::new(name)) {
+            Ok(Some(seen)) if seen.directory => Ok(()),
+            Ok(_) => Err(format!("its directory {name} is missing; restore it from a backup, or mount the right file system")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Looks at an image; `None` where it is missing.
+    pub fn look_at_image(&self, kind: Kind, local: &str) -> os::Result<Option<Seen>> {
+        files::look(self.root(), &Path::new(kind.directory()).join(local).join(IMAGE))
+    }
+
+    /// Opens an image, through no link.
+    pub fn open_image(&self, kind: Kind, local: &str, access: Access) -> Result<File> {
+        let relative = Path::new(kind.directory()).join(local).join(IMAGE);
+        let opened = files::open(self.root(), &relative, access).map_err(|error| self.failure(error))?;
+        opened.ok_or_else(|| Damage::image_missing(&self.path.join(&relative)).into())
+    }
+
+    /// The text of a metadata file; `None` where it is missing.
+    pub fn read_meta(&self, kind: Kind, local: &str) -> os::Result<Option<Vec<u8>>> {
+        files::read(self.root(), &Path::new(kind.directory()).join(local).join(META), meta::LONGEST)
+    }
+
+    /// How full the file system is.
+    pub fn room(&self) -> Result<Room> {
+        files::room(self.root(), &self.path).map_err(|error| self.down(error.to_string()))
+    }
+
+    /// Whether files in here can share extents. Tried once.
+    pub fn shares_extents(&self) -> bool {
+        *self.shares.get_or_init(|| {
+            copy::reflink_works(&self.path).unwrap_or_else(|error| {
+                tracing::warn!(pool = self.name, %error, "reflinks could not be tried; images will be copied");
+                false
+            })
+        })
+    }
+
+    /// A failed action in this pool, in the right terms: full, read-only, or a failure of which it is not known what it left.
+    pub fn failure(&self, error: os::Error) -> Error {
+        match error.errno() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Error::NoCapacity {
+                place: self.called(),
+                reason: format!("its file system is full ({error}); free some, or add a pool"),
+            },
+            Some(libc::EROFS) => self.down(format!("{error}; look for its cause in the kernel's log and remount it writable")),
+            Some(libc::EFBIG) => Error::OutOfRange {
+                field: "capacity_range",
+                reason: format!("the file system of {} has no files of that size ({error})", self.called()),
+            },
+            _ => error.into(),
+        }
+    }
+
+    /// For errors: `pool fast (/srv/fast)`.
+    pub fn called(&self) -> String {
+        format!("pool {} ({})", self.name, self.path.display())
+    }
+
+    /// `BackendUnavailable`.
+    pub fn down(&self, reason: impl Into<String>) -> Error {
+        Error::BackendUnavailable { backend: self.backend.to_string(), reason: format!("{}: {}", self.called(), reason.into()) }
+    }
+
+    /// Whether this process holds the lock.
+    pub fn is_writable(&self) -> bool {
+        self.lock.is_ok()
+    }
+
+    /// Whether the ledger has all that is there: it was filled, and no other process makes or deletes anything.
+    pub fn has_ledger(&self) -> bool {
+        matches!(self.lock, Ok(_) | Err(NoLock::Unwritable(_)))
+    }
+}
