@@ -151,7 +151,9 @@ fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
         assert!(configs.iter().any(|config| config.kind() == row.kind), "the README's table has no column of {}", row.kind);
     }
     let titles = configured.iter().map(|(title, _)| *title);
-    titles.zip(configs.iter().map(|config| config.open(&context).expect(config.kind()))).collect()
+    titles
+        .zip(configs.iter().map(|config| config.open(&context).unwrap_or_else(|error| panic!("{}: {error}", config.kind()))))
+        .collect()
 }
 
 /// Whether volumes of this kind can be had in this access mode.
