@@ -17,8 +17,8 @@
 //! # Invariants
 //! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> {volume, metrics}; a backend may use os.
 //!   `tests/architecture.rs` holds this.
-//! - Only `rpc`, `server` and the client in `cli` know of gRPC. No other function answers with a `tonic::Status`; `rpc/status.rs`
-//!   alone chooses codes, by one exhaustive match over [`volume::Error`].
+//! - Only `rpc`, `server` and, in `cli`, the client and the relay know of gRPC. No other function answers with a `tonic::Status`;
+//!   `rpc/status.rs` alone chooses the driver's codes, by one exhaustive match over [`volume::Error`]; the relay passes them on.
 //! - Everything below `rpc` is synchronous. A call runs on a thread of its own ([`ops::task`]) and outlives a caller that has
 //!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
 //! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].

@@ -92,15 +92,12 @@ impl Relay {
             reason = response.reason,
             "{rpc}: answered"
         );
-        match Code::from_i32(response.code) {
-            Code::Ok => {
-                let message = base64::decode(&response.message).ok().and_then(|message| A::decode(&*message).ok());
-                message
-                    .map(Answered::new)
-                    .ok_or_else(|| Status::internal(format!("{about}: node {node} answered no such message")))
-            }
-            code => Err(Status::new(code, response.reason)),
+        if response.code != Code::Ok as i32 {
+            return Err(passed_on(response));
         }
+        let message = base64::decode(&response.message).ok().and_then(|message| A::decode(&*message).ok());
+        // It may have been done all the same.
+        message.map(Answered::new).ok_or_else(|| away(format!("{about}: the answer of node {node} is malformed")))
     }
 }
 
@@ -178,6 +175,11 @@ async fn response(api: &Api, selector: &str, request: &Request) -> Result<Option
         }
     }
     Ok(None)
+}
+
+#[allow(clippy::disallowed_methods, reason = "the driver of the node has chosen the code")]
+fn passed_on(response: Response) -> Status {
+    Status::new(Code::from_i32(response.code), response.reason)
 }
 
 /// Not over: csi-resizer asks again.

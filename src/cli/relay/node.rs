@@ -7,7 +7,7 @@ use std::time::Duration;
 use aws_smithy_types::base64;
 use prost::Message;
 use serde_json::json;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::super::api::{Api, Body};
 use super::super::call::Client;
@@ -164,7 +164,6 @@ async fn carry_out(endpoint: &Endpoint, handle: &str, request: &Request) -> Resu
             other => Err(Status::unimplemented(format!("{other}: not passed on to a node's driver"))),
         }
     };
-    let late =
-        |_| Err(Status::new(Code::DeadlineExceeded, format!("{}: the driver has not answered within {CALL:?}", request.rpc)));
+    let late = |_| Err(Status::deadline_exceeded(format!("{}: the driver has not answered within {CALL:?}", request.rpc)));
     tokio::time::timeout(CALL, call).await.unwrap_or_else(late)
 }
