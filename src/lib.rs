@@ -4,7 +4,7 @@
 //! ```text
 //!  gRPC request
 //!    -> rpc/      one file per CSI service: decode -> run -> encode. No I/O, no policy.
-//!    -> ops/      the CSI state machine, written once for all backends: lock, observe, plan, execute, undo.
+//!    -> ops/      the CSI state machine, written once for all backends: lock, observe, plan, apply, undo.
 //!    -> backend/  one directory per storage system, each implementing the small traits of backend/api; catalog/ has a row for each.
 //!    -> os/       alone in touching Linux: mounts, loop devices, mkfs, processes, paths. Knows no CSI.
 //!       volume/   the words all of them share: pure types, parsed once, valid from then on.
@@ -16,7 +16,8 @@
 //!
 //! # Invariants
 //! - Arrows point down only: main -> cli, server -> rpc -> ops -> {backend, os} -> {volume, metrics}; a backend may use os.
-//!   `tests/architecture.rs` holds this.
+//!   No modules import each other in a circle, no backend knows another but where it is declared, and above the backends no protocol is
+//!   named. `tests/architecture.rs` holds this.
 //! - Only `rpc`, `server` and, in `cli`, the client and the relay know of gRPC. No other function answers with a `tonic::Status`;
 //!   `rpc/status.rs` alone chooses the driver's codes, by one exhaustive match over [`volume::Error`]; the relay passes them on.
 //! - Everything below `rpc` is synchronous. A call runs on a thread of its own ([`ops::task`]) and outlives a caller that has

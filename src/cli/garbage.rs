@@ -43,7 +43,7 @@ pub fn run(args: &InspectArgs, config: &Config, backend: &str) -> Result<u8, Fai
         garbage.snapshots.clear();
     }
     let text = match args.json {
-        true => super::inspect::json(&Shown::new(&garbage, compared))?,
+        true => super::output::json(&Shown::new(&garbage, compared))?,
         false => shown(&garbage, backend, compared),
     };
     print(&text)?;

@@ -13,9 +13,10 @@ use crate::ops::node::inspect::{self, Configured, Finding, Repairer, Report, Rol
 use crate::volume;
 
 use super::args::InspectArgs;
+use super::output::json;
 use super::table::size;
 use super::tree::{Branch, Lines};
-use super::{Failure, print, serve, variable};
+use super::{Failure, print, serve};
 
 /// Something was found.
 const FOUND: u8 = 1;
@@ -50,10 +51,6 @@ fn exit_code(report: &Report) -> u8 {
         (true, false) => UNSEEN,
         (true, true) => 0,
     }
-}
-
-pub(super) fn json<T: Serialize>(value: &T) -> Result<String, Failure> {
-    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| Failure::Output(error.into()))
 }
 
 fn look(setup: &Setup, volume: Option<&str>) -> Result<Report, Failure> {
@@ -378,10 +375,4 @@ fn summary(report: &Report) -> String {
     let unhealthy = report.volumes.iter().filter(|volume| !volume.problems.is_empty()).count();
     let (volumes, findings, unseen) = (report.volumes.len(), report.findings.len(), report.not_seen.len());
     format!("{volumes} volumes, {staged} staged, {unhealthy} unhealthy; {findings} to repair; {unseen} not looked at")
-}
-
-/// Whether people with this environment read UTF-8.
-pub(super) fn reads_utf8() -> bool {
-    let set = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
-    set.is_some_and(|locale| locale.to_lowercase().replace('-', "").contains("utf8"))
 }

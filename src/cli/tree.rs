@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use super::inspect::reads_utf8;
+use super::output::reads_utf8;
 
 /// A line, and what stands on it.
 #[derive(Debug, Default)]

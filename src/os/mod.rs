@@ -44,6 +44,7 @@ pub mod process;
 pub mod programs;
 pub mod quota;
 pub mod random;
+pub mod responsive;
 pub mod scsi;
 pub mod settings;
 pub mod single;

@@ -3,15 +3,16 @@
 //! A server may be dead: what asks it is a program with a deadline, and unmounting ends in any case.
 
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::deadline::within;
 use super::mountinfo::{Mount, MountTable};
-use super::process::{Run, Tool, run, run_ok};
+use super::process::{Run, Tool, run_ok};
 use super::{Error, Result};
 use crate::volume::MountFlags;
+
+pub use super::responsive::{answers, answers_open};
 
 const MOUNT: Tool = Tool { name: "mount.nfs", package: "nfs-common" };
 const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
@@ -103,43 +104,4 @@ pub fn connects(server: &str, port: Option<u16>) -> bool {
     };
     // Names may be asked of a server of their own.
     within(2 * CONNECTED_IN, attempt).unwrap_or(false)
-}
-
-/// Whether `statfs` of the share at `place` is answered: NFS keeps no answer of it, so that it is the server's. A program asks, which
-/// can be left behind, where a call of our own would hang.
-///
-/// # Errors
-/// `Deadline`; `Io` with what statfs(2) said: ESTALE.
-pub fn answers(place: &Path, deadline: Duration) -> Result<()> {
-    let path = place.to_owned();
-    ask(place, Vec::new(), deadline, move || rustix::fs::statfs(&path).map(drop))
-}
-
-/// As `answers`, of the open top directory of a mount to which no path leads.
-///
-/// # Errors
-/// As `answers`.
-pub fn answers_open(mounted: BorrowedFd<'_>, deadline: Duration) -> Result<()> {
-    let path = PathBuf::from(format!("/proc/self/fd/{}", mounted.as_raw_fd()));
-    let own = mounted.try_clone_to_owned().map_err(|error| Error::io("duplicate", &path, error))?;
-    ask(&path, vec![mounted], deadline, move || rustix::fs::fstatfs(own).map(drop))
-}
-
-fn ask(
-    place: &Path,
-    keep: Vec<BorrowedFd<'_>>,
-    deadline: Duration,
-    ourselves: impl FnOnce() -> rustix::io::Result<()> + Send + 'static,
-) -> Result<()> {
-    let tool = Tool { name: "stat", package: "coreutils" };
-    let arguments = ["--file-system", "--format=%i", "--"].map(str::to_owned).into_iter();
-    let arguments = arguments.chain([place.display().to_string()]).collect();
-    if run(Run { tool, arguments, keep, stdin: Vec::new(), deadline })?.status == Ok(0) {
-        return Ok(());
-    }
-    // It was answered, and badly: what with, a call of our own tells, which is answered as fast.
-    match within(deadline, ourselves) {
-        Some(answer) => answer.map_err(|errno| Error::io("ask for the state of", place, errno)),
-        None => Err(Error::Deadline { action: "ask for the state of", object: place.display().to_string(), after: deadline }),
-    }
 }

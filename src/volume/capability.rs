@@ -32,6 +32,12 @@ impl FsType {
         }
     }
 
+    /// The fsType of a request; `None` where it asks for nothing: it is empty, or names what a server shares, which is what it is (static
+    /// volumes say so).
+    pub fn asked_for(name: &str) -> Result<Option<FsType>> {
+        if ["", "nfs", "nfs4"].contains(&name) { Ok(None) } else { name.parse().map(Some) }
+    }
+
     /// The smallest device on which mkfs makes one that can grow: xfsprogs refuses below 300 MiB; btrfs-progs
     /// makes smaller ones, but the kernel refuses to resize to less than 256 MiB, so that they could not grow.
     pub const fn least_size(self) -> Bytes {

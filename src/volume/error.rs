@@ -117,14 +117,6 @@ impl Error {
         Error::Invalid { field, reason: reason.into() }
     }
 
-    pub fn volume_not_found(id: &super::VolumeId) -> Self {
-        Error::NotFound { kind: "volume", id: id.to_string() }
-    }
-
-    pub fn snapshot_not_found(id: &super::SnapshotId) -> Self {
-        Error::NotFound { kind: "snapshot", id: id.to_string() }
-    }
-
     /// A failed step of which it is not (yet) known what it left behind.
     pub fn failed(step: &'static str, object: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Error::Failed { step, object: object.into(), source: source.into(), left: Left::Unverified }

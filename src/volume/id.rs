@@ -304,6 +304,16 @@ impl fmt::Display for NodeId {
     }
 }
 
+impl Error {
+    pub fn volume_not_found(id: &VolumeId) -> Self {
+        Error::NotFound { kind: "volume", id: id.to_string() }
+    }
+
+    pub fn snapshot_not_found(id: &SnapshotId) -> Self {
+        Error::NotFound { kind: "snapshot", id: id.to_string() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

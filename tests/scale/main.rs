@@ -26,6 +26,8 @@ mod limits;
 mod moto;
 #[path = "../cloud/proxy.rs"]
 mod proxy;
+#[path = "../cloud/rights.rs"]
+mod rights;
 #[path = "../cloud/state.rs"]
 mod state;
 #[path = "../cloud/wire.rs"]

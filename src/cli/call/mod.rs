@@ -4,14 +4,13 @@
 //! turned into JSON by hand, so that no secret is ever among what is printed: answers have none, and requests are not shown.
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
-use tonic::Code;
 
 use crate::config::Endpoint;
 
 use super::progress::Progress;
 use super::{Failure, print, variable};
 
+mod answer;
 mod client;
 mod controller;
 mod encode;
@@ -23,6 +22,8 @@ mod snapshot_metadata;
 mod snapshots;
 
 pub(super) use client::Client;
+
+use answer::{Answer, capabilities_answer, more};
 
 const EXAMPLES: &str = "\
 Examples, a volume's life (K=/var/lib/kubelet/a, with the directory $K/staging):
@@ -73,21 +74,6 @@ enum Rpc {
     Node(node::Rpc),
 }
 
-/// What came back.
-struct Answer {
-    /// The response, as in csi.proto.
-    json: Value,
-    /// For people; ends with a newline.
-    text: String,
-}
-
-impl Answer {
-    /// For a response that holds nothing.
-    fn done(what: String) -> Self {
-        Answer { json: Value::Object(serde_json::Map::new()), text: what + "\n" }
-    }
-}
-
 /// Calls, and prints the answer.
 pub fn run(args: CallArgs) -> Result<(), Failure> {
     let endpoint = endpoint(args.endpoint)?;
@@ -114,45 +100,4 @@ pub(super) fn endpoint(said: Option<Endpoint>) -> Result<Endpoint, Failure> {
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
     built.map_err(|error| Failure::Serve { step: "start the client", source: error.into() })
-}
-
-/// The answer of the three GetCapabilities RPCs, all of whose capabilities are RPCs.
-fn capabilities_answer<'a>(names: impl Iterator<Item = &'a str>) -> Answer {
-    let names: Vec<&str> = names.collect();
-    let text = names.iter().map(|name| format!("{name}\n")).collect();
-    let capabilities: Vec<Value> = names.iter().map(|name| json!({ "rpc": { "type": name } })).collect();
-    Answer { json: json!({ "capabilities": capabilities }), text }
-}
-
-/// What to do where a list goes on after this page.
-fn more(next: &str) -> String {
-    if next.is_empty() { String::new() } else { format!("There are more: --token {next}, or --all\n") }
-}
-
-/// Whether a call that failed so may still be running (CSI spec, "Error Scheme").
-pub fn may_still_run(code: Code) -> bool {
-    matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
-}
-
-/// A code as the specification writes it.
-pub fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
 }

@@ -18,8 +18,9 @@ use crate::volume::{
 
 mod attach;
 mod changed_blocks;
+mod expand;
 mod group;
-mod grow;
+
 mod list;
 mod provision;
 mod snapshot;

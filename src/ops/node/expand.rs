@@ -14,7 +14,7 @@ use crate::volume::{Bytes, Error, FsType, Result, VolumeId};
 use super::context::Node;
 use super::errors::{source_name, unexpected};
 use super::journal::{Access, Phase, StageEntry};
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::requests::{ExpandRequest, Handle};
 use super::sources::Sources;
 use super::{mapping, resolve, stats};
@@ -65,7 +65,7 @@ fn grow(node: &Node, entry: &StageEntry, fstype: &str, source: &Source) -> Resul
     let Source::Device(device) = source else { return Ok(()) };
     let fstype: FsType = fstype.parse()?;
     match observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(source)) {
-        At::Ours(_) => {}
+        MountState::Ours(_) => {}
         _ => return Err(not_staged(&entry.id, "its file system is not mounted at the staging path; stage it again")),
     }
     let open = Device::open(&device.path, false)?;

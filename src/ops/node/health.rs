@@ -10,7 +10,7 @@ use crate::volume::{Error, Health, HealthProblem, Result, Severity};
 use super::context::Node;
 use super::errors::source_name;
 use super::journal::{Access, Phase, StageEntry};
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::requests::Handle;
 use super::sources::{self, Sources};
 use super::{resolve, stats};
@@ -121,11 +121,11 @@ fn places(node: &Node, entry: &StageEntry, publish_path: Option<&Path>) -> Resul
     Ok(places)
 }
 
-pub(super) fn at_place(at: &At, path: &Path, entry: &StageEntry, health: &mut Health) {
+pub(super) fn at_place(at: &MountState, path: &Path, entry: &StageEntry, health: &mut Health) {
     let id = &entry.id;
     let place = path.display();
     let (severity, reason, message) = match at {
-        At::Ours(mount) => {
+        MountState::Ours(mount) => {
             let gone_read_only = mount.super_options.iter().any(|option| option == "ro");
             if entry.access == Access::Block || entry.read_only || !gone_read_only {
                 return;
@@ -136,12 +136,12 @@ pub(super) fn at_place(at: &At, path: &Path, entry: &StageEntry, health: &mut He
             );
             (Severity::Degraded, "ReadOnlyRemounted", message)
         }
-        At::Nothing => (Severity::Inaccessible, "MountMissing", format!("volume {id} is no longer mounted at {place}")),
-        At::Stack(count) => {
+        MountState::Nothing => (Severity::Inaccessible, "MountMissing", format!("volume {id} is no longer mounted at {place}")),
+        MountState::Stack(count) => {
             let message = format!("{count} mounts of volume {id} lie on top of each other at {place}; unmount all but one");
             (Severity::Degraded, "MountStacked", message)
         }
-        At::Foreign(mount) => {
+        MountState::Foreign(mount) => {
             let message = format!("{} ({}) is mounted over volume {id} at {place}", mount.source.display(), mount.fstype);
             (Severity::Inaccessible, "MountStacked", message)
         }

@@ -31,7 +31,7 @@ mod context;
 mod device_use;
 mod errors;
 mod expand;
-mod group;
+mod fs_group;
 mod health;
 mod inline;
 pub mod inspect;

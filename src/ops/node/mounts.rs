@@ -13,9 +13,9 @@ use crate::os::{self, udev};
 use crate::volume::{Error, MountFlags, Result};
 
 use super::errors::{stacked, taken, unexpected};
-use super::group;
+use super::fs_group;
 use super::journal::TargetEntry;
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 
 /// More mounts than this on top of each other are not ours.
 const HIGHEST_STACK: usize = 64;
@@ -34,7 +34,7 @@ pub(super) fn apply_group(root: &Root, path: &Path, source: &Source, gid: u32, r
         return Ok(false);
     }
     let place = observe::open(root, path, source)?;
-    Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || group::apply(place.as_fd(), path, gid))?)
+    Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || fs_group::apply(place.as_fd(), path, gid))?)
 }
 
 /// Whether a journaled target is mounted, and by this volume.
@@ -49,7 +49,7 @@ pub(super) fn mounted_target(table: &MountTable, target: &TargetEntry, sources: 
 pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Result<usize> {
     for count in 0..HIGHEST_STACK {
         let table = MountTable::read()?;
-        if let At::Foreign(mount) = observe::at(&table, path, sources) {
+        if let MountState::Foreign(mount) = observe::at(&table, path, sources) {
             return Err(taken(path, &mount));
         }
         let Some(top) = table.at(path).last().map(|mount| mount.id) else { return Ok(count) };
@@ -87,8 +87,8 @@ fn unmount_patiently(root: &Root, path: &Path, id: u64) -> os::Result<()> {
 /// Removes the directory or file that was mounted on, once mountinfo shows that nothing is any more.
 pub(super) fn remove_place(root: &Root, path: &Path) -> Result<()> {
     match observe::at(&MountTable::read()?, path, &[]) {
-        At::Nothing => Ok(step("remove target", &path.display(), || root.remove(path))?),
-        At::Foreign(mount) => Err(taken(path, &mount)),
-        At::Ours(_) | At::Stack(_) => Err(unexpected(path, "something is still mounted there")),
+        MountState::Nothing => Ok(step("remove target", &path.display(), || root.remove(path))?),
+        MountState::Foreign(mount) => Err(taken(path, &mount)),
+        MountState::Ours(_) | MountState::Stack(_) => Err(unexpected(path, "something is still mounted there")),
     }
 }

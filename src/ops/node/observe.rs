@@ -14,7 +14,7 @@ use super::errors::unexpected;
 
 /// What is mounted at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum MountState {
     Nothing,
     /// One mount, of this volume.
     Ours(Mount),
@@ -75,26 +75,26 @@ pub fn mounted_from<'a>(table: &'a MountTable, link: &Link) -> Option<&'a Mount>
 }
 
 /// Whether what is mounted at a place shows a directory that its server no longer has (ESTALE): another was put where it was.
-pub fn is_stale(at: &At, place: &Path, source: &Source) -> bool {
+pub fn is_stale(at: &MountState, place: &Path, source: &Source) -> bool {
     const PATIENCE: Duration = Duration::from_secs(3);
-    let shared = matches!((at, source), (At::Ours(_), Source::Directory(_)));
-    shared && os::nfs::answers(place, PATIENCE).is_err_and(|error| error.errno() == Some(libc::ESTALE))
+    let shared = matches!((at, source), (MountState::Ours(_), Source::Directory(_)));
+    shared && os::responsive::answers(place, PATIENCE).is_err_and(|error| error.errno() == Some(libc::ESTALE))
 }
 
 /// What is at `path`; `sources` are what this volume is or was in this boot.
-pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> At {
+pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> MountState {
     of_stack(&table.at(path), sources)
 }
 
 /// As [`at`], for the mounts that lie there.
-pub fn of_stack(stack: &[&Mount], sources: &[Source]) -> At {
+pub fn of_stack(stack: &[&Mount], sources: &[Source]) -> MountState {
     if let Some(foreign) = stack.iter().rev().find(|mount| !is_of(mount, sources)) {
-        return At::Foreign((*foreign).clone());
+        return MountState::Foreign((*foreign).clone());
     }
     match stack {
-        [] => At::Nothing,
-        [one] => At::Ours((*one).clone()),
-        several => At::Stack(several.len()),
+        [] => MountState::Nothing,
+        [one] => MountState::Ours((*one).clone()),
+        several => MountState::Stack(several.len()),
     }
 }
 
@@ -108,7 +108,7 @@ pub fn open(root: &Root, path: &Path, source: &Source) -> Result<OwnedFd> {
     let place = root.open_path(path)?.ok_or_else(gone)?;
     let id = os::mount::id(place.as_fd(), path)?;
     match at(&MountTable::read()?, path, std::slice::from_ref(source)) {
-        At::Ours(mount) if mount.id == id => Ok(place),
+        MountState::Ours(mount) if mount.id == id => Ok(place),
         _ => Err(gone()),
     }
 }
@@ -163,25 +163,28 @@ mod tests {
                      20 1 0:5 /loop3//deleted /j rw - devtmpfs dev rw\n";
         let table = table(lines).with_node(14, (7, 3)).with_node(15, (7, 4)).with_node(20, (7, 3));
         let at = |path: &str| at(&table, Path::new(path), &[device()]);
-        assert!(matches!(at("/a"), At::Ours(mount) if mount.id == 10));
-        assert!(matches!(at("/b"), At::Foreign(_)), "a name may lie");
-        assert!(matches!(at("/c"), At::Ours(_)));
-        assert!(matches!(at("/d"), At::Foreign(_)));
-        assert!(matches!(at("/e"), At::Ours(_)));
-        assert!(matches!(at("/f"), At::Foreign(_)));
-        assert!(matches!(at("/i"), At::Foreign(_)), "a file of a pod's tmpfs may have any name");
-        assert!(matches!(at("/j"), At::Ours(_)), "a node that was removed keeps its number");
-        assert!(matches!(at("/g"), At::Stack(2)));
-        assert!(matches!(at("/x"), At::Nothing));
-        assert!(matches!(super::at(&table, Path::new("/a"), &[]), At::Foreign(_)), "of an unknown volume nothing is ours");
+        assert!(matches!(at("/a"), MountState::Ours(mount) if mount.id == 10));
+        assert!(matches!(at("/b"), MountState::Foreign(_)), "a name may lie");
+        assert!(matches!(at("/c"), MountState::Ours(_)));
+        assert!(matches!(at("/d"), MountState::Foreign(_)));
+        assert!(matches!(at("/e"), MountState::Ours(_)));
+        assert!(matches!(at("/f"), MountState::Foreign(_)));
+        assert!(matches!(at("/i"), MountState::Foreign(_)), "a file of a pod's tmpfs may have any name");
+        assert!(matches!(at("/j"), MountState::Ours(_)), "a node that was removed keeps its number");
+        assert!(matches!(at("/g"), MountState::Stack(2)));
+        assert!(matches!(at("/x"), MountState::Nothing));
+        assert!(
+            matches!(super::at(&table, Path::new("/a"), &[]), MountState::Foreign(_)),
+            "of an unknown volume nothing is ours"
+        );
     }
 
     #[test]
     fn a_share_is_ours_by_type_and_source() {
         let share = Source::Filesystem { fstype: "nfs4".to_owned(), source: "s:/x".to_owned(), options: Vec::new() };
         let table = table("1 0 0:1 / / rw - rootfs rootfs rw\n2 1 0:9 / /a rw - nfs4 s:/x rw\n3 1 0:9 / /b rw - nfs4 s:/y rw\n");
-        assert!(matches!(at(&table, Path::new("/a"), std::slice::from_ref(&share)), At::Ours(_)));
-        assert!(matches!(at(&table, Path::new("/b"), &[share]), At::Foreign(_)));
+        assert!(matches!(at(&table, Path::new("/a"), std::slice::from_ref(&share)), MountState::Ours(_)));
+        assert!(matches!(at(&table, Path::new("/b"), &[share]), MountState::Foreign(_)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::volume::{Error, Result, VolumeId};
 use super::context::Node;
 use super::errors::source_name;
 use super::journal::{Access, FrozenEntry, Journal, Phase, StageEntry, VERSION};
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::sources::Sources;
 
 /// A copy without reflink of a large volume takes that long; after it the volume's user comes first.
@@ -101,7 +101,7 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
     let staged = entry.filter(|entry| entry.phase == Phase::Staged);
     if let Some(entry) = staged.as_ref().filter(|entry| entry.access != Access::Block)
         && let Some(source) = sources.used(entry.encryption()?)
-        && let At::Ours(_) = observe::at(&table, &entry.staging, std::slice::from_ref(&source))
+        && let MountState::Ours(_) = observe::at(&table, &entry.staging, std::slice::from_ref(&source))
     {
         let mount = open_mount(observe::open(node.root_of(entry), &entry.staging, &source)?, &entry.staging)?;
         return Ok(Prepared::Mounted(entry.staging.clone(), mount));

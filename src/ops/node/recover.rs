@@ -21,7 +21,7 @@ use super::context::Node;
 use super::device_use::{allow_writes, close_mapping, ensure_unused};
 use super::journal::{Access, Phase, StageEntry, TargetEntry};
 use super::mounts::{mounted_target, remove_place, unmount_all};
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::sources::Sources;
 use super::unstage::finish;
 use super::{inline, quiesce, resolve};
@@ -293,7 +293,7 @@ fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targe
             protected |= target.block && target.read_only;
             continue;
         }
-        if let At::Foreign(mount) = observe::at(&table, &target.target, &mounted) {
+        if let MountState::Foreign(mount) = observe::at(&table, &target.target, &mounted) {
             tracing::error!(
                 volume = %id, path = %target.target.display(), source = %mount.source.display(),
                 "something else is mounted at a published target; unmount it, then unpublish the volume"

@@ -15,7 +15,7 @@ use crate::volume::{Error, Result, Topology, VolumeId};
 use super::context::Node;
 use super::inline::identity;
 use super::journal::StageEntry;
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::requests::{Handle, NodeInfo, Stats};
 use super::resolve;
 use super::sources::{self, Sources};
@@ -76,13 +76,13 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     // statfs of a bare directory would be the node's own disk.
     let table = MountTable::read()?;
     if let Source::Directory(_) = &source {
-        let At::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };
+        let MountState::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };
         sources::reach(node, &place.entry.id, &source)?;
         let measure = || os::fs::usages(std::slice::from_ref(&place.path), PATIENCE);
         let mut found = step(MEASURE, &place.path.display(), measure)?;
         return found.remove(&place.path).map(stats_of).ok_or_else(missing);
     }
-    let At::Ours(_) = observe::at(&table, &place.path, std::slice::from_ref(&source)) else { return Err(missing()) };
+    let MountState::Ours(_) = observe::at(&table, &place.path, std::slice::from_ref(&source)) else { return Err(missing()) };
     let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;
     let usage = step(MEASURE, &place.path.display(), || os::fs::usage(open.as_fd()))?;
     Ok(stats_of(usage))

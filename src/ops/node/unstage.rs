@@ -19,8 +19,8 @@ use super::errors::taken;
 use super::journal::{Phase, StageEntry};
 use super::mounts::{mounted_target, unmount_all};
 use super::sources::Sources;
-use super::stage::apply::Job;
-use super::stage::spec::{Order, Wanted, WantedAccess};
+use super::stage::apply::StageRun;
+use super::stage::spec::{DesiredAccess, DesiredStage, StageSpec};
 use super::{observe, resolve};
 
 pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outcome<()>> {
@@ -70,8 +70,8 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     let sources = Sources::observe(node, &id, Some(&entry))?;
     unpublished(node, &id, &entry.staging, &sources)?;
     let mounted = sources.at_staging();
-    // Seen before anything is undone, so that a refusal changes nothing.
-    if let observe::At::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &mounted) {
+    // StageObservation before anything is undone, so that a refusal changes nothing.
+    if let observe::MountState::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &mounted) {
         return Err(taken(&entry.staging, &mount));
     }
     if entry.phase != Phase::Unstaging {
@@ -106,7 +106,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
 /// the volume does not stay on this node for ever.
 fn write_out(node: &Node, entry: &StageEntry, sources: &[Source]) {
     let Ok(table) = MountTable::read() else { return };
-    let observe::At::Ours(mount) = observe::at(&table, &entry.staging, sources) else { return };
+    let observe::MountState::Ours(mount) = observe::at(&table, &entry.staging, sources) else { return };
     let device = sources.iter().find(|source| matches!(source, Source::Device(_)) && observe::is_filesystem_of(&mount, source));
     let Some(source) = device.filter(|_| !mount.is_read_only()) else { return };
     let failed = |errno: Errno| os::Error::io("sync the file system at", &entry.staging, errno);
@@ -131,13 +131,13 @@ fn write_out(node: &Node, entry: &StageEntry, sources: &[Source]) {
 /// `InProgress`, where the time for it is yet to come; any, where there is data that was growing.
 fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
     let attempt = || -> Result<()> {
-        let order = Order {
+        let order = StageSpec {
             backend: resolve::backend(node, &entry.id)?.as_ref(),
             root: node.root_of(entry),
-            wanted: Wanted {
+            wanted: DesiredStage {
                 id: entry.id.clone(),
                 staging: entry.staging.clone(),
-                access: WantedAccess::Filesystem { fstype: None, mount_flags: MountFlags::default() },
+                access: DesiredAccess::Filesystem { fstype: None, mount_flags: MountFlags::default() },
                 mode: entry.mode,
                 read_only: false,
                 inline: entry.inline,
@@ -147,7 +147,7 @@ fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
             publish_context: &BTreeMap::new(),
             secrets: &Secrets::default(),
         };
-        Job::new(node, &order, Some(entry.clone())).finish_interrupted()
+        StageRun::new(node, &order, Some(entry.clone())).finish_interrupted()
     };
     match attempt() {
         Ok(()) => {}

@@ -4,9 +4,8 @@
 //! moved (SEEK_DATA) and means nothing afterwards.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
@@ -17,6 +16,7 @@ use super::{Error, Result, step};
 
 mod compare;
 mod extents;
+mod file;
 mod scrub;
 
 pub use compare::differing_extents;
@@ -24,6 +24,7 @@ pub use extents::data_extents;
 pub use scrub::scrub;
 
 use extents::Data;
+use file::{failed, name_of, size_of};
 
 /// What is copied between two looks at the clock.
 const CHUNK: u64 = 64 << 20;
@@ -183,20 +184,6 @@ impl Progress {
     fn last(&self, what: &'static str) {
         step::note(what, &format_args!("after {} of {}", self.what, ByteSize::b(self.size)));
     }
-}
-
-fn size_of(file: &File) -> Result<u64> {
-    Ok(file.metadata().map_err(|error| failed("stat", file, error))?.len())
-}
-
-/// The file's name, for messages.
-fn name_of(file: &File) -> PathBuf {
-    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    std::fs::read_link(&link).unwrap_or(link)
-}
-
-fn failed(action: &'static str, file: &File, source: impl Into<std::io::Error>) -> Error {
-    Error::io(action, name_of(file), source)
 }
 
 #[cfg(test)]

@@ -47,12 +47,6 @@ impl Mount {
         self.root.as_os_str().as_bytes().ends_with(b"//deleted")
     }
 
-    /// The number of the block device whose node below /dev is mounted (a bind mount of the node); `None` for any other mount. Looked up
-    /// when it is first asked for.
-    pub fn block_node(&self) -> Option<(u32, u32)> {
-        *self.node.get_or_init(|| nodes::number(self))
-    }
-
     /// One line without its newline, or `None`.
     fn parse(line: &[u8]) -> Option<Mount> {
         // A field may be empty (a source of ""), so every space counts.

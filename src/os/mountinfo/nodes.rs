@@ -11,8 +11,16 @@ use crate::os::mount;
 
 const DEV: &str = "/dev";
 
+impl Mount {
+    /// The number of the block device whose node below /dev is mounted (a bind mount of the node); `None` for any other mount. Looked up
+    /// when it is first asked for.
+    pub fn block_node(&self) -> Option<(u32, u32)> {
+        *self.node.get_or_init(|| number(self))
+    }
+}
+
 /// The number of the block device whose node is mounted; `None` where `mount` shows no block device node of the machine's own /dev.
-pub(super) fn number(mount: &Mount) -> Option<(u32, u32)> {
+fn number(mount: &Mount) -> Option<(u32, u32)> {
     // Only /dev itself counts, which these file systems can be: that spares nearly all mounts the look.
     if !matches!(mount.fstype.as_str(), "devtmpfs" | "tmpfs") || mount.root == Path::new("/") {
         return None;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::csi;
 use crate::csi::volume_capability::access_mode::Mode;
-use crate::volume::{AccessMode, AccessType, Capability, CapacityRange, MountFlags, Topology, TopologyRequirement};
+use crate::volume::{AccessMode, AccessType, Capability, CapacityRange, FsType, MountFlags, Topology, TopologyRequirement};
 
 /// CSI spec, MountVolume.mount_flags: all of them together, in bytes.
 const LONGEST_FLAGS: usize = 4096;
@@ -30,8 +30,7 @@ impl TryFrom<csi::VolumeCapability> for Capability {
 
 fn filesystem(mount: &csi::volume_capability::MountVolume) -> Result<AccessType> {
     let fs_type = short("volume_capability.mount.fs_type", &mount.fs_type)?;
-    // A share is what it is: static volumes say so.
-    let fstype = (!matches!(fs_type, "" | "nfs" | "nfs4")).then(|| fs_type.parse()).transpose()?;
+    let fstype = FsType::asked_for(fs_type)?;
     let mount_flags = mount_flags(&mount.mount_flags)?;
     Ok(AccessType::Filesystem { fstype, mount_flags, group: group(&mount.volume_mount_group)? })
 }

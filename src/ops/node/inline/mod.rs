@@ -27,7 +27,7 @@ use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
 use super::mounts::mounted_target;
 use super::requests::PublishRequest;
 use super::sources::Sources;
-use super::stage::spec::{self, Order, WantedAccess};
+use super::stage::spec::{self, DesiredAccess, StageSpec};
 use super::{publish, resolve, stage, unpublish, unstage};
 
 pub(super) mod identity;
@@ -101,7 +101,7 @@ fn make(
     if !is_there {
         recipe.provision.create(&recipe.spec, node)?;
     }
-    let order = Order {
+    let order = StageSpec {
         backend: recipe.backend,
         root: &node.state,
         wanted,
@@ -215,7 +215,7 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
     Ok(Recipe { backend, provision, spec, parameters, capability })
 }
 
-fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path, read_only: bool) -> StageEntry {
+fn begin(node: &Node, recipe: &Recipe<'_>, access: &DesiredAccess, staging: &Path, read_only: bool) -> StageEntry {
     StageEntry {
         version: VERSION,
         id: recipe.spec.id.clone(),
@@ -223,8 +223,8 @@ fn begin(node: &Node, recipe: &Recipe<'_>, access: &WantedAccess, staging: &Path
         source: None,
         mapping: None,
         access: match access {
-            WantedAccess::Block => Access::Block,
-            WantedAccess::Filesystem { mount_flags, .. } => Access::Filesystem { fstype: None, mount_flags: mount_flags.into() },
+            DesiredAccess::Block => Access::Block,
+            DesiredAccess::Filesystem { mount_flags, .. } => Access::Filesystem { fstype: None, mount_flags: mount_flags.into() },
         },
         mode: recipe.capability.mode,
         staging: staging.to_owned(),

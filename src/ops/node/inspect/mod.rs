@@ -7,40 +7,20 @@
 //! - An orphan is what the journal does not have and the driver made; what someone else made is told and left alone.
 //! - Beside a driver that runs, what it is at just now is no orphan.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use crate::backend::Backend;
-use crate::volume::{BackendName, Result};
-
-use super::NodeSettings;
+use crate::volume::Result;
 
 mod facts;
 mod judge;
 mod repair;
 mod report;
+mod setup;
 
 pub use repair::{Repair, Repairer};
 pub use report::{
     Device, Filesystem, Finding, Journaled, Kind, Linked, Mapping, NotSeen, Operation, Place, Problem, Process, Program, Report,
     Role, Running, State, Storage, Stored, Volume, shell,
 };
-
-/// What is to be looked at.
-pub struct Setup {
-    pub node: NodeSettings,
-    /// The driver's name.
-    pub driver: String,
-    /// Its socket.
-    pub endpoint: PathBuf,
-    pub backends: Vec<Configured>,
-}
-
-/// A backend, or why it cannot be looked at.
-pub struct Configured {
-    pub name: BackendName,
-    pub backend: Result<Arc<dyn Backend>>,
-}
+pub use setup::{Configured, Setup};
 
 /// Looks at everything.
 ///

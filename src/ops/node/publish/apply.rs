@@ -16,14 +16,14 @@ use super::super::device_use::allow_writes;
 use super::super::errors::{access_name, access_word, stacked, taken, unexpected};
 use super::super::journal::{Access, RecordedFlags, StageEntry, TargetEntry, VERSION};
 use super::super::mounts::{apply_group, remove_place, split_flags, unmount_all};
-use super::super::observe::{self, At};
+use super::super::observe::{self, MountState};
 use super::super::rollback::undo_in_reverse;
 use super::super::sources;
 use super::super::stage::spec::group_of;
-use super::plan::Publish;
+use super::plan::PublishAction;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Undo {
+pub(super) enum PublishUndo {
     Journal,
     Place,
     Mount,
@@ -31,7 +31,7 @@ pub(super) enum Undo {
 }
 
 /// One publish that runs.
-pub(super) struct Job<'a> {
+pub(super) struct PublishRun<'a> {
     node: &'a Node,
     entry: &'a StageEntry,
     root: &'a Root,
@@ -39,10 +39,10 @@ pub(super) struct Job<'a> {
     pub(super) target: TargetEntry,
     attributes: Attributes,
     group: Option<u32>,
-    pub(super) done: Vec<Undo>,
+    pub(super) done: Vec<PublishUndo>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> PublishRun<'a> {
     pub(super) fn new(
         node: &'a Node,
         entry: &'a StageEntry,
@@ -50,7 +50,7 @@ impl<'a> Job<'a> {
         target: PathBuf,
         capability: &Capability,
         read_only: bool,
-    ) -> Result<Job<'a>> {
+    ) -> Result<PublishRun<'a>> {
         let (block, attributes) = match (&capability.access, &entry.access) {
             (AccessType::Block, Access::Block) => (true, Attributes::default()),
             (AccessType::Filesystem { fstype, mount_flags, .. }, Access::Filesystem { fstype: staged, .. })
@@ -89,7 +89,7 @@ impl<'a> Job<'a> {
         };
         let target = TargetEntry { version: VERSION, id: entry.id.clone(), target, block, read_only, device, boot };
         let group = group_of(capability);
-        Ok(Job { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
+        Ok(PublishRun { node, entry, root: &node.kubelet, source, target, attributes, group, done: Vec::new() })
     }
 
     /// A target that shows an earlier mount of the share, or an earlier directory, shows nothing that is there any more.
@@ -98,7 +98,7 @@ impl<'a> Job<'a> {
         sources::reach(self.node, &self.entry.id, &self.source)?;
         let target = &self.target.target;
         let at = observe::at(&table, target, sources);
-        let earlier = matches!(&at, At::Ours(mount) if mount.device != directory.device);
+        let earlier = matches!(&at, MountState::Ours(mount) if mount.device != directory.device);
         if earlier || observe::is_stale(&at, target, &self.source) {
             unmount_all(self.root, target, sources)?;
             return Ok(MountTable::read()?);
@@ -106,18 +106,18 @@ impl<'a> Job<'a> {
         Ok(table)
     }
 
-    pub(super) fn run(&mut self, decision: Publish) -> Result<Outcome<()>> {
-        if self.target.block && decision != Publish::Mount {
+    pub(super) fn run(&mut self, decision: PublishAction) -> Result<Outcome<()>> {
+        if self.target.block && decision != PublishAction::Mount {
             // What the device's number is seen to be must be so still.
             self.seen_device()?;
         }
         match decision {
-            Publish::Nothing => return Ok(Outcome::Unchanged(())),
-            Publish::Record => {
+            PublishAction::Nothing => return Ok(Outcome::Unchanged(())),
+            PublishAction::Record => {
                 self.node.journal.write_target(&self.target)?;
                 return Ok(Outcome::Changed(()));
             }
-            Publish::Mount => {}
+            PublishAction::Mount => {}
         }
         self.node.journal.write_target(&self.target)?;
         if let Some(gid) = self.group.filter(|_| !self.target.block) {
@@ -136,7 +136,7 @@ impl<'a> Job<'a> {
     fn make_place(&mut self) -> Result<OwnedFd> {
         let target = self.target.target.clone();
         if self.root.open_path(&target)?.is_none() {
-            self.done.push(Undo::Place);
+            self.done.push(PublishUndo::Place);
         }
         Ok(step("make target", &target.display(), || {
             if self.target.block { self.root.make_file(&target, 0o640) } else { self.root.make_dir(&target, 0o750) }
@@ -152,10 +152,10 @@ impl<'a> Job<'a> {
         self.bind(from, place)?;
         let target = &self.target.target;
         match observe::at(&MountTable::read()?, target, std::slice::from_ref(&self.source)) {
-            At::Ours(mount) if self.target.read_only && !mount.is_read_only() => {
+            MountState::Ours(mount) if self.target.read_only && !mount.is_read_only() => {
                 Err(unexpected(target, "it was to be read-only, but is mounted read-write"))
             }
-            At::Ours(_) => Ok(()),
+            MountState::Ours(_) => Ok(()),
             other => Err(not_as_made(target, &other)),
         }
     }
@@ -171,14 +171,14 @@ impl<'a> Job<'a> {
         }
         self.bind(from, place)?;
         match observe::at(&MountTable::read()?, &self.target.target, std::slice::from_ref(&self.source)) {
-            At::Ours(_) => self.seen_device(),
+            MountState::Ours(_) => self.seen_device(),
             other => Err(not_as_made(&self.target.target, &other)),
         }
     }
 
     fn bind(&mut self, from: OwnedFd, place: OwnedFd) -> Result<()> {
         let target = self.target.target.clone();
-        self.done.push(Undo::Mount);
+        self.done.push(PublishUndo::Mount);
         Ok(step("bind", &target.display(), || {
             let detached = mount::clone_mount(from.as_fd(), &self.attributes)?;
             mount::attach(detached, place.as_fd(), &target)
@@ -197,7 +197,7 @@ impl<'a> Job<'a> {
             return Ok(());
         }
         if self.target.read_only {
-            self.done.push(Undo::Protection);
+            self.done.push(PublishUndo::Protection);
         }
         let name = if self.target.read_only { "forbid writes" } else { "allow writes" };
         step(name, &device.path.display(), || open.set_read_only(self.target.read_only))?;
@@ -222,17 +222,17 @@ impl<'a> Job<'a> {
 
     pub(super) fn undo(&mut self, error: Error) -> Error {
         let done = std::mem::take(&mut self.done);
-        let left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
+        let left = undo_in_reverse(done, PublishUndo::Journal, |undo| self.undo_one(undo));
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
 
-    fn undo_one(&self, undo: Undo) -> Result<()> {
+    fn undo_one(&self, undo: PublishUndo) -> Result<()> {
         let target = &self.target.target;
         match undo {
-            Undo::Mount => unmount_all(self.root, target, std::slice::from_ref(&self.source)).map(|_| ()),
-            Undo::Protection => allow_writes(&self.source),
-            Undo::Place => remove_place(self.root, target),
-            Undo::Journal => self.node.journal.remove_target(&self.entry.id, target),
+            PublishUndo::Mount => unmount_all(self.root, target, std::slice::from_ref(&self.source)).map(|_| ()),
+            PublishUndo::Protection => allow_writes(&self.source),
+            PublishUndo::Place => remove_place(self.root, target),
+            PublishUndo::Journal => self.node.journal.remove_target(&self.entry.id, target),
         }
     }
 }
@@ -242,10 +242,10 @@ fn suits(asked: &str, staged: Option<&str>) -> bool {
     staged.is_none_or(|staged| staged == asked || staged.parse::<crate::volume::FsType>().is_err())
 }
 
-fn not_as_made(path: &Path, at: &At) -> Error {
+fn not_as_made(path: &Path, at: &MountState) -> Error {
     match at {
-        At::Stack(count) => stacked(path, *count),
-        At::Foreign(mount) => taken(path, mount),
-        At::Nothing | At::Ours(_) => unexpected(path, "the mount is not there after it was made"),
+        MountState::Stack(count) => stacked(path, *count),
+        MountState::Foreign(mount) => taken(path, mount),
+        MountState::Nothing | MountState::Ours(_) => unexpected(path, "the mount is not there after it was made"),
     }
 }

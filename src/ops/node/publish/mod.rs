@@ -11,12 +11,12 @@ use super::context::Node;
 use super::errors::{source_name, stacked, taken};
 use super::journal::{Access, Phase, StageEntry};
 use super::mounts::mounted_target;
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::requests::PublishRequest;
 use super::sources::Sources;
 use super::{resolve, stage};
-use apply::{Job, Undo};
-use plan::{Publish, SeenTarget, WantedTarget};
+use apply::{PublishRun, PublishUndo};
+use plan::{DesiredTarget, PublishAction, TargetObservation};
 
 mod apply;
 mod plan;
@@ -73,34 +73,34 @@ pub(super) fn run(
 ) -> Result<Outcome<()>> {
     let table = MountTable::read()?;
     let (source, sources) = staged_source(node, entry, &table)?;
-    let mut job = Job::new(node, entry, source, target, capability, read_only)?;
+    let mut job = PublishRun::new(node, entry, source, target, capability, read_only)?;
     let table = job.take_away_stale(table, &sources)?;
     let others = node
         .journal
         .targets(&entry.id)?
         .into_iter()
         .filter(|other| other.target != job.target.target && mounted_target(&table, other, &sources));
-    let seen = SeenTarget {
+    let seen = TargetObservation {
         at: observe::at(&table, &job.target.target, &sources),
         entry: node.journal.target(&entry.id, &job.target.target)?,
         others: others.collect(),
     };
     let alone = [entry.mode, capability.mode].contains(&AccessMode::SingleNodeSingleWriter);
-    let wanted = WantedTarget { target: job.target.target.clone(), read_only: job.target.read_only, alone };
+    let wanted = DesiredTarget { target: job.target.target.clone(), read_only: job.target.read_only, alone };
     if job.target.block {
         plan::protection(&entry.id, &wanted, &seen.others)?;
     }
     let decision = plan::publish(&entry.id, &wanted, &seen)?;
-    if decision == Publish::Mount {
+    if decision == PublishAction::Mount {
         observe::nothing_inside(&table, &job.target.target)?;
-        job.done.push(Undo::Journal);
+        job.done.push(PublishUndo::Journal);
     }
     // The journal has it, but it is not there: an earlier publish did not come to its end or could not be rolled back, or the mount
     // was lost. Place and write protection are then as much ours as if they were made now.
-    if decision == Publish::Mount && seen.entry.is_some() {
-        job.done.push(Undo::Place);
+    if decision == PublishAction::Mount && seen.entry.is_some() {
+        job.done.push(PublishUndo::Place);
         let protected_by_target = job.target.block && !entry.read_only && seen.others.is_empty();
-        job.done.extend(protected_by_target.then_some(Undo::Protection));
+        job.done.extend(protected_by_target.then_some(PublishUndo::Protection));
     }
     match job.run(decision) {
         Ok(outcome) => Ok(outcome),
@@ -127,10 +127,10 @@ fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<
     if let Access::Filesystem { .. } = entry.access {
         let staging = entry.staging.display();
         match observe::at(table, &entry.staging, std::slice::from_ref(&source)) {
-            At::Ours(_) => {}
-            At::Nothing => return Err(not_staged(id, format!("nothing is mounted at {staging}; stage it again"))),
-            At::Stack(count) => return Err(stacked(&entry.staging, count)),
-            At::Foreign(mount) => return Err(taken(&entry.staging, &mount)),
+            MountState::Ours(_) => {}
+            MountState::Nothing => return Err(not_staged(id, format!("nothing is mounted at {staging}; stage it again"))),
+            MountState::Stack(count) => return Err(stacked(&entry.staging, count)),
+            MountState::Foreign(mount) => return Err(taken(&entry.staging, &mount)),
         }
     }
     Ok((source, sources.all))

@@ -6,11 +6,11 @@ use crate::volume::{Error, Result, VolumeId};
 
 use super::super::errors::{access_word, stacked};
 use super::super::journal::TargetEntry;
-use super::super::observe::At;
+use super::super::observe::MountState;
 
 /// How a volume is to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedTarget {
+pub struct DesiredTarget {
     pub target: PathBuf,
     pub read_only: bool,
     /// No other target on this node (SINGLE_NODE_SINGLE_WRITER).
@@ -19,8 +19,8 @@ pub struct WantedTarget {
 
 /// What there is at a target.
 #[derive(Clone, Debug)]
-pub struct SeenTarget {
-    pub at: At,
+pub struct TargetObservation {
+    pub at: MountState,
     pub entry: Option<TargetEntry>,
     /// The other targets of the volume that are mounted.
     pub others: Vec<TargetEntry>,
@@ -28,7 +28,7 @@ pub struct SeenTarget {
 
 /// What a publish has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Publish {
+pub enum PublishAction {
     /// It is there.
     Nothing,
     /// It is there, but not in the journal.
@@ -38,7 +38,7 @@ pub enum Publish {
 
 /// # Errors
 /// `Conflict` where something else, or the same otherwise, is mounted at the target; `InUse` where another target forbids it.
-pub fn publish(id: &VolumeId, wanted: &WantedTarget, seen: &SeenTarget) -> Result<Publish> {
+pub fn publish(id: &VolumeId, wanted: &DesiredTarget, seen: &TargetObservation) -> Result<PublishAction> {
     let object = || format!("target {} of volume {id}", wanted.target.display());
     if wanted.alone
         && let Some(other) = seen.others.first()
@@ -52,14 +52,14 @@ pub fn publish(id: &VolumeId, wanted: &WantedTarget, seen: &SeenTarget) -> Resul
         });
     }
     match &seen.at {
-        At::Nothing => Ok(Publish::Mount),
-        At::Stack(count) => Err(stacked(&wanted.target, *count)),
-        At::Foreign(mount) => Err(Error::Conflict {
+        MountState::Nothing => Ok(PublishAction::Mount),
+        MountState::Stack(count) => Err(stacked(&wanted.target, *count)),
+        MountState::Foreign(mount) => Err(Error::Conflict {
             object: object(),
             existing: format!("a mount of {} ({})", mount.source.display(), mount.fstype),
             wanted: "this volume".to_owned(),
         }),
-        At::Ours(mount) => {
+        MountState::Ours(mount) => {
             let read_only = match &seen.entry {
                 // A bind of a device node shows nothing of it in mountinfo.
                 Some(entry) if entry.block => entry.read_only,
@@ -69,7 +69,7 @@ pub fn publish(id: &VolumeId, wanted: &WantedTarget, seen: &SeenTarget) -> Resul
                 let [existing, wanted] = [read_only, wanted.read_only].map(|read_only| access_word(read_only).to_owned());
                 return Err(Error::Conflict { object: object(), existing, wanted });
             }
-            Ok(if seen.entry.is_some() { Publish::Nothing } else { Publish::Record })
+            Ok(if seen.entry.is_some() { PublishAction::Nothing } else { PublishAction::Record })
         }
     }
 }
@@ -78,7 +78,7 @@ pub fn publish(id: &VolumeId, wanted: &WantedTarget, seen: &SeenTarget) -> Resul
 ///
 /// # Errors
 /// `InUse` where another target has it the other way.
-pub fn protection(id: &VolumeId, wanted: &WantedTarget, others: &[TargetEntry]) -> Result<()> {
+pub fn protection(id: &VolumeId, wanted: &DesiredTarget, others: &[TargetEntry]) -> Result<()> {
     match others.iter().find(|other| other.read_only != wanted.read_only) {
         None => Ok(()),
         Some(other) => Err(Error::InUse {
@@ -119,12 +119,12 @@ mod tests {
         }
     }
 
-    fn ours() -> At {
-        At::Ours(mounted("ext4", "rw"))
+    fn ours() -> MountState {
+        MountState::Ours(mounted("ext4", "rw"))
     }
 
-    fn target_wanted(read_only: bool, alone: bool) -> WantedTarget {
-        WantedTarget { target: "/k/t".into(), read_only, alone }
+    fn target_wanted(read_only: bool, alone: bool) -> DesiredTarget {
+        DesiredTarget { target: "/k/t".into(), read_only, alone }
     }
 
     fn target(path: &str, block: bool, read_only: bool) -> TargetEntry {
@@ -135,42 +135,42 @@ mod tests {
     fn a_target_is_mounted_recorded_or_right() {
         let entry = || Some(target("/k/t", false, false));
         let cases = [
-            (At::Nothing, None, Publish::Mount),
-            (At::Nothing, entry(), Publish::Mount),
-            (At::Ours(mounted("ext4", "rw,nosuid")), entry(), Publish::Nothing),
-            (At::Ours(mounted("ext4", "rw")), None, Publish::Record),
+            (MountState::Nothing, None, PublishAction::Mount),
+            (MountState::Nothing, entry(), PublishAction::Mount),
+            (MountState::Ours(mounted("ext4", "rw,nosuid")), entry(), PublishAction::Nothing),
+            (MountState::Ours(mounted("ext4", "rw")), None, PublishAction::Record),
         ];
         for (at, entry, expected) in cases {
-            let seen = SeenTarget { at, entry, others: Vec::new() };
+            let seen = TargetObservation { at, entry, others: Vec::new() };
             assert_eq!(publish(&id(), &target_wanted(false, false), &seen).expect("fits"), expected, "{seen:?}");
         }
     }
 
     #[test]
     fn a_target_that_is_otherwise_is_refused() {
-        let see = |at, entry| SeenTarget { at, entry, others: Vec::new() };
+        let see = |at, entry| TargetObservation { at, entry, others: Vec::new() };
         let cases = [
-            (see(At::Foreign(mounted("tmpfs", "rw")), None), false),
-            (see(At::Ours(mounted("ext4", "rw")), Some(target("/k/t", false, false))), true),
-            (see(At::Ours(mounted("ext4", "ro")), None), false),
-            (see(At::Ours(mounted("devtmpfs", "rw")), Some(target("/k/t", true, true))), false),
+            (see(MountState::Foreign(mounted("tmpfs", "rw")), None), false),
+            (see(MountState::Ours(mounted("ext4", "rw")), Some(target("/k/t", false, false))), true),
+            (see(MountState::Ours(mounted("ext4", "ro")), None), false),
+            (see(MountState::Ours(mounted("devtmpfs", "rw")), Some(target("/k/t", true, true))), false),
         ];
         for (seen, read_only) in cases {
             let result = publish(&id(), &target_wanted(read_only, false), &seen);
             assert!(matches!(result, Err(Error::Conflict { .. })), "{seen:?}: {result:?}");
         }
-        let result = publish(&id(), &target_wanted(false, false), &see(At::Stack(2), None));
+        let result = publish(&id(), &target_wanted(false, false), &see(MountState::Stack(2), None));
         assert!(matches!(result, Err(Error::InUse { .. })));
     }
 
     #[test]
     fn a_single_writer_is_alone_on_its_node() {
         let others = vec![target("/k/other", false, false)];
-        let seen = SeenTarget { at: At::Nothing, entry: None, others };
+        let seen = TargetObservation { at: MountState::Nothing, entry: None, others };
         assert!(matches!(publish(&id(), &target_wanted(false, true), &seen), Err(Error::InUse { .. })));
-        assert_eq!(publish(&id(), &target_wanted(false, false), &seen).expect("others may share"), Publish::Mount);
-        let again = SeenTarget { at: ours(), entry: Some(target("/k/t", false, false)), others: Vec::new() };
-        assert_eq!(publish(&id(), &target_wanted(false, true), &again).expect("a repeat"), Publish::Nothing);
+        assert_eq!(publish(&id(), &target_wanted(false, false), &seen).expect("others may share"), PublishAction::Mount);
+        let again = TargetObservation { at: ours(), entry: Some(target("/k/t", false, false)), others: Vec::new() };
+        assert_eq!(publish(&id(), &target_wanted(false, true), &again).expect("a repeat"), PublishAction::Nothing);
     }
 
     #[test]

@@ -19,17 +19,17 @@ use super::super::device_use::{close_mapping, device_unused};
 use super::super::errors::{access_word, stacked, taken, unexpected};
 use super::super::journal::{Access, Phase, StageEntry, VERSION};
 use super::super::mounts::{apply_group, split_flags, unmount_all};
-use super::super::observe::{self, At};
+use super::super::observe::{self, MountState};
 use super::super::sources::Sources;
 use super::plan::Start;
-use super::spec::{Order, WantedAccess};
+use super::spec::{DesiredAccess, StageSpec};
 
 /// How long a killed program may keep the device that it was given; the CO asks again.
 const LINGERING: Duration = Duration::from_secs(3);
 
 /// What was done and must be undone if a later step fails. Pushed before the side effect, since it may fail half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Undo {
+pub(super) enum StageUndo {
     Journal,
     Connection,
     Mapping,
@@ -38,9 +38,9 @@ pub(super) enum Undo {
 }
 
 /// One stage that runs.
-pub(in crate::ops::node) struct Job<'a> {
+pub(in crate::ops::node) struct StageRun<'a> {
     pub(super) node: &'a Node,
-    pub(super) order: &'a Order<'a>,
+    pub(super) order: &'a StageSpec<'a>,
     /// What an earlier stage left in the journal.
     pub(super) earlier: Option<StageEntry>,
     /// As it is, or will be, in the journal.
@@ -49,7 +49,7 @@ pub(in crate::ops::node) struct Job<'a> {
     pub(super) luks: Option<Luks>,
     /// Of a format in progress, as the medium has it.
     pub(super) mark: Option<Mark>,
-    pub(super) done: Vec<Undo>,
+    pub(super) done: Vec<StageUndo>,
 }
 
 /// The device below a mapping.
@@ -59,8 +59,8 @@ pub(super) struct Luks {
     pub(super) state: State,
 }
 
-impl<'a> Job<'a> {
-    pub fn new(node: &'a Node, order: &'a Order<'a>, earlier: Option<StageEntry>) -> Job<'a> {
+impl<'a> StageRun<'a> {
+    pub fn new(node: &'a Node, order: &'a StageSpec<'a>, earlier: Option<StageEntry>) -> StageRun<'a> {
         let wanted = &order.wanted;
         // What was interrupted is remembered until it was done, with the device that it was for.
         let interrupted = earlier.as_ref().filter(|entry| entry.is_interrupted());
@@ -71,8 +71,8 @@ impl<'a> Job<'a> {
             source: interrupted.and_then(|entry| entry.source.clone()),
             mapping: None,
             access: match &wanted.access {
-                WantedAccess::Block => Access::Block,
-                WantedAccess::Filesystem { mount_flags, .. } => {
+                DesiredAccess::Block => Access::Block,
+                DesiredAccess::Filesystem { mount_flags, .. } => {
                     Access::Filesystem { fstype: None, mount_flags: mount_flags.into() }
                 }
             },
@@ -86,7 +86,7 @@ impl<'a> Job<'a> {
             parameters: order.parameters.to_json(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        Job { node, order, earlier, entry, device: None, luks: None, mark: None, done: Vec::new() }
+        StageRun { node, order, earlier, entry, device: None, luks: None, mark: None, done: Vec::new() }
     }
 
     /// Runs the first round's steps, and all that follows from what they find.
@@ -109,10 +109,10 @@ impl<'a> Job<'a> {
                     self.order.backend.connect().disconnect(&self.entry.id, hint)?;
                 }
                 Start::Begin => {
-                    self.done.push(Undo::Journal);
+                    self.done.push(StageUndo::Journal);
                     if self.earlier.is_some() {
                         // What an earlier stage connected must not outlive the entry that says so.
-                        self.done.extend([Undo::Connection, Undo::Mapping]);
+                        self.done.extend([StageUndo::Connection, StageUndo::Mapping]);
                     }
                     self.node.journal.write_stage(&self.entry)?;
                 }
@@ -122,22 +122,22 @@ impl<'a> Job<'a> {
         }
         let source = self.unlocked()?;
         match (&self.order.wanted.access, &source) {
-            (WantedAccess::Block, Source::Device(device)) => {
+            (DesiredAccess::Block, Source::Device(device)) => {
                 drop(self.open(device)?);
                 self.mark(State::Used)?;
             }
-            (WantedAccess::Block, Source::Filesystem { .. } | Source::Directory(_)) => {
+            (DesiredAccess::Block, Source::Filesystem { .. } | Source::Directory(_)) => {
                 return Err(Error::Unsupported {
                     what: format!("raw block access to volume {}", self.entry.id),
                     reason: "its backend has file systems only".to_owned(),
                 });
             }
-            (WantedAccess::Filesystem { .. }, _) if adopt => self.adopt()?,
-            (WantedAccess::Filesystem { .. }, Source::Filesystem { fstype, source, options }) => {
+            (DesiredAccess::Filesystem { .. }, _) if adopt => self.adopt()?,
+            (DesiredAccess::Filesystem { .. }, Source::Filesystem { fstype, source, options }) => {
                 self.mount(fstype, Path::new(source), options)?;
             }
-            (WantedAccess::Filesystem { .. }, Source::Directory(directory)) => self.bind(directory)?,
-            (WantedAccess::Filesystem { fstype, .. }, Source::Device(device)) => self.filesystem(*fstype, device)?,
+            (DesiredAccess::Filesystem { .. }, Source::Directory(directory)) => self.bind(directory)?,
+            (DesiredAccess::Filesystem { fstype, .. }, Source::Device(device)) => self.filesystem(*fstype, device)?,
         }
         self.device = None;
         self.luks = None;
@@ -167,7 +167,7 @@ impl<'a> Job<'a> {
             read_only: self.entry.read_only,
             earlier: self.entry.source.as_ref(),
         };
-        self.done.push(Undo::Connection);
+        self.done.push(StageUndo::Connection);
         let source = self.order.backend.connect().connect(&request)?.into_inner();
         // Another device than the one whose growth was interrupted: what is on it is not ours.
         let same = match (&self.entry.source, &source) {
@@ -184,8 +184,8 @@ impl<'a> Job<'a> {
     /// The CO's mount options; none for raw block.
     pub(super) fn flags(&self) -> MountFlags {
         match &self.order.wanted.access {
-            WantedAccess::Filesystem { mount_flags, .. } => mount_flags.clone(),
-            WantedAccess::Block => MountFlags::default(),
+            DesiredAccess::Filesystem { mount_flags, .. } => mount_flags.clone(),
+            DesiredAccess::Block => MountFlags::default(),
         }
     }
 
@@ -228,7 +228,7 @@ impl<'a> Job<'a> {
     fn place(&mut self) -> Result<OwnedFd> {
         let (root, staging) = (self.order.root, self.entry.staging.clone());
         if root.open_path(&staging)?.is_none() {
-            self.done.push(Undo::Directory);
+            self.done.push(StageUndo::Directory);
             step("make directory", &staging.display(), || root.make_dir(&staging, 0o750))?;
         }
         root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging directory vanished"))
@@ -241,7 +241,7 @@ impl<'a> Job<'a> {
         attributes.read_only |= self.entry.read_only;
         let staging = self.entry.staging.clone();
         let place = self.place()?;
-        self.done.push(Undo::Mount);
+        self.done.push(StageUndo::Mount);
         step("bind", &format_args!("{} on {}", directory.source, staging.display()), || {
             let from = mount::open_in(&directory.mount, &directory.directory)?;
             let detached = mount::clone_mount(from.as_fd(), &attributes)?;
@@ -263,7 +263,7 @@ impl<'a> Job<'a> {
                 return Err(unexpected(device, format!("by this name it is no longer the device of volume {}", self.entry.id)));
             }
         }
-        self.done.push(Undo::Mount);
+        self.done.push(StageUndo::Mount);
         step("mount", &format_args!("{} on {}", device.display(), staging.display()), || {
             let detached = mount::new_filesystem(fstype, device, &options, &attributes)?;
             mount::attach(detached, place.as_fd(), &staging)
@@ -289,22 +289,22 @@ impl<'a> Job<'a> {
     fn seen_mounted(&self, fstype: &str, read_only: bool) -> Result<()> {
         let staging = &self.entry.staging;
         match observe::at(&MountTable::read()?, staging, &self.entry.shown()) {
-            At::Ours(mount) if mount.fstype != fstype => {
+            MountState::Ours(mount) if mount.fstype != fstype => {
                 Err(unexpected(staging, format!("{} is mounted there instead of {fstype}", mount.fstype)))
             }
-            At::Ours(mount) if mount.is_read_only() != read_only => {
+            MountState::Ours(mount) if mount.is_read_only() != read_only => {
                 Err(unexpected(staging, format!("it is mounted {}", access_word(mount.is_read_only()))))
             }
-            At::Ours(_) => Ok(()),
-            At::Nothing => Err(unexpected(staging, "the mount is not there after it was made")),
-            At::Stack(count) => Err(stacked(staging, count)),
-            At::Foreign(mount) => Err(taken(staging, &mount)),
+            MountState::Ours(_) => Ok(()),
+            MountState::Nothing => Err(unexpected(staging, "the mount is not there after it was made")),
+            MountState::Stack(count) => Err(stacked(staging, count)),
+            MountState::Foreign(mount) => Err(taken(staging, &mount)),
         }
     }
 
     fn adopt(&mut self) -> Result<()> {
         let table = MountTable::read()?;
-        let At::Ours(mount) = observe::at(&table, &self.entry.staging, &self.entry.shown()) else {
+        let MountState::Ours(mount) = observe::at(&table, &self.entry.staging, &self.entry.shown()) else {
             return Err(unexpected(&self.entry.staging, "the mount that was there is gone; repeat the call"));
         };
         tracing::warn!(volume = %self.entry.id, path = %self.entry.staging.display(), "a mount without a journal entry was taken over");

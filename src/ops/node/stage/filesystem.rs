@@ -15,10 +15,10 @@ use crate::volume::{Error, FsType, Result};
 use super::super::errors::unexpected;
 use super::super::journal::Format;
 use super::super::observe;
-use super::apply::Job;
-use super::plan::filesystem::{self as plan, Found, Prepare};
+use super::apply::StageRun;
+use super::plan::filesystem::{self as plan, DeviceContents, Prepare};
 
-impl Job<'_> {
+impl StageRun<'_> {
     pub(super) fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
         self.device = Some(self.open_alone(device)?);
         let found = self.look(fstype, device)?;
@@ -33,7 +33,7 @@ impl Job<'_> {
         steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
     }
 
-    pub(super) fn look(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<Found> {
+    pub(super) fn look(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<DeviceContents> {
         let source = Source::Device(device.clone());
         let open = self.device.take().ok_or_else(|| unexpected(&device.path, "it is not open"))?;
         let growing = self.is_growing(&open)?;
@@ -54,7 +54,7 @@ impl Job<'_> {
             Contents::Filesystem(fstype) if interrupted.is_none() && !growing => Some(fs::size_on_device(&open, *fstype)?),
             _ => None,
         };
-        let found = Found {
+        let found = DeviceContents {
             volume: self.entry.id.clone(),
             device: device.path.display().to_string(),
             contents,

@@ -3,11 +3,11 @@
 use crate::backend::Source;
 use crate::volume::{Encryption, Result};
 
-use super::apply::Job;
+use super::apply::StageRun;
 use super::plan::filesystem::{self, Prepare};
 use super::plan::luks::{self as plan, Unlock};
 
-impl Job<'_> {
+impl StageRun<'_> {
     /// Ends what was interrupted while it wrote on the device, without mounting and without a secret: afterwards the device holds
     /// a whole file system, or a LUKS header that tells what there is behind it, or nothing. What the medium does not say to be
     /// interrupted is left as it is, whatever the journal says.

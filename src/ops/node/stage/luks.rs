@@ -13,10 +13,10 @@ use super::super::device_use::close_mapping;
 use super::super::errors::unexpected;
 use super::super::mapping;
 use super::super::sources::Sources;
-use super::apply::{Job, Luks, Undo};
-use super::plan::luks::{self as plan, Locked, Mapping, Unlock};
+use super::apply::{Luks, StageRun, StageUndo};
+use super::plan::luks::{self as plan, LuksObservation, Mapping, Unlock};
 
-impl Job<'_> {
+impl StageRun<'_> {
     /// What is to be mounted or shown: what was connected, or the mapping that shows it in clear.
     pub(super) fn unlocked(&mut self) -> Result<Source> {
         let source = self.entry.source.clone().ok_or_else(|| unexpected(&self.entry.staging, "nothing was connected"))?;
@@ -44,7 +44,7 @@ impl Job<'_> {
         let below = self.open_alone(device)?;
         let locked = self.look_below(device, &below)?;
         let steps = plan::unlock(self.entry.read_only, &locked)?;
-        self.done.push(Undo::Mapping);
+        self.done.push(StageUndo::Mapping);
         let (object, name) = (device.path.display(), mapping::name_of(self.node, &id));
         for unlock in steps {
             match unlock {
@@ -72,7 +72,7 @@ impl Job<'_> {
         mapping.ok_or_else(|| unexpected(&device.path, format!("its mapping {name} is not there after it was opened")))
     }
 
-    pub(super) fn look_below(&mut self, device: &BlockDevice, below: &Device) -> Result<Locked> {
+    pub(super) fn look_below(&mut self, device: &BlockDevice, below: &Device) -> Result<LuksObservation> {
         let header = luks::header(below)?;
         let contents = match &header {
             // Of no interest behind a header that was used: what looks like a mark there is ciphertext.
@@ -86,7 +86,7 @@ impl Job<'_> {
             (Some(_), Some(_)) => Mapping::Whole,
             (Some(_), None) => Mapping::Stale,
         };
-        Ok(Locked {
+        Ok(LuksObservation {
             volume: self.entry.id.clone(),
             device: device.path.display().to_string(),
             contents,

@@ -10,13 +10,13 @@ use crate::volume::{AccessType, Capability, Error, Outcome, Result, Secrets, Vol
 use super::context::Node;
 use super::journal::StageEntry;
 use super::mounts::apply_group;
-use super::observe::{self, At};
+use super::observe::{self, MountState};
 use super::requests::StageRequest;
 use super::resolve;
 use super::sources::Sources;
-use apply::Job;
-use plan::Seen;
-use spec::{Order, Wanted, WantedAccess, group_of, wanted};
+use apply::StageRun;
+use plan::StageObservation;
+use spec::{DesiredAccess, DesiredStage, StageSpec, group_of, wanted};
 
 pub(super) mod apply;
 mod filesystem;
@@ -31,7 +31,7 @@ pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> 
     let backend = resolve::backend(node, &id)?.as_ref();
     let staging = resolve::path(node, &request.staging)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
-    let order = Order {
+    let order = StageSpec {
         backend,
         root: &node.kubelet,
         wanted: wanted(&id, staging, &request.capability)?,
@@ -63,13 +63,13 @@ pub(super) fn restage_stale_share(node: &Node, id: &VolumeId, capability: &Capab
     };
     tracing::warn!(volume = %id, path = %entry.staging.display(), "its share is stale; staged anew");
     let (publish_context, secrets) = (BTreeMap::new(), Secrets::default());
-    let order = Order {
+    let order = StageSpec {
         backend: resolve::backend(node, id)?.as_ref(),
         root: node.root_of(&entry),
-        wanted: Wanted {
+        wanted: DesiredStage {
             id: id.clone(),
             staging: entry.staging.clone(),
-            access: WantedAccess::Filesystem { fstype: None, mount_flags },
+            access: DesiredAccess::Filesystem { fstype: None, mount_flags },
             mode: entry.mode,
             read_only: entry.read_only,
             inline: entry.inline,
@@ -83,14 +83,14 @@ pub(super) fn restage_stale_share(node: &Node, id: &VolumeId, capability: &Capab
 }
 
 /// Looks, plans, runs. The caller holds the volume.
-pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
+pub(super) fn run(node: &Node, order: &StageSpec<'_>) -> Result<Outcome<()>> {
     let entry = node.journal.stage(&order.wanted.id)?;
     let seen = look(node, order, entry)?;
     let steps = plan::start(&order.wanted, &seen)?;
     if steps.is_empty() {
         order.backend.connect().may_use(&order.wanted.id)?;
         let changed = match (order.group, &order.wanted.access, &seen.used) {
-            (Some(gid), WantedAccess::Filesystem { .. }, Some(source)) => {
+            (Some(gid), DesiredAccess::Filesystem { .. }, Some(source)) => {
                 apply_group(order.root, &order.wanted.staging, source, gid, order.wanted.read_only)?
             }
             _ => false,
@@ -98,14 +98,14 @@ pub(super) fn run(node: &Node, order: &Order<'_>) -> Result<Outcome<()>> {
         return Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) });
     }
     tracing::debug!(volume = %order.wanted.id, ?steps, "stage");
-    let mut job = Job::new(node, order, seen.entry);
+    let mut job = StageRun::new(node, order, seen.entry);
     match job.run(&steps) {
         Ok(()) => Ok(Outcome::Changed(())),
         Err(error) => Err(job.undo(error)),
     }
 }
 
-fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<Seen> {
+fn look(node: &Node, order: &StageSpec<'_>, entry: Option<StageEntry>) -> Result<StageObservation> {
     let mut sources = Sources::observe(node, &order.wanted.id, entry.as_ref())?;
     if let Some(Err(error)) = sources.connected.as_ref().map(|source| order.backend.connect().reach(source)) {
         match error {
@@ -116,7 +116,7 @@ fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<See
     }
     let table = MountTable::read()?;
     let staging = observe::at(&table, &order.wanted.staging, &sources.all);
-    if staging == At::Nothing {
+    if staging == MountState::Nothing {
         observe::nothing_inside(&table, &order.wanted.staging)?;
     }
     if let Some(source) = &sources.connected
@@ -126,5 +126,5 @@ fn look(node: &Node, order: &Order<'_>, entry: Option<StageEntry>) -> Result<See
     }
     let used = sources.used(order.parameters.node.encryption);
     let same_boot = entry.as_ref().is_some_and(|entry| node.same_boot(entry));
-    Ok(Seen { entry, same_boot, connected: sources.connected, used, staging })
+    Ok(StageObservation { entry, same_boot, connected: sources.connected, used, staging })
 }

@@ -11,11 +11,11 @@ use crate::volume::{AccessMode, AccessType, Capability, FsType, MountFlags, Resu
 use super::super::mounts::split_flags;
 
 /// A stage that was asked for, checked.
-pub struct Order<'a> {
+pub struct StageSpec<'a> {
     pub backend: &'a dyn Backend,
     /// Below which the staging path lies.
     pub root: &'a Root,
-    pub wanted: Wanted,
+    pub wanted: DesiredStage,
     pub group: Option<u32>,
     pub parameters: Parameters,
     pub publish_context: &'a BTreeMap<String, String>,
@@ -24,17 +24,17 @@ pub struct Order<'a> {
 
 /// How a volume is to be staged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredStage {
     pub id: VolumeId,
     pub staging: PathBuf,
-    pub access: WantedAccess,
+    pub access: DesiredAccess,
     pub mode: AccessMode,
     pub read_only: bool,
     pub inline: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WantedAccess {
+pub enum DesiredAccess {
     Block,
     Filesystem {
         /// `None`: what is there; on a blank device the default.
@@ -54,14 +54,14 @@ pub fn group_of(capability: &Capability) -> Option<u32> {
 ///
 /// # Errors
 /// `Invalid` for a mount option that makes no sense.
-pub fn wanted(id: &VolumeId, staging: PathBuf, capability: &Capability) -> Result<Wanted> {
+pub fn wanted(id: &VolumeId, staging: PathBuf, capability: &Capability) -> Result<DesiredStage> {
     let mut read_only = capability.mode.is_read_only();
     let access = match &capability.access {
-        AccessType::Block => WantedAccess::Block,
+        AccessType::Block => DesiredAccess::Block,
         AccessType::Filesystem { fstype, mount_flags, .. } => {
             read_only |= split_flags(mount_flags)?.0.read_only;
-            WantedAccess::Filesystem { fstype: *fstype, mount_flags: mount_flags.clone() }
+            DesiredAccess::Filesystem { fstype: *fstype, mount_flags: mount_flags.clone() }
         }
     };
-    Ok(Wanted { id: id.clone(), staging, access, mode: capability.mode, read_only, inline: false })
+    Ok(DesiredStage { id: id.clone(), staging, access, mode: capability.mode, read_only, inline: false })
 }

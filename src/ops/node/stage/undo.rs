@@ -7,9 +7,9 @@ use super::super::device_use::{close_mapping, ensure_unused};
 use super::super::errors::source_name;
 use super::super::mounts::unmount_all;
 use super::super::rollback::undo_in_reverse;
-use super::apply::{Job, Undo};
+use super::apply::{StageRun, StageUndo};
 
-impl Job<'_> {
+impl StageRun<'_> {
     /// Undoes what was done, in reverse, going on after an error; says in the error what is left.
     pub fn undo(mut self, error: Error) -> Error {
         self.device = None;
@@ -23,7 +23,7 @@ impl Job<'_> {
             self.entry.format = None;
         }
         let done = std::mem::take(&mut self.done);
-        let mut left = undo_in_reverse(done, Undo::Journal, |undo| self.undo_one(undo));
+        let mut left = undo_in_reverse(done, StageUndo::Journal, |undo| self.undo_one(undo));
         if let (Some(format), Some(source)) = (self.entry.format, &self.entry.source) {
             let name = source_name(source);
             left.push(format!("{} was interrupted on {name}; the next stage repeats it", format.purpose));
@@ -34,13 +34,13 @@ impl Job<'_> {
         if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
     }
 
-    fn undo_one(&self, undo: Undo) -> Result<()> {
+    fn undo_one(&self, undo: StageUndo) -> Result<()> {
         let (id, staging) = (&self.entry.id, &self.entry.staging);
         match undo {
-            Undo::Mount => unmount_all(self.order.root, staging, &self.entry.shown()).map(|_| ()),
-            Undo::Directory => Ok(step("remove directory", &staging.display(), || self.order.root.remove(staging))?),
-            Undo::Mapping => close_mapping(self.node, id),
-            Undo::Connection => {
+            StageUndo::Mount => unmount_all(self.order.root, staging, &self.entry.shown()).map(|_| ()),
+            StageUndo::Directory => Ok(step("remove directory", &staging.display(), || self.order.root.remove(staging))?),
+            StageUndo::Mapping => close_mapping(self.node, id),
+            StageUndo::Connection => {
                 if let Some(source) = &self.entry.source {
                     ensure_unused(self.node, id, source)?;
                 }
@@ -48,8 +48,8 @@ impl Job<'_> {
                 Ok(())
             }
             // An inline volume's entry goes with the volume.
-            Undo::Journal if self.entry.is_interrupted() || self.entry.inline => Ok(()),
-            Undo::Journal => self.node.journal.remove_stage(id),
+            StageUndo::Journal if self.entry.is_interrupted() || self.entry.inline => Ok(()),
+            StageUndo::Journal => self.node.journal.remove_stage(id),
         }
     }
 }

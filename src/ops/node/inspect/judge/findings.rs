@@ -10,7 +10,7 @@ use super::super::repair::Repair;
 use super::super::report::{Finding, Kind, Role, shell};
 use crate::ops::node::errors::source_name;
 use crate::ops::node::journal::{Access, Phase, StageEntry, TargetEntry};
-use crate::ops::node::observe::At;
+use crate::ops::node::observe::MountState;
 
 use super::remedies::{BLIND, EPHEMERAL, HAS_POD, close, command, text};
 use super::story::{Story, pod_of};
@@ -111,7 +111,7 @@ impl Story<'_> {
     pub(super) fn target(&self, target: &TargetEntry) -> Option<Finding> {
         let path = &target.target;
         match self.at(path) {
-            At::Nothing => {
+            MountState::Nothing => {
                 let what = "the volume was published here, but is no longer mounted".to_owned();
                 let finding = self.finding(Kind::TargetMissing, text(path), what);
                 let forget = || self.forget(&[self.entry.map(|entry| entry.found.file_of(path)).unwrap_or_default()]);
@@ -121,10 +121,10 @@ impl Story<'_> {
                 };
                 Some(self.with(finding, commands, Ok(Repair::Recover { id: self.id.clone() })))
             }
-            At::Foreign(mount) => Some(self.foreign(path, &mount)),
+            MountState::Foreign(mount) => Some(self.foreign(path, &mount)),
             // With no sources left nothing is recognised; what is there is told as foreign.
-            At::Ours(_) => None,
-            At::Stack(count) => Some(self.stacked(path, count)),
+            MountState::Ours(_) => None,
+            MountState::Stack(count) => Some(self.stacked(path, count)),
         }
     }
 
@@ -160,9 +160,9 @@ impl Story<'_> {
         let gone = self.is_gone(stage);
         let at = if stage.access == Access::Block { None } else { Some(self.at(path)) };
         let (kind, what) = match at {
-            Some(At::Foreign(mount)) => return Some(self.foreign(path, &mount)),
-            Some(At::Stack(count)) => return Some(self.stacked(path, count)),
-            Some(At::Ours(_)) | None if !gone => return None,
+            Some(MountState::Foreign(mount)) => return Some(self.foreign(path, &mount)),
+            Some(MountState::Stack(count)) => return Some(self.stacked(path, count)),
+            Some(MountState::Ours(_)) | None if !gone => return None,
             _ if gone => {
                 let device = stage.source.as_ref().map(source_name).unwrap_or_default();
                 (Kind::DeviceMissing, format!("staged as {device}, which is no longer there or another's"))

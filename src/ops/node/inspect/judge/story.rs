@@ -14,7 +14,7 @@ use crate::ops::node::errors::source_name;
 use crate::ops::node::health;
 use crate::ops::node::journal::{Access, Format, Phase, StageEntry, TargetEntry};
 use crate::ops::node::mapping::shown;
-use crate::ops::node::observe::{self, At};
+use crate::ops::node::observe::{self, MountState};
 
 use super::view::View;
 
@@ -77,7 +77,7 @@ impl<'a> Story<'a> {
         failed || (journaled && self.entry.is_some_and(|entry| entry.still.is_none()))
     }
 
-    pub(super) fn at(&self, path: &Path) -> At {
+    pub(super) fn at(&self, path: &Path) -> MountState {
         observe::of_stack(&self.view.index.at(path), &self.sources)
     }
 

@@ -8,7 +8,7 @@ use super::remedy::wipe_remedy;
 
 /// What a connected device showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct DeviceContents {
     pub volume: VolumeId,
     /// `/dev/loop3`, for messages.
     pub device: String,
@@ -51,7 +51,7 @@ pub enum Prepare {
 ///
 /// # Errors
 /// `Unverified` for anything on the device that is neither ours nor proven nothing: it is left as it is.
-pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Found) -> Result<Vec<Prepare>> {
+pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &DeviceContents) -> Result<Vec<Prepare>> {
     match found.interrupted {
         Some(Purpose::Filesystem(begun)) => return redo_mkfs(begun, fstype, read_only, found),
         Some(Purpose::Luks) if found.contents != Contents::Blank => {
@@ -111,7 +111,7 @@ pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Fou
 
 /// The device has the mark of our own mkfs, which was written when it was blank: it is blank in all but the bytes. Yet where something
 /// that our mkfs does not write is seen, someone else was there.
-fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Found) -> Result<Vec<Prepare>> {
+fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &DeviceContents) -> Result<Vec<Prepare>> {
     let foreign = match &found.contents {
         Contents::Filesystem(actual) => (*actual != begun).then(|| actual.to_string()),
         Contents::Other(what) => (!what.contains(begun.as_str())).then(|| what.clone()),
@@ -130,7 +130,7 @@ fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Fou
 }
 
 /// The ext4 was whole before only our own resize2fs wrote on it, and nobody mounted it since. Its superblock may be in the making.
-fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &Found) -> Result<Vec<Prepare>> {
+fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &DeviceContents) -> Result<Vec<Prepare>> {
     let ext4 = FsType::Ext4;
     let foreign = match &found.contents {
         Contents::Filesystem(actual) => (*actual != ext4).then(|| actual.to_string()),
@@ -155,13 +155,13 @@ fn go_on_growing(fstype: Option<FsType>, read_only: bool, found: &Found) -> Resu
     }
 }
 
-fn claimed(found: &Found) -> Error {
+fn claimed(found: &DeviceContents) -> Error {
     let reason = "it holds no file system, but something uses it (a mount in another mount namespace, device-mapper, swap); it was not \
                   formatted. End what uses it (`lsblk`, `findmnt --task PID`), then stage the volume again";
     unproven(found, reason.to_owned())
 }
 
-fn writable_for_mkfs(read_only: bool, found: &Found) -> Result<()> {
+fn writable_for_mkfs(read_only: bool, found: &DeviceContents) -> Result<()> {
     if found.mounted {
         return Err(claimed(found));
     }
@@ -185,7 +185,7 @@ pub fn worth_growing(fstype: FsType, fs_size: u64, device_size: u64) -> bool {
     device_size.saturating_sub(fs_size) >= slack
 }
 
-fn unproven(found: &Found, reason: String) -> Error {
+fn unproven(found: &DeviceContents, reason: String) -> Error {
     Error::Unverified { device: format!("volume {} on {}", found.volume, found.device), reason }
 }
 
@@ -197,9 +197,9 @@ mod tests {
     const XFS: Option<FsType> = Some(FsType::Xfs);
     const SIZE: u64 = 1 << 30;
 
-    fn found(contents: Contents) -> Found {
+    fn found(contents: Contents) -> DeviceContents {
         let fs_size = matches!(contents, Contents::Filesystem(_)).then_some(SIZE);
-        Found {
+        DeviceContents {
             volume: "image:a".parse().expect("an id"),
             device: "/dev/loop3".to_owned(),
             contents,
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    fn ready(fstype: Option<FsType>, found: &Found) -> Vec<Prepare> {
+    fn ready(fstype: Option<FsType>, found: &DeviceContents) -> Vec<Prepare> {
         prepare(fstype, false, true, found).expect("can be prepared")
     }
 
@@ -240,9 +240,9 @@ mod tests {
     #[test]
     fn nothing_is_formatted_read_only() {
         assert!(matches!(prepare(None, true, true, &found(Contents::Blank)), Err(Error::Unverified { .. })));
-        let protected = Found { device_read_only: true, ..found(Contents::Blank) };
+        let protected = DeviceContents { device_read_only: true, ..found(Contents::Blank) };
         assert!(matches!(prepare(None, false, true, &protected), Err(Error::Unverified { .. })));
-        let protected = Found { interrupted: EXT4.map(Purpose::Filesystem), ..protected };
+        let protected = DeviceContents { interrupted: EXT4.map(Purpose::Filesystem), ..protected };
         assert!(matches!(prepare(EXT4, false, true, &protected), Err(Error::Unverified { .. })));
     }
 
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_larger_device_is_filled() {
-        let larger = |fstype| Found { device_size: 2 * SIZE, ..found(Contents::Filesystem(fstype)) };
+        let larger = |fstype| DeviceContents { device_size: 2 * SIZE, ..found(Contents::Filesystem(fstype)) };
         let ext4 = FsType::Ext4;
         assert_eq!(
             ready(None, &larger(ext4)),
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn a_mounted_device_is_neither_checked_nor_grown_offline() {
         let ext4 = FsType::Ext4;
-        let there = Found { mounted: true, device_size: 2 * SIZE, ..found(Contents::Filesystem(ext4)) };
+        let there = DeviceContents { mounted: true, device_size: 2 * SIZE, ..found(Contents::Filesystem(ext4)) };
         assert_eq!(ready(None, &there), [Prepare::Mount(ext4), Prepare::GrowMounted(ext4)]);
     }
 
@@ -294,20 +294,20 @@ mod tests {
             Contents::Other("xfs backup superblock at 128 MiB".to_owned()),
         ];
         for contents in half {
-            let there = Found { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
+            let there = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
             assert_eq!(ready(XFS, &there), again, "{there:?}");
         }
         for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("LUKS".to_owned())] {
-            let there = Found { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
+            let there = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
             assert!(matches!(prepare(XFS, false, true, &there), Err(Error::Unverified { .. })), "{there:?}");
         }
-        let in_use = Found { interrupted: Some(Purpose::Filesystem(xfs)), mounted: true, ..found(Contents::Blank) };
+        let in_use = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), mounted: true, ..found(Contents::Blank) };
         assert!(matches!(prepare(XFS, false, true, &in_use), Err(Error::Unverified { .. })));
     }
 
     #[test]
     fn interrupted_luks_format_is_no_reason_for_mkfs() {
-        let marked = |contents| Found { interrupted: Some(Purpose::Luks), ..found(contents) };
+        let marked = |contents| DeviceContents { interrupted: Some(Purpose::Luks), ..found(contents) };
         for contents in [Contents::Unknown("data at 4096".to_owned()), Contents::Other("LUKS".to_owned())] {
             assert!(matches!(prepare(XFS, false, true, &marked(contents)), Err(Error::Unverified { .. })));
         }
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn an_interrupted_growth_is_repaired_and_goes_on_unless_somebody_else_wrote() {
         let ext4 = FsType::Ext4;
-        let growing = |contents| Found { growing: true, ..found(contents) };
+        let growing = |contents| DeviceContents { growing: true, ..found(contents) };
         let half = [
             Contents::Filesystem(ext4),
             Contents::Unknown("begins as ext4, but its checksum is wrong".to_owned()),
@@ -332,7 +332,7 @@ mod tests {
             (EXT4, false, growing(Contents::Filesystem(FsType::Xfs))),
             (EXT4, false, growing(Contents::Other("LUKS".to_owned()))),
             (EXT4, false, growing(Contents::Blank)),
-            (EXT4, false, Found { mounted: true, ..there.clone() }),
+            (EXT4, false, DeviceContents { mounted: true, ..there.clone() }),
             (EXT4, true, there.clone()),
             (XFS, false, there),
         ] {

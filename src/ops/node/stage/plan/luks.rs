@@ -8,7 +8,7 @@ use super::remedy::wipe_remedy;
 
 /// What the device of an encrypted volume showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Locked {
+pub struct LuksObservation {
     pub volume: VolumeId,
     /// `/dev/loop3`, for messages.
     pub device: String,
@@ -47,7 +47,7 @@ pub enum Unlock {
 
 /// # Errors
 /// `Unverified` for anything on the device that is neither a LUKS2 header nor proven nothing: it is left as it is.
-pub fn unlock(read_only: bool, locked: &Locked) -> Result<Vec<Unlock>> {
+pub fn unlock(read_only: bool, locked: &LuksObservation) -> Result<Vec<Unlock>> {
     let refuse =
         |reason: String| Err(Error::Unverified { device: format!("volume {} on {}", locked.volume, locked.device), reason });
     let blank = locked.interrupted || locked.contents == Contents::Blank;
@@ -114,8 +114,8 @@ mod tests {
         "image:a".parse().expect("valid")
     }
 
-    fn locked(contents: Contents, version: Option<u16>) -> Locked {
-        Locked {
+    fn locked(contents: Contents, version: Option<u16>) -> LuksObservation {
+        LuksObservation {
             volume: id(),
             device: "/dev/loop3".to_owned(),
             contents,
@@ -134,9 +134,9 @@ mod tests {
         assert_eq!(unlock(false, &blank).unwrap(), [RecordFormat, Format, Open]);
         assert_eq!(unlock(false, &luks).unwrap(), [Open]);
         assert_eq!(unlock(true, &luks).unwrap(), [Open]);
-        assert_eq!(unlock(false, &Locked { mapping: Mapping::Whole, ..luks.clone() }).unwrap(), [Grow]);
-        assert_eq!(unlock(true, &Locked { mapping: Mapping::Whole, ..luks.clone() }).unwrap(), []);
-        assert_eq!(unlock(false, &Locked { mapping: Mapping::Stale, ..luks.clone() }).unwrap(), [Close, Open]);
+        assert_eq!(unlock(false, &LuksObservation { mapping: Mapping::Whole, ..luks.clone() }).unwrap(), [Grow]);
+        assert_eq!(unlock(true, &LuksObservation { mapping: Mapping::Whole, ..luks.clone() }).unwrap(), []);
+        assert_eq!(unlock(false, &LuksObservation { mapping: Mapping::Stale, ..luks.clone() }).unwrap(), [Close, Open]);
         for (contents, version, says) in [
             (Contents::Filesystem(FsType::Xfs), None, "holds xfs in clear"),
             (Contents::Other("GPT".to_owned()), None, "neither proven blank nor encrypted with LUKS2 (GPT)"),
@@ -147,13 +147,13 @@ mod tests {
             assert!(error.contains(says) && error.contains("/dev/loop3"), "{error}");
         }
         assert!(unlock(true, &blank).is_err());
-        assert!(unlock(false, &Locked { device_read_only: true, ..blank }).is_err());
+        assert!(unlock(false, &LuksObservation { device_read_only: true, ..blank }).is_err());
     }
 
     #[test]
     fn an_interrupted_luks_format_is_done_again_unless_somebody_else_wrote() {
         use Unlock::*;
-        let interrupted = |contents| Locked { interrupted: true, ..locked(contents, None) };
+        let interrupted = |contents| LuksObservation { interrupted: true, ..locked(contents, None) };
         for contents in [
             Contents::Blank,
             Contents::Unknown("data at 0".to_owned()),
@@ -162,7 +162,7 @@ mod tests {
         ] {
             assert_eq!(unlock(false, &interrupted(contents)).unwrap(), [RecordFormat, Wipe, Format, Open]);
         }
-        let open = Locked { mapping: Mapping::Whole, ..interrupted(Contents::Other("LUKS".to_owned())) };
+        let open = LuksObservation { mapping: Mapping::Whole, ..interrupted(Contents::Other("LUKS".to_owned())) };
         assert_eq!(unlock(false, &open).unwrap(), [Close, RecordFormat, Wipe, Format, Open]);
         for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("GPT".to_owned())] {
             let error = unlock(false, &interrupted(contents)).unwrap_err().to_string();

@@ -9,8 +9,8 @@ use crate::volume::{Error, FsType, Result};
 
 use super::super::errors::{access_word, stacked, taken};
 use super::super::journal::{Access, Phase, StageEntry};
-use super::super::observe::At;
-use super::spec::{Wanted, WantedAccess};
+use super::super::observe::MountState;
+use super::spec::{DesiredAccess, DesiredStage};
 
 pub(super) mod filesystem;
 pub(super) mod luks;
@@ -18,7 +18,7 @@ mod remedy;
 
 /// What there is before anything was done.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct StageObservation {
     pub entry: Option<StageEntry>,
     /// Whether the entry was written in this boot; only then mounts and device numbers in it mean anything.
     pub same_boot: bool,
@@ -27,7 +27,7 @@ pub struct Seen {
     /// What is mounted or shown of it: what is connected, or the mapping on it, where it is encrypted.
     pub used: Option<Source>,
     /// What is mounted at the staging path.
-    pub staging: At,
+    pub staging: MountState,
 }
 
 /// The first round's steps.
@@ -48,8 +48,8 @@ pub enum Start {
 ///
 /// # Errors
 /// `Conflict` where it is staged otherwise; `InUse` where the staging path is taken.
-pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
-    if let At::Foreign(mount) = &seen.staging {
+pub fn start(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start>> {
+    if let MountState::Foreign(mount) = &seen.staging {
         return Err(taken(&wanted.staging, mount));
     }
     let Some(entry) = &seen.entry else { return start_without_journal(wanted, seen) };
@@ -60,10 +60,10 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
     let mut steps = Vec::new();
     if entry.phase == Phase::Staged && seen.same_boot {
         compatible(wanted, entry)?;
-        if let At::Stack(count) = seen.staging {
+        if let MountState::Stack(count) = seen.staging {
             return Err(stacked(&wanted.staging, count));
         }
-        let mounted = wanted.access == WantedAccess::Block || matches!(seen.staging, At::Ours(_));
+        let mounted = wanted.access == DesiredAccess::Block || matches!(seen.staging, MountState::Ours(_));
         let connected = seen.connected.is_some() && seen.connected == entry.source && seen.used.is_some();
         if mounted && connected {
             return Ok(steps);
@@ -84,10 +84,10 @@ pub fn start(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
     Ok(steps)
 }
 
-fn start_without_journal(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
+fn start_without_journal(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start>> {
     match (&seen.staging, &wanted.access) {
-        (At::Stack(count), _) => Err(stacked(&wanted.staging, *count)),
-        (At::Ours(mount), WantedAccess::Filesystem { fstype, .. }) => {
+        (MountState::Stack(count), _) => Err(stacked(&wanted.staging, *count)),
+        (MountState::Ours(mount), DesiredAccess::Filesystem { fstype, .. }) => {
             if let Some(fstype) = fstype.filter(|fstype| fstype.as_str() != mount.fstype) {
                 return Err(conflict(wanted, &mount.fstype, fstype.as_str()));
             }
@@ -96,12 +96,12 @@ fn start_without_journal(wanted: &Wanted, seen: &Seen) -> Result<Vec<Start>> {
             }
             Ok(vec![Start::Begin, Start::Connect, Start::Adopt])
         }
-        (At::Ours(mount), WantedAccess::Block) => Err(conflict(wanted, &mount.fstype, "raw block")),
+        (MountState::Ours(mount), DesiredAccess::Block) => Err(conflict(wanted, &mount.fstype, "raw block")),
         _ => Ok(vec![Start::Begin, Start::Connect]),
     }
 }
 
-fn compatible(wanted: &Wanted, entry: &StageEntry) -> Result<()> {
+fn compatible(wanted: &DesiredStage, entry: &StageEntry) -> Result<()> {
     if entry.staging != wanted.staging {
         let at = |path: &Path| format!("staging path {}", path.display());
         return Err(conflict(wanted, &at(&entry.staging), &at(&wanted.staging)));
@@ -110,10 +110,10 @@ fn compatible(wanted: &Wanted, entry: &StageEntry) -> Result<()> {
         return Err(conflict(wanted, access_word(entry.read_only), access_word(wanted.read_only)));
     }
     match (&entry.access, &wanted.access) {
-        (Access::Block, WantedAccess::Block) => Ok(()),
-        (Access::Block, WantedAccess::Filesystem { .. }) => Err(conflict(wanted, "raw block", "a file system")),
-        (Access::Filesystem { .. }, WantedAccess::Block) => Err(conflict(wanted, "a file system", "raw block")),
-        (Access::Filesystem { fstype, mount_flags }, WantedAccess::Filesystem { fstype: asked, mount_flags: flags }) => {
+        (Access::Block, DesiredAccess::Block) => Ok(()),
+        (Access::Block, DesiredAccess::Filesystem { .. }) => Err(conflict(wanted, "raw block", "a file system")),
+        (Access::Filesystem { .. }, DesiredAccess::Block) => Err(conflict(wanted, "a file system", "raw block")),
+        (Access::Filesystem { fstype, mount_flags }, DesiredAccess::Filesystem { fstype: asked, mount_flags: flags }) => {
             // What is mounted as it is (NFS) has a name that is none of ours; the CO's default does not apply to it.
             let ours = fstype.as_deref().and_then(|name| name.parse::<FsType>().ok());
             if let (Some(existing), Some(asked)) = (ours, asked)
@@ -132,7 +132,7 @@ fn compatible(wanted: &Wanted, entry: &StageEntry) -> Result<()> {
     }
 }
 
-fn conflict(wanted: &Wanted, existing: &str, asked: &str) -> Error {
+fn conflict(wanted: &DesiredStage, existing: &str, asked: &str) -> Error {
     Error::Conflict { object: format!("stage of volume {}", wanted.id), existing: existing.to_owned(), wanted: asked.to_owned() }
 }
 

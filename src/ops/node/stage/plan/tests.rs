@@ -13,26 +13,26 @@ fn id() -> VolumeId {
     "image:a".parse().expect("valid")
 }
 
-fn filesystem(fstype: Option<FsType>, flags: &[&str]) -> Wanted {
-    Wanted {
+fn filesystem(fstype: Option<FsType>, flags: &[&str]) -> DesiredStage {
+    DesiredStage {
         id: id(),
         staging: "/k/s".into(),
-        access: WantedAccess::Filesystem { fstype, mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect() },
+        access: DesiredAccess::Filesystem { fstype, mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect() },
         mode: AccessMode::SingleNodeWriter,
         read_only: false,
         inline: false,
     }
 }
 
-fn block() -> Wanted {
-    Wanted { access: WantedAccess::Block, ..filesystem(None, &[]) }
+fn block() -> DesiredStage {
+    DesiredStage { access: DesiredAccess::Block, ..filesystem(None, &[]) }
 }
 
 fn device(number: u32) -> Source {
     Source::Device(BlockDevice { path: format!("/dev/loop{number}").into(), number: (7, number), identity: "i".to_owned() })
 }
 
-fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
+fn entry_of(wanted: &DesiredStage, fstype: &str) -> StageEntry {
     StageEntry {
         version: VERSION,
         id: id(),
@@ -40,8 +40,8 @@ fn entry_of(wanted: &Wanted, fstype: &str) -> StageEntry {
         source: Some(device(3)),
         mapping: None,
         access: match &wanted.access {
-            WantedAccess::Block => Access::Block,
-            WantedAccess::Filesystem { mount_flags, .. } => {
+            DesiredAccess::Block => Access::Block,
+            DesiredAccess::Filesystem { mount_flags, .. } => {
                 Access::Filesystem { fstype: Some(fstype.to_owned()), mount_flags: mount_flags.into() }
             }
         },
@@ -73,18 +73,18 @@ fn mounted(fstype: &str, options: &str) -> Mount {
     }
 }
 
-fn seen(entry: Option<StageEntry>, connected: Option<Source>, staging: At) -> Seen {
-    Seen { entry, same_boot: true, used: connected.clone(), connected, staging }
+fn seen(entry: Option<StageEntry>, connected: Option<Source>, staging: MountState) -> StageObservation {
+    StageObservation { entry, same_boot: true, used: connected.clone(), connected, staging }
 }
 
-fn ours() -> At {
-    At::Ours(mounted("ext4", "rw"))
+fn ours() -> MountState {
+    MountState::Ours(mounted("ext4", "rw"))
 }
 
 #[test]
 fn a_fresh_volume_is_journaled_and_connected() {
     for wanted in [filesystem(None, &[]), block()] {
-        let steps = start(&wanted, &seen(None, None, At::Nothing)).expect("free");
+        let steps = start(&wanted, &seen(None, None, MountState::Nothing)).expect("free");
         assert_eq!(steps, [Start::Begin, Start::Connect]);
     }
 }
@@ -98,7 +98,7 @@ fn what_is_staged_so_already_needs_nothing() {
         assert_eq!(start(&wanted, &seen(Some(entry.clone()), Some(device(3)), ours())).expect("same"), []);
     }
     let entry = entry_of(&block(), "");
-    assert_eq!(start(&block(), &seen(Some(entry), Some(device(3)), At::Nothing)).expect("same"), []);
+    assert_eq!(start(&block(), &seen(Some(entry), Some(device(3)), MountState::Nothing)).expect("same"), []);
 }
 
 #[test]
@@ -108,9 +108,9 @@ fn what_is_staged_otherwise_is_a_conflict() {
         filesystem(XFS, &[]),
         filesystem(EXT4, &["noexec"]),
         block(),
-        Wanted { staging: "/k/other".into(), ..there.clone() },
-        Wanted { read_only: true, ..there.clone() },
-        Wanted { inline: true, ..there.clone() },
+        DesiredStage { staging: "/k/other".into(), ..there.clone() },
+        DesiredStage { read_only: true, ..there.clone() },
+        DesiredStage { inline: true, ..there.clone() },
     ];
     for wanted in cases {
         let result = start(&wanted, &seen(Some(entry_of(&there, "ext4")), Some(device(3)), ours()));
@@ -129,7 +129,7 @@ fn a_share_does_not_mind_the_default_file_system() {
 fn a_taken_or_stacked_staging_path_is_refused() {
     let wanted = filesystem(None, &[]);
     for entry in [None, Some(entry_of(&wanted, "ext4"))] {
-        for at in [At::Foreign(mounted("tmpfs", "rw")), At::Stack(2)] {
+        for at in [MountState::Foreign(mounted("tmpfs", "rw")), MountState::Stack(2)] {
             let result = start(&wanted, &seen(entry.clone(), Some(device(3)), at.clone()));
             assert!(matches!(result, Err(Error::InUse { .. })), "{at:?}: {result:?}");
         }
@@ -140,28 +140,28 @@ fn a_taken_or_stacked_staging_path_is_refused() {
 fn what_was_interrupted_is_begun_afresh() {
     let wanted = filesystem(EXT4, &[]);
     let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
-    type Case<'a> = (StageEntry, bool, Option<Source>, At, &'a [Start]);
+    type Case<'a> = (StageEntry, bool, Option<Source>, MountState, &'a [Start]);
     let afresh = [Start::ClearMounts, Start::Disconnect, Start::Begin, Start::Connect];
     let cases: [Case<'_>; 7] = [
         // What the journal names is not what the volume is now: it is let go first.
-        (at(Phase::Staging), true, None, At::Nothing, &afresh),
+        (at(Phase::Staging), true, None, MountState::Nothing, &afresh),
         (at(Phase::Staged), true, Some(device(4)), ours(), &afresh),
         (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
         (at(Phase::Unstaging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // Somebody unmounted it.
-        (at(Phase::Staged), true, Some(device(3)), At::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
+        (at(Phase::Staged), true, Some(device(3)), MountState::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // A reboot: numbers and mounts of before mean nothing.
-        (at(Phase::Staged), false, None, At::Nothing, &[Start::Begin, Start::Connect]),
+        (at(Phase::Staged), false, None, MountState::Nothing, &[Start::Begin, Start::Connect]),
         (
             StageEntry { read_only: true, ..at(Phase::Staged) },
             false,
             Some(device(4)),
-            At::Nothing,
+            MountState::Nothing,
             &[Start::Disconnect, Start::Begin, Start::Connect],
         ),
     ];
     for (entry, same_boot, connected, staging, steps) in cases {
-        let seen = Seen { entry: Some(entry), same_boot, used: connected.clone(), connected, staging };
+        let seen = StageObservation { entry: Some(entry), same_boot, used: connected.clone(), connected, staging };
         assert_eq!(start(&wanted, &seen).expect("goes on"), steps, "{seen:?}");
     }
 }
@@ -169,8 +169,9 @@ fn what_was_interrupted_is_begun_afresh() {
 #[test]
 fn after_a_reboot_it_may_be_staged_otherwise() {
     let entry = entry_of(&filesystem(EXT4, &[]), "ext4");
-    let seen = Seen { entry: Some(entry), same_boot: false, connected: None, used: None, staging: At::Nothing };
-    for wanted in [block(), Wanted { staging: "/k/other".into(), ..filesystem(XFS, &["noexec"]) }] {
+    let seen =
+        StageObservation { entry: Some(entry), same_boot: false, connected: None, used: None, staging: MountState::Nothing };
+    for wanted in [block(), DesiredStage { staging: "/k/other".into(), ..filesystem(XFS, &["noexec"]) }] {
         assert_eq!(start(&wanted, &seen).expect("free"), [Start::Begin, Start::Connect]);
     }
 }
@@ -181,7 +182,7 @@ fn a_mount_without_a_journal_is_taken_over_only_if_it_is_what_was_asked_for() {
     for wanted in [filesystem(None, &[]), filesystem(EXT4, &[])] {
         assert_eq!(start(&wanted, &lost).expect("the same"), [Start::Begin, Start::Connect, Start::Adopt]);
     }
-    for wanted in [filesystem(XFS, &[]), block(), Wanted { read_only: true, ..filesystem(EXT4, &[]) }] {
+    for wanted in [filesystem(XFS, &[]), block(), DesiredStage { read_only: true, ..filesystem(EXT4, &[]) }] {
         assert!(matches!(start(&wanted, &lost), Err(Error::Conflict { .. })), "{wanted:?}");
     }
 }
