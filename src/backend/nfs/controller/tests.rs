@@ -581,12 +581,37 @@ fn controller_whose_lock_went_to_another_stops_provisioning() {
     create(&second, &spec("two", &[])).expect("made");
     for refused in [create(&first, &spec("three", &[])).map(drop), first.delete(&id("one")).map(drop), first.probe()] {
         let error = refused.expect_err("it is the second's share").to_string();
-        assert!(error.contains("another process provisions from it"), "{error}");
+        assert!(error.contains("provisions from it"), "{error}");
     }
     second.delete(&id("one")).expect("the second deletes it");
     drop(second);
     ground.await_lock(&ground.config.shares[0]);
     create(&first, &spec("three", &[])).expect("the lock is free again");
+}
+
+#[test]
+fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
+    let ground = ground(&["a", "b"]);
+    let first = ground.open();
+    first.probe().expect("both are its own");
+    create(&first, &spec("one", &[])).expect("made");
+    let second = ground.open_beside();
+    second.stand_by();
+    let found = second.first_lock().expect("nothing that waiting will not repair");
+    let by = format!("process {} on ", std::process::id());
+    assert!(matches!(&found, FirstLock::Elsewhere(reason) if reason.contains("nas:/a") && reason.contains(&by)), "{found:?}");
+    for refused in [create(&second, &spec("two", &[])).map(drop), second.delete(&id("one")).map(drop)] {
+        let error = refused.expect_err("it is on standby");
+        assert!(matches!(&error, Error::BackendUnavailable { reason, .. } if reason.contains("on standby")), "{error}");
+    }
+    second.probe().expect("it is well");
+    assert!(second.shares.iter().all(|share| share.current().is_none()));
+    drop(first);
+    ground.config.shares.iter().for_each(|share| ground.await_lock(share));
+    assert!(matches!(second.first_lock(), Ok(FirstLock::Here)));
+    second.lead().expect("it leads");
+    create(&second, &spec("two", &[])).expect("made");
+    assert_eq!(second.list(None, 9).expect("listed").len(), 2);
 }
 
 #[test]
@@ -785,7 +810,7 @@ fn one_process_provisions_and_one_backend_owns() {
     let first = ground.open();
     first.probe().expect("there");
     let error = ground.open_beside().probe().expect_err("taken").to_string();
-    assert!(error.contains("another process"), "{error}");
+    assert!(error.contains("provisions from it"), "{error}");
     drop(first);
     let config = NfsConfig { name: "other".parse().expect("a name"), ..ground.config.clone() };
     let error =
