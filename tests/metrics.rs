@@ -220,8 +220,13 @@ fn declared_metrics_exist_and_change() {
         });
         watch.next(&harness).assert("longshore_kubelet_registered", 1.0);
         harness.kill();
+        // Another process has the pool meanwhile.
+        let lock = fs::File::open(harness.path("pool/images/lock")).expect("the lock");
+        lock.lock().expect("nobody has it");
         harness.start();
-        let now = watch.next(&harness);
+        watch.next(&harness).assert("longshore_standby", 1.0);
+        drop(lock);
+        let now = watch.until(&harness, |now| now.value("longshore_standby") == Some(0.0));
         now.assert("longshore_stages", 1.0);
         now.assert("longshore_publishes", 1.0);
         now.assert(&format!("longshore_volumes{{{image}}}"), 2.0);
