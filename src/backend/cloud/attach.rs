@@ -11,13 +11,15 @@ use crate::backend::{Attach, check_same_attachment};
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 
+use super::api::{Attachment, AttachmentState, CloudErrorKind, Disk, DiskId, DiskState, Refusal, Tags};
+use super::controller::Controller;
+use super::errors::stuck;
 use super::find::Located;
-use super::frame::Controller;
 use super::looks::Key;
 use super::memory::{SETTLED, STUCK};
 use super::nodes::Begun;
-use super::provision::WAIT;
-use super::{Attachment, AttachmentState, CloudErrorKind, Disk, DiskId, DiskState, Refusal, Tags, tags};
+use super::tags;
+use super::timeouts::WAIT;
 
 /// Keys of publish_context: the cloud's id of the disk, and the device name that it was attached under.
 pub const VOLUME: &str = "volume";
@@ -76,7 +78,7 @@ impl Attach for Controller {
     }
 
     fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
-        let nodes = |disks: &[Disk]| disks.iter().flat_map(held_by).map(|attachment| attachment.instance.clone()).collect();
+        let nodes = |disks: &[Disk]| disks.iter().flat_map(Disk::held_by).map(|attachment| attachment.instance.clone()).collect();
         Ok(self.disks(ids)?.into_iter().map(|(id, disks)| (id, nodes(&disks))).collect())
     }
 
@@ -87,7 +89,7 @@ impl Attach for Controller {
 
 impl Controller {
     fn place_of<'a>(&self, disk: &'a Disk, node: &NodeId) -> Option<&'a Attachment> {
-        held_by(disk).find(|attachment| attachment.instance == *node)
+        disk.held_by().find(|attachment| attachment.instance == *node)
     }
 
     /// What a repeat is told.
@@ -125,7 +127,7 @@ impl Controller {
         if disk.multi_attach && !mode.is_single_node() {
             return Ok(disk);
         }
-        for attachment in held_by(&disk) {
+        for attachment in disk.held_by() {
             let other = &attachment.instance;
             if attachment.state == AttachmentState::Detaching {
                 self.await_detached(id, &disk.id, other)?;
@@ -200,7 +202,7 @@ impl Controller {
         let held: Vec<NodeId> = seen
             .iter()
             .filter(|seen| seen.id == disk.id)
-            .flat_map(held_by)
+            .flat_map(Disk::held_by)
             .map(|attachment| attachment.instance.clone())
             .collect();
         match held.iter().find(|other| *other != node) {
@@ -233,7 +235,7 @@ impl Controller {
         let unfinished = match waited {
             Ok(Ok(place)) => return Ok(place),
             Ok(Err(gone)) => {
-                self.nodes.freed(node, disk);
+                self.nodes.release_device_name(node, disk);
                 self.nodes.blacklist_device_name(node, &gone.device);
                 self.memory.unbind(disk, node);
                 let reason = format!("the cloud gave up attaching disk {disk} as {}", gone.device);
@@ -316,32 +318,6 @@ impl Controller {
 
     fn forget_attachment(&self, disk: &DiskId, node: &NodeId) {
         self.memory.unbind(disk, node);
-        self.nodes.freed(node, disk);
-    }
-}
-
-/// Who has a disk.
-pub(super) fn held_by(disk: &Disk) -> impl Iterator<Item = &Attachment> {
-    disk.attachments.iter().filter(|attachment| attachment.state != AttachmentState::Detached)
-}
-
-/// What is wrong, and what to do.
-pub(super) fn stuck(disk: &DiskId, node: &NodeId, place: &Attachment, since: Duration) -> String {
-    let minutes = since.as_secs() / 60;
-    let device = &place.device;
-    match place.state {
-        AttachmentState::Attaching => format!(
-            "disk {disk} has been attaching to node {node} as {device} for {minutes} minutes: the machine does not take the name; \
-             delete the pod, so that it is detached, and the next attachment has another name; if that does not help, stop and start \
-             the machine"
-        ),
-        AttachmentState::Busy => format!(
-            "disk {disk} does not leave node {node}: the machine still uses {device}; unmount what is mounted of it there, or stop the \
-             machine"
-        ),
-        AttachmentState::Detaching | AttachmentState::Attached | AttachmentState::Detached => format!(
-            "disk {disk} has been detaching from node {node} for {minutes} minutes: the machine does not let go of {device}; unmount \
-             what is mounted of it there, or stop the machine; forcing it loses what is not written yet"
-        ),
+        self.nodes.release_device_name(node, disk);
     }
 }

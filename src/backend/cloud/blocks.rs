@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use crate::backend::ChangedBlocks;
 use crate::volume::{Error, Extent, Result, SnapshotId};
 
-use super::frame::Controller;
+use super::api::{BlocksFrom, CloudSnapshotId};
+use super::controller::Controller;
 use super::pages::Pages;
-use super::{BlocksFrom, CloudSnapshotId};
 
 impl ChangedBlocks for Controller {
     fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {

@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
+use super::api::{Answer, CloudErrorKind, Refusal};
 use super::clock::Clock;
-use super::{Answer, CloudErrorKind, Refusal};
 
 /// How much of the published size is used: a request that was sent later may arrive sooner, and a cloud refills in steps of a second.
 const BURST: f64 = 0.9;

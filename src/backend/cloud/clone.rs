@@ -9,12 +9,13 @@ use crate::backend::{Quiesce, SnapshotSpec};
 use crate::os::step::step;
 use crate::volume::{Error, RawParameters, Result, SnapshotId, VolumeId};
 
-use super::frame::Controller;
+use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState};
+use super::controller::Controller;
 use super::looks::Key;
-use super::provision::{Send, WAIT, is_over};
+use super::provision::{Send, is_over};
 use super::snapshots::{Sought, Taking};
 use super::tags::TEMPORARY;
-use super::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState};
+use super::timeouts::WAIT;
 
 impl Controller {
     /// Makes the disk of a copy, or goes on with what an earlier call began; nothing else of it is left then.

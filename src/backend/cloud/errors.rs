@@ -2,9 +2,11 @@
 //!
 //! Each error keeps the cloud's own code, words and request id.
 
-use crate::volume::{BackendName, Error, Left};
+use std::time::Duration;
 
-use super::{CloudErrorKind, Refusal};
+use crate::volume::{BackendName, Error, Left, NodeId};
+
+use super::api::{Attachment, AttachmentState, CloudErrorKind, DiskId, Refusal};
 
 /// A request that changes something was refused: it is over, and nothing was done, unless the refusal says that it may have been.
 pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, refusal: Refusal) -> Error {
@@ -77,5 +79,26 @@ pub(super) fn again(error: &Error) -> Error {
             Error::failed(step, object.clone(), source.to_string()).nothing_left()
         }
         other => Error::failed("change disk", "with another call", other.to_string()),
+    }
+}
+
+/// What is wrong, and what to do.
+pub(super) fn stuck(disk: &DiskId, node: &NodeId, place: &Attachment, since: Duration) -> String {
+    let minutes = since.as_secs() / 60;
+    let device = &place.device;
+    match place.state {
+        AttachmentState::Attaching => format!(
+            "disk {disk} has been attaching to node {node} as {device} for {minutes} minutes: the machine does not take the name; \
+             delete the pod, so that it is detached, and the next attachment has another name; if that does not help, stop and start \
+             the machine"
+        ),
+        AttachmentState::Busy => format!(
+            "disk {disk} does not leave node {node}: the machine still uses {device}; unmount what is mounted of it there, or stop the \
+             machine"
+        ),
+        AttachmentState::Detaching | AttachmentState::Attached | AttachmentState::Detached => format!(
+            "disk {disk} has been detaching from node {node} for {minutes} minutes: the machine does not let go of {device}; unmount \
+             what is mounted of it there, or stop the machine; forcing it loses what is not written yet"
+        ),
     }
 }

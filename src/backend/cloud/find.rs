@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use crate::volume::{Error, Result, VolumeId};
 
-use super::frame::Controller;
+use super::api::{Disk, DiskId, DiskState, Refusal};
+use super::controller::Controller;
+use super::errors;
 use super::looks::Key;
 use super::tags::{self, VOLUME};
-use super::{Disk, DiskId, DiskState, Refusal, errors};
-
-/// How long something that must be there is waited for, until it is shown.
-pub(super) const SHOWN: Duration = Duration::from_secs(15);
+use super::timeouts::SHOWN;
 
 /// What is known of a volume's disk.
 #[derive(Clone, Debug)]

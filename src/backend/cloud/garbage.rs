@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::backend::{Attach, Compare, Garbage, Provision, Unnamed};
 use crate::volume::{Error, Outcome, Result, VolumeId};
 
-use super::frame::{CloudBackend, Controller};
+use super::api::{CloudSnapshot, Disk, DiskState};
+use super::backend::CloudBackend;
+use super::controller::Controller;
 use super::tags::{Owner, SNAPSHOT, TEMPORARY, VOLUME};
-use super::{CloudSnapshot, Disk, DiskState};
 
 /// Compares handles (of volumes and of snapshots, as PersistentVolumes and VolumeSnapshotContents have them) with what lies in the cloud.
 /// Handles of other backends are left out. Without the snapshots' handles, pass no snapshots.
@@ -32,7 +33,7 @@ pub(super) fn compare(owner: &Owner, handles: &BTreeSet<String>, disks: &[Disk],
             let copy =
                 if is_one { "" } else { ", one of several with this volume's tag: others may be copies of it, or it of one" };
             let what = format!("disk {}, {} in {}, {:?}{copy}", disk.id, disk.capacity, disk.zone, disk.state);
-            let attached = super::attach::held_by(disk).map(|place| place.instance.to_string()).collect();
+            let attached = disk.held_by().map(|place| place.instance.to_string()).collect();
             garbage.disks.push(Unnamed { handle, what, attached });
         }
     }
@@ -104,7 +105,7 @@ impl CloudBackend {
     }
 
     fn controller(&self) -> Result<&Controller> {
-        self.half(|controller| controller).ok_or_else(|| Error::Unsupported {
+        self.controller_as(|controller| controller).ok_or_else(|| Error::Unsupported {
             what: "looking at what lies in the cloud".to_owned(),
             reason: "this process serves a node only".to_owned(),
         })

@@ -1,23 +1,19 @@
 //! What is wrong with disks, with attachments, and with the cloud.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::backend::ReportHealth;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
-use super::attach::{held_by, stuck};
-use super::frame::Controller;
+use super::api::{Answer, AttachmentState, Disk, DiskId, DiskState, MOST_IDS};
+use super::controller::Controller;
+use super::errors::stuck;
 use super::memory::STUCK;
-use super::{Answer, AttachmentState, Disk, DiskId, DiskState, MOST_IDS};
 
 /// How long an answer of the cloud, be it a bad one, is good for a probe.
 const FRESH: Duration = Duration::from_secs(60);
 const FRESH_FAILURE: Duration = Duration::from_secs(5);
-
-/// How the cloud answered when it was asked for no other reason.
-#[derive(Debug, Default)]
-pub(super) struct LastProbe(Mutex<Option<(Duration, Answer<()>)>>);
 
 impl ReportHealth for Controller {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
@@ -93,7 +89,7 @@ impl Controller {
         if let Some((_, words)) = impaired.iter().find(|(id, _)| *id == disk.id) {
             health.push(problem(Severity::Degraded, "DiskImpaired", format!("the cloud reports for disk {}: {words}", disk.id)));
         }
-        let stuck = held_by(disk).find_map(|place| {
+        let stuck = disk.held_by().find_map(|place| {
             let seen_for = self.memory.saw(&disk.id, &place.instance, place.state);
             let since = match place.state {
                 // The cloud says since when it comes, but not since when it goes.

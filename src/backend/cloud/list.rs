@@ -4,26 +4,18 @@
 //! at most that old, and the list as a whole is of one instant.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
 
-use super::attach::held_by;
-use super::frame::Controller;
-use super::{Answer, CloudSnapshot, Disk, Page, SnapshotState, Which, pages};
+use super::api::{Answer, CloudSnapshot, Disk, Page, SnapshotState, Which};
+use super::controller::Controller;
+use super::lists::Kept;
+use super::pages;
 
 /// How long what was fetched serves for the pages after the first.
 pub(super) const SERVES: Duration = Duration::from_secs(120);
-
-/// What was fetched last.
-#[derive(Debug, Default)]
-pub(super) struct Lists {
-    disks: Kept<Disk>,
-    snapshots: Kept<CloudSnapshot>,
-}
-
-type Kept<T> = Mutex<Option<(Duration, Arc<Vec<T>>)>>;
 
 impl Controller {
     pub fn list_volumes(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
@@ -38,7 +30,7 @@ impl Controller {
     /// Those disks that are whole, by their volume.
     fn by_volume(&self, disks: &[Disk]) -> BTreeMap<VolumeId, Volume> {
         let mut volumes = BTreeMap::new();
-        for disk in disks.iter().filter(|disk| super::provision::is_whole(disk) && self.is_there(disk)) {
+        for disk in disks.iter().filter(|disk| disk.is_whole() && self.is_there(disk)) {
             match self.owner.volume(disk, self.policy.as_ref()) {
                 Ok(volume) => drop(volumes.insert(volume.id.clone(), volume)),
                 Err(error) => tracing::warn!(disk = %disk.id, %error, "a disk of this cluster is left out of the list"),
@@ -52,7 +44,7 @@ impl Controller {
         let ours = |disk: &Disk| self.owner.owns(&disk.tags);
         let disks = self.all(&self.lists.disks, kept_will_do, ours, |which, page| self.cloud.disks(which, page))?;
         if !kept_will_do {
-            self.memory.set_attachments(disks.iter().map(|disk| held_by(disk).count() as u64).sum());
+            self.memory.set_attachments(disks.iter().map(|disk| disk.held_by().count() as u64).sum());
         }
         Ok(disks)
     }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::volume::NodeId;
 
-use super::clock::Clock;
-use super::poller::{Ended, Poller, Source};
-use super::{
-    Answer, Changing, Cloud, CloudSnapshot, CloudSnapshotId, Disk, DiskId, Instance, MOST_IDS, MOST_VALUES, Tags, Which, pages,
+use super::api::{
+    Answer, Changing, Cloud, CloudSnapshot, CloudSnapshotId, Disk, DiskId, Instance, MOST_IDS, MOST_VALUES, Tags, Which,
 };
+use super::clock::Clock;
+use super::pages;
+use super::poller::{Ended, Poller, Source};
 
 /// By what a disk or snapshot is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use crate::volume::{AccessMode, NodeId};
 
+use super::api::{Attachment, AttachmentState, DiskId};
 use super::clock::Clock;
-use super::{Attachment, AttachmentState, DiskId};
 
 /// After this long a description is taken for true.
 pub(super) const SETTLED: Duration = Duration::from_secs(300);
@@ -59,7 +59,7 @@ struct Withdrawn {
 }
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct RecentOperations {
     clock: Clock,
     /// When this process first acted on an absence.
     first: OnceLock<Duration>,
@@ -93,11 +93,11 @@ struct State {
     torn: BTreeSet<String>,
 }
 
-impl Memory {
-    pub fn new(clock: Clock) -> Memory {
+impl RecentOperations {
+    pub fn new(clock: Clock) -> RecentOperations {
         // Seeded anew by the system for each process.
         let attaching = format!("attaching-{:016x}", RandomState::new().build_hasher().finish());
-        Memory { clock, first: OnceLock::new(), attaching, state: Mutex::default() }
+        RecentOperations { clock, first: OnceLock::new(), attaching, state: Mutex::default() }
     }
 
     /// Whether a process before this one may have done something a moment ago: the moment when not any more. Asked by a call that is

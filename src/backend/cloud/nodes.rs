@@ -1,17 +1,16 @@
 //! One attachment of a node is begun at a time, since each needs a device name that no other has; different nodes do not wait for one
 //! another.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::backend::turns::Turns;
 use crate::os::step::step;
 use crate::volume::{Error, NodeId, Result, VolumeId};
 
-use super::frame::Controller;
+use super::api::{CloudErrorKind, Disk, Instance, Refusal};
+use super::controller::Controller;
+use super::device_names::Given;
 use super::memory::SETTLED;
-use super::{CloudErrorKind, Disk, DiskId, Instance, Refusal};
 
 /// How long a description of a machine serves for further attachments to it, in which its names are counted here.
 const FRESH: Duration = Duration::from_secs(10);
@@ -19,30 +18,6 @@ const FRESH: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How many names are tried in one call.
 const NAMES: usize = 8;
-
-#[derive(Debug, Default)]
-pub(super) struct Nodes {
-    turns: Turns,
-    nodes: Mutex<HashMap<NodeId, Names>>,
-}
-
-/// What is known of a node's names.
-#[derive(Debug, Default)]
-struct Names {
-    seen: Option<(Duration, Instance)>,
-    /// Names that this process gave, until they are shown, and when.
-    given: BTreeMap<String, Given>,
-    /// Names under which the cloud would not attach, or did not come to an end.
-    bad: BTreeSet<String>,
-}
-
-/// For what a name was given.
-#[derive(Debug)]
-struct Given {
-    disk: DiskId,
-    at: Duration,
-    card: Option<u32>,
-}
 
 /// How an attachment was begun.
 #[derive(Debug)]
@@ -52,32 +27,6 @@ pub(super) enum Begun {
     Perhaps(Refusal),
     /// The disk is attached already, or in a state in which it cannot be.
     InUse(Refusal),
-}
-
-impl Nodes {
-    fn nodes(&self) -> MutexGuard<'_, HashMap<NodeId, Names>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn with<T>(&self, node: &NodeId, work: impl FnOnce(&mut Names) -> T) -> T {
-        work(self.nodes().entry(node.clone()).or_default())
-    }
-
-    /// The disk is not attached there (any more): its name is free.
-    pub fn freed(&self, node: &NodeId, disk: &DiskId) {
-        let mut nodes = self.nodes();
-        let Some(names) = nodes.get_mut(node) else { return };
-        names.seen = None;
-        names.given.retain(|_, given| given.disk != *disk);
-        if names.given.is_empty() && names.bad.is_empty() {
-            nodes.remove(node);
-        }
-    }
-
-    /// An attachment under this name did not come to an end: the next one has another.
-    pub fn blacklist_device_name(&self, node: &NodeId, device: &str) {
-        self.with(node, |names| names.bad.insert(device.to_owned()));
-    }
 }
 
 impl Controller {
@@ -106,7 +55,7 @@ impl Controller {
                 Err(refusal) if refusal.maybe_done => return Ok(Begun::Perhaps(refusal)),
                 Err(refusal) => refusal,
             };
-            self.nodes.freed(node, &disk.id);
+            self.nodes.release_device_name(node, &disk.id);
             match refusal.because {
                 CloudErrorKind::NameTaken => self.nodes.blacklist_device_name(node, &device),
                 CloudErrorKind::InUse => return Ok(Begun::InUse(refusal)),

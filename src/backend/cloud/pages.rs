@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Answer, CloudErrorKind, Page, Refusal};
+use super::api::{Answer, CloudErrorKind, Page, Refusal};
 
 /// More pages than this are no list.
 const MOST_PAGES: usize = 10_000;

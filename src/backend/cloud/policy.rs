@@ -7,12 +7,12 @@ use serde_json::Value;
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{AccessMode, Bytes, Capability, RawParameters, Result, Topology};
 
-use super::{Disk, DiskId, Tags};
+use super::api::{Disk, DiskId, Tags};
 
 /// How a new disk, or a snapshot, is to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Draft {
-    /// The cloud's own, for [`super::DiskSpec::settings`] or [`super::CloudSnapshotSpec::settings`].
+    /// The cloud's own, for [`super::api::DiskSpec::settings`] or [`super::api::CloudSnapshotSpec::settings`].
     pub settings: Value,
     /// Beside those that the frame gives: what the operator and the StorageClass ask for.
     pub tags: Tags,

@@ -13,8 +13,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::api::{Answer, CloudErrorKind, Refusal};
 use super::clock::Clock;
-use super::{Answer, CloudErrorKind, Refusal};
 
 /// How long a look-up waits for others to come along.
 const WINDOW: Duration = Duration::from_millis(50);

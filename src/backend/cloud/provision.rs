@@ -4,24 +4,20 @@
 //! disk that was made. Once such a disk is gone, its token is used up: the next one has the next *generation* in it, counted from what
 //! this process saw go, else by asking the cloud for one token after the other.
 
-use std::time::Duration;
-
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec, with_own_part};
 use crate::os::step::step;
 use crate::volume::digest::{sha256, sha256_of};
 use crate::volume::{Bytes, ContentSource, Error, Left, Outcome, Result, Topology, Volume, VolumeId};
 
-use super::find::{Located, SHOWN};
-use super::frame::Controller;
+use super::api::{Answer, AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState, Refusal};
+use super::controller::Controller;
+use super::find::Located;
 use super::looks::Key;
 use super::memory::SETTLED;
 use super::poller::Unfinished;
 use super::tags::{self, VOLUME};
-use super::{Answer, AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState, Refusal};
+use super::timeouts::{SHOWN, WAIT};
 
-/// How long a call waits for a disk to become what it should, before it says that this goes on. Less than the minute that sidecars give a
-/// call as they are usually deployed, so that they hear what it waits for.
-pub(super) const WAIT: Duration = Duration::from_secs(45);
 /// How many disks of one volume may have come and gone without this process knowing.
 const GENERATIONS: u32 = 32;
 /// How often a request whose answer is lost is sent again at once.
@@ -45,7 +41,7 @@ impl Provision for Controller {
     }
 
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        let Some(disk) = self.disk(id)?.filter(|disk| is_whole(disk) && !self.memory.is_torn(id.derived())) else {
+        let Some(disk) = self.disk(id)?.filter(|disk| disk.is_whole() && !self.memory.is_torn(id.derived())) else {
             if id.recorded().is_some() {
                 self.report_copies(id);
             }
@@ -410,10 +406,6 @@ impl Unfinished<Disk> {
     fn shows(&self, id: &DiskId) -> bool {
         self.last.iter().flatten().any(|disk| disk.id == *id)
     }
-}
-
-pub(super) fn is_whole(disk: &Disk) -> bool {
-    matches!(disk.state, DiskState::Available | DiskState::InUse)
 }
 
 /// Whether it was made so long ago that it would be shown.

@@ -6,9 +6,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
+use super::api::{Answer, CloudErrorKind, Refusal};
 use super::bucket::{Buckets, Purpose};
 use super::clock::Clock;
-use super::{Answer, CloudErrorKind, Refusal};
 use crate::metrics::CloudRequests;
 
 /// A cloud that gave no answer so often in a row is told of.

@@ -9,11 +9,11 @@ use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::os::step::step;
 use crate::volume::{Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
-use super::find::SHOWN;
-use super::frame::Controller;
+use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotSpec, Refusal, SnapshotState, Tags};
+use super::controller::Controller;
 use super::looks::Key;
 use super::tags::{self, SNAPSHOT};
-use super::{CloudErrorKind, CloudSnapshot, CloudSnapshotSpec, Refusal, SnapshotState};
+use super::timeouts::SHOWN;
 
 /// A snapshot to be, or to be found.
 pub(super) struct Taking<'a> {
@@ -92,7 +92,7 @@ impl Controller {
     pub fn take(
         &self,
         taking: &Taking<'_>,
-        tags: super::Tags,
+        tags: Tags,
         settings: serde_json::Value,
         quiesce: &dyn Quiesce,
     ) -> Result<CloudSnapshot> {

@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{BackendName, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
+use super::api::{CloudSnapshot, Disk, SnapshotState, Tags};
 use super::policy::Policy;
-use super::{CloudSnapshot, Disk, SnapshotState, Tags};
 
 /// Whose it is.
 pub const CLUSTER: &str = "longshore.dev/cluster";

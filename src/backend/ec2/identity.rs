@@ -16,7 +16,7 @@ use crate::os::single::Single;
 use crate::os::{durable, lock};
 use crate::volume::{BackendName, NodeId, Result};
 
-use super::metadata::{DEADLINE, Metadata, is_instance};
+use super::metadata::{DEADLINE, Instance, Metadata, is_instance};
 
 const RECORD: &str = "ec2-instance.json";
 const LONGEST_RECORD: u64 = 4096;
@@ -24,18 +24,6 @@ const LONGEST_RECORD: u64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(DEADLINE.as_secs() + 1);
 const REMEDY: &str = "say which instance this is (--node-id i-0123456789abcdef0) and where (zone, in the backend's configuration), or \
                       make the instance metadata service reachable; it is asked again with each call";
-
-/// An instance, as the instance metadata service describes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Instance {
-    pub id: NodeId,
-    pub zone: String,
-    /// Such as `m5.large`; empty where it is not known.
-    pub kind: String,
-    /// The ARN of the Outpost that it is on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outpost: Option<String>,
-}
 
 /// What is kept in the state directory.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

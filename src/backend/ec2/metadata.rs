@@ -12,11 +12,11 @@ use aws_config::provider_config::ProviderConfig;
 use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::tls::Provider;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use serde::{Deserialize, Serialize};
 
 use crate::volume::error::chain;
-use crate::volume::{BackendName, Error};
+use crate::volume::{BackendName, Error, NodeId};
 
-use super::identity::Instance;
 use super::limits::Taken;
 
 /// For all that is asked at a time.
@@ -36,6 +36,18 @@ const OUTPOST: &str = "outpost-arn";
 const INTERFACES: &str = "network/interfaces/macs/";
 /// A line each: `ami`, `root`, `ebs1`, `ephemeral0`. As it was when the instance was last started.
 const MAPPINGS: &str = "block-device-mapping/";
+
+/// An instance, as the instance metadata service describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    pub id: NodeId,
+    pub zone: String,
+    /// Such as `m5.large`; empty where it is not known.
+    pub kind: String,
+    /// The ARN of the Outpost that it is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outpost: Option<String>,
+}
 
 /// The instance metadata service.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use crate::volume::{Error, Result};
 
 use super::cloud::bucket::Limit;
 use super::cloud::clock::Clock;
-use super::cloud::{Cloud, CloudBackend, Parts};
+use super::cloud::{Cloud, CloudBackend, CloudOptions};
 
 pub mod api;
 mod cloud;
@@ -62,7 +62,7 @@ pub fn open(config: Ec2Config, role: Role, requests: CloudRequests, identity: Op
     let node = Node::new(place, &limits, Disks::default());
     let clock = Clock::default();
     let cloud = role.provision.then(|| client(&config, clock, requests)).transpose()?;
-    Ok(CloudBackend::new(Parts {
+    Ok(CloudBackend::new(CloudOptions {
         name: config.name,
         cluster: config.cluster.unwrap_or_default(),
         policy: Arc::new(policy),

@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use super::super::clock::Clock;
 use super::super::*;
+use crate::volume::{Bytes, NodeId};
 
 /// What is to go wrong with a request.
 #[derive(Clone, Copy, Debug)]

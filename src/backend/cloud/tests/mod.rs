@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::clock::Clock;
-use super::{CloudBackend, Disk, Draft, Instance, Parts, Policy, Tags};
+use super::{CloudBackend, CloudOptions, Disk, Draft, Instance, Policy, Tags};
 use crate::backend::{Backend, Connect, ConnectRequest, Held, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
 use crate::volume::{
     AccessMode, BackendName, Bytes, Error, Left, NodeId, Outcome, RawParameters, Result, SnapshotId, Topology,
@@ -126,14 +126,14 @@ impl Bench {
 fn driver(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
     let backend = standby(cloud, clock);
     if clock.now() >= super::memory::STARTUP_GRACE {
-        backend.half(|controller| &controller.memory).expect("a controller").has_acted();
+        backend.controller_as(|controller| &controller.memory).expect("a controller").has_acted();
     }
     backend
 }
 
 /// One that has not acted yet, however long it has been up.
 fn standby(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
-    CloudBackend::new(Parts {
+    CloudBackend::new(CloudOptions {
         name: backend_name(),
         cluster: "ours".to_owned(),
         policy: Arc::new(TestPolicy),

@@ -3,7 +3,7 @@
 //! What must be known again lies with the cloud, in tags. What this process remembers makes it faster, or lets it question a
 //! description that is out of date; it never takes the place of one.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -12,19 +12,14 @@ use crate::backend::{
 };
 use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, Outcome, RawParameters, Result, Topology, VolumeId};
 
-use super::Cloud;
-use super::change::Changes;
+use super::api::Cloud;
 use super::clock::Clock;
-use super::health::LastProbe;
-use super::list::Lists;
-use super::looks::Pollers;
-use super::memory::Memory;
-use super::nodes::Nodes;
+use super::controller::Controller;
 use super::policy::Policy;
 use super::tags::Owner;
 
 /// Of what a backend is made.
-pub struct Parts {
+pub struct CloudOptions {
     pub name: BackendName,
     /// Who owns what is made: in every tag, and alone deleted.
     pub cluster: String,
@@ -43,43 +38,16 @@ pub struct CloudBackend {
     controller: Option<Controller>,
 }
 
-/// The controller's half.
-pub(super) struct Controller {
-    pub owner: Owner,
-    pub policy: Arc<dyn Policy>,
-    pub cloud: Arc<dyn Cloud>,
-    pub clock: Clock,
-    pub looks: Pollers,
-    pub memory: Memory,
-    pub nodes: Nodes,
-    pub changes: Changes,
-    pub lists: Lists,
-    pub probed: LastProbe,
-    /// They do not change while a process lives.
-    pub zones: OnceLock<Vec<String>>,
-}
-
 impl CloudBackend {
-    pub fn new(parts: Parts) -> CloudBackend {
-        let Parts { name, cluster, policy, cloud, connect, clock } = parts;
-        let controller = cloud.map(|cloud| Controller {
-            owner: Owner { backend: name.clone(), cluster },
-            policy: Arc::clone(&policy),
-            clock,
-            looks: Pollers::new(&cloud, clock),
-            memory: Memory::new(clock),
-            nodes: Nodes::default(),
-            changes: Changes::new(clock),
-            lists: Lists::default(),
-            probed: LastProbe::default(),
-            zones: OnceLock::new(),
-            cloud,
-        });
+    pub fn new(parts: CloudOptions) -> CloudBackend {
+        let CloudOptions { name, cluster, policy, cloud, connect, clock } = parts;
+        let owner = Owner { backend: name.clone(), cluster };
+        let controller = cloud.map(|cloud| Controller::new(owner, Arc::clone(&policy), cloud, clock));
         CloudBackend { name, policy, connect, controller }
     }
 
-    pub(super) fn half<'a, T: ?Sized>(&'a self, half: impl FnOnce(&'a Controller) -> &'a T) -> Option<&'a T> {
-        self.controller.as_ref().map(half)
+    pub(super) fn controller_as<'a, T: ?Sized>(&'a self, part: impl FnOnce(&'a Controller) -> &'a T) -> Option<&'a T> {
+        self.controller.as_ref().map(part)
     }
 }
 
@@ -137,26 +105,26 @@ impl Backend for CloudBackend {
     }
 
     fn provision(&self) -> Option<&dyn Provision> {
-        self.half(|controller| controller as _)
+        self.controller_as(|controller| controller as _)
     }
     fn expand(&self) -> Option<&dyn Expand> {
         // Also on a node: growing what is on a volume is its half, and from this it says that it can.
         Some(self)
     }
     fn modify(&self) -> Option<&dyn Modify> {
-        self.half(|controller| controller as _)
+        self.controller_as(|controller| controller as _)
     }
     fn snapshots(&self) -> Option<&dyn Snapshots> {
-        self.half(|controller| controller as _)
+        self.controller_as(|controller| controller as _)
     }
     fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
-        self.half(|controller| controller as _)
+        self.controller_as(|controller| controller as _)
     }
     fn attach(&self) -> Option<&dyn Attach> {
-        self.half(|controller| controller as _)
+        self.controller_as(|controller| controller as _)
     }
     fn health(&self) -> Option<&dyn ReportHealth> {
-        self.half(|controller| controller as _)
+        self.controller_as(|controller| controller as _)
     }
     fn compare(&self) -> Option<&dyn Compare> {
         self.controller.as_ref().map(|_| self as &dyn Compare)

@@ -3,145 +3,17 @@
 //! A cloud allows a change of a disk once in hours (EC2: six), and it takes size and settings in one request. The CO asks for the two
 //! by separate calls; those that come together become one change. One that goes on is waited for, never sent again.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crate::backend::Modify;
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, VolumeId};
 
-use super::clock::Clock;
-use super::errors::again;
-use super::frame::Controller;
+use super::api::{Change, ChangeState, Changing, CloudErrorKind, Disk, DiskId, Refusal};
+use super::changes::Wanted;
+use super::controller::Controller;
 use super::looks::Key;
-use super::provision::WAIT;
-use super::{Change, ChangeState, Changing, CloudErrorKind, Disk, DiskId, Refusal};
-
-/// How long the first waits for the other.
-const WINDOW: Duration = Duration::from_secs(2);
-
-/// What one change is to reach.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted {
-    capacity: Option<Bytes>,
-    parameters: Option<RawParameters>,
-}
-
-/// A change that is gathered, or made.
-#[derive(Debug, Default)]
-struct Joint {
-    wanted: Mutex<Wanted>,
-    outcome: OnceLock<Result<Outcome<Bytes>>>,
-}
-
-#[derive(Debug)]
-pub(super) struct Changes {
-    clock: Clock,
-    /// `true` while others may still join.
-    open: Mutex<HashMap<DiskId, (Arc<Joint>, bool)>>,
-    told: Condvar,
-}
-
-impl Changes {
-    pub fn new(clock: Clock) -> Changes {
-        Changes { clock, open: Mutex::default(), told: Condvar::new() }
-    }
-
-    fn open(&self) -> MutexGuard<'_, HashMap<DiskId, (Arc<Joint>, bool)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has `wanted` made by `change`, together with what others want of the same disk meanwhile; one change of it at a time. What is
-    /// refused together is tried apart: the other's part may be what cannot be.
-    fn join(&self, disk: &DiskId, wanted: &Wanted, change: impl Fn(&Wanted) -> Result<Outcome<Bytes>>) -> Result<Outcome<Bytes>> {
-        let mut apart = false;
-        let mut open = self.open();
-        loop {
-            if let Some((joint, gathers)) = open.get(disk) {
-                let joint = Arc::clone(joint);
-                let joined = *gathers && !apart && joint.add(wanted);
-                if joined {
-                    self.told.notify_all();
-                }
-                while joint.outcome.get().is_none() {
-                    open = self.told.wait(open).unwrap_or_else(PoisonError::into_inner);
-                }
-                match joint.outcome.get().filter(|_| joined) {
-                    Some(Err(error)) if is_impossible(error) && *joint.wanted() != *wanted => apart = true,
-                    Some(outcome) => return outcome.as_ref().map(|outcome| *outcome).map_err(again),
-                    None => {}
-                }
-                continue;
-            }
-            let joint = Arc::new(Joint { wanted: Mutex::new(wanted.clone()), outcome: OnceLock::new() });
-            open.insert(disk.clone(), (Arc::clone(&joint), !apart));
-            if !apart {
-                let gathered = self.told.wait_timeout_while(open, self.clock.real(WINDOW), |_| !joint.is_full());
-                open = gathered.unwrap_or_else(PoisonError::into_inner).0;
-                open.insert(disk.clone(), (Arc::clone(&joint), false));
-            }
-            drop(open);
-            let mut leader = Leader { changes: self, disk, joint: &joint, outcome: None };
-            let all = joint.wanted().clone();
-            let outcome = change(&all);
-            leader.outcome = Some(outcome.as_ref().map(|outcome| *outcome).map_err(again));
-            drop(leader);
-            match &outcome {
-                Err(error) if is_impossible(error) && all != *wanted => apart = true,
-                _ => return outcome,
-            }
-            open = self.open();
-        }
-    }
-}
-
-/// Whether it is what was asked for that cannot be.
-fn is_impossible(error: &Error) -> bool {
-    matches!(error, Error::Invalid { .. } | Error::OutOfRange { .. } | Error::Unsupported { .. })
-}
-
-/// Tells those who joined, however the change ends.
-struct Leader<'a> {
-    changes: &'a Changes,
-    disk: &'a DiskId,
-    joint: &'a Joint,
-    outcome: Option<Result<Outcome<Bytes>>>,
-}
-
-impl Drop for Leader<'_> {
-    fn drop(&mut self) {
-        let ended = || Err(Error::failed("change disk", self.disk.to_string(), "the call that made it has ended"));
-        let outcome = self.outcome.take().unwrap_or_else(ended);
-        // Both under the lock: who sees an outcome finds the place free.
-        let mut open = self.changes.open();
-        self.joint.outcome.set(outcome).ok();
-        open.remove(self.disk);
-        self.changes.told.notify_all();
-    }
-}
-
-impl Joint {
-    fn wanted(&self) -> MutexGuard<'_, Wanted> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether it could take this in: parameters of two calls are not mixed.
-    fn add(&self, more: &Wanted) -> bool {
-        let mut wanted = self.wanted();
-        if wanted.parameters.is_some() && more.parameters.is_some() && wanted.parameters != more.parameters {
-            return false;
-        }
-        wanted.capacity = wanted.capacity.max(more.capacity);
-        wanted.parameters = wanted.parameters.take().or_else(|| more.parameters.clone());
-        true
-    }
-
-    fn is_full(&self) -> bool {
-        let wanted = self.wanted();
-        wanted.capacity.is_some() && wanted.parameters.is_some()
-    }
-}
+use super::timeouts::WAIT;
 
 impl Modify for Controller {
     fn check(&self, raw: &RawParameters) -> Result<()> {

@@ -1,0 +1,60 @@
+//! The device names that this process gives on each node.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::turns::Turns;
+use crate::volume::NodeId;
+
+use super::api::{DiskId, Instance};
+
+#[derive(Debug, Default)]
+pub(super) struct DeviceNames {
+    pub turns: Turns,
+    nodes: Mutex<HashMap<NodeId, Names>>,
+}
+
+/// What is known of a node's names.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    pub seen: Option<(Duration, Instance)>,
+    /// Names that this process gave, until they are shown, and when.
+    pub given: BTreeMap<String, Given>,
+    /// Names under which the cloud would not attach, or did not come to an end.
+    pub bad: BTreeSet<String>,
+}
+
+/// For what a name was given.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub disk: DiskId,
+    pub at: Duration,
+    pub card: Option<u32>,
+}
+
+impl DeviceNames {
+    fn nodes(&self) -> MutexGuard<'_, HashMap<NodeId, Names>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn with<T>(&self, node: &NodeId, work: impl FnOnce(&mut Names) -> T) -> T {
+        work(self.nodes().entry(node.clone()).or_default())
+    }
+
+    /// The disk is not attached there (any more): its name is free.
+    pub fn release_device_name(&self, node: &NodeId, disk: &DiskId) {
+        let mut nodes = self.nodes();
+        let Some(names) = nodes.get_mut(node) else { return };
+        names.seen = None;
+        names.given.retain(|_, given| given.disk != *disk);
+        if names.given.is_empty() && names.bad.is_empty() {
+            nodes.remove(node);
+        }
+    }
+
+    /// An attachment under this name did not come to an end: the next one has another.
+    pub fn blacklist_device_name(&self, node: &NodeId, device: &str) {
+        self.with(node, |names| names.bad.insert(device.to_owned()));
+    }
+}
