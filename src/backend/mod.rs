@@ -16,6 +16,7 @@ mod api;
 pub mod catalog;
 #[cfg(feature = "ec2")]
 pub mod cloud;
+mod configuration;
 #[cfg(feature = "ec2")]
 pub mod ec2;
 pub mod fake;

@@ -134,7 +134,7 @@ pub trait Backend: Send + Sync {
     fn inspect(&self) -> Option<&dyn Inspect> {
         None
     }
-    /// What `longshore inspect --backend` compares: a cloud's, opened for [`super::catalog::Purpose::Compare`].
+    /// What `longshore inspect --backend` compares: a cloud's, opened for [`crate::backend::catalog::Purpose::Compare`].
     fn compare(&self) -> Option<&dyn Compare> {
         None
     }

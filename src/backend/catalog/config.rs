@@ -11,8 +11,8 @@ use serde_yaml_ng::Value;
 
 use crate::volume::{BackendName, NodeId, Result};
 
-use super::super::{Backend, StoragePath};
-use super::{Configuration, NodeIdentity, OpenContext};
+use crate::backend::configuration::{Configuration, NodeIdentity, OpenContext};
+use crate::backend::{Backend, StoragePath};
 
 /// One backend, by its `type`. Methods are those of its [`Configuration`].
 #[derive(Clone)]

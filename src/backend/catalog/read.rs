@@ -9,11 +9,13 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{BackendConfig, Catalog, Configuration, Row};
+use crate::backend::configuration::Configuration;
 
-/// The row of each entry, by its `type`; `None` where the file has no list.
-pub(super) fn rows(file: &str, catalog: &Catalog) -> Result<Option<Vec<Row>>, serde_yaml_ng::Error> {
-    File(Rows(catalog)).deserialize(serde_yaml_ng::Deserializer::from_str(file))
+use super::config::BackendConfig;
+
+/// The `type` of each entry, one of `known`; `None` where the file has no list.
+pub(super) fn kinds(file: &str, known: &[&'static str]) -> Result<Option<Vec<&'static str>>, serde_yaml_ng::Error> {
+    File(Kinds(known)).deserialize(serde_yaml_ng::Deserializer::from_str(file))
 }
 
 /// The entry at `index`, without its `type`.
@@ -82,80 +84,80 @@ impl<'de, S: DeserializeSeed<'de>> Visitor<'de> for Optional<S> {
     }
 }
 
-/// The row of each entry of the list.
-struct Rows<'a>(&'a Catalog);
+/// The type of each entry of the list.
+struct Kinds<'a>(&'a [&'static str]);
 
-impl<'de> DeserializeSeed<'de> for Rows<'_> {
-    type Value = Vec<Row>;
+impl<'de> DeserializeSeed<'de> for Kinds<'_> {
+    type Value = Vec<&'static str>;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_seq(self)
     }
 }
 
-impl<'de> Visitor<'de> for Rows<'_> {
-    type Value = Vec<Row>;
+impl<'de> Visitor<'de> for Kinds<'_> {
+    type Value = Vec<&'static str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of backends")
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut rows = Vec::new();
-        while let Some(row) = list.next_element_seed(RowOfEntry(self.0))? {
-            rows.push(row);
+        let mut kinds = Vec::new();
+        while let Some(kind) = list.next_element_seed(KindOfEntry(self.0))? {
+            kinds.push(kind);
         }
-        Ok(rows)
+        Ok(kinds)
     }
 }
 
-struct RowOfEntry<'a>(&'a Catalog);
+struct KindOfEntry<'a>(&'a [&'static str]);
 
-impl<'de> DeserializeSeed<'de> for RowOfEntry<'_> {
-    type Value = Row;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Row, D::Error> {
+impl<'de> DeserializeSeed<'de> for KindOfEntry<'_> {
+    type Value = &'static str;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<&'static str, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for RowOfEntry<'_> {
-    type Value = Row;
+impl<'de> Visitor<'de> for KindOfEntry<'_> {
+    type Value = &'static str;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a backend: a map with name and type")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Row, A::Error> {
-        let mut row = None;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<&'static str, A::Error> {
+        let mut kind = None;
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
-                "type" if row.is_some() => return Err(A::Error::duplicate_field("type")),
-                "type" => row = Some(map.next_value_seed(RowOfType(self.0))?),
+                "type" if kind.is_some() => return Err(A::Error::duplicate_field("type")),
+                "type" => kind = Some(map.next_value_seed(KindOfText(self.0))?),
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        row.ok_or_else(|| A::Error::missing_field("type"))
+        kind.ok_or_else(|| A::Error::missing_field("type"))
     }
 }
 
-struct RowOfType<'a>(&'a Catalog);
+struct KindOfText<'a>(&'a [&'static str]);
 
-impl<'de> DeserializeSeed<'de> for RowOfType<'_> {
-    type Value = Row;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Row, D::Error> {
+impl<'de> DeserializeSeed<'de> for KindOfText<'_> {
+    type Value = &'static str;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<&'static str, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
 
-impl Visitor<'_> for RowOfType<'_> {
-    type Value = Row;
+impl Visitor<'_> for KindOfText<'_> {
+    type Value = &'static str;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a type of backends")
     }
 
-    fn visit_str<E: serde::de::Error>(self, kind: &str) -> Result<Row, E> {
-        self.0.row(kind).copied().ok_or_else(|| {
-            let known: Vec<String> = self.0.rows().iter().map(|row| format!("`{}`", row.kind)).collect();
+    fn visit_str<E: serde::de::Error>(self, kind: &str) -> Result<&'static str, E> {
+        self.0.iter().find(|known| **known == kind).copied().ok_or_else(|| {
+            let known: Vec<String> = self.0.iter().map(|known| format!("`{known}`")).collect();
             // As serde words it.
             E::custom(format!("unknown variant `{kind}`, expected one of {}", known.join(", ")))
         })

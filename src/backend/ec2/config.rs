@@ -8,15 +8,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Backend;
-use crate::backend::catalog::{Configuration, NodeIdentity, OpenContext, Purpose};
+use crate::backend::configuration::{Configuration, NodeIdentity, OpenContext, Purpose};
 use crate::volume::{BackendName, Error, NodeId, Result, suggest};
 
 use super::identity::Identity;
 use super::{Role, tags};
 
 /// What is asked of EC2 and the EBS direct APIs.
-const ACTIONS: [&str; 19] = [
+const ACTIONS: [&str; 20] = [
     "AttachVolume",
+    "CopyVolumes",
     "CreateSnapshot",
     "CreateTags",
     "CreateVolume",

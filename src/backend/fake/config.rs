@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Backend;
-use crate::backend::catalog::{Configuration, OpenContext};
+use crate::backend::configuration::{Configuration, OpenContext};
 use crate::volume::{BackendName, Bytes, Error, NodeId, Result};
 
 use super::Fake;

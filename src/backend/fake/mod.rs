@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use crate::volume::{AccessMode, BackendName, Error, NodeId, RawParameters, Result, VolumeId};
 
-use super::catalog::Configuration;
+use super::configuration::Configuration;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots, Usage,
     Writers,

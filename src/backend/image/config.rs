@@ -7,7 +7,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::catalog::{Configuration, OpenContext, Purpose};
+use crate::backend::configuration::{Configuration, OpenContext, Purpose};
 use crate::backend::{Backend, Role, StoragePath};
 use crate::volume::parameters::text_bool;
 use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, Result};

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume, topology};
 
-use super::catalog::Configuration;
+use super::configuration::Configuration;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,
     Snapshots, Usage,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::catalog::{Configuration, OpenContext};
+use crate::backend::configuration::{Configuration, OpenContext};
 use crate::backend::image::{ImageConfig, PoolConfig};
 use crate::backend::{Backend, NodeCheck, Role, StoragePath, ToolUse};
 use crate::os::process::Tool;

@@ -11,7 +11,7 @@ use crate::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
 };
 
-use super::catalog::Configuration;
+use super::configuration::Configuration;
 use super::turns::Turns;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::catalog::{Configuration, OpenContext};
+use crate::backend::configuration::{Configuration, OpenContext};
 use crate::backend::{Backend, Role, ToolUse};
 use crate::os::process::Tool;
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};

@@ -16,7 +16,7 @@ use std::path::Path;
 use crate::os::answers::Answers;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
-use super::catalog::Configuration;
+use super::configuration::Configuration;
 use super::{Backend, Connect, Exclusive, Expand, Modify, Provision, ReportHealth, Role, Snapshots, Usage};
 
 pub mod config;

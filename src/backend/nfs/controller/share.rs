@@ -455,7 +455,11 @@ fn held_elsewhere(holder: &LockHolder) -> String {
 }
 
 fn with_share(called: &str, reason: &str) -> String {
-    if reason.contains(called) { format!("share {reason}") } else { format!("share {called}: {reason}") }
+    match (reason.starts_with("share "), reason.contains(called)) {
+        (true, _) => reason.to_owned(),
+        (false, true) => format!("share {reason}"),
+        (false, false) => format!("share {called}: {reason}"),
+    }
 }
 
 fn is_denied(error: &os::Error) -> bool {
