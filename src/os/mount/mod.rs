@@ -214,8 +214,6 @@ pub fn id(place: BorrowedFd<'_>, path: &Path) -> Result<u64> {
     }
 }
 
-/// For tests that mount.
-
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
