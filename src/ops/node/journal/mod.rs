@@ -251,9 +251,9 @@ impl Journal {
 /// An entry as it would be written again; `None` where the bytes are none.
 #[cfg(feature = "fuzzing")]
 pub fn rewritten(kind: &str, content: &[u8]) -> Option<Vec<u8>> {
-    fn again<T: Serialize + DeserializeOwned>(content: &[u8]) -> Option<Vec<u8>> {
-        match parse::<T>(content) {
-            Ok(Parsed::Entry(entry)) => encode(&entry).ok(),
+    fn again<T: Serialize + serde::de::DeserializeOwned>(content: &[u8]) -> Option<Vec<u8>> {
+        match files::parse::<T>(content) {
+            Ok(files::Parsed::Entry(entry)) => encode(&entry).ok(),
             _ => None,
         }
     }
