@@ -50,28 +50,18 @@
 //! - Only `os/process/` (and the freeze guard in `os/freeze.rs`, which must outlive us) starts programs.
 //! - `unsafe` is denied, and allowed with a reason in those files of `os` that call the kernel directly.
 
-use std::process::ExitCode;
-
-use backend::catalog::Catalog;
-
 pub mod backend;
 pub mod cli;
 pub mod config;
 pub mod metrics;
 pub mod ops;
 pub mod os;
+mod program;
 pub mod rpc;
 pub mod server;
 pub mod volume;
 
-/// The `main` of a program with these backends: `longshore` with the built-in ones, another with [`Catalog::with`] some of its own.
-pub fn main_with(catalog: &Catalog) -> ExitCode {
-    // First of all: the program starts itself as the guard of a freeze, which is no command for people.
-    if let Some(code) = os::freeze::main_if_guard() {
-        return ExitCode::from(u8::try_from(code).unwrap_or(1));
-    }
-    cli::main(catalog)
-}
+pub use program::main_with;
 
 /// The kubelet's protocol for the registration of plugins, generated from proto/pluginregistration.proto.
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_qualifications)]

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_shown_while_it_runs_with_the_age_of_the_oldest() {
+    fn running_calls_are_shown_with_the_age_of_the_oldest() {
         let metrics = metrics();
         let first = metrics.begin("/a");
         std::thread::park_timeout(Duration::from_millis(20));
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_seen_is_absent() {
+    fn unknown_usage_has_no_metric() {
         let pool = PoolSeen { name: "p".to_owned(), total: Some(10), ..PoolSeen::default() };
         let up = BackendSeen { name: "b".to_owned(), up: true, attachments: None, pools: vec![pool] };
         let down = BackendSeen { name: "c".to_owned(), ..BackendSeen::default() };

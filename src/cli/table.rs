@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_line() {
+    fn unknown_value_has_no_line() {
         let text = facts([("volume id", "image:a".to_owned()), ("source", String::new()), ("size", size(3 << 29))]);
         assert_eq!(text, "volume id   image:a\nsize        1.5 GiB\n");
     }

@@ -376,7 +376,7 @@ backends:
     }
 
     #[test]
-    fn what_check_prints_is_read_as_the_same() {
+    fn printed_configuration_is_read_as_the_same() {
         for layers in [vec![], vec![file(FULL).expect("valid")]] {
             let config = Config::resolve(layers, "host").expect("valid");
             let yaml = config.to_yaml().expect("serializes");
@@ -477,7 +477,7 @@ backends:
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
+    fn contradicting_settings_are_refused() {
         for (yaml, words) in [
             ("mode: controller\nkubeletRegistration: true\n", ["kubeletRegistration", "mode"]),
             ("kubeletEndpoint: /run/a.sock\n", ["kubeletEndpoint", "off"]),

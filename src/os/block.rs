@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_block_device_is_refused_and_named() {
+    fn path_that_is_no_block_device_is_refused_by_name() {
         for (path, what) in [("/dev/null", "a character device"), ("/proc/self/stat", "a regular file"), ("/", "a directory")] {
             match Device::open(Path::new(path), false) {
                 Err(Error::Unexpected { object, reason }) => {

@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_is_answered_and_what_does_not_is_left() {
+    fn result_is_returned_before_the_deadline_and_a_hung_thread_left() {
         assert_eq!(within(Duration::from_secs(30), || 7), Some(7));
         let (_hold, held) = mpsc::channel::<()>();
         assert_eq!(within(Duration::from_millis(20), move || held.recv().is_ok()), None);

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_out() {
+    fn paths_do_not_lead_out_of_a_directory() {
         let (ground, root) = ground();
         symlink(ground.path().join("outside"), ground.path().join("root/a/link")).unwrap();
         symlink("../outside", ground.path().join("root/up")).unwrap();

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_none() {
+    fn absent_mapping_is_none() {
         assert_eq!(find("longshore-no-such-mapping").expect("asked"), None);
         assert!(!remove("longshore-no-such-mapping").expect("asked"));
         assert_eq!(holders((7, 9999)).expect("asked"), Vec::<String>::new());

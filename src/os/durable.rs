@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_replaced_and_removed() {
+    fn file_is_written_replaced_and_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         assert_eq!(read(&path, 10).unwrap(), None);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_no_hindrance() {
+    fn draft_of_a_killed_writer_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(".a.tmp"), "a long left-over of an attempt that was interrupted").unwrap();
         write(directory.path(), "a", b"new").unwrap();

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_identify_answers_is_read() {
+    fn identify_data_is_read() {
         let mut answer = vec![0; IDENTIFY_LENGTH];
         answer[4..24].copy_from_slice(b"vol0123456789abcdef0");
         answer[24..64].copy_from_slice(b"Amazon Elastic Block Store              ");

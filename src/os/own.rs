@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_more_when_it_does_more() {
+    fn cpu_time_grows_with_work() {
         let (files, time) = (open_files().expect("proc"), cpu());
         // Other tests open and close some, too, but not so many.
         let open: Vec<std::fs::File> = (0..500).map(|_| std::fs::File::open("/dev/null").expect("a device")).collect();

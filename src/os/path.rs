@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_inside_a_volume_and_all_inside_an_operators_mount() {
+    fn path_inside_a_volume_is_refused_and_inside_a_mount_of_the_operator_allowed() {
         crate::os::mount::testing::in_own_namespace(|| {
             let ground = ground();
             let mount = |path: &str| {
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_kind_is_refused() {
+    fn path_of_another_kind_is_refused() {
         let ground = ground();
         std::fs::create_dir(ground.at("directory")).unwrap();
         std::fs::write(ground.at("file"), "kept").unwrap();

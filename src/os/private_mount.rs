@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
+    fn failed_private_mount_names_the_cause_and_leaves_nothing() {
         crate::os::mount::testing::in_own_namespace(|| {
             let directory = tempfile::tempdir().unwrap();
             let options = ["soft".to_owned()];

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_backend_offers_is_neither_claimed_nor_served() {
+    fn feature_of_no_backend_is_neither_claimed_nor_served() {
         assert!(nothing().controller().is_empty() && nothing().group_controller().is_empty());
         assert_eq!(nothing().plugin().len(), 1);
         for rpc in [Rpc::CreateVolume, Rpc::CreateSnapshot, Rpc::CreateVolumeGroupSnapshot, Rpc::GetMetadataDelta] {

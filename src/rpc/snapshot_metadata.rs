@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_before_the_offset() {
+    fn extents_that_end_before_the_offset_are_left_out() {
         let messages = received(&walk(8192, 0), &[0, 4096, 6000, 8192]);
         let offsets: Vec<i64> = messages[0].1.iter().map(|block| block.byte_offset).collect();
         assert_eq!(offsets, [6000, 8192]);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_left_something_is_final_in_no_rpc() {
+    fn error_with_unknown_rollback_is_final_in_no_rpc() {
         let error = Error::failed("mkfs", "/dev/loop3", io::Error::other("no answer"));
         for rpc in Rpc::ALL {
             assert!(!is_final(*rpc, code(*rpc, &error)), "{}", rpc.name());

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_few_is_not_driven_out_by_those_who_have_many() {
+    fn peer_with_few_connections_is_not_displaced_by_one_with_many() {
         let crowd = Crowd::default();
         let (_probe, mut gone) = crowd.enter(peer(1));
         let _many: Vec<_> = (0..4 * MOST).map(|at| crowd.enter(peer(2 + at as u32 % 64))).collect();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_makes_room_and_a_network_of_ipv6_is_one_peer() {
+    fn closed_connection_makes_room_and_an_ipv6_network_is_one_peer() {
         let crowd = Crowd::default();
         drop(crowd.enter(peer(1)));
         assert!(crowd.places().taken.is_empty());

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_is_left_alone() {
+    async fn file_that_is_no_socket_is_left_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let (path, link) = (directory.path().join("file"), directory.path().join("link"));
         fs::write(&path, "data").expect("written");

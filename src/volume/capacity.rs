@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_is_rounded_up_and_never_above_the_limit() {
+    fn required_bytes_are_rounded_up_and_never_above_the_limit() {
         let least = Bytes::MIB;
         assert_eq!(range(5000, 0).choose(Bytes::GIB, Bytes(4096), 4096).expect("fits"), Bytes(8192));
         assert!(range(5000, 6000).choose(Bytes::GIB, Bytes(4096), 4096).is_err());

@@ -110,7 +110,7 @@ fn stuck_disk_stays_so_until_it_is_released() {
 }
 
 #[test]
-fn what_ec2_does_not_attach_is_refused() {
+fn attachment_that_ec2_refuses_is_refused() {
     let Some(cloud) = Cloud::start(1) else { return };
     let here = cloud.run_instances(2, "m5.large", ZONE);
     let there = cloud.run_instances(1, "m5.large", "us-east-1b").remove(0);

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_come_too_late_is_refused_at_once() {
+    fn request_past_its_deadline_is_refused_at_once() {
         let buckets = buckets(Limit { capacity: 1.0, refill: 0.01 });
         assert!(buckets.take("A", Purpose::Call, Duration::ZERO).is_ok());
         let begin = std::time::Instant::now();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_first_goes_first() {
+    fn requests_pass_in_the_order_of_arrival() {
         let buckets = Arc::new(buckets(Limit { capacity: 1.0, refill: 20.0 }));
         let far = Duration::from_secs(3600);
         buckets.take("A", Purpose::Call, far).expect("the first");
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn those_whom_throttling_makes_too_late_are_told_then() {
+    fn requests_that_throttling_makes_late_are_refused_then() {
         let buckets = Arc::new(buckets(Limit { capacity: 1.0, refill: 0.2 }));
         buckets.take("A", Purpose::Call, Duration::from_secs(9)).expect("the first");
         let waiting = buckets.clone();

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_at_the_deadline_or_with_a_cloud_that_never_answers() {
+    fn retries_end_at_the_deadline() {
         let mut reads = tries(Repeat::Reads);
         let last = reads.next(refusal(CloudErrorKind::Throttled, false), Duration::ZERO, 0.0).expect_err("the deadline");
         assert!(last.retry_after.is_some());
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_done_once_stays_so() {
+    fn unknown_outcome_of_one_attempt_is_kept() {
         let mut harmless = tries(Repeat::Harmless);
         assert!(harmless.next(refusal(CloudErrorKind::Unavailable, true), LONG, 0.5).is_ok());
         let last = harmless.next(refusal(CloudErrorKind::InUse, false), LONG, 0.5).expect_err("not again");

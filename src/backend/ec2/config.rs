@@ -1,18 +1,13 @@
 //! What the operator configures.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Backend;
-use crate::backend::configuration::{Configuration, NodeIdentity, OpenContext, Purpose};
-use crate::volume::{BackendName, Error, NodeId, Result, suggest};
+use crate::volume::{BackendName, Error, Result, suggest};
 
-use super::identity::Identity;
-use super::{Role, tags};
+use super::tags;
 
 /// What is asked of EC2 and the EBS direct APIs.
 const ACTIONS: [&str; 20] = [
@@ -87,40 +82,6 @@ pub struct LimitConfig {
     pub burst: f64,
     /// How many per second, on and on.
     pub refill: f64,
-}
-
-impl Configuration for Ec2Config {
-    const KIND: &'static str = "ec2";
-    const SUMMARY: &'static str = "EBS volumes of AWS";
-
-    fn name(&self) -> &BackendName {
-        &self.name
-    }
-
-    fn validate(&self) -> Result<()> {
-        Ec2Config::validate(self)
-    }
-
-    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        let role = match context.purpose {
-            Purpose::Serve { controller, node } => Role { provision: controller, connect: node },
-            Purpose::Inspect => Role { provision: false, connect: false },
-            Purpose::Compare => Role { provision: true, connect: false },
-        };
-        let requests = context.cloud_requests(&self.name);
-        Ok(Arc::new(super::open(self, role, requests, context.identity())?))
-    }
-
-    /// EC2 knows a node as an instance, whatever Kubernetes calls it.
-    fn node_identity(&self, node: &NodeId, state_dir: &Path) -> Option<Arc<dyn NodeIdentity>> {
-        Some(Arc::new(Identity::new(&self.name, node, state_dir)))
-    }
-}
-
-impl NodeIdentity for Identity {
-    fn node_id(&self) -> Result<NodeId> {
-        Identity::node_id(self)
-    }
 }
 
 impl Ec2Config {

@@ -150,7 +150,7 @@ fn attached_disk_that_is_not_the_recorded_one_is_refused() {
 }
 
 #[test]
-fn what_does_not_come_is_told_with_what_is_there() {
+fn missing_device_is_reported_with_those_present() {
     let lab = Lab::new(SOON);
     let error = lab.connect(&[(VOLUME, ONE)], None).expect_err("no disk at all");
     assert!(error.to_string().contains("its disks, of which there are none"), "{error}");
@@ -169,7 +169,7 @@ fn what_does_not_come_is_told_with_what_is_there() {
 }
 
 #[test]
-fn what_the_controller_denies_is_not_believed() {
+fn device_that_the_controller_denies_is_not_used() {
     let lab = Lab::new(SOON);
     let Some(disk) = lab.disk(1 << 20) else { return };
     lab.says(&disk, ONE, ONE);
@@ -248,7 +248,7 @@ fn on_xen_a_disk_is_its_name_and_its_count() {
 }
 
 #[test]
-fn nothing_is_left_unwritten() {
+fn device_is_flushed_before_it_is_disconnected() {
     let lab = Lab::new(SOON);
     let Some(disk) = lab.disk(1 << 20) else { return };
     lab.says(&disk, ONE, ONE);

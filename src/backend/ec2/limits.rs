@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_goes_before_the_table() {
+    fn configured_limit_goes_before_the_table() {
         assert_eq!(of_type("m5.large", Some(shared(30))), shared(30));
         assert_eq!(of_type("q9x.large", Some(alone(500))), alone(500));
         assert_eq!(of_type("c8a.metal-48xl", Some(shared(79))), alone(79), "told wrongly");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_is_taken_off() {
+    fn devices_already_attached_reduce_the_limit() {
         let limits = |most, reserved| Limits { volume_attach_limit: most, reserved_volume_attachments: reserved };
         let taken = |interfaces, disks| Taken { interfaces, disks };
         for (limits, of, taken, volumes) in [

@@ -308,7 +308,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_long() {
+    fn silent_metadata_service_is_given_up_soon() {
         let begun = Instant::now();
         let (metadata, _) = service(|_| None);
         metadata.instance().expect_err("no answer");
@@ -336,7 +336,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_instance_is_not_taken_for_one() {
+    fn machine_that_is_no_instance_is_recognised() {
         for id in ["i-0123456789abcdef0", "i-0fedcba9"] {
             assert!(is_instance(id), "{id}");
         }

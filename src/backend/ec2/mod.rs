@@ -23,6 +23,7 @@ pub mod limits;
 pub mod metadata;
 pub mod parameters;
 mod policy;
+mod row;
 mod tags;
 pub mod zone;
 

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn impossible_value_is_named() {
         for (pairs, words) in [
             (&[("type", "gp4")][..], "type: \"gp4\" is no type"),
             (&[("type", "io2")], "iops: io2 volumes need it"),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_with_a_volume_is_read_again() {
+    fn parameters_kept_with_a_volume_are_read_again() {
         let pairs =
             [("type", "io2"), ("iopsPerGB", "50"), ("encrypted", "true"), ("kmsKeyId", "alias/k"), ("tagSpecification_1", "a=b")];
         let parameters = Ec2Parameters::parse(&raw(&pairs)).expect("fine");

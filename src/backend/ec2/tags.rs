@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn impossible_value_is_named() {
         for (text, words) in [
             ("no tag", "write key=value"),
             ("=value", "1 to 128"),

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_allocated() {
+    fn written_blocks_are_allocated() {
         let bench = history();
         assert_eq!(allocated(&bench, "empty", 0), []);
         let first = allocated(&bench, "first", 0);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_exactly() {
+    fn changed_blocks_are_reported_exactly() {
         let bench = history();
         assert_eq!(delta(&bench, "empty", "empty", 0), []);
         assert_eq!(delta(&bench, "empty", "first", 0), [(BLOCK, BLOCK), (100 * BLOCK, BLOCK)]);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused() {
+    fn snapshots_of_different_volumes_are_not_compared() {
         let bench = history();
         bench.create("b", GIB);
         bench.fake.create_snapshot(&member("other", "b"), &Still::default()).expect("fits");

@@ -1,16 +1,11 @@
 //! What the operator configures, and what a StorageClass may say to this backend.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Backend;
-use crate::backend::configuration::{Configuration, OpenContext};
 use crate::volume::{BackendName, Bytes, Error, NodeId, Result};
-
-use super::Fake;
 
 /// One storage system in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -36,23 +31,6 @@ const LARGEST: Bytes = Bytes(i64::MAX as u64);
 
 fn default_capacity() -> Bytes {
     Bytes(1 << 40)
-}
-
-impl Configuration for FakeConfig {
-    const KIND: &'static str = "fake";
-    const SUMMARY: &'static str = "the memory of this process, for tests";
-
-    fn name(&self) -> &BackendName {
-        &self.name
-    }
-
-    fn validate(&self) -> Result<()> {
-        FakeConfig::validate(self)
-    }
-
-    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(Fake::new(self, context.node_id.clone())?))
-    }
 }
 
 impl FakeConfig {
@@ -159,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn impossible_value_is_refused_by_name() {
         for (yaml, field) in [
             ("{name: a, capacity: 1}", "capacity"),
             ("{name: a, capacity: 18446744073709551615}", "capacity"),

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_wrote_is_in_its_snapshots_and_what_they_restore() {
+    fn data_of_a_device_is_in_its_snapshots_and_restored_volumes() {
         if !loops_work() {
             return;
         }
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beneath_is_the_volumes_own_and_holds_what_is_written() {
+    fn backing_file_is_the_volumes_own_and_holds_its_data() {
         if !loops_work() {
             return;
         }

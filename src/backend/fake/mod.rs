@@ -31,6 +31,7 @@ mod contents;
 mod health;
 mod modify;
 mod provision;
+mod row;
 mod snapshots;
 mod store;
 
@@ -162,7 +163,7 @@ mod tests {
     use crate::backend::registry::{Offers, Registry};
 
     #[test]
-    fn it_offers_everything_and_is_reached_from_everywhere() {
+    fn fake_backend_has_every_feature_and_no_topology() {
         let fake: Arc<dyn Backend> = Arc::new(fake(|_| ()));
         fake.probe().expect("memory is always there");
         assert!(fake.access_modes().starts_with(&AccessMode::SINGLE_NODE));

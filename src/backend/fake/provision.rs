@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_promises_nothing() {
+    fn volume_that_does_not_fit_is_refused_and_reserves_nothing() {
         let bench = Bench::with(|config| config.capacity = Bytes(3 * GIB.0));
         bench.create("a", Bytes(2 * GIB.0));
         assert!(matches!(bench.fake.create(&spec("b", Bytes(2 * GIB.0)), &Still::default()), Err(Error::NoCapacity { .. })));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_after_a_break() {
+    fn no_extent_is_emitted_after_a_break() {
         assert_eq!(told(0, 100, &[(0, 1), (10, 1), (20, 1), (30, 1)], 2), [(0, 1), (10, 1)]);
     }
 }

@@ -2,18 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::configuration::{Configuration, OpenContext, Purpose};
-use crate::backend::{Backend, Role, StoragePath};
+use crate::backend::StoragePath;
 use crate::volume::parameters::text_bool;
 use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, Result};
 
 use super::layout::{MARKER, OWN_ENTRIES};
-use super::{Holder, ImageBackend};
 
 /// One backend of image files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -53,45 +50,6 @@ pub struct PoolConfig {
 
 fn one() -> f64 {
     1.0
-}
-
-impl Configuration for ImageConfig {
-    const KIND: &'static str = "image";
-    const SUMMARY: &'static str = "image files on a node's disk, or on a file system that all nodes share";
-
-    fn name(&self) -> &BackendName {
-        &self.name
-    }
-
-    fn validate(&self) -> Result<()> {
-        ImageConfig::validate(self)
-    }
-
-    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        let (node, state) = (context.node_id.clone(), context.state_dir);
-        Ok(Arc::new(match context.purpose {
-            Purpose::Serve { controller, .. } => {
-                let holder = self.shared.then(|| Holder::of(node, state)).transpose()?;
-                ImageBackend::open_on_lead(self, Role { provision: controller }, Some(&state.join("pools")), holder)?
-            }
-            Purpose::Inspect | Purpose::Compare => ImageBackend::open_to_look(self, Holder::known(node, state)?)?,
-        }))
-    }
-
-    /// What lies on a local disk is on this node's, unless the file says otherwise.
-    fn set_node_default(&mut self, node: &NodeId) {
-        if !self.shared {
-            self.node.get_or_insert_with(|| node.clone());
-        }
-    }
-
-    fn keeps_node_id(&self) -> bool {
-        self.shared
-    }
-
-    fn storage_paths(&self) -> Vec<StoragePath> {
-        self.pools.iter().map(PoolConfig::storage_path).collect()
-    }
 }
 
 impl ImageConfig {
@@ -235,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused_by_name() {
+    fn impossible_value_is_refused_by_name() {
         for (yaml, field) in [
             ("name: a\npools: []\n", "pools"),
             ("name: a\nnode: n\nshared: true\npools: [{name: p, path: /srv}]\n", "shared"),

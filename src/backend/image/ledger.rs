@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_comes_back_and_what_is_kept_does_not() {
+    fn reservation_is_returned_unless_it_is_kept() {
         let ledger = Arc::new(Ledger::default());
         drop(ledger.reserve(60, 100).expect("fits"));
         let mut held = ledger.reserve(60, 100).expect("fits again");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn record_is_read_as_written() {
         let path = Path::new("/pool/volumes/a/meta.json");
         let text = encode(&meta(), path).expect("serializes");
         assert_eq!(decode::<VolumeMeta>(path, &text).expect("our own"), meta_like(&text));

@@ -49,6 +49,7 @@ mod pool;
 mod pool_id;
 mod provision;
 mod ready;
+mod row;
 mod scan;
 mod snapshot;
 mod survey;

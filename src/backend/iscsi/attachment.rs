@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_tells_the_other_understands() {
+    fn publish_context_of_the_controller_is_read_by_the_node() {
         let mutual = Some(("them".to_owned(), "secret 2".to_owned()));
         for chap in [None, Some(Chap { user: "us".to_owned(), password: "secret 1".to_owned(), mutual })] {
             let told = attachment(chap);

@@ -2,19 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::configuration::{Configuration, OpenContext};
 use crate::backend::image::{ImageConfig, PoolConfig};
-use crate::backend::{Backend, NodeCheck, Role, StoragePath, ToolUse};
-use crate::os::process::Tool;
 use crate::volume::{BackendName, Error, NodeId, Result};
 
 use super::allowed::AllowedPortals;
-use super::{IscsiBackend, doctor};
 
 /// One backend of LUNs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -51,41 +46,6 @@ fn yes() -> bool {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_yes(value: &bool) -> bool {
     *value
-}
-
-impl Configuration for IscsiConfig {
-    const KIND: &'static str = "iscsi";
-    const SUMMARY: &'static str = "LUNs: those of any target, or image files that this machine exports";
-    const TOOLS: &'static [ToolUse] = &[
-        ToolUse::required(Tool { name: "iscsiadm", package: "open-iscsi" }, &["--version"], "makes and ends sessions"),
-        ToolUse::optional(Tool { name: "multipathd", package: "multipath-tools" }, &["-h"], "makes one device of several paths"),
-    ];
-    const NODE_CHECKS: &'static [NodeCheck] = &[NodeCheck { name: doctor::STARTUP, run: doctor::startup }];
-
-    fn name(&self) -> &BackendName {
-        &self.name
-    }
-
-    fn validate(&self) -> Result<()> {
-        IscsiConfig::validate(self)
-    }
-
-    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        let (node, state) = (context.node_id.clone(), context.state_dir);
-        Ok(Arc::new(if context.purpose.serves() {
-            IscsiBackend::open(self, Role { provision: context.purpose.provisions() }, node, state)?
-        } else {
-            IscsiBackend::open_to_look(self, node, state)?
-        }))
-    }
-
-    fn keeps_node_id(&self) -> bool {
-        true
-    }
-
-    fn storage_paths(&self) -> Vec<StoragePath> {
-        self.pools.iter().map(PoolConfig::storage_path).collect()
-    }
 }
 
 impl IscsiConfig {
@@ -172,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_its_field() {
+    fn impossible_value_is_refused_by_its_field() {
         let pools = "name: san\npools: [{name: a, path: /srv/a}]\n";
         for (rest, field) in [
             ("", "portals"),

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_there_after_a_restart_until_it_is_forgotten() {
+    fn record_survives_a_restart_until_it_is_removed() {
         let directory = tempfile::tempdir().expect("a directory");
         let place = directory.path().join("iscsi/san");
         let id: VolumeId = "san:a".parse().expect("an id");

@@ -29,6 +29,7 @@ mod login;
 mod memory;
 mod parameters;
 mod release;
+mod row;
 mod san;
 mod way;
 

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_csi_driver_iscsi_takes_is_taken() {
+    fn attributes_of_csi_driver_iscsi_are_accepted() {
         let parameters = IscsiParameters::parse(&raw(&[
             ("portals", r#"["192.0.2.2:3261","[2001:db8::1]"]"#),
             ("iscsiInterface", "default"),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn impossible_value_is_named() {
         for (key, value) in [
             ("targetPortal", "san:port"),
             ("iqn", "disk"),

@@ -1,17 +1,12 @@
 //! What the operator configures, and what a StorageClass or the attributes of a static volume may say.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::configuration::{Configuration, OpenContext};
-use crate::backend::{Backend, Role, ToolUse};
-use crate::os::process::Tool;
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
-use super::NfsBackend;
 use super::export::Export;
 use super::subdir;
 
@@ -54,28 +49,6 @@ pub struct ShareConfig {
     /// are then enforced, by project quotas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<PathBuf>,
-}
-
-impl Configuration for NfsConfig {
-    const KIND: &'static str = "nfs";
-    const SUMMARY: &'static str = "directories of NFS shares";
-    const TOOLS: &'static [ToolUse] = &[
-        ToolUse::required(Tool { name: "mount.nfs", package: "nfs-common" }, &["-V"], "mounts shares"),
-        ToolUse::required(Tool { name: "umount", package: "mount" }, &["--version"], "unmounts shares"),
-    ];
-
-    fn name(&self) -> &BackendName {
-        &self.name
-    }
-
-    fn validate(&self) -> Result<()> {
-        NfsConfig::validate(self)
-    }
-
-    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        let role = Role { provision: context.purpose.provisions() };
-        Ok(Arc::new(NfsBackend::open(self, role, context.state_dir)?))
-    }
 }
 
 impl NfsConfig {
@@ -319,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn impossible_value_is_refused_by_name() {
         for (key, value) in [
             ("mountPermissions", "rwx"),
             ("mountPermissions", "77777"),

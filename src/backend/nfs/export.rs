@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_export_is_named() {
+    fn source_that_is_no_export_is_named() {
         for (server, share, field) in [
             ("", "/x", "server"),
             ("-o", "/x", "server"),

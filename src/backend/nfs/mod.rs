@@ -25,6 +25,7 @@ mod controller;
 mod export;
 mod links;
 mod options;
+mod row;
 mod shares;
 mod subdir;
 

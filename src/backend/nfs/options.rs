@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_is_named() {
+    fn forbidden_option_is_named() {
         for (allow, forbid, flag, named) in [
             (&[][..], &[][..], "suid", "suid is forbidden; only allowMountOptions"),
             (&["suid"], &[], "dev", "dev is forbidden; only allowMountOptions"),

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_is_asked_for() {
+    fn missing_subdirectory_variables_are_asked_for() {
         let error = fill("${pv.metadata.name}", &raw("data")).expect_err("missing").to_string();
         assert!(error.contains("--extra-create-metadata"), "{error}");
         let error = fill("${pvc.metadata.uid}", &raw("data")).expect_err("unknown").to_string();
@@ -108,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_accepted_stays_below(name in "\\PC{0,40}", template in "[a-z./]{0,8}\\$\\{pvc.metadata.name\\}[a-z./]{0,8}") {
+        fn accepted_subdirectory_stays_below_the_share(name in "\\PC{0,40}", template in "[a-z./]{0,8}\\$\\{pvc.metadata.name\\}[a-z./]{0,8}") {
             if let Ok(directory) = fill(&template, &raw(&name)) {
                 let parts: Vec<Component<'_>> = Path::new(&directory).components().collect();
                 prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(name) if *name != export::OURS)));

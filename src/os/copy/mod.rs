@@ -326,7 +326,7 @@ mod tests {
 
     /// Shared extents are not read: a file of 64 GiB of them is compared at once.
     #[test]
-    fn what_is_shared_is_not_read() {
+    fn shared_extents_are_not_read() {
         testing::in_namespace(|| {
             let Some(scratch) = Scratch::mounted("xfs", 400 * MIB) else { return };
             let new = || tempfile::tempfile_in(scratch.path()).unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn who_breaks_is_not_asked_again() {
+    fn copy_ends_when_its_progress_breaks() {
         let (file, empty) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         sample(&file);
         let mut count = 0;

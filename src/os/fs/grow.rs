@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_has_no_size() {
+    fn absent_file_system_has_no_size() {
         let Some(under) = Loop::new(400 * MIB) else { return };
         let device = Device::open(&under.device, true).unwrap();
         for fstype in FsType::ALL {

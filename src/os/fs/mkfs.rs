@@ -138,7 +138,7 @@ mod tests {
 
     /// The tools' own second look, since we never force them.
     #[test]
-    fn what_is_there_is_not_overwritten() {
+    fn existing_file_system_is_not_overwritten() {
         for fstype in [FsType::Xfs, FsType::Btrfs] {
             let Some(under) = Loop::new(400 * MIB) else { return };
             let device = Device::open(&under.device, true).unwrap();

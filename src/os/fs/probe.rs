@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_tools_write_is_found_when_the_start_is_gone() {
+    fn file_system_with_an_erased_start_is_found() {
         for (name, expected) in [
             (
                 "mkfs.ext4",
@@ -445,7 +445,7 @@ mod tests {
 
     /// The word of a storage that it made a device empty spares reading it, not looking.
     #[test]
-    fn what_was_made_empty_is_still_looked_at() {
+    fn device_known_blank_is_still_read() {
         let size = 64 << 30;
         assert_eq!(known_blank(&sparse(size)), Contents::Blank);
         assert_eq!(known_blank(&sparse(5 * MIB)), Contents::Blank);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_unknown() {
+    fn unreadable_device_is_unknown() {
         let file = sparse(MIB);
         unknown(&contents(file.as_file(), 0, Evidence::None), "size is 0");
         unknown(&contents(file.as_file(), 64 * MIB, Evidence::None), "it has nothing at");

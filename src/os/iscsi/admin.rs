@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_discovery_found_is_read() {
+    fn discovery_output_is_read() {
         let portal = |text: &str| text.parse::<Portal>().expect("a portal");
         assert_eq!(found("127.0.0.1:3260,1 iqn.x"), Some((portal("127.0.0.1"), "iqn.x".to_owned())));
         assert_eq!(found("[2001:db8::1]:3260,4294967295 iqn.x"), Some((portal("[2001:db8::1]"), "iqn.x".to_owned())));

@@ -5,7 +5,7 @@ use super::*;
 use std::path::Path;
 
 #[test]
-fn what_the_kernel_tells_of_a_disk_is_read() {
+fn kernel_attributes_of_a_disk_are_read() {
     let info = "Status: ACTIVATED  Max Queue Depth: 0  SectorSize: 512  HwMaxSectors: 16384\n        TCM FILEIO ID: 0        \
                 File: /proc/self/fd/7  Size: 134217728  Mode: O_DSYNC Async: 0\n";
     assert_eq!(parse_bytes(info), Some(134_217_728));

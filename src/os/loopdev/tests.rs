@@ -260,7 +260,7 @@ fn detach_waits_for_who_claims_the_device_for_a_moment() {
 }
 
 #[test]
-fn who_looks_for_a_moment_is_waited_for() {
+fn short_opening_of_a_device_is_waited_for() {
     let Some(backing) = backing() else { return };
     let device = attach(&backing.file, "label", false).unwrap();
     let looker = File::open(&device.path).unwrap();
@@ -566,7 +566,7 @@ fn device_whose_file_hangs_holds_up_no_look_for_another() {
 }
 
 #[test]
-fn what_is_no_file_cannot_back_a_device() {
+fn directory_cannot_back_a_device() {
     let directory = File::open("/").unwrap();
     assert!(matches!(attach(&directory, "/", true), Err(Error::Unexpected { .. })));
 }

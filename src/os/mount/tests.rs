@@ -55,7 +55,7 @@ fn quotes_keep_commas_together() {
 }
 
 #[test]
-fn what_makes_no_sense_is_named() {
+fn contradicting_options_are_named() {
     for bad in [
         "bind",
         "rbind",

@@ -309,7 +309,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_kernel_would_write_is_read_back(mounts in prop::collection::vec(any_mount(), 0..4)) {
+        fn escaped_mountinfo_is_read_back(mounts in prop::collection::vec(any_mount(), 0..4)) {
             let mut text = Vec::new();
             for mount in &mounts {
                 text.extend(line(mount));
@@ -332,7 +332,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_like_a_mountinfo_makes_it_panic(text in "([0-9]{1,2} [0-9]{1,2} 0:1 /\\\\?[0-8]{0,4} (/|/a|/a/b) rw - x y ?\n){0,8}") {
+        fn malformed_mountinfo_does_not_panic(text in "([0-9]{1,2} [0-9]{1,2} 0:1 /\\\\?[0-8]{0,4} (/|/a|/a/b) rw - x y ?\n){0,8}") {
             if let Ok(table) = MountTable::parse(text.as_bytes()) {
                 for path in ["/", "/a", "/a/b"] {
                     prop_assert_eq!(table.at(Path::new(path)), table.index().at(Path::new(path)));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_is_not_at_its_path() {
+    fn hidden_mount_is_not_at_its_path() {
         // /a/b was mounted, then something over /a.
         let hidden = "20 1 0:1 / / rw - a b rw\n21 20 0:5 / /a/b rw - a b rw\n22 20 0:6 / /a rw - a b rw\n";
         assert!(table(hidden).at(Path::new("/a/b")).is_empty());
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_machine_shows_is_read() {
+    fn mountinfo_of_this_machine_is_read() {
         let table = MountTable::read().unwrap();
         assert_eq!(table.at(Path::new("/proc")).last().unwrap().fstype, "proc");
     }

@@ -92,14 +92,14 @@ fn program_with_files_of_its_own_keeps_no_unmounted_volume() {
 }
 
 #[test]
-fn it_leads_a_process_group() {
+fn program_leads_a_process_group() {
     let output = run(sh("cut -d' ' -f1,5 /proc/$$/stat")).unwrap();
     let (pid, group) = output.stdout.trim().split_once(' ').unwrap();
     assert_eq!(pid, group);
 }
 
 #[test]
-fn it_is_killed_when_we_die() {
+fn program_is_killed_with_its_parent() {
     let tool = Tool { name: "setpriv", package: "util-linux" };
     match run(Run { tool, arguments: vec!["--dump".to_owned()], ..sh("") }) {
         Ok(output) => assert!(output.stdout.contains("Parent death signal: KILL"), "{}", output.stdout),
@@ -125,7 +125,7 @@ fn much_on_all_three_streams_does_not_deadlock() {
 }
 
 #[test]
-fn who_does_not_read_its_input_is_no_failure() {
+fn program_that_does_not_read_its_input_is_no_failure() {
     let output = run(Run { stdin: vec![b'x'; 1 << 20], ..sh("exec 0<&-; exit 3") }).unwrap();
     assert_eq!(output.status, Ok(3));
 }

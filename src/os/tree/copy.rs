@@ -529,7 +529,7 @@ mod tests {
 
     /// Anyone who owns the files goes on renaming, planting, cutting and swapping while they are copied.
     #[test]
-    fn nothing_from_outside_comes_into_a_copy_of_what_is_in_use() {
+    fn copy_of_a_tree_in_use_takes_nothing_from_outside() {
         let directory = tempfile::tempdir().unwrap();
         let ground = Ground::at(directory.path());
         for name in ["dir", "dir/sub", "other"] {

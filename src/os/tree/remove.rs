@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_interrupted_goes_on() {
+    fn interrupted_removal_is_continued() {
         let ground = ground();
         for directory in 0..20 {
             let path = ground.at(&format!("trash/volume/{directory}/sub"));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_removed_is_told_and_all_else_goes() {
+    fn unremovable_file_is_reported_and_the_rest_removed() {
         crate::os::mount::testing::in_own_namespace(|| {
             let ground = ground();
             std::fs::create_dir_all(ground.at("trash/volume/mounted")).unwrap();
@@ -270,7 +270,7 @@ mod tests {
 
     /// Anyone who has a directory of it open goes on renaming, planting and swapping while it is removed.
     #[test]
-    fn who_still_has_a_directory_open_leads_it_nowhere() {
+    fn directory_open_elsewhere_does_not_mislead_the_removal() {
         let ground = ground();
         let inside = ground.at("trash/volume/a");
         std::fs::create_dir_all(&inside).unwrap();

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_exist_is_deleted_listed_as_nothing_and_not_found() {
+    fn impossible_snapshot_id_is_deleted_not_listed_and_not_found() {
         refused::<DeleteSnapshot, _>(csi::DeleteSnapshotRequest::default(), "snapshot_id");
         refused::<LookupSnapshot, _>(csi::GetSnapshotRequest::default(), "snapshot_id");
         refused::<ListSnapshots, _>(csi::ListSnapshotsRequest { max_entries: -1, ..Default::default() }, "max_entries");

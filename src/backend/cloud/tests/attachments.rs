@@ -266,7 +266,7 @@ fn a_refusal_to_attach_has_its_meaning() {
 }
 
 #[test]
-fn what_is_stuck_is_told_and_another_name_is_taken() {
+fn stuck_attachment_is_reported_and_another_device_name_used() {
     let bench = bench();
     bench.cloud.state().delays.attach = None;
     let mut last = String::new();

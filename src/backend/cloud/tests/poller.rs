@@ -59,7 +59,7 @@ fn questions_of_one_moment_are_few_requests() {
 }
 
 #[test]
-fn who_looks_is_told_of_a_failure_and_who_waits_survives_it() {
+fn failure_reaches_the_look_up_and_not_the_wait() {
     let (numbers, poller, clock) = numbers();
     numbers.fails.store(1, Ordering::SeqCst);
     assert_eq!(poller.look(&2).expect_err("fails").code, "Fake.Unavailable");
@@ -76,7 +76,7 @@ fn who_looks_is_told_of_a_failure_and_who_waits_survives_it() {
 }
 
 #[test]
-fn who_waits_comes_along_with_who_looks() {
+fn waits_share_the_query_of_a_look_up() {
     let (numbers, poller, clock) = numbers();
     let until = clock.now() + Duration::from_secs(100);
     std::thread::scope(|scope| {

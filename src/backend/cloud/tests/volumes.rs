@@ -92,7 +92,7 @@ fn a_killed_drivers_disk_is_found_by_the_next() {
 }
 
 #[test]
-fn what_was_not_answered_is_not_deleted_by_an_empty_look_up() {
+fn unanswered_create_is_not_given_up_after_an_empty_look_up() {
     let bench = Bench::new();
     bench.cloud.state().stale = 1_000_000;
     bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);
@@ -384,7 +384,7 @@ fn spent_token_makes_the_next_disk_at_once() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn volumes_of_others_are_left_alone() {
     let bench = Bench::new();
     bench.create("one").expect("made");
     let theirs = bench.cloud.disks_now()[0].id.clone();

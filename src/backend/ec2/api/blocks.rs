@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use super::Ec2;
 use super::endpoint::Service;
 use super::http::Unsigned;
-use super::query::{Failure, encoded};
+use super::query::encoded;
 use crate::backend::cloud::Answer;
 use crate::backend::cloud::bucket::Purpose;
 use crate::backend::cloud::retry::Repeat;
@@ -81,25 +81,4 @@ impl Ec2 {
 
 fn json<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
-}
-
-/// The code is in a header, or in the body as `__type`.
-pub(super) fn failure(body: &str, error_type: Option<&str>) -> Option<Failure> {
-    #[derive(Deserialize)]
-    struct Told {
-        #[serde(rename = "__type")]
-        kind: Option<String>,
-        #[serde(alias = "Message", default)]
-        message: String,
-        #[serde(rename = "Reason")]
-        reason: Option<String>,
-    }
-    let told: Told = serde_json::from_str(body).ok()?;
-    let kind = told.kind.map(|kind| kind.rsplit('#').next().unwrap_or_default().to_owned());
-    let code = error_type.map(str::to_owned).or(kind)?;
-    let message = match told.reason {
-        Some(reason) => format!("{reason}: {}", told.message),
-        None => told.message,
-    };
-    Some(Failure { code, message, request_id: None })
 }

@@ -235,7 +235,7 @@ fn read<T>(
     }
     let failure = match service {
         Service::Ec2 => query::failure(&answered.body),
-        Service::Ebs => blocks::failure(&answered.body, answered.error_type.as_deref()),
+        Service::Ebs => query::failure_of_json(&answered.body, answered.error_type.as_deref()),
     };
     Err(match failure {
         Some(failure) => {

@@ -214,6 +214,27 @@ pub(super) fn percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, 
     if number.is_empty() { Ok(0) } else { number.parse().map_err(D::Error::custom) }
 }
 
+/// As `failure`, of the EBS direct APIs: the code is in a header, or in the body as `__type`.
+pub(super) fn failure_of_json(body: &str, error_type: Option<&str>) -> Option<Failure> {
+    #[derive(Deserialize)]
+    struct Told {
+        #[serde(rename = "__type")]
+        kind: Option<String>,
+        #[serde(alias = "Message", default)]
+        message: String,
+        #[serde(rename = "Reason")]
+        reason: Option<String>,
+    }
+    let told: Told = serde_json::from_str(body).ok()?;
+    let kind = told.kind.map(|kind| kind.rsplit('#').next().unwrap_or_default().to_owned());
+    let code = error_type.map(str::to_owned).or(kind)?;
+    let message = match told.reason {
+        Some(reason) => format!("{reason}: {}", told.message),
+        None => told.message,
+    };
+    Some(Failure { code, message, request_id: None })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

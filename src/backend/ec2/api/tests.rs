@@ -265,7 +265,7 @@ fn list_that_repeats_its_token_is_an_error() {
 
 /// The rest of a request that names one that does not exist is asked for by a filter.
 #[test]
-fn what_does_not_exist_is_missing_from_the_answer() {
+fn absent_volume_is_missing_from_the_response() {
     let server = Server::start(|_, asked| match (asked.value("VolumeId.1"), asked.value("Filter.1.Name")) {
         (Some(_), _) => refused(400, "InvalidVolume.NotFound", "The volume 'vol-9' does not exist."),
         (None, Some("volume-id")) => ok(VOLUME.replace("<nextToken>more+/=</nextToken>", "").as_str()),
@@ -336,7 +336,7 @@ fn a_refusal_has_ec2s_own_words() {
 }
 
 #[test]
-fn what_was_throttled_is_sent_again() {
+fn throttled_request_is_sent_again() {
     let server = Server::start(|number, _| match number {
         0 => refused(503, "RequestLimitExceeded", "Request limit exceeded."),
         1 => Reply::Xml(429, String::new()),
@@ -350,7 +350,7 @@ fn what_was_throttled_is_sent_again() {
 
 /// By each way in which an answer can be lost: what can do no harm is sent again, and what could make a second snapshot is not.
 #[test]
-fn what_was_lost_is_sent_again_only_where_that_does_no_harm() {
+fn lost_request_is_sent_again_only_if_idempotent() {
     type Losing = fn() -> Reply;
     let ways: [(&str, Losing); 6] = [
         ("InternalError", || refused(500, "InternalError", "An internal error has occurred")),

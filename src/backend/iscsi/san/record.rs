@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_only_by_root() {
+    fn record_is_read_as_written_and_only_by_root() {
         use std::os::unix::fs::MetadataExt;
         let pool = tempfile::tempdir().expect("a directory");
         for chap in [true, false] {

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_for_a_moment_goes_when_it_is_let_go() {
+    fn busy_file_is_removed_once_it_is_closed() {
         crate::os::mount::testing::in_own_namespace(|| {
             let directory = tempfile::tempdir().expect("a directory");
             let held = directory.path().join("volume/held");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_there_is_nothing_and_begins_again() {
+    fn sweeper_ends_when_idle_and_starts_again() {
         let directory = tempfile::tempdir().expect("a directory");
         let sweeper = Sweeper::new(OpenDir::open(directory.path()).expect("open"));
         for round in 0..3 {

@@ -236,7 +236,7 @@ fn templates_make_parents_and_take_the_empty_ones_away() {
 }
 
 #[test]
-fn what_lies_in_the_way_is_named_and_left() {
+fn foreign_directory_at_the_volumes_place_is_named_and_left() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     std::fs::create_dir(ground.at("a/full")).expect("made");
@@ -262,7 +262,7 @@ fn what_lies_in_the_way_is_named_and_left() {
 }
 
 #[test]
-fn what_is_kept_is_no_longer_a_volume() {
+fn retained_volume_is_no_longer_found() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     for (local, way) in [("kept", "retain"), ("old", "archive")] {
@@ -288,7 +288,7 @@ type Interrupted = (&'static str, fn(&Ground), bool);
 
 /// Each state that a kill can leave, by hand; the next process ends it.
 #[test]
-fn what_becomes_of_the_data_may_change() {
+fn on_delete_may_be_modified() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     let made = create(&controller, &spec("v", &[])).expect("made");
@@ -514,7 +514,7 @@ fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
 
 /// What takes long goes on behind the call, is asked for again, is stopped by a deletion, and survives the end of the process.
 #[test]
-fn what_takes_long_goes_on_in_the_background() {
+fn long_deletion_continues_in_the_background() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
@@ -823,7 +823,7 @@ fn one_process_provisions_and_one_backend_owns() {
 }
 
 #[test]
-fn what_is_damaged_is_told_and_left() {
+fn damaged_record_is_reported_and_left() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     for local in ["bad", "good", "lost"] {

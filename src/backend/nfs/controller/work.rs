@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_waited_for_and_heard_of_once() {
+    fn result_of_background_work_is_reported_once() {
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let work = Work::start(Source::Volume("a".to_owned()), move |_| {
             wait.recv().ok();

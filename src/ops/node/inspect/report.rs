@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_shell_would_read_otherwise_is_quoted() {
+    fn arguments_special_to_a_shell_are_quoted() {
         assert_eq!(shell(["umount", "--", "/a/b-c_d.e:f"]), "umount -- /a/b-c_d.e:f");
         assert_eq!(shell(["rm", "/a b", "", "it's", "$x", "a\nb", "~"]), "rm '/a b' '' 'it'\\''s' '$x' 'a\nb' '~'");
     }

@@ -87,7 +87,7 @@ fn recorded_mount_options_are_compared_and_their_values_are_not_written() {
 }
 
 #[test]
-fn what_is_written_is_read_and_the_last_removal_leaves_no_directory() {
+fn entry_is_read_as_written_and_the_last_removal_leaves_no_directory() {
     let state = tempfile::tempdir().expect("a directory");
     let journal = Journal::open(state.path()).expect("opens");
     assert_eq!(journal.stage(&id()).expect("reads"), None);
@@ -111,7 +111,7 @@ fn what_is_written_is_read_and_the_last_removal_leaves_no_directory() {
 }
 
 #[test]
-fn what_killed_writers_left_is_swept_and_entries_stay() {
+fn drafts_of_killed_writers_are_swept_and_entries_stay() {
     let state = tempfile::tempdir().expect("a directory");
     let journal = Journal::open(state.path()).expect("opens");
     journal.write_stage(&entry()).expect("writes");

@@ -217,7 +217,7 @@ fn of_a_device_that_is_anothers_by_now_nothing_is_the_volumes() {
 }
 
 #[test]
-fn nothing_is_concluded_from_what_could_not_be_seen() {
+fn unreadable_state_leads_to_no_finding() {
     let mut facts = facts();
     facts.mounts = mounts(&[]);
     facts.backends.insert("image".to_owned(), Looked::Failed);
@@ -248,7 +248,7 @@ fn a_second_device_over_an_image_is_an_orphan_and_the_first_is_not() {
 }
 
 #[test]
-fn what_is_ephemeral_or_half_written_is_left_to_the_driver() {
+fn ephemeral_and_half_written_entries_are_left_to_the_driver() {
     let mut facts = facts();
     facts.mounts = mounts(&[]);
     let change = |facts: &mut Facts, change: &dyn Fn(&mut StageEntry)| {

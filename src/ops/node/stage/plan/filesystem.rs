@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_formatted_read_only() {
+    fn blank_device_is_not_formatted_for_a_read_only_stage() {
         assert!(matches!(prepare(None, true, true, &found(Contents::Blank)), Err(Error::Unverified { .. })));
         let protected = DeviceContents { device_read_only: true, ..found(Contents::Blank) };
         assert!(matches!(prepare(None, false, true, &protected), Err(Error::Unverified { .. })));

@@ -90,7 +90,7 @@ fn a_fresh_volume_is_journaled_and_connected() {
 }
 
 #[test]
-fn what_is_staged_so_already_needs_nothing() {
+fn stage_of_a_volume_staged_alike_plans_no_step() {
     let with_flags = filesystem(EXT4, &["noexec", "noatime"]);
     let other_order = filesystem(None, &["noatime", "noexec"]);
     let entry = entry_of(&with_flags, "ext4");
@@ -102,7 +102,7 @@ fn what_is_staged_so_already_needs_nothing() {
 }
 
 #[test]
-fn what_is_staged_otherwise_is_a_conflict() {
+fn stage_of_a_volume_staged_otherwise_is_a_conflict() {
     let there = filesystem(EXT4, &[]);
     let cases = [
         filesystem(XFS, &[]),
@@ -137,7 +137,7 @@ fn a_taken_or_stacked_staging_path_is_refused() {
 }
 
 #[test]
-fn what_was_interrupted_is_begun_afresh() {
+fn interrupted_stage_is_begun_afresh() {
     let wanted = filesystem(EXT4, &[]);
     let at = |phase| StageEntry { phase, ..entry_of(&wanted, "ext4") };
     type Case<'a> = (StageEntry, bool, Option<Source>, MountState, &'a [Start]);
