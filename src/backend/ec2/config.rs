@@ -132,6 +132,8 @@ impl Ec2Config {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
