@@ -104,6 +104,13 @@ pub struct OpenContext<'a> {
     pub identity: Option<Arc<dyn NodeIdentity>>,
 }
 
+impl<'a> OpenContext<'a> {
+    /// For a backend that nobody serves.
+    pub fn to_look(purpose: Purpose, node_id: &'a NodeId, state_dir: &'a Path) -> Self {
+        OpenContext { purpose, node_id, state_dir, metrics: None, identity: None }
+    }
+}
+
 impl OpenContext<'_> {
     /// Counts the requests to a cloud.
     pub fn cloud_requests(&self, backend: &BackendName) -> CloudRequests {

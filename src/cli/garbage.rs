@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::backend::catalog::Purpose;
+use crate::backend::catalog::{OpenContext, Purpose};
 use crate::backend::{Backend, Compare, Garbage, Unnamed};
 use crate::config::Config;
 use crate::volume::VolumeId;
@@ -79,7 +79,7 @@ fn read(file: &Path) -> Result<BTreeSet<String>, Failure> {
 
 fn open(config: &Config, name: &str) -> Result<Arc<dyn Backend>, Failure> {
     match config.backends.iter().find(|backend| backend.name().as_str() == name) {
-        Some(backend) => Ok(backend.open(&super::inspect::context(config, Purpose::Compare))?),
+        Some(backend) => Ok(backend.open(&OpenContext::to_look(Purpose::Compare, &config.node_id, config.state_dir.path()))?),
         None => {
             let known: Vec<&str> = config.backends.iter().map(|backend| backend.name().as_str()).collect();
             Err(Failure::Usage(format!("no backend is called {name}; there are: {}", known.join(", "))))

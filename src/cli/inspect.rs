@@ -76,7 +76,7 @@ fn no_such(text: &str, several: &[String], report: &Report) -> Failure {
 
 /// What `serve` would serve, opened to be looked at.
 fn setup(config: &Config) -> Setup {
-    let context = context(config, Purpose::Inspect);
+    let context = OpenContext::to_look(Purpose::Inspect, &config.node_id, config.state_dir.path());
     let open = |backend: &BackendConfig| Configured { name: backend.name().clone(), backend: backend.open(&context) };
     let backends = config.backends.iter().map(open);
     Setup {
@@ -91,11 +91,6 @@ fn setup(config: &Config) -> Setup {
         endpoint: config.endpoint.path().to_owned(),
         backends: backends.collect(),
     }
-}
-
-/// With what a backend is opened that nobody serves.
-pub(super) fn context(config: &Config, purpose: Purpose) -> OpenContext<'_> {
-    OpenContext { purpose, node_id: &config.node_id, state_dir: config.state_dir.path(), metrics: None, identity: None }
 }
 
 /// What was done about a finding.

@@ -13,7 +13,6 @@
 //!   again, so that of two at least one sees the other, and withdraws.
 //! - What cannot be read is a lease of an unknown holder: everybody is refused.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -21,14 +20,11 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::ConnectRequest;
 use crate::os::durable;
 use crate::os::step::step;
 use crate::volume::digest::sha256_of;
 use crate::volume::{Error, NodeId, Result, VolumeId};
 
-use super::ImageBackend;
-use super::attachment::{check_attached, check_detached};
 use super::files;
 use super::layout::{DIGITS, EXCLUSIVE, Kind, READER, is_lease_name};
 use super::meta::{self, FORMAT, from_nanos, to_nanos};
@@ -106,7 +102,7 @@ impl Lease {
     }
 
     /// Whether it is this node's, to use the volume.
-    fn is_of(&self, holder: &Holder) -> bool {
+    pub fn is_of(&self, holder: &Holder) -> bool {
         self.holder == *holder && self.access != Access::Delete
     }
 
@@ -323,101 +319,4 @@ pub(super) enum Acquired {
     Now,
     /// By an earlier call, also of a process before this one.
     Earlier,
-}
-
-impl ImageBackend {
-    /// Makes sure, before a volume of a shared pool is connected, that no other node has it, nor will have it meanwhile.
-    pub(super) fn take_lease(&self, ready: &Ready, request: &ConnectRequest<'_>) -> Result<Acquired> {
-        let (id, holder) = (request.id, self.holder()?);
-        let attached = || check_attached(ready, id, &holder.node, request.publish_context, request.read_only);
-        attached()?;
-        let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let access = if request.read_only { Access::Read } else { Access::Write };
-        let acquired = directory.acquire(holder, access)?;
-        // It may have been detached just before it had the lease.
-        match attached() {
-            Err(refused) if acquired == Acquired::Now => {
-                match directory.release(|lease| lease.is_of(holder) && lease.access == access) {
-                    Ok(_) => Err(refused.nothing_left()),
-                    Err(error) => Err(refused.but_left(error.to_string())),
-                }
-            }
-            other => other.map(|()| acquired),
-        }
-    }
-
-    /// Whether this node still has its lease. One that connected the volume before there were leases gets it now.
-    pub(super) fn check_lease(&self, ready: &Ready, id: &VolumeId) -> Result<()> {
-        let holder = self.holder()?;
-        let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let own = directory.leases()?.into_iter().find(|lease| lease.is_of(holder)).map(|lease| lease.access);
-        check_attached(ready, id, &holder.node, &BTreeMap::new(), own == Some(Access::Read))?;
-        if own.is_none() {
-            directory.acquire(holder, Access::Write)?;
-        }
-        Ok(())
-    }
-
-    /// Whether this node has a lease of the volume.
-    pub(super) fn holds(&self, ready: &Ready, id: &VolumeId) -> Result<bool> {
-        let holder = self.holder()?;
-        let Some(directory) = VolumeDirectory::open(ready, id)? else { return Ok(false) };
-        Ok(directory.leases()?.iter().any(|lease| lease.is_of(holder)))
-    }
-
-    /// Releases this node's leases of a volume that it has disconnected. First all that it wrote is where other nodes see it.
-    /// Answers whether there was any.
-    ///
-    /// # Errors
-    /// Not final while the pool is away: the lease is still there.
-    pub(super) fn release_lease(&self, id: &VolumeId) -> Result<bool> {
-        let holder = self.holder()?;
-        let Some((_, ready, ())) =
-            self.search(Kind::Volume, id.local(), |ready| Ok(ready.has(Kind::Volume, id.local())?.then_some(())))?
-        else {
-            return Ok(false);
-        };
-        let Some(directory) = VolumeDirectory::open(&ready, id)? else { return Ok(false) };
-        let leases = directory.leases()?;
-        let own = leases.iter().find(|lease| lease.is_of(holder));
-        if own.is_some_and(|lease| lease.access == Access::Write) && ready.look_at_image(Kind::Volume, id.local())?.is_some() {
-            let image = ready.open_image(Kind::Volume, id.local(), files::Access::Read)?;
-            let path = ready.place(Kind::Volume, id.local()).join(files::IMAGE);
-            step("sync image", &path.display(), || files::sync(&image, &path)).map_err(|error| ready.failure(error))?;
-        }
-        directory.release(|lease| lease.is_of(holder))
-    }
-
-    /// Keeps every node from connecting a volume that is to be deleted. `None` where the pool is not shared.
-    ///
-    /// # Errors
-    /// `InUse`, naming the node that has it, or to which it is attached.
-    pub(super) fn begin_deletion<'a>(&self, ready: &'a Ready, id: &'a VolumeId) -> Result<Option<Deletion<'a>>> {
-        if !self.shared {
-            return Ok(None);
-        }
-        check_detached(ready, id)?;
-        let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        directory.acquire(self.holder()?, Access::Delete)?;
-        let deletion = Deletion { directory };
-        match check_detached(ready, id) {
-            Ok(()) => Ok(Some(deletion)),
-            Err(error) => Err(deletion.give_up(error)),
-        }
-    }
-}
-
-/// A volume that no node can connect any more.
-pub(super) struct Deletion<'a> {
-    directory: VolumeDirectory<'a>,
-}
-
-impl Deletion<'_> {
-    /// The volume stays as it is.
-    pub fn give_up(self, failure: Error) -> Error {
-        match self.directory.release(|lease| lease.access == Access::Delete) {
-            Ok(_) => failure.nothing_left(),
-            Err(error) => failure.but_left(error.to_string()),
-        }
-    }
 }

@@ -40,6 +40,7 @@ mod health;
 mod instant;
 mod layout;
 mod lease;
+mod leases;
 mod ledger;
 mod lock;
 mod meta;

@@ -14,27 +14,11 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 use super::export::{self, Export};
 use super::options::{self, Options};
 use super::shares::{Share, User};
+use super::silence::Silence;
 use super::{NfsBackend, NfsParameters, links};
 
 /// How long a server has to say that it lives.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Why a server does not give what it should.
-#[derive(Clone, Debug)]
-pub(super) enum Silence {
-    Dead(String),
-    /// ESTALE.
-    Stale(String),
-}
-
-impl From<os::Error> for Silence {
-    fn from(error: os::Error) -> Silence {
-        match error.errno() {
-            Some(libc::ESTALE) => Silence::Stale(error.to_string()),
-            _ => Silence::Dead(error.to_string()),
-        }
-    }
-}
 
 impl Connect for NfsBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {

@@ -27,12 +27,13 @@ mod links;
 mod options;
 mod row;
 mod shares;
+mod silence;
 mod subdir;
 
 pub use config::{NfsConfig, NfsParameters, NfsSnapshotParameters, ShareConfig};
-use connect::Silence;
 use export::Export;
 use shares::Shares;
+use silence::Silence;
 
 use controller::Controller;
 

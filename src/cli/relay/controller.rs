@@ -12,7 +12,7 @@ use serde_json::json;
 use tonic::{Code, Response as Answered, Status};
 
 use super::super::api::{Api, Body};
-use super::{NODE, REQUEST, RESPONSE, Request, Response, VOLUMES, Volume};
+use super::message::{NODE, REQUEST, RESPONSE, Request, Response, VOLUMES, Volume};
 use crate::csi;
 use crate::csi::controller_service_capability::rpc::Type as Rpc;
 use crate::os::lock;

@@ -12,7 +12,7 @@ use tonic::Status;
 use super::super::api::{Api, Body};
 use super::super::call::Client;
 use super::super::progress::Progress;
-use super::{NODE, REQUEST, RESPONSE, Request, Response, VOLUMES, Volume};
+use super::message::{NODE, REQUEST, RESPONSE, Request, Response, VOLUMES, Volume};
 use crate::config::Endpoint;
 use crate::csi;
 use crate::os::lock;

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::os::settings;
 
-use super::{Check, Setup};
+use super::setup::Setup;
+use crate::backend::Check;
 
 const LVM: &str = "/etc/lvm";
 const MDADM: [&str; 2] = ["/sbin/mdadm", "/usr/sbin/mdadm"];

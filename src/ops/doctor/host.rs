@@ -8,8 +8,9 @@ use crate::os::mountinfo::MountTable;
 use crate::os::process::{Run, Tool, run};
 use crate::os::{loopdev, mount, udev};
 
-use super::{Check, Level, Setup};
+use super::setup::Setup;
 use crate::backend::ToolUse;
+use crate::backend::{Check, Level};
 
 /// Of mount_setattr(2).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);

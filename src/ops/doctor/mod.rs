@@ -4,38 +4,20 @@
 //! another. A check says what it found and, where that is not well, what to do.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-
-use crate::backend::{NodeCheck, StoragePath, ToolUse};
 
 mod activation;
 mod host;
 mod places;
+mod setup;
 
 pub use crate::backend::{Check, Level};
 pub use places::reaches_pods;
+pub use setup::Setup;
 
 /// For how long each check is given.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What is to be checked.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    /// The driver serves a node here.
-    pub node: bool,
-    pub driver: String,
-    pub endpoint: PathBuf,
-    pub state_dir: PathBuf,
-    pub kubelet_dir: PathBuf,
-    /// Those of the configured backends, as are the tools and checks: beside what every node needs.
-    pub storage: Vec<StoragePath>,
-    pub tools: Vec<ToolUse>,
-    pub node_checks: Vec<NodeCheck>,
-    /// This process runs in a container of a pod.
-    pub in_pod: bool,
-}
 
 type Work = Box<dyn FnOnce() -> Vec<Check> + Send>;
 

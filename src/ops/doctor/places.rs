@@ -16,7 +16,8 @@ use crate::os::socket::{self as unix, Listener};
 use crate::os::{copy, programs};
 use crate::volume::Bytes;
 
-use super::{Check, Setup};
+use super::setup::Setup;
+use crate::backend::Check;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// An fsync that takes longer slows down each stage and each creation, which wait for several.
@@ -288,8 +289,8 @@ fn unnamed(directory: &Path, flags: i32) -> std::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
+    use crate::backend::Level;
 
     #[test]
     fn private_propagation_is_an_error_only_where_no_pod_can_see_through_it() {

@@ -40,8 +40,8 @@ use crate::os::{self, durable, lock, nfs, private_mount, random};
 use crate::volume::{BackendName, Error, Result};
 
 use super::super::config::ShareConfig;
-use super::super::connect::Silence;
 use super::super::export::OURS;
+use super::super::silence::Silence;
 use super::index::Index;
 use super::record::{self, FORMAT, Marker};
 use super::sweeper::Sweeper;
