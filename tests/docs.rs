@@ -323,8 +323,12 @@ fn schema_of_the_configuration_is_what_the_driver_prints() {
     embedded.as_object_mut().expect("a map").remove("$schema");
     let chart = read("manifests/helm/longshore/values.schema.json");
     assert_eq!(chart["$defs"]["config"], embedded, "the chart's values.schema.json is out of date: {again}");
-    let items = &chart["properties"]["driver"]["properties"]["backends"]["items"];
-    assert_eq!(items["$ref"], "#/$defs/config/$defs/Backend", "the chart takes what the driver does");
+    let backends = &chart["properties"]["driver"]["properties"]["backends"];
+    assert_eq!(backends["$ref"], "#/$defs/backends");
+    assert_eq!(
+        chart["$defs"]["backends"]["items"]["$ref"], "#/$defs/config/$defs/Backend",
+        "the chart takes what the driver does"
+    );
 }
 
 #[test]
