@@ -1,4 +1,5 @@
 //! Several drivers on the same pools: one provisions, the others are on standby, and take over when it ends.
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes, and remove what they made")]
 
 mod common;
 
