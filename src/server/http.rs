@@ -38,9 +38,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const WITHHELD: &str = "failed; the cause is told on this machine itself (loopback), and in the log";
+const WITHHELD: &str = "failed; the cause is shown on this machine itself (loopback), and in the log";
 
-const WITHHELD_STANDBY: &str = "another process provisions; which one is told on this machine itself (loopback), and in the log";
+const WITHHELD_STANDBY: &str = "another process provisions; which one is shown on this machine itself (loopback), and in the log";
 
 /// What a port serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

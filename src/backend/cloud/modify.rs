@@ -128,7 +128,7 @@ impl Controller {
         let from = last.and_then(|last| last.since).zip(self.policy.cooldown()).map(|(since, cooldown)| since + cooldown);
         let from = refusal.retry_after.map(|rest| SystemTime::now() + rest).or(from);
         let when = match (from, last.map(|last| last.state)) {
-            (_, Some(ChangeState::Modifying)) => "once the change that goes on has ended, and its cooldown".to_owned(),
+            (_, Some(ChangeState::Modifying)) => "once the change in progress has ended, and its cooldown".to_owned(),
             (Some(from), _) => format!("from {} on", humantime::format_rfc3339_seconds(from)),
             (None, _) => "later".to_owned(),
         };

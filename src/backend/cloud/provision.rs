@@ -196,7 +196,7 @@ impl Controller {
             }
             self.memory.set_generation(what, generation + 1);
         }
-        let reason = format!("{GENERATIONS} disks of it have come and gone, and the next call goes on counting");
+        let reason = format!("all {GENERATIONS} idempotency tokens belong to deleted disks; retry");
         Err(Error::InProgress { object: format!("volume {id}"), reason })
     }
 

@@ -196,7 +196,7 @@ impl TargetServer {
         step("make disk", target, || lio.make_disk(*hba, disk, &shown))?;
         self.resize(lio, &names, bytes)?;
         if lio.resume(*hba, disk)? {
-            tracing::info!(volume = %record.id, "it was paused by a process that was killed, and goes on");
+            tracing::info!(volume = %record.id, "resumed: it was suspended by a process that was killed");
         }
         step("make target", target, || lio.make_target(target, *hba, disk, record.chap))?;
         let admitted: BTreeMap<String, _> = record.nodes.iter().map(|(node, grant)| (initiator_name(node), grant)).collect();
