@@ -132,7 +132,8 @@ longshore serve --endpoint "unix://$DIR/second.sock" --node-id vm --state-dir "$
 second=$!
 second_up() { [ -S second.sock ]; }
 within 20 second_up
-refused 'another process' longshore call --endpoint "unix://$DIR/second.sock" create-volume --name six --size 1MiB
+# It is on standby, and names the one that provisions.
+refused 'provisions from it; this one does' longshore call --endpoint "unix://$DIR/second.sock" create-volume --name six --size 1MiB
 kill -TERM $second
 wait $second || true
 
