@@ -135,6 +135,33 @@ pub fn shows_device(root: &Root, path: &Path, device: &BlockDevice) -> Result<bo
     Ok(device_number(place.as_fd(), path)? == Some(device.number))
 }
 
+/// Mounts for the tables of the plans.
+#[cfg(test)]
+pub(super) mod testing {
+    use super::MountState;
+    use crate::os::mountinfo::Mount;
+
+    pub(in crate::ops::node) fn mounted(fstype: &str, options: &str) -> Mount {
+        Mount {
+            id: 10,
+            parent: 1,
+            device: (7, 3),
+            root: "/".into(),
+            mount_point: "/k/s".into(),
+            options: options.split(',').map(str::to_owned).collect(),
+            propagation: Vec::new(),
+            fstype: fstype.to_owned(),
+            source: "/dev/loop3".into(),
+            super_options: vec!["rw".to_owned()],
+            node: std::sync::OnceLock::new(),
+        }
+    }
+
+    pub(in crate::ops::node) fn ours() -> MountState {
+        MountState::Ours(mounted("ext4", "rw"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -96,31 +96,11 @@ pub fn protection(id: &VolumeId, wanted: &DesiredTarget, others: &[TargetEntry])
 #[cfg(test)]
 mod tests {
     use super::super::super::journal::VERSION;
+    use super::super::super::observe::testing::{mounted, ours};
     use super::*;
-    use crate::os::mountinfo::Mount;
 
     fn id() -> VolumeId {
         "image:a".parse().expect("valid")
-    }
-
-    fn mounted(fstype: &str, options: &str) -> Mount {
-        Mount {
-            id: 10,
-            parent: 1,
-            device: (7, 3),
-            root: "/".into(),
-            mount_point: "/k/s".into(),
-            options: options.split(',').map(str::to_owned).collect(),
-            propagation: Vec::new(),
-            fstype: fstype.to_owned(),
-            source: "/dev/loop3".into(),
-            super_options: vec!["rw".to_owned()],
-            node: std::sync::OnceLock::new(),
-        }
-    }
-
-    fn ours() -> MountState {
-        MountState::Ours(mounted("ext4", "rw"))
     }
 
     fn target_wanted(read_only: bool, alone: bool) -> DesiredTarget {

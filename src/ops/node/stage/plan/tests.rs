@@ -1,9 +1,9 @@
 //! The first round as tables.
 
 use super::super::super::journal::VERSION;
+use super::super::super::observe::testing::{mounted, ours};
 use super::*;
 use crate::backend::BlockDevice;
-use crate::os::mountinfo::Mount;
 use crate::volume::{AccessMode, VolumeId};
 
 const EXT4: Option<FsType> = Some(FsType::Ext4);
@@ -57,28 +57,8 @@ fn entry_of(wanted: &DesiredStage, fstype: &str) -> StageEntry {
     }
 }
 
-fn mounted(fstype: &str, options: &str) -> Mount {
-    Mount {
-        id: 10,
-        parent: 1,
-        device: (7, 3),
-        root: "/".into(),
-        mount_point: "/k/s".into(),
-        options: options.split(',').map(str::to_owned).collect(),
-        propagation: Vec::new(),
-        fstype: fstype.to_owned(),
-        source: "/dev/loop3".into(),
-        super_options: vec!["rw".to_owned()],
-        node: std::sync::OnceLock::new(),
-    }
-}
-
 fn seen(entry: Option<StageEntry>, connected: Option<Source>, staging: MountState) -> StageObservation {
     StageObservation { entry, same_boot: true, used: connected.clone(), connected, staging }
-}
-
-fn ours() -> MountState {
-    MountState::Ours(mounted("ext4", "rw"))
 }
 
 #[test]
