@@ -34,6 +34,11 @@ impl LockHolder {
         format!("{:PID_WIDTH$} {host:HOST_WIDTH$}\n", self.pid.unwrap_or(0))
     }
 
+    /// Why this process does not provision, for people.
+    pub(super) fn provisions(&self) -> String {
+        format!("{self} provisions from it; this one does as soon as that one has ended")
+    }
+
     /// Whether it was a process of this host. An earlier version did not say.
     pub(super) fn is_of_this_host(&self) -> bool {
         self.host.as_ref().is_none_or(|host| *host == this_host())

@@ -47,7 +47,7 @@ impl fmt::Display for NoLock {
         match self {
             NoLock::NotTaken(reason) => f.write_str(reason),
             NoLock::Unwritable(reason) => f.write_str(reason),
-            NoLock::Elsewhere(holder) => write!(f, "{holder} provisions from it; this one does as soon as that one has ended"),
+            NoLock::Elsewhere(holder) => f.write_str(&holder.provisions()),
         }
     }
 }

@@ -198,7 +198,7 @@ impl Share {
         match self.ask_as(true).and_then(|attempt| attempt.wait(LOCK_PATIENCE)) {
             Ok(Ok(_)) => FirstLock::Here,
             _ => match lock(&self.elsewhere).clone() {
-                Some(holder) => FirstLock::Elsewhere(self.reason(&held_elsewhere(&holder))),
+                Some(holder) => FirstLock::Elsewhere(self.reason(&holder.provisions())),
                 None => FirstLock::Away,
             },
         }
@@ -369,7 +369,7 @@ impl Share {
             Err(Errno::WOULDBLOCK) => {
                 let text = own.read(LOCK, lock_holder::LONGEST)?.unwrap_or_default();
                 let holder = LockHolder::parse(&text);
-                let reason = held_elsewhere(&holder);
+                let reason = holder.provisions();
                 *lock(&self.elsewhere) = Some(holder);
                 return Err(self.down(reason));
             }
@@ -448,10 +448,6 @@ impl Share {
 
 fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error {
     Error::BackendUnavailable { backend: backend.to_string(), reason: with_share(called, &reason.into()) }
-}
-
-fn held_elsewhere(holder: &LockHolder) -> String {
-    format!("{holder} provisions from it; this one does as soon as that one has ended")
 }
 
 fn with_share(called: &str, reason: &str) -> String {
