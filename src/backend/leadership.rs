@@ -14,6 +14,8 @@ use crate::volume::{BackendName, Error, Result};
 
 use super::{Backend, Exclusive, FirstLock};
 
+/// How long all storage together is waited for at one look: the start waits for the first.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a standby waits between two attempts.
 const STANDBY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a leader looks whether it still is.
@@ -118,8 +120,9 @@ impl Leadership {
 
     /// Who has the first lock, if another process has it.
     fn held_elsewhere(&self) -> Result<Option<Standby>> {
+        let until = Instant::now() + PATIENCE;
         for (backend, exclusive) in self.exclusives() {
-            match exclusive.first_lock()? {
+            match exclusive.first_lock(until)? {
                 FirstLock::Here => return Ok(None),
                 FirstLock::Elsewhere(reason) => return Ok(Some(Standby { backend: backend.clone(), reason })),
                 FirstLock::Away => {}

@@ -14,6 +14,7 @@ pub use controller::{
     ReportHealth, SnapshotSpec, Snapshots, VolumeSpec, Writers, check_same_attachment, with_own_part,
 };
 pub use doctor::{Check, Level, NodeCheck, StoragePath, ToolUse};
+pub(super) use exclusive::patience;
 pub use exclusive::{Exclusive, FirstLock};
 pub use inspect::{Compare, Connected, Garbage, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, Unnamed};
 pub(super) use inspect::{changed, words};

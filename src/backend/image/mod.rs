@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume, topology};
 
@@ -304,11 +305,11 @@ impl Exclusive for ImageBackend {
         self.pools.iter().for_each(|pool| pool.set_standby(true));
     }
 
-    fn first_lock(&self) -> Result<FirstLock> {
+    fn first_lock(&self, until: Instant) -> Result<FirstLock> {
         let mut pools: Vec<&Pool> = self.pools.iter().map(|pool| &**pool).collect();
         pools.sort_by(|a, b| a.config.name.cmp(&b.config.name));
         for pool in pools {
-            match pool.first_lock()? {
+            match pool.first_lock(until)? {
                 FirstLock::Away => {}
                 found => return Ok(found),
             }

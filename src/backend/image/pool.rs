@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::FirstLock;
-use crate::backend::{LockHolder, Role};
+use crate::backend::{LockHolder, Role, patience};
 use crate::os::lock as lock_of;
 use crate::os::single::{NoResult, Single};
 use crate::volume::{BackendName, Error, Result};
@@ -290,8 +290,8 @@ impl Pool {
     ///
     /// # Errors
     /// What waiting will not repair.
-    pub fn first_lock(&self) -> Result<FirstLock> {
-        let opened = self.attempt(START_PATIENCE, true);
+    pub fn first_lock(&self, until: Instant) -> Result<FirstLock> {
+        let opened = self.attempt(patience(until), true);
         self.refusal()?;
         if let Some(holder) = self.elsewhere() {
             return Ok(FirstLock::Elsewhere(self.reason(&NoLock::Elsewhere(holder).to_string())));

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
@@ -191,8 +192,8 @@ impl Exclusive for IscsiBackend {
         }
     }
 
-    fn first_lock(&self) -> Result<FirstLock> {
-        self.san.as_ref().map_or(Ok(FirstLock::Away), |san| san.images.first_lock())
+    fn first_lock(&self, until: Instant) -> Result<FirstLock> {
+        self.san.as_ref().map_or(Ok(FirstLock::Away), |san| san.images.first_lock(until))
     }
 
     fn lead(&self) -> Result<()> {

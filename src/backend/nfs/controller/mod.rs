@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::FirstLock;
 use crate::backend::{Exclusive, PoolUsage, Usage};
@@ -267,10 +267,10 @@ impl Exclusive for Controller {
         self.set_standby(true);
     }
 
-    fn first_lock(&self) -> Result<FirstLock> {
+    fn first_lock(&self, until: Instant) -> Result<FirstLock> {
         let mut shares: Vec<&Arc<Share>> = self.shares.iter().collect();
         shares.sort_by_key(|share| share.config.called());
-        let found = shares.into_iter().map(|share| share.first_lock()).find(|found| !matches!(found, FirstLock::Away));
+        let found = shares.into_iter().map(|share| share.first_lock(until)).find(|found| !matches!(found, FirstLock::Away));
         Ok(found.unwrap_or(FirstLock::Away))
     }
 

@@ -31,7 +31,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use crate::backend::FirstLock;
-use crate::backend::{LockHolder, lock_holder};
+use crate::backend::{LockHolder, lock_holder, patience};
 use crate::os::answers::Answers;
 use crate::os::dir::OpenDir;
 use crate::os::fs::{Usage, usage};
@@ -62,8 +62,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long it waits for one to be mounted and locked: a server that has just started lets nobody lock for some seconds (its grace period).
 const OPEN_PATIENCE: Duration = Duration::from_secs(25);
-/// How long the start, or a standby, waits for a share to be mounted and locked.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits for one that gave no answer, or a bad one, the last time.
 const AWAY_PATIENCE: Duration = Duration::from_secs(1);
 /// After a failure to open a share others hear of it for so long, before it is tried again.
@@ -194,8 +192,8 @@ impl Share {
     }
 
     /// Opens it, also on standby.
-    pub fn first_lock(self: &Arc<Self>) -> FirstLock {
-        match self.ask_as(true).and_then(|attempt| attempt.wait(LOCK_PATIENCE)) {
+    pub fn first_lock(self: &Arc<Self>, until: Instant) -> FirstLock {
+        match self.ask_as(true).and_then(|attempt| attempt.wait(patience(until))) {
             Ok(Ok(_)) => FirstLock::Here,
             _ => match lock(&self.elsewhere).clone() {
                 Some(holder) => FirstLock::Elsewhere(self.reason(&holder.provisions())),

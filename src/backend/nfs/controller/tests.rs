@@ -589,6 +589,30 @@ fn controller_whose_lock_went_to_another_stops_provisioning() {
     create(&first, &spec("three", &[])).expect("the lock is free again");
 }
 
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(2)
+}
+
+#[test]
+fn shares_that_hang_are_waited_for_once_for_the_first_lock() {
+    crate::os::mount::testing::in_own_namespace(|| {
+        let names = ["a", "b", "c", "d"];
+        let ground = ground(&names);
+        let places = names.map(|share| ground.at(share));
+        let hung: Vec<_> = places.iter().map_while(|place| Hung::over(place)).collect();
+        if hung.len() < places.len() {
+            return;
+        }
+        let controller = ground.open_beside();
+        controller.stand_by();
+        let begun = Instant::now();
+        let found = controller.first_lock(soon()).expect("nothing that waiting will not repair");
+        let took = begun.elapsed();
+        assert!(matches!(found, FirstLock::Away), "{found:?}");
+        assert!(took < Duration::from_secs(5), "2 s for all of them, and not for each: {took:?}");
+    });
+}
+
 #[test]
 fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
     let ground = ground(&["a", "b"]);
@@ -597,7 +621,7 @@ fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
     create(&first, &spec("one", &[])).expect("made");
     let second = ground.open_beside();
     second.stand_by();
-    let found = second.first_lock().expect("nothing that waiting will not repair");
+    let found = second.first_lock(soon()).expect("nothing that waiting will not repair");
     let by = format!("process {} on ", std::process::id());
     assert!(matches!(&found, FirstLock::Elsewhere(reason) if reason.contains("nas:/a") && reason.contains(&by)), "{found:?}");
     for refused in [create(&second, &spec("two", &[])).map(drop), second.delete(&id("one")).map(drop)] {
@@ -608,7 +632,7 @@ fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
     assert!(second.shares.iter().all(|share| share.current().is_none()));
     drop(first);
     ground.config.shares.iter().for_each(|share| ground.await_lock(share));
-    assert!(matches!(second.first_lock(), Ok(FirstLock::Here)));
+    assert!(matches!(second.first_lock(soon()), Ok(FirstLock::Here)));
     second.lead().expect("it leads");
     create(&second, &spec("two", &[])).expect("made");
     assert_eq!(second.list(None, 9).expect("listed").len(), 2);
