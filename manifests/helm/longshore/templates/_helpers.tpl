@@ -368,3 +368,76 @@ seLinuxOptions: {type: spc_t}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* Where the controller's pods run, and what runs before them. */}}
+{{- define "longshore.controllerPlacement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.controller.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.controller.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .Values.controller.affinity }}
+affinity:
+  {{- toYaml .Values.controller.affinity | nindent 2 }}
+{{- else if gt (int .Values.controller.replicas) 1 }}
+# The second is there for when the first one's node is not.
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "longshore.selector" (dict "root" . "component" "controller") | nindent 14 }}
+{{- end }}
+{{- with .Values.controller.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.controller.initContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "longshore.controllerDisruptionBudget" }}
+{{- if .Values.controller.podDisruptionBudget.enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ printf "%s-controller" (include "longshore.name" .) }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "longshore.labels" . | nindent 4 }}
+    app.kubernetes.io/component: controller
+spec:
+  maxUnavailable: {{ .Values.controller.podDisruptionBudget.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- include "longshore.selector" (dict "root" . "component" "controller") | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{/* Flags of each sidecar beside a controller, of which there may be several; a JSON list. */}}
+{{- define "longshore.electionFlags" -}}
+{{- $common := list "--leader-election" "--leader-election-namespace=$(NAMESPACE)" -}}
+{{- $common = concat $common (list (printf "--kube-api-qps=%v" .Values.sidecars.kubeAPIQPS) (printf "--kube-api-burst=%v" .Values.sidecars.kubeAPIBurst)) -}}
+{{- range $value, $flag := dict "leaseDuration" "lease-duration" "renewDeadline" "renew-deadline" "retryPeriod" "retry-period" -}}
+{{- with get $.Values.sidecars.leaderElection $value -}}{{- $common = append $common (printf "--leader-election-%s=%s" $flag .) -}}{{- end -}}
+{{- end -}}
+{{- toJson $common -}}
+{{- end }}
+
+{{/* Flags of csi-resizer; a JSON list. */}}
+{{- define "longshore.resizerFlags" -}}
+{{- list "--timeout=60s" "--resize-timeout=60s" "--modify-timeout=60s" "--handle-volume-inuse-error=false" (printf "--workers=%v" .Values.sidecars.workers) | toJson -}}
+{{- end }}
