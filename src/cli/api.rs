@@ -99,7 +99,7 @@ impl Api {
         if status != 200 {
             return Err(refused(status));
         }
-        let list: List = serde_json::from_slice(&body).map_err(|error| format!("watch {url}: {error}"))?;
+        let list: List<Value> = serde_json::from_slice(&body).map_err(|error| format!("watch {url}: {error}"))?;
         let version = list.metadata.resource_version;
         let query = format!("?watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds={seconds}&{selector}");
         let (status, body) = self.answered(path, self.send(&format!("{path}{query}"), Body::None)).await?;
@@ -155,16 +155,20 @@ pub struct Watch {
     url: String,
 }
 
+/// A list of objects, or a page of one.
 #[derive(Deserialize)]
-struct List {
-    metadata: ListMetadata,
-    items: Vec<Value>,
+pub struct List<T> {
+    pub metadata: ListMetadata,
+    pub items: Vec<T>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ListMetadata {
+pub struct ListMetadata {
     resource_version: String,
+    /// Where the next page begins; empty at the end.
+    #[serde(default, rename = "continue")]
+    pub rest: String,
 }
 
 #[derive(Deserialize)]

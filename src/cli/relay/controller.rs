@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tonic::{Code, Response as Answered, Status};
 
-use super::super::api::{Api, Body};
+use super::super::api::{Api, Body, List};
 use super::message::{NODE, REQUEST, RESPONSE, Request, Response, VOLUMES, Volume};
 use crate::csi;
 use crate::csi::controller_service_capability::rpc::Type as Rpc;
@@ -35,18 +35,6 @@ struct Inner {
     timeout: Duration,
     /// csi-resizer grows a volume and changes its attributes at the same time; there is room for one request.
     volumes: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-}
-
-#[derive(Deserialize)]
-struct List {
-    metadata: ListMetadata,
-    items: Vec<Volume>,
-}
-
-#[derive(Deserialize)]
-struct ListMetadata {
-    #[serde(default, rename = "continue")]
-    rest: String,
 }
 
 impl Relay {
@@ -116,7 +104,8 @@ async fn find(api: &Api, driver: &str, handle: &str) -> Result<Volume, Status> {
     let mut rest = String::new();
     loop {
         let path = format!("{VOLUMES}?limit={PAGE}&continue={rest}");
-        let list: List = read(api, &path).await?.ok_or_else(|| away(format!("{}: there is no such list", api.url(VOLUMES))))?;
+        let list: List<Volume> =
+            read(api, &path).await?.ok_or_else(|| away(format!("{}: there is no such list", api.url(VOLUMES))))?;
         if let Some(volume) = list.items.into_iter().find(|volume| volume.is(driver, handle)) {
             return Ok(volume);
         }
@@ -138,7 +127,7 @@ async fn read<T: for<'de> Deserialize<'de>>(api: &Api, path: &str) -> Result<Opt
     }
 }
 
-/// Puts the request on the volume. One that is there already is replaced: nobody waits for it any more.
+/// Puts the request on the volume. One that is there already is replaced: its caller has given up.
 async fn ask(api: &Api, volume: &Volume, node: &str, request: &Request) -> Result<(), Status> {
     let text = serde_json::to_string(request).map_err(|error| Status::internal(error.to_string()))?;
     let patch = json!({ "metadata": { "labels": { NODE: node }, "annotations": { REQUEST: text, RESPONSE: null } } });
@@ -237,7 +226,7 @@ impl csi::controller_server::Controller for Relay {
         request: tonic::Request<csi::ControllerExpandVolumeRequest>,
     ) -> Result<Answered<csi::ControllerExpandVolumeResponse>, Status> {
         let mut request = request.into_inner();
-        // Nobody may read them in an annotation. No backend of a node wants any here.
+        // Everyone who may read PersistentVolumes reads annotations. No backend of a node wants any secret here.
         request.secrets.clear();
         self.relay("ControllerExpandVolume", &request.volume_id, request.encode_to_vec()).await
     }
