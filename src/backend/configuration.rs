@@ -105,7 +105,7 @@ pub struct OpenContext<'a> {
 }
 
 impl<'a> OpenContext<'a> {
-    /// For a backend that nobody serves.
+    /// For a backend that is not served, but only inspected.
     pub fn to_look(purpose: Purpose, node_id: &'a NodeId, state_dir: &'a Path) -> Self {
         OpenContext { purpose, node_id, state_dir, metrics: None, identity: None }
     }

@@ -88,7 +88,7 @@ impl Leadership {
     /// Returns why this process must end.
     #[allow(clippy::disallowed_methods, reason = "no event tells that another process, or another machine, has freed its lock")]
     fn watch(&self) -> Error {
-        let (since, mut told) = (Instant::now(), Instant::now());
+        let (since, mut reported) = (Instant::now(), Instant::now());
         loop {
             let standby = self.get();
             thread::sleep(if standby.is_some() { STANDBY_INTERVAL } else { LEADER_INTERVAL });
@@ -107,9 +107,9 @@ impl Leadership {
                     tracing::info!(%after, "no longer on standby: this process provisions");
                 }
                 (Some(_), Ok(Some(standby))) => {
-                    if told.elapsed() >= REMINDER {
+                    if reported.elapsed() >= REMINDER {
                         tracing::warn!(reason = standby.reason, "still on standby: another process provisions");
-                        told = Instant::now();
+                        reported = Instant::now();
                     }
                     self.set(Some(standby));
                 }

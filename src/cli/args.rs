@@ -309,7 +309,7 @@ pub enum RelayMode {
     Node,
 }
 
-/// What `relay` is told by flags.
+/// Flags of `relay`.
 #[cfg(feature = "ec2")]
 #[derive(Debug, Args)]
 #[command(after_help = RELAY_EXAMPLES)]

@@ -190,7 +190,7 @@ fn build(config: Config, lost: oneshot::Sender<volume::Error>) -> Result<(Servic
     let (config, identity) = name_node(config)?;
     let config = &config;
     let registry = open_all(config, &metrics, identity).and_then(Registry::new).map_err(failed("open the backends"))?;
-    // Nobody is there any more where the process ends anyway.
+    // The receiver is gone where the process ends anyway.
     let lost = move |reason| drop(lost.send(reason));
     registry.leadership().contend(lost).map_err(failed("open the backends"))?;
     let locks = Locks::default();

@@ -3,7 +3,8 @@
 //! csi-resizer has no mode for drivers on nodes: it asks one driver about every claim that grows. Here that driver is the relay
 //! (`--mode controller`), which knows no storage. It writes each call as an annotation of the PersistentVolume, with a label that names the
 //! node. On that node a second relay (`--mode node`) watches for this label, calls the node's own driver, and writes the answer beside it.
-//! So no node listens on a port, each node is told of its own volumes only, and an answer is the driver's own: code, message and response.
+//! So no node listens on a port, each node sees requests for its own volumes only, and what comes back is the driver's own: code, message
+//! and response.
 //!
 //! Calls are repeated by csi-resizer and idempotent. So nothing here is remembered: a request that outlives its relay is carried out and
 //! nobody reads the answer; of two requests the later one replaces the earlier.
