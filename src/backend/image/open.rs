@@ -37,9 +37,15 @@ impl Opening<'_> {
     pub fn run(&self) -> Result<Ready> {
         let path = &self.config.path;
         let (directory, inode) = self.directory()?;
-        let marker = self.marker(&directory)?;
-        if marker.is_none() {
-            self.check_empty()?;
+        let mut marker = self.marker(&directory)?;
+        if marker.is_none()
+            && let Err(error) = self.check_empty()
+        {
+            // Another process may have made it a pool meanwhile: what is not empty comes after the marker.
+            marker = self.marker(&directory)?;
+            if marker.is_none() {
+                return Err(error);
+            }
         }
         let lock = match (self.role.provision, self.lock) {
             (true, true) => self.lock()?,
@@ -109,7 +115,11 @@ impl Opening<'_> {
     fn make_directory(&self) -> Result<()> {
         let path = &self.config.path;
         let made = step("make pool", &path.display(), || {
-            files::make_directory(path)?;
+            match files::make_directory(path) {
+                // Another process has made it meanwhile; the lock says whose it is.
+                Err(error) if error.errno() == Some(libc::EEXIST) => {}
+                made => made?,
+            }
             durable::sync_dir(path.parent().unwrap_or(path))
         });
         made.map_err(|error| self.down(format!("{error}; mount or make the directory")))
