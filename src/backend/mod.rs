@@ -25,6 +25,7 @@ pub mod iscsi;
 pub mod leadership;
 mod lock_holder;
 pub mod nfs;
+mod record;
 pub mod registry;
 mod turns;
 

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::backend::record;
 use crate::volume::{
     BackendName, Bytes, ContentSource, Error, GroupId, HealthProblem, OnDelete, Result, Severity, Snapshot, SnapshotId, Topology,
     Volume, VolumeId,
@@ -147,18 +148,7 @@ pub(super) fn encode<T: Serialize>(record: &T, path: &Path) -> Result<Vec<u8>> {
 /// # Errors
 /// [`Damage`] for whatever is not exactly that, or is of a later format.
 pub(super) fn decode<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Damage> {
-    #[derive(Deserialize)]
-    struct AnyFormat {
-        format: u32,
-    }
-    match serde_json::from_slice::<AnyFormat>(text) {
-        Ok(any) if any.format != FORMAT => Err(Damage::metadata(
-            path,
-            format!("it has format {}, this version knows {FORMAT}; use the version of longshore that wrote it", any.format),
-        )),
-        _ => serde_json::from_slice(text)
-            .map_err(|error| Damage::metadata(path, format!("it is damaged ({error}); restore it from a backup"))),
-    }
+    record::decode(text, FORMAT).map_err(|error| Damage::metadata(path, error.to_string()))
 }
 
 /// What is wrong with the files of one volume, snapshot or group. They are left as they are.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::backend::image::EXPORTS;
+use crate::backend::record::{self, Unreadable};
 use crate::os::step::step;
 use crate::os::{self, durable, random};
 use crate::volume::{AccessMode, Error, NodeId, Result, VolumeId};
@@ -164,22 +165,11 @@ fn file_of(id: &VolumeId) -> String {
 }
 
 fn decode(text: &[u8], id: &VolumeId) -> Result<Record, String> {
-    #[derive(Deserialize)]
-    struct AnyFormat {
-        format: u32,
-    }
-    match serde_json::from_slice::<AnyFormat>(text) {
-        Ok(any) if any.format != FORMAT => {
-            return Err(format!(
-                "it has format {}, this version knows {FORMAT}; use the version of longshore that wrote it",
-                any.format
-            ));
-        }
-        _ => {}
-    }
-    // What serde says of a value may hold it: only where is told.
-    let record: Record = serde_json::from_slice(text)
-        .map_err(|error| format!("it is damaged at line {}, column {}", error.line(), error.column()))?;
+    let record: Record = record::decode(text, FORMAT).map_err(|error| match error {
+        // What serde says of a value may hold it: only the place is reported.
+        Unreadable::Damaged(error) => format!("it is damaged at line {}, column {}", error.line(), error.column()),
+        other @ Unreadable::OtherFormat { .. } => other.to_string(),
+    })?;
     if record.id != *id {
         return Err(format!("it belongs to {}", record.id));
     }

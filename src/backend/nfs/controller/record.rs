@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::backend::record;
 use crate::os::dir::OpenDir;
 use crate::volume::{BackendName, Bytes, ContentSource, Error, OnDelete, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
@@ -138,18 +139,8 @@ pub(super) fn read<T: DeserializeOwned>(directory: &OpenDir, name: &str) -> Resu
 }
 
 fn decode<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
-    #[derive(Deserialize)]
-    struct AnyFormat {
-        format: u32,
-    }
-    let damaged = |reason: String| Err(Error::Unverified { device: path.display().to_string(), reason });
-    match serde_json::from_slice::<AnyFormat>(text) {
-        Ok(any) if any.format != FORMAT => damaged(format!(
-            "it has format {}, this version knows {FORMAT}; use the version of longshore that wrote it",
-            any.format
-        )),
-        _ => serde_json::from_slice(text).or_else(|error| damaged(format!("it is damaged ({error}); restore it from a backup"))),
-    }
+    record::decode(text, FORMAT)
+        .map_err(|error| Error::Unverified { device: path.display().to_string(), reason: error.to_string() })
 }
 
 #[cfg(test)]
