@@ -22,13 +22,13 @@
 //!   `rpc/status.rs` alone chooses the driver's codes, by one exhaustive match over [`volume::Error`]; the relay passes them on.
 //! - Everything below `rpc` is synchronous. A call runs on a thread of its own ([`ops::task`]) and outlives a caller that has
 //!   gone; its locks ([`ops::lock`]) live in that thread, not in the handler.
-//! - A final error code is given only where nothing was left behind and that was seen: [`volume::Left`].
+//! - A final error code is given only where nothing was left behind and that was seen: [`volume::Rollback`].
 //! - Nothing is formatted that was not proven blank ([`os::fs::Evidence`] says by what); a failed look-up is never taken for an answer.
 //! - A format is repeated only where the medium itself shows that it was interrupted ([`os::fs::mark`]); a journal says where to look, and
 //!   is never evidence.
 //! - A device is disconnected only once the kernel lets us have it exclusively: our own mountinfo shows nothing of other mount namespaces.
 //! - Of a volume that several nodes reach, the storage says which node has it: an attachment, a LUN's access list, a lease in the pool.
-//! - A snapshot is of one instant, or it is refused ([`backend::Held::writers`]).
+//! - A snapshot is of one instant, or it is refused ([`backend::FreezeGuard::writers`]).
 //! - Nothing is deleted outside a directory of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.

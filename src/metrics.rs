@@ -176,7 +176,7 @@ impl Metrics {
     }
 
     /// From now on the outcome of what was done to the object of this digest is known, or is not.
-    pub fn settle(&self, object: u64, known: bool) {
+    pub fn record_outcome(&self, object: u64, known: bool) {
         let mut unknown = lock(&self.shared.unknown);
         if known {
             unknown.remove(&object);
@@ -472,7 +472,7 @@ mod tests {
         for (object, known, expected) in
             [(1, false, "1.0"), (1, false, "1.0"), (2, false, "2.0"), (1, true, "1.0"), (2, true, "0.0")]
         {
-            metrics.settle(object, known);
+            metrics.record_outcome(object, known);
             assert_eq!(unknown(), format!("{{driver_name=\"a.b\"}} {expected}"));
         }
     }

@@ -1,7 +1,7 @@
 //! What a volume that nobody uses costs. Alone in its process, so that what it measures is its own.
 
 use longshore::backend::fake::{Fake, FakeConfig};
-use longshore::backend::{Backend, Held, Provision, Quiesce, VolumeSpec};
+use longshore::backend::{Backend, FreezeGuard, Provision, Quiesce, VolumeSpec};
 use longshore::volume::{Bytes, RawParameters, Result, TopologyRequirement, VolumeId};
 
 /// So many that neither the allocator's slack nor what a first call brings in counts.
@@ -11,14 +11,14 @@ const MOST: u64 = 500;
 
 struct Nothing;
 
-impl Held for Nothing {
+impl FreezeGuard for Nothing {
     fn release(self: Box<Self>) -> Result<()> {
         Ok(())
     }
 }
 
 impl Quiesce for Nothing {
-    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, _volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         Ok(Box::new(Nothing))
     }
 }

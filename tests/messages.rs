@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longshore::os;
-use longshore::volume::{Error, Left};
+use longshore::volume::{Error, Rollback};
 
 const PREPOSITIONS: [&str; 12] = ["of", "on", "at", "to", "in", "for", "with", "from", "by", "as", "into", "onto"];
 
@@ -122,17 +122,17 @@ fn of_os() -> Vec<os::Error> {
 fn every_kind_of_error_reads_as_a_sentence() {
     for error in kinds().into_iter().chain(of_os().into_iter().map(Error::from)) {
         assert_reads(&error.to_string());
-        assert_reads(&error.nothing_left().to_string());
+        assert_reads(&error.rolled_back().to_string());
     }
     for error in kinds() {
-        let left = error.but_left("/k/s is still mounted");
-        assert!(matches!(&left, Error::Failed { left: Left::Something(_), .. }));
+        let left = error.leaving("/k/s is still mounted");
+        assert!(matches!(&left, Error::Failed { rollback: Rollback::Incomplete(_), .. }));
         assert_reads(&left.to_string());
     }
     for error in of_os() {
         assert_reads(&error.to_string());
     }
-    let grown = Error::failed("grow the mounted ext4 on", "/dev/loop9", io_error()).nothing_left().to_string();
+    let grown = Error::failed("grow the mounted ext4 on", "/dev/loop9", io_error()).rolled_back().to_string();
     assert_eq!(grown, "grow the mounted ext4 on /dev/loop9: Input/output error (os error 5) (rolled back)");
     let made = Error::from(os::Error::Tool {
         tool: "mkfs.ext4",
@@ -140,7 +140,7 @@ fn every_kind_of_error_reads_as_a_sentence() {
         status: "exit status 1".to_owned(),
         output: "no room".to_owned(),
     });
-    let said = made.nothing_left().to_string();
+    let said = made.rolled_back().to_string();
     assert_eq!(said, "mkfs.ext4 /dev/loop9: exit status 1: no room (rolled back)", "each part once");
 }
 
@@ -184,6 +184,6 @@ fn every_operation_in_the_sources_reads_as_a_sentence_with_its_object() {
         assert!(operation.chars().next().is_some_and(char::is_alphabetic), "{operation:?}: begins with a verb");
         let operation: &'static str = operation.clone().leak();
         assert_reads(&Error::failed(operation, "/dev/loop9", io_error()).to_string());
-        assert_reads(&Error::from(os::Error::io(operation, "/dev/loop9", io_error())).nothing_left().to_string());
+        assert_reads(&Error::from(os::Error::io(operation, "/dev/loop9", io_error())).rolled_back().to_string());
     }
 }

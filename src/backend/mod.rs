@@ -22,12 +22,12 @@ pub mod ec2;
 pub mod fake;
 pub mod image;
 pub mod iscsi;
+mod keyed_mutex;
 pub mod leadership;
 mod lock_holder;
 pub mod nfs;
 mod record;
 pub mod registry;
-mod turns;
 
 pub use api::*;
 pub use lock_holder::LockHolder;

@@ -72,16 +72,16 @@ impl Parameters {
                 serde_json::from_str(json).map_err(|error| Error::invalid("volume_context", format!("{CONTEXT_KEY}: {error}")))
             }
             None => {
-                let mut raw = attributes(context);
+                let mut raw = own_attributes(context);
                 raw.take("backend");
-                Parameters::split(raw, |own| backend.attributes(own))
+                Parameters::split(raw, |own| backend.parse_static_attributes(own))
             }
         }
     }
 }
 
 /// What a volume that did not come from our controller says of itself.
-fn attributes(context: &BTreeMap<String, String>) -> RawParameters {
+fn own_attributes(context: &BTreeMap<String, String>) -> RawParameters {
     let mut raw = RawParameters::new(context.iter().map(|(key, value)| (key.clone(), value.clone())));
     // external-provisioner puts its own identity into every volume's attributes.
     raw.take("storage.kubernetes.io/csiProvisionerIdentity");
@@ -93,7 +93,7 @@ pub fn static_volume_backend<'a>(registry: &'a Registry, context: &BTreeMap<Stri
     if context.contains_key(CONTEXT_KEY) {
         return None;
     }
-    let mut own = attributes(context);
+    let mut own = own_attributes(context);
     own.split(&NodeParameters::KEYS);
     registry.describing(&own)
 }

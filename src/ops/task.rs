@@ -293,7 +293,7 @@ mod tests {
     async fn a_panic_is_a_failure_of_this_call_only() {
         let tasks = Tasks::default();
         let error = tasks.run(|| -> Result<()> { panic!("a bug") }).await.expect_err("it panicked");
-        assert!(matches!(error, Error::Failed { left: crate::volume::Left::Unverified, .. }));
+        assert!(matches!(error, Error::Failed { rollback: crate::volume::Rollback::Unknown, .. }));
         assert!(tasks.drained(Duration::from_secs(1)).await);
     }
 }

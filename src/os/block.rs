@@ -93,7 +93,7 @@ impl Device {
     ///
     /// # Errors
     /// `Deadline` where another has it for longer than `patience`.
-    pub fn hold(&self, patience: Duration) -> Result<()> {
+    pub fn lock_exclusive(&self, patience: Duration) -> Result<()> {
         let whole = libc::flock {
             l_type: libc::c_short::try_from(libc::F_WRLCK).unwrap_or_default(),
             l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),

@@ -92,13 +92,13 @@ impl OpenDir {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.failed("look at", name, errno)),
+            Err(errno) => Err(self.failed("stat", name, errno)),
         }
     }
 
     /// This directory itself.
     pub fn stat_self(&self) -> Result<Stat> {
-        rustix::fs::fstat(&self.fd).map_err(|errno| Error::io("look at", &self.shown, errno))
+        rustix::fs::fstat(&self.fd).map_err(|errno| Error::io("stat", &self.shown, errno))
     }
 
     /// A new directory; EEXIST where anything is there. Whatever the umask.

@@ -10,7 +10,7 @@ const LOCKS: &str = "/proc/locks";
 
 /// One lock that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldLock {
     /// `FLOCK`, `POSIX`, `OFDLCK`.
     pub kind: String,
     /// Who took it; `None` for an open file description's lock, which is no process's.
@@ -21,7 +21,7 @@ pub struct Held {
 }
 
 /// All locks that this process may see: those of processes outside of our PID namespace are not shown.
-pub fn read() -> Result<Vec<Held>> {
+pub fn read() -> Result<Vec<HeldLock>> {
     let text = std::fs::read_to_string(LOCKS).map_err(|error| Error::io("read", LOCKS, error))?;
     Ok(parse(&text))
 }
@@ -30,15 +30,15 @@ pub fn read() -> Result<Vec<Held>> {
 ///
 /// # Errors
 /// `Io` where the file cannot be looked at.
-pub fn on<'a>(held: &'a [Held], kind: &str, path: &Path) -> Result<Option<&'a Held>> {
+pub fn on<'a>(held: &'a [HeldLock], kind: &str, path: &Path) -> Result<Option<&'a HeldLock>> {
     match path.metadata() {
         Ok(seen) => Ok(held.iter().find(|held| held.kind == kind && held.is_on(&seen))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io("look at", path, error)),
+        Err(error) => Err(Error::io("stat", path, error)),
     }
 }
 
-impl Held {
+impl HeldLock {
     fn is_on(&self, seen: &Metadata) -> bool {
         let device = (rustix::fs::major(seen.dev()), rustix::fs::minor(seen.dev()));
         // btrfs answers stat(2) with a number of its own making for each subvolume; of those only the major is 0 in both.
@@ -48,19 +48,19 @@ impl Held {
 }
 
 /// Lines that are none of these are left out: waiters (`->`), and what later kernels may add.
-fn parse(text: &str) -> Vec<Held> {
+fn parse(text: &str) -> Vec<HeldLock> {
     text.lines().filter_map(line).collect()
 }
 
 /// `1: FLOCK  ADVISORY  WRITE 5437 08:01:131093 0 EOF`
-fn line(line: &str) -> Option<Held> {
+fn line(line: &str) -> Option<HeldLock> {
     let mut fields = line.split_whitespace().skip(1);
     let kind = fields.next()?.to_owned();
     let pid = fields.nth(2)?.parse().ok();
     let mut place = fields.next()?.split(':');
     let mut hexadecimal = || u32::from_str_radix(place.next()?, 16).ok();
     let device = (hexadecimal()?, hexadecimal()?);
-    Some(Held { kind, pid, device, inode: place.next()?.parse().ok()? })
+    Some(HeldLock { kind, pid, device, inode: place.next()?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
         let text = "1: FLOCK  ADVISORY  WRITE 5437 08:1f:131093 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 5438 08:1f:131093 0 EOF\n\
                     2: OFDLCK ADVISORY  WRITE -1 00:05:345 0 EOF\nnonsense\n";
         let held = parse(text);
-        let lock = |kind: &str, pid, device, inode| Held { kind: kind.to_owned(), pid, device, inode };
+        let lock = |kind: &str, pid, device, inode| HeldLock { kind: kind.to_owned(), pid, device, inode };
         assert_eq!(held, [lock("FLOCK", Some(5437), (8, 31), 131_093), lock("OFDLCK", None, (0, 5), 345)]);
     }
 

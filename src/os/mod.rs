@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::volume;
 
-pub mod answers;
 pub mod block;
 pub mod copy;
 pub mod deadline;
@@ -48,6 +47,7 @@ pub mod responsive;
 pub mod scsi;
 pub mod settings;
 pub mod single;
+pub mod single_flight;
 pub mod socket;
 pub mod step;
 pub mod tree;
@@ -120,7 +120,7 @@ impl Error {
 }
 
 impl From<Error> for volume::Error {
-    /// Not final until someone has seen that nothing was left: see [`volume::Error::nothing_left`]. A bad path is the
+    /// Not final until someone has seen that nothing was left: see [`volume::Error::rolled_back`]. A bad path is the
     /// caller's mistake and final.
     fn from(error: Error) -> Self {
         match error {

@@ -29,7 +29,7 @@ pub enum Listener {
 pub fn listener(path: &Path, patience: Duration) -> Result<Listener> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Listener::None),
-        Err(error) => return Err(Error::io("look at", path, error)),
+        Err(error) => return Err(Error::io("stat", path, error)),
         Ok(seen) if !seen.file_type().is_socket() => {
             return Err(Error::Unexpected { object: path.display().to_string(), reason: "it is no socket".to_owned() });
         }

@@ -293,7 +293,7 @@ impl Report {
         if let Some(object) = self.object
             && !matches!(code, Code::Aborted | Code::Cancelled)
         {
-            self.metrics.settle(object, is_final);
+            self.metrics.record_outcome(object, is_final);
         }
     }
 }

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use super::cut;
 use super::method::Rpc;
 use crate::volume::error::chain;
-use crate::volume::{Error, Left};
+use crate::volume::{Error, Rollback};
 
 /// The longest message in bytes. It travels in an HTTP header, percent-encoded: clients cap the sum of those.
 const LONGEST_MESSAGE: usize = 2048;
@@ -57,8 +57,8 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         }
         Error::Denied { .. } => Code::PermissionDenied,
         Error::Unsupported { .. } => rpc.unsupported(),
-        Error::Failed { left: Left::Nothing, .. } => Code::Internal,
-        Error::Failed { left: Left::Unverified | Left::Something(_), .. } => Code::Unavailable,
+        Error::Failed { rollback: Rollback::Verified, .. } => Code::Internal,
+        Error::Failed { rollback: Rollback::Unknown | Rollback::Incomplete(_), .. } => Code::Unavailable,
     }
 }
 
@@ -130,9 +130,9 @@ mod tests {
             (Error::Denied { object: text(), reason: text() }, Code::PermissionDenied, true),
             (Error::Unsupported { what: text(), reason: text() }, Code::FailedPrecondition, true),
             (Error::Unverified { device: text(), reason: text() }, Code::FailedPrecondition, true),
-            (failed().nothing_left(), Code::Internal, true),
-            (failed().but_left("a loop device"), Code::Unavailable, false),
-            (failed().but_left("a loop device").nothing_left(), Code::Unavailable, false),
+            (failed().rolled_back(), Code::Internal, true),
+            (failed().leaving("a loop device"), Code::Unavailable, false),
+            (failed().leaving("a loop device").rolled_back(), Code::Unavailable, false),
             (failed(), Code::Unavailable, false),
         ]
     }

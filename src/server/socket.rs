@@ -46,7 +46,7 @@ impl Socket {
         // The file gets the mode of the socket's own inode (less the umask): it is never open to others, not for an instant.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|errno| io("set the mode of")(errno.into()))?;
         socket.bind(path).map_err(io("bind"))?;
-        let made = fs::symlink_metadata(path).map_err(io("look at"))?;
+        let made = fs::symlink_metadata(path).map_err(io("stat"))?;
         let file = SocketFile { path: path.to_owned(), identity: (made.dev(), made.ino()) };
         match socket.listen(BACKLOG) {
             Ok(listener) => Ok(Socket { listener, file }),
@@ -115,7 +115,7 @@ async fn remove_dead(path: &Path, option: &'static str) -> Result<()> {
     let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io("look at")(error)),
+        Err(error) => return Err(io("stat")(error)),
         Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket { path: path.to_owned(), option }),
         Ok(_) => {}
     }

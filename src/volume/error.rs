@@ -2,22 +2,22 @@
 //!
 //! `rpc/status.rs` maps each variant to one gRPC code. What matters most is whether the code is *final*: the
 //! sidecars and the kubelet take some codes as "it may still be running" and keep the undo pending, all others as
-//! "it is over, nothing is left". So an unverified failure is never final: see [`Left`].
+//! "it is over, nothing is left". So an unverified failure is never final: see [`Rollback`].
 
 use std::error::Error as StdError;
 use std::time::Duration;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Whether a failed call left anything behind.
+/// What is known of the undoing of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// Rolled back, and that was seen: a final code may be given.
-    Nothing,
-    /// Not known. The CO must keep trying.
-    Unverified,
-    /// Known to be so. The CO must keep trying.
-    Something(String),
+pub enum Rollback {
+    /// All is undone, and that was seen: a final code may be given.
+    Verified,
+    /// It may have left something behind. The CO must keep trying.
+    Unknown,
+    /// What it left behind. The CO must keep trying.
+    Incomplete(String),
 }
 
 /// A failure of an operation. Every variant names its object, and the remedy where there is one.
@@ -100,14 +100,14 @@ pub enum Error {
     Unverified { device: String, reason: String },
 
     /// A step failed.
-    #[error("{step} {object}: {}{}", chain(&**source), left_text(left))]
+    #[error("{step} {object}: {}{}", chain(&**source), rollback_text(rollback))]
     Failed {
         /// A verb, and what else stands before the object: `mount share`, `grow the mounted ext4 on`.
         step: &'static str,
         object: String,
         #[source]
         source: Box<dyn StdError + Send + Sync>,
-        left: Left,
+        rollback: Rollback,
     },
 }
 
@@ -119,29 +119,29 @@ impl Error {
 
     /// A failed step of which it is not (yet) known what it left behind.
     pub fn failed(step: &'static str, object: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Error::Failed { step, object: object.into(), source: source.into(), left: Left::Unverified }
+        Error::Failed { step, object: object.into(), source: source.into(), rollback: Rollback::Unknown }
     }
 
-    /// The same failure, once its rollback was seen to be complete. What was said to be left by someone further in stays said:
-    /// only he can take it back.
+    /// The same failure, once its rollback was seen to be complete. What a step further in said that it leaves stays:
+    /// only that step can know better.
     #[must_use]
-    pub fn nothing_left(self) -> Self {
+    pub fn rolled_back(self) -> Self {
         match self {
-            Error::Failed { step, object, source, left: Left::Unverified } => {
-                Error::Failed { step, object, source, left: Left::Nothing }
+            Error::Failed { step, object, source, rollback: Rollback::Unknown } => {
+                Error::Failed { step, object, source, rollback: Rollback::Verified }
             }
             other => other,
         }
     }
 
     /// The same failure, with what is known to be left. An error of a final kind becomes a `Failed` that is not
-    /// final: what is left behind must be told.
+    /// final: what is left behind must be reported.
     #[must_use]
-    pub fn but_left(self, what: impl Into<String>) -> Self {
-        let left = Left::Something(what.into());
+    pub fn leaving(self, what: impl Into<String>) -> Self {
+        let rollback = Rollback::Incomplete(what.into());
         match self {
-            Error::Failed { step, object, source, .. } => Error::Failed { step, object, source, left },
-            other => Error::Failed { step: "roll back", object: "after a failure".to_owned(), source: Box::new(other), left },
+            Error::Failed { step, object, source, .. } => Error::Failed { step, object, source, rollback },
+            other => Error::Failed { step: "roll back", object: "after a failure".to_owned(), source: Box::new(other), rollback },
         }
     }
 }
@@ -160,10 +160,10 @@ pub fn chain(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-fn left_text(left: &Left) -> String {
-    match left {
-        Left::Nothing => " (rolled back)".to_owned(),
-        Left::Unverified => " (may have left something behind; repeat the call)".to_owned(),
-        Left::Something(what) => format!(" (may have left something behind: {what}; repeat the call)"),
+fn rollback_text(rollback: &Rollback) -> String {
+    match rollback {
+        Rollback::Verified => " (rolled back)".to_owned(),
+        Rollback::Unknown => " (may have left something behind; repeat the call)".to_owned(),
+        Rollback::Incomplete(what) => format!(" (may have left something behind: {what}; repeat the call)"),
     }
 }

@@ -18,7 +18,7 @@ pub mod topology;
 
 pub use capability::{AccessMode, AccessType, Capability, FsType};
 pub use capacity::{Bytes, CapacityRange};
-pub use error::{Error, Left, Result};
+pub use error::{Error, Result, Rollback};
 pub use health::{Health, HealthProblem, Severity};
 pub use id::{BackendName, GroupId, NodeId, SnapshotId, VolumeId};
 pub use mount_flags::MountFlags;

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, Role};
-use longshore::volume::{Bytes, ContentSource, Error, Left, OnDelete, Outcome, RawParameters};
+use longshore::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, RawParameters, Rollback};
 
 use crate::harness::*;
 
@@ -107,7 +107,7 @@ fn a_copy_whose_hold_broke_is_thrown_away() {
     create(&backend, "v", 4 * MIB);
     let broken = NoQuiesce { breaks: true, ..NoQuiesce::default() };
     let error = snapshots(&backend).create_snapshot(&snapshot_spec("s", "v"), &broken).expect_err("broken");
-    assert!(matches!(error, Error::Failed { left: Left::Nothing, .. }), "{error}");
+    assert!(matches!(error, Error::Failed { rollback: Rollback::Verified, .. }), "{error}");
     assert_eq!(names(&pool.join("snapshots")), [""; 0]);
     assert_clean(&pool);
     assert_eq!(snapshots(&backend).list_snapshots(None, None, 10).expect("a list"), []);

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use longshore::backend::{Held, Quiesce};
-use longshore::volume::{Error, GroupId, Left, Outcome, Result, VolumeId};
+use longshore::backend::{FreezeGuard, Quiesce};
+use longshore::volume::{Error, GroupId, Outcome, Result, Rollback, VolumeId};
 
 use crate::harness::*;
 
@@ -56,7 +56,7 @@ fn a_group_that_fails_leaves_none() {
     let members = [snapshot_spec("ga", "a"), snapshot_spec("gb", "b")];
     let broken = NoQuiesce { breaks: true, ..NoQuiesce::default() };
     let error = groups(&backend).create_group(&id(), "g", &members, &broken).expect_err("the hold broke");
-    assert!(matches!(error, Error::Failed { left: Left::Nothing, .. }), "{error}");
+    assert!(matches!(error, Error::Failed { rollback: Rollback::Verified, .. }), "{error}");
     let missing = [snapshot_spec("ga", "a"), snapshot_spec("gc", "c")];
     let error = groups(&backend).create_group(&id(), "g", &missing, &NoQuiesce::default()).expect_err("no c");
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
@@ -104,7 +104,7 @@ fn drafts_that_could_not_be_discarded_go_with_their_group() {
     // Something in the draft that is not ours to remove.
     let disturbing = Disturbing(draft.join("foreign"));
     let error = groups(&backend).create_group(&id(), "g", &[snapshot_spec("ga", "a")], &disturbing).expect_err("the hold broke");
-    assert!(matches!(error, Error::Failed { left: Left::Something(_), .. }), "{error}");
+    assert!(matches!(error, Error::Failed { rollback: Rollback::Incomplete(_), .. }), "{error}");
     assert!(groups(&backend).delete_group(&id()).is_err(), "it cannot be removed yet");
     fs::remove_dir(&disturbing.0).expect("removed");
     groups(&backend).delete_group(&id()).expect("deleted");
@@ -115,9 +115,9 @@ fn drafts_that_could_not_be_discarded_go_with_their_group() {
 struct Disturbing(PathBuf);
 
 impl Quiesce for Disturbing {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         fs::create_dir(&self.0).expect("a directory");
-        NoQuiesce { breaks: true, ..NoQuiesce::default() }.hold(volumes)
+        NoQuiesce { breaks: true, ..NoQuiesce::default() }.freeze(volumes)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig, Role};
-use longshore::backend::{Backend, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec};
+use longshore::backend::{Backend, FreezeGuard, Groups, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec};
 use longshore::os::loopdev::{self, Loop};
 use longshore::os::udev;
 use longshore::volume::{
@@ -305,7 +305,7 @@ pub struct NoQuiesce {
 }
 
 impl Quiesce for NoQuiesce {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         self.held.fetch_add(1, Ordering::Relaxed);
         self.volumes.fetch_add(volumes.len(), Ordering::Relaxed);
         Ok(Box::new(NotHeld { breaks: self.breaks }))
@@ -316,7 +316,7 @@ struct NotHeld {
     breaks: bool,
 }
 
-impl Held for NotHeld {
+impl FreezeGuard for NotHeld {
     fn release(self: Box<Self>) -> Result<()> {
         if self.breaks { Err(Error::failed("thaw", "volume", "the deadline thawed it")) } else { Ok(()) }
     }

@@ -441,7 +441,7 @@ pub fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()
 pub fn is_final(error: &Error) -> bool {
     !matches!(
         error,
-        Error::Failed { left: longshore::volume::Left::Unverified | longshore::volume::Left::Something(_), .. }
+        Error::Failed { rollback: longshore::volume::Rollback::Unknown | longshore::volume::Rollback::Incomplete(_), .. }
             | Error::InProgress { .. }
             | Error::Busy { .. }
             | Error::BackendUnavailable { .. }

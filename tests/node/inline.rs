@@ -42,7 +42,7 @@ fn id(harness: &Harness) -> VolumeId {
     ids[0].clone()
 }
 
-fn assert_nothing_left(harness: &Harness) {
+fn assert_rolled_back(harness: &Harness) {
     harness.assert_storage_empty();
     let base = harness.state().parent().unwrap().to_owned();
     assert!(mounts_below(&base).is_empty(), "{:?}", mounts_below(&base));
@@ -67,7 +67,7 @@ fn inline_volume_lives_from_publish_to_unpublish() {
         assert!(node.health(&handle, Some(&publish.target), None).unwrap().is_empty());
         assert_eq!(node.unpublish(&handle, &publish.target).unwrap(), Outcome::Changed(()));
         assert_eq!(node.unpublish(&handle, &publish.target).unwrap(), Outcome::Unchanged(()));
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }
 
@@ -91,12 +91,12 @@ fn a_wrong_attribute_leaves_nothing() {
         for attributes in [[("size", "1KiB")], [("sice", "1GiB")], [("fsType", "ntfs")], [("backend", "none")]] {
             let error = node.publish(&request(harness, &attributes)).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. } | Error::OutOfRange { .. }), "{attributes:?}: {error}");
-            assert_nothing_left(harness);
+            assert_rolled_back(harness);
         }
         // Refused late, by mkfs.
         let error = node.publish(&request(harness, &[("size", "16MiB"), ("mkfsOptions", "-O no_such_feature")])).unwrap_err();
         assert!(is_final(&error), "{error}");
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }
 
@@ -110,7 +110,7 @@ fn one_that_was_interrupted_is_gone_after_the_start() {
         drop(node);
         harness.edit_journal(&id(harness), &[("phase", json!("staging"))]);
         let node = harness.node();
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
         assert_eq!(node.unpublish(&publish.handle, &publish.target).unwrap(), Outcome::Unchanged(()));
     });
 }
@@ -170,7 +170,7 @@ fn inline_volume_of_another_node_is_neither_used_nor_deleted() {
         assert_eq!(fs::read_to_string(publish.target.join("x")).unwrap(), "one");
         one.unpublish(&publish.handle, &publish.target).unwrap();
         drop((one, two));
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }
 
@@ -192,7 +192,7 @@ fn inline_volume_whose_journal_was_lost_is_known_by_its_storage() {
         node.publish(&publish).unwrap();
         assert_eq!(fs::read_to_string(publish.target.join("x")).unwrap(), "x");
         node.unpublish(&publish.handle, &publish.target).unwrap();
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }
 
@@ -284,7 +284,7 @@ fn published_inline_volume_is_not_deleted_by_a_controller() {
         node.unpublish(&publish.handle, &publish.target).unwrap();
         assert_eq!(elsewhere.delete(&id).unwrap(), Outcome::Unchanged(()));
         drop((own, node));
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }
 
@@ -299,7 +299,7 @@ fn attributes_that_outlive_the_pod_or_the_limit_are_refused_and_earlier_volumes_
         let node = harness.node();
         assert_eq!(node.publish(&small).unwrap(), Outcome::Unchanged(()), "it was published under an earlier limit");
         unpublish_handle(&node, &handle, harness);
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
         harness.backend.names.lock().unwrap().clear();
 
         let error = node.publish(&small).unwrap_err();
@@ -322,10 +322,10 @@ fn attributes_that_outlive_the_pod_or_the_limit_are_refused_and_earlier_volumes_
             );
         }
         assert!(harness.backend.names.lock().unwrap().is_empty());
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
         node.publish(&request(harness, &[("size", "16MiB")])).unwrap();
         unpublish_handle(&node, &handle, harness);
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }
 
@@ -345,6 +345,6 @@ fn volume_of_a_backend_that_left_the_configuration_is_deleted_once_that_is_back(
         }
         drop(node);
         unpublish_handle(&harness.node(), &handle, harness);
-        assert_nothing_left(harness);
+        assert_rolled_back(harness);
     });
 }

@@ -524,7 +524,7 @@ fn raw_and_unused_volumes_are_held_without_a_freeze() {
         node.stage(&stage_request(&raw, &staging, &block())).unwrap();
         let device = File::options().write(true).open(harness.device(&raw).unwrap()).unwrap();
         device.write_all_at(&[7; 4096], 0).unwrap();
-        let held = node.hold(&[raw.clone(), unused.clone()]).unwrap();
+        let held = node.freeze(&[raw.clone(), unused.clone()]).unwrap();
         assert_eq!([held.writers(&raw), held.writers(&unused)], [Writers::None, Writers::None], "published nowhere");
         // Past the page cache of the loop device, which is not the image's.
         let mut first = [0; 1];
@@ -533,7 +533,7 @@ fn raw_and_unused_volumes_are_held_without_a_freeze() {
         held.release().unwrap();
         let target = harness.kubelet("target");
         node.publish(&publish_request(&raw, &staging, &target, &block())).unwrap();
-        let held = node.hold(std::slice::from_ref(&raw)).unwrap();
+        let held = node.freeze(std::slice::from_ref(&raw)).unwrap();
         let how = format!("{:?}", held.writers(&raw));
         assert!(how.starts_with("Possible") && how.contains(target.to_str().unwrap()), "{how}");
         held.release().unwrap();

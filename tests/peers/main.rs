@@ -328,7 +328,7 @@ impl Peer {
         self.harness.loops().into_iter().filter(takes_writes).collect()
     }
 
-    fn nothing_left(&self) -> Held {
+    fn rolled_back(&self) -> Held {
         let sessions = self.sessions().into_iter().map(|session| format!("session {}", session.id)).collect();
         let left = [self.harness.mounts(), self.harness.loops(), sessions, self.harness.journal()].concat();
         if left.is_empty() { Ok(()) } else { Err(format!("LEFT on {}: {left:?}", self.name)) }
@@ -459,7 +459,7 @@ impl Peers {
         let node = of(self);
         repeated(|| node.unstage(volume)).map_err(|status| format!("STUCK: {} cannot release it: {status}", node.name))?;
         self.detach(volume, node.name)?;
-        node.nothing_left()
+        node.rolled_back()
     }
 
     /// A has it, or was to have it.
@@ -538,7 +538,7 @@ impl Peers {
         let Err(status) = answer else { return Ok(true) };
         self.refused += 1;
         if is_final(status.code()) {
-            self.b.nothing_left().map_err(|left| format!("NOT FINAL: {status}, but {left}"))?;
+            self.b.rolled_back().map_err(|left| format!("NOT FINAL: {status}, but {left}"))?;
         }
         Ok(false)
     }

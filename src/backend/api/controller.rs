@@ -129,8 +129,8 @@ pub trait Modify: Send + Sync {
 /// Freezes file systems while their blocks are copied.
 pub trait Quiesce: Send + Sync {
     /// Freezes what is mounted of `volumes` on this node, all together, and thaws when the guard is dropped, also if
-    /// this process is killed. Volumes that are not mounted here are flushed only: [`Held::writers`] reports which.
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>>;
+    /// this process is killed. Volumes that are not mounted here are flushed only: [`FreezeGuard::writers`] reports which.
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>>;
 }
 
 /// Who can write to a volume until the release of a hold.
@@ -147,7 +147,7 @@ pub enum Writers {
 }
 
 /// Frozen until dropped.
-pub trait Held: Send {
+pub trait FreezeGuard: Send {
     /// Who can write to one of the volumes meanwhile.
     fn writers(&self, _volume: &VolumeId) -> Writers {
         Writers::Unknown

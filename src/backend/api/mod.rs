@@ -10,7 +10,7 @@ mod node;
 mod usage;
 
 pub use controller::{
-    Attach, CapacityAnswer, CapacityQuery, ChangedBlocks, Expand, Groups, Held, Holding, Modify, Provision, Quiesce,
+    Attach, CapacityAnswer, CapacityQuery, ChangedBlocks, Expand, FreezeGuard, Groups, Holding, Modify, Provision, Quiesce,
     ReportHealth, SnapshotSpec, Snapshots, VolumeSpec, Writers, check_same_attachment, with_own_part,
 };
 pub use doctor::{Check, Level, NodeCheck, StoragePath, ToolUse};
@@ -18,7 +18,7 @@ pub(super) use exclusive::patience;
 pub use exclusive::{Exclusive, FirstLock};
 pub use inspect::{Compare, Connected, Garbage, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, Unnamed};
 pub(super) use inspect::{changed, words};
-pub use node::{BlockDevice, Connect, ConnectRequest, Directory, Link, Source};
+pub use node::{BlockDevice, Connect, ConnectRequest, Directory, SharedConnection, Source};
 pub use usage::{PoolUsage, Provisioned, Usage};
 
 /// One configured storage system.
@@ -69,7 +69,7 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     /// As `parameters`.
-    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         self.parameters(raw)
     }
 

@@ -67,7 +67,7 @@ impl BlockDevice {
 
 /// What a node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct SharedConnection {
     /// A path, or a target's name.
     pub object: String,
     /// To where, and in what state, for people.
@@ -82,7 +82,7 @@ pub struct Link {
     pub release: Vec<Vec<String>>,
 }
 
-impl Link {
+impl SharedConnection {
     /// Whether something is by way of it.
     pub fn carries(&self, source: &Source) -> bool {
         match source {
@@ -153,17 +153,17 @@ pub trait Connect: Send + Sync {
     fn recover(&self) {}
 
     /// What this node holds towards the storage, by looking only, and without asking any server: for `longshore inspect`.
-    fn links(&self) -> Result<Vec<Link>> {
+    fn shared_connections(&self) -> Result<Vec<SharedConnection>> {
         Ok(Vec::new())
     }
 
-    /// Takes down a link whose volumes are nowhere on this node, if it still is what it was in `links`. No driver runs meanwhile.
+    /// Takes down a connection whose volumes are nowhere on this node, if it still is what it was in `shared_connections`. No driver runs meanwhile.
     ///
     /// # Errors
     /// Where it is something else by now, or in use.
-    fn unlink(&self, link: &Link) -> Result<()> {
+    fn release_connection(&self, connection: &SharedConnection) -> Result<()> {
         let reason = "its backend has none".to_owned();
-        Err(Error::Unsupported { what: format!("taking down {}", link.object), reason })
+        Err(Error::Unsupported { what: format!("taking down {}", connection.object), reason })
     }
 
     /// Makes the device as large as the volume has become; answers its size in bytes.

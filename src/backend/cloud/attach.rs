@@ -15,9 +15,9 @@ use super::api::{Attachment, AttachmentState, CloudErrorKind, Disk, DiskId, Disk
 use super::controller::Controller;
 use super::errors::stuck;
 use super::find::Located;
-use super::looks::Key;
 use super::memory::{SETTLED, STUCK};
 use super::nodes::Begun;
+use super::pollers::Key;
 use super::tags;
 use super::timeouts::WAIT;
 
@@ -198,7 +198,7 @@ impl Controller {
             }
         };
         // Our description was out of date: what does a new one say?
-        let seen = self.looks.disks.look(&Key::from(&disk.id)).map_err(|refusal| self.unknown(id, &refusal))?;
+        let seen = self.pollers.disks.look(&Key::from(&disk.id)).map_err(|refusal| self.unknown(id, &refusal))?;
         let held: Vec<NodeId> = seen
             .iter()
             .filter(|seen| seen.id == disk.id)
@@ -219,7 +219,7 @@ impl Controller {
     fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<Attachment> {
         let mut last: Option<Attachment> = None;
         let mut moving_for = Duration::ZERO;
-        let waited = self.looks.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
+        let waited = self.pollers.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
             let disk = seen.iter().find(|seen| seen.id == *disk)?;
             match self.place_of(disk, node) {
                 Some(place) => {
@@ -294,7 +294,7 @@ impl Controller {
     fn await_detached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId) -> Result<()> {
         let mut last: Option<Attachment> = None;
         let mut moving_for = Duration::ZERO;
-        let waited = self.looks.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
+        let waited = self.pollers.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
             let disk = seen.iter().find(|seen| seen.id == *disk)?;
             let place = self.place_of(disk, node);
             if let Some(place) = place {

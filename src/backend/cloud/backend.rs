@@ -80,8 +80,8 @@ impl Backend for CloudBackend {
         self.policy.accepts_static(attributes)
     }
 
-    fn attributes(&self, raw: &RawParameters) -> Result<Value> {
-        self.policy.attributes(raw)
+    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<Value> {
+        self.policy.parse_static_attributes(raw)
     }
 
     fn requested_parameters(&self, made: &Value) -> Value {

@@ -11,7 +11,7 @@ use crate::volume::{Error, RawParameters, Result, SnapshotId, VolumeId};
 
 use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState};
 use super::controller::Controller;
-use super::looks::Key;
+use super::pollers::Key;
 use super::provision::{Send, is_over};
 use super::snapshots::{Sought, Taking};
 use super::tags::TEMPORARY;
@@ -34,7 +34,7 @@ impl Controller {
             Ok(disk) => self.tidy(copy).map(|()| disk),
             Err(error) if is_over(&error) => Err(match self.tidy(copy) {
                 Ok(()) => error,
-                Err(left) => error.but_left(left.to_string()),
+                Err(left) => error.leaving(left.to_string()),
             }),
             Err(error) => Err(error),
         }
@@ -57,7 +57,7 @@ impl Controller {
         let has_token = direct.is_some() && self.memory.outcome_unknown_until(copy.derived()).is_some();
         if !has_token && let Some(earlier) = self.confirmed_disk(copy)? {
             let id = earlier.id.clone();
-            match self.settle(copy, earlier)? {
+            match self.wait_available(copy, earlier)? {
                 Some(disk) => return self.matches_request(copy, disk, spec).map(Some),
                 None => self.memory.gone(copy.derived(), &id.0),
             }
@@ -71,7 +71,7 @@ impl Controller {
     fn copy_directly(&self, copy: &VolumeId, source: &VolumeId, spec: DiskSpec, quiesce: &dyn Quiesce) -> Result<Option<Disk>> {
         let mut broken = None;
         let send: Send<'_> = &mut |spec| {
-            let held = quiesce.hold(std::slice::from_ref(source)).map_err(|error| self.after_unknown_outcome(copy, error))?;
+            let held = quiesce.freeze(std::slice::from_ref(source)).map_err(|error| self.after_unknown_outcome(copy, error))?;
             let answer = step("copy disk", copy, || self.cloud.create_disk(spec));
             // It is of the instant of its request: nothing need be held while it is filled in.
             let kept_still = held.release();
@@ -85,8 +85,8 @@ impl Controller {
         let made = self.make_by(send, copy, spec);
         match (made, broken) {
             (made, Some(broken)) => Err(match made.and_then(|_| self.delete_torn(copy)) {
-                Ok(()) => broken.nothing_left(),
-                Err(error) => broken.but_left(error.to_string()),
+                Ok(()) => broken.rolled_back(),
+                Err(error) => broken.leaving(error.to_string()),
             }),
             (Ok(Ok(disk)), None) => Ok(Some(disk)),
             (Ok(Err(refusal)), None) => {
@@ -100,7 +100,7 @@ impl Controller {
     /// Deletes a copy of a source that was written to meanwhile.
     fn delete_torn(&self, copy: &VolumeId) -> Result<()> {
         // One that is still being made cannot be deleted.
-        if let Some(disk) = self.confirmed_disk(copy)?.map(|disk| self.settle(copy, disk)).transpose()?.flatten() {
+        if let Some(disk) = self.confirmed_disk(copy)?.map(|disk| self.wait_available(copy, disk)).transpose()?.flatten() {
             self.delete_disk(copy, &disk)?;
         }
         self.memory.untorn(copy.derived());
@@ -120,7 +120,7 @@ impl Controller {
         if taken.state == SnapshotState::Completed {
             return Ok(taken.id);
         }
-        let waited = self.looks.snapshots.wait(&Key::from(&taken.id), self.clock.now() + WAIT, |seen| {
+        let waited = self.pollers.snapshots.wait(&Key::from(&taken.id), self.clock.now() + WAIT, |seen| {
             let seen = seen.iter().find(|seen| seen.id == taken.id)?;
             (seen.state != SnapshotState::Pending).then_some(seen.state)
         });
@@ -132,8 +132,8 @@ impl Controller {
                     format!("the cloud reports that {} failed", taken.id),
                 );
                 Err(match self.delete_taken(&taking.what, &taking.object, &taken) {
-                    Ok(_) => failure.nothing_left(),
-                    Err(error) => failure.but_left(error.to_string()),
+                    Ok(_) => failure.rolled_back(),
+                    Err(error) => failure.leaving(error.to_string()),
                 })
             }
             Ok(_) => Ok(taken.id),

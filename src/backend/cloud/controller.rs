@@ -7,9 +7,9 @@ use super::changes::Changes;
 use super::clock::Clock;
 use super::device_names::DeviceNames;
 use super::lists::Lists;
-use super::looks::Pollers;
 use super::memory::RecentOperations;
 use super::policy::Policy;
+use super::pollers::Pollers;
 use super::probe::LastProbe;
 use super::tags::Owner;
 
@@ -18,7 +18,7 @@ pub(super) struct Controller {
     pub policy: Arc<dyn Policy>,
     pub cloud: Arc<dyn Cloud>,
     pub clock: Clock,
-    pub looks: Pollers,
+    pub pollers: Pollers,
     pub memory: RecentOperations,
     pub nodes: DeviceNames,
     pub changes: Changes,
@@ -34,7 +34,7 @@ impl Controller {
             owner,
             policy,
             clock,
-            looks: Pollers::new(&cloud, clock),
+            pollers: Pollers::new(&cloud, clock),
             memory: RecentOperations::new(clock),
             nodes: DeviceNames::default(),
             changes: Changes::new(clock),

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::turns::Turns;
+use crate::backend::keyed_mutex::KeyedMutex;
 use crate::volume::NodeId;
 
 use super::api::{DiskId, Instance};
 
 #[derive(Debug, Default)]
 pub(super) struct DeviceNames {
-    pub turns: Turns,
+    pub locks: KeyedMutex,
     nodes: Mutex<HashMap<NodeId, Names>>,
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::volume::{BackendName, Error, Left, NodeId};
+use crate::volume::{BackendName, Error, NodeId, Rollback};
 
 use super::api::{Attachment, AttachmentState, CloudErrorKind, DiskId, Refusal};
 
@@ -31,7 +31,7 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
         CloudErrorKind::Denied | CloudErrorKind::Key => Error::Denied { object, reason },
         CloudErrorKind::Unavailable => Error::BackendUnavailable { backend, reason },
         CloudErrorKind::NotAttached | CloudErrorKind::NameTaken | CloudErrorKind::Other => {
-            Error::failed(step, object, refusal).nothing_left()
+            Error::failed(step, object, refusal).rolled_back()
         }
     }
 }
@@ -75,8 +75,8 @@ pub(super) fn again(error: &Error) -> Error {
         Error::Throttled { backend, reason } => Error::Throttled { backend: backend.clone(), reason: reason.clone() },
         Error::Denied { object, reason } => Error::Denied { object: object.clone(), reason: reason.clone() },
         Error::Unsupported { what, reason } => Error::Unsupported { what: what.clone(), reason: reason.clone() },
-        Error::Failed { step, object, source, left: Left::Nothing } => {
-            Error::failed(step, object.clone(), source.to_string()).nothing_left()
+        Error::Failed { step, object, source, rollback: Rollback::Verified } => {
+            Error::failed(step, object.clone(), source.to_string()).rolled_back()
         }
         other => Error::failed("change disk", "with another call", other.to_string()),
     }

@@ -11,7 +11,7 @@ use crate::volume::{Error, Result, VolumeId};
 use super::api::{Disk, DiskId, DiskState, Refusal};
 use super::controller::Controller;
 use super::errors;
-use super::looks::Key;
+use super::pollers::Key;
 use super::tags::{self, VOLUME};
 use super::timeouts::SHOWN;
 
@@ -36,7 +36,7 @@ impl Controller {
             Located::None => Ok(None),
             Located::Hidden(disk) => {
                 let until = self.clock.now() + SHOWN;
-                let shown = self.looks.disks.wait(&Key::from(&disk), until, |seen| self.checked(id, &disk, seen).transpose());
+                let shown = self.pollers.disks.wait(&Key::from(&disk), until, |seen| self.checked(id, &disk, seen).transpose());
                 shown.unwrap_or_else(|_| Err(hidden(id, &disk))).map(Some)
             }
         }
@@ -50,7 +50,7 @@ impl Controller {
         let Some(disk) = recorded.or_else(|| known.as_ref().map(|known| DiskId(known.id.clone()))) else {
             return self.locate_by_tag(id);
         };
-        let seen = self.looks.disks.look(&Key::from(&disk)).map_err(|refusal| self.unknown(id, &refusal))?;
+        let seen = self.pollers.disks.look(&Key::from(&disk)).map_err(|refusal| self.unknown(id, &refusal))?;
         if let Some(found) = self.checked(id, &disk, &seen)? {
             return Ok(Located::Seen(Box::new(found)));
         }
@@ -65,7 +65,7 @@ impl Controller {
 
     fn locate_by_tag(&self, id: &VolumeId) -> Result<Located> {
         let key = Key::Tag(VOLUME, id.derived().to_owned());
-        let seen = self.looks.disks.look(&key).map_err(|refusal| self.unknown(id, &refusal))?;
+        let seen = self.pollers.disks.look(&key).map_err(|refusal| self.unknown(id, &refusal))?;
         match self.one(id, &seen)? {
             Some(disk) => Ok(Located::Seen(Box::new(disk))),
             None => Ok(Located::None),
@@ -129,7 +129,7 @@ impl Controller {
 
     /// Says in the log which disks carry the tag of a volume whose own disk is gone. What is logged decides nothing.
     pub fn report_copies(&self, id: &VolumeId) {
-        let Ok(seen) = self.looks.disks.look(&Key::Tag(VOLUME, id.derived().to_owned())) else { return };
+        let Ok(seen) = self.pollers.disks.look(&Key::Tag(VOLUME, id.derived().to_owned())) else { return };
         let copies = self.ours(&id.unrecorded(), &seen);
         if !copies.is_empty() {
             tracing::warn!(volume = %id, disks = names(&copies), "its disk is gone; others that carry its tag are left alone");
@@ -152,7 +152,7 @@ impl Controller {
     fn look_for(&self, keys: &BTreeMap<Key, &VolumeId>, found: &mut BTreeMap<VolumeId, Vec<Disk>>) -> Result<()> {
         let asked: Vec<Key> = keys.keys().cloned().collect();
         let about = || format!("{} volumes", asked.len());
-        let answers = self.looks.disks.look_all(&asked);
+        let answers = self.pollers.disks.look_all(&asked);
         for (key, seen) in answers.map_err(|refusal| errors::unknown(&self.owner.backend, &about(), &refusal))? {
             let Some(id) = keys.get(&key) else { continue };
             let ours = self.ours(id, &seen);

@@ -59,7 +59,7 @@ impl Controller {
     fn answers(&self) -> Answer<()> {
         let now = self.clock.now();
         let mut probed = self.probed.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = self.looks.last().into_iter().chain(probed.clone()).max_by_key(|(when, _)| *when);
+        let last = self.pollers.last().into_iter().chain(probed.clone()).max_by_key(|(when, _)| *when);
         if let Some((when, answer)) = last {
             let fresh = if answer.is_ok() { FRESH } else { FRESH_FAILURE };
             if now < when + fresh {

@@ -12,7 +12,7 @@ use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, VolumeId};
 use super::api::{Change, ChangeState, Changing, CloudErrorKind, Disk, DiskId, Refusal};
 use super::changes::Wanted;
 use super::controller::Controller;
-use super::looks::Key;
+use super::pollers::Key;
 use super::timeouts::WAIT;
 
 impl Modify for Controller {
@@ -82,7 +82,7 @@ impl Controller {
             Err(refusal) if refusal.because == CloudErrorKind::TooSoon => {
                 return Err(self.too_soon(id, before.as_ref(), &refusal));
             }
-            Err(refusal) => return Err(self.refused("change disk", &object, refusal).nothing_left()),
+            Err(refusal) => return Err(self.refused("change disk", &object, refusal).rolled_back()),
         };
         // The next call finds out, and waits for it rather than ask again.
         Err(Error::failed("change disk", object, lost))
@@ -100,19 +100,19 @@ impl Controller {
     }
 
     fn look_again(&self, id: &VolumeId, disk: &DiskId) -> Result<Disk> {
-        let seen = self.looks.disks.look(&Key::from(disk)).map_err(|refusal| self.unknown(id, &refusal))?;
+        let seen = self.pollers.disks.look(&Key::from(disk)).map_err(|refusal| self.unknown(id, &refusal))?;
         self.checked(id, disk, &seen)?.ok_or_else(|| super::find::hidden(id, disk))
     }
 
     fn last_change(&self, id: &VolumeId, disk: &DiskId) -> Result<Option<Changing>> {
-        let seen = self.looks.changes.look(disk).map_err(|refusal| self.unknown(id, &refusal))?;
+        let seen = self.pollers.changes.look(disk).map_err(|refusal| self.unknown(id, &refusal))?;
         Ok(latest(&seen))
     }
 
     /// Waits until a change has ended, one that began at `since` or later where that is known.
     fn await_change(&self, id: &VolumeId, disk: &DiskId, since: Option<SystemTime>) -> Result<Changing> {
         let mut progress = 0;
-        let waited = self.looks.changes.wait(disk, self.clock.now() + WAIT, |seen| {
+        let waited = self.pollers.changes.wait(disk, self.clock.now() + WAIT, |seen| {
             let last = latest(seen).filter(|last| last.since.zip(since).is_none_or(|(last, since)| last >= since))?;
             progress = last.progress;
             (last.state != ChangeState::Modifying).then_some(last)
@@ -150,5 +150,5 @@ fn latest(seen: &[Changing]) -> Option<Changing> {
 
 fn failed(object: &str, change: &Changing) -> Error {
     let why = change.message.clone().unwrap_or_else(|| "without a reason".to_owned());
-    Error::failed("change disk", object, format!("the cloud reports a failure: {why}")).nothing_left()
+    Error::failed("change disk", object, format!("the cloud reports a failure: {why}")).rolled_back()
 }

@@ -14,7 +14,7 @@ use super::memory::SETTLED;
 
 /// How long a description of a machine serves for further attachments to it, in which its names are counted here.
 const FRESH: Duration = Duration::from_secs(10);
-/// How long a call waits for its turn, in real time.
+/// How long a call waits for the lock, in real time.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How many names are tried in one call.
 const NAMES: usize = 8;
@@ -37,12 +37,12 @@ impl Controller {
     /// too long.
     pub fn begin_attach(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<Begun> {
         let object = format!("volume {id} on node {node}");
-        let turn = self.nodes.turns.take(node.as_str(), "attach", PATIENCE);
-        let _turn = turn.map_err(|taken| Error::Busy {
+        let lock = self.nodes.locks.lock(node.as_str(), "attach", PATIENCE);
+        let _lock = lock.map_err(|holder| Error::Busy {
             object: format!("node {node}"),
-            operation: taken.operation,
+            operation: holder.operation,
             step: "attach disk".to_owned(),
-            since: taken.since.elapsed(),
+            since: holder.since.elapsed(),
         })?;
         let mut full_cards = BTreeSet::new();
         for _ in 0..NAMES {
@@ -139,7 +139,7 @@ impl Controller {
 
     /// The node as it is now.
     fn look_at(&self, node: &NodeId) -> Result<Instance> {
-        let seen = self.looks.instances.look(node);
+        let seen = self.pollers.instances.look(node);
         let seen = seen.map_err(|refusal| super::errors::unknown(&self.owner.backend, &format!("node {node}"), &refusal))?;
         let Some(instance) = seen.into_iter().next() else {
             return Err(Error::NotFound { kind: "node", id: node.to_string() });
@@ -155,7 +155,7 @@ impl Controller {
 
     /// Whether the cloud says that there is no such machine, or that it is terminated.
     pub fn is_node_gone(&self, node: &NodeId) -> bool {
-        matches!(self.looks.instances.look(node).as_deref(), Ok([]))
+        matches!(self.pollers.instances.look(node).as_deref(), Ok([]))
     }
 
     pub fn node_limit(&self, node: &NodeId) -> Result<Option<u64>> {

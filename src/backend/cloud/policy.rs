@@ -44,8 +44,8 @@ pub trait Policy: Send + Sync + 'static {
         false
     }
 
-    /// As [`crate::backend::Backend::attributes`].
-    fn attributes(&self, raw: &RawParameters) -> Result<Value> {
+    /// As [`crate::backend::Backend::parse_static_attributes`].
+    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<Value> {
         self.parameters(raw)
     }
 

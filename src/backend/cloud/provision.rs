@@ -7,14 +7,14 @@
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec, with_own_part};
 use crate::os::step::step;
 use crate::volume::digest::{sha256, sha256_of};
-use crate::volume::{Bytes, ContentSource, Error, Left, Outcome, Result, Topology, Volume, VolumeId};
+use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Rollback, Topology, Volume, VolumeId};
 
 use super::api::{Answer, AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState, Refusal};
 use super::controller::Controller;
 use super::find::Located;
-use super::looks::Key;
 use super::memory::SETTLED;
 use super::poller::Unfinished;
+use super::pollers::Key;
 use super::tags::{self, VOLUME};
 use super::timeouts::{SHOWN, WAIT};
 
@@ -171,7 +171,7 @@ impl Controller {
         // One that is not whole yet was found by `find`.
         if let Some(known) = self.memory.known(what) {
             match self.locate(id)? {
-                Located::Seen(disk) => match self.settle(id, *disk)? {
+                Located::Seen(disk) => match self.wait_available(id, *disk)? {
                     Some(disk) => return self.matches_request(id, disk, &spec).map(Ok),
                     None => self.memory.gone(what, &known.id),
                 },
@@ -186,7 +186,7 @@ impl Controller {
                 Requested::Made(disk) if !self.memory.is_gone(&disk.id.0) => {
                     self.memory.made(what, &disk.id.0);
                     let disk_id = disk.id.clone();
-                    match self.settle(id, *disk)? {
+                    match self.wait_available(id, *disk)? {
                         Some(disk) => return self.matches_request(id, disk, &spec).map(Ok),
                         None => self.memory.gone(what, &disk_id.0),
                     }
@@ -242,13 +242,13 @@ impl Controller {
     }
 
     pub(super) fn not_made(&self, id: &VolumeId, refusal: Refusal) -> Error {
-        self.after_unknown_outcome(id, self.refused("create disk", &format!("volume {id}"), refusal).nothing_left())
+        self.after_unknown_outcome(id, self.refused("create disk", &format!("volume {id}"), refusal).rolled_back())
     }
 
     /// An error that is not final where an earlier request may have made a disk.
     pub(super) fn after_unknown_outcome(&self, id: &VolumeId, error: Error) -> Error {
         match self.memory.outcome_unknown_until(id.derived()) {
-            Some(_) => error.but_left("the answer to an earlier request was lost; it may have made a disk"),
+            Some(_) => error.leaving("the answer to an earlier request was lost; it may have made a disk"),
             None => error,
         }
     }
@@ -257,7 +257,7 @@ impl Controller {
     fn made_before(&self, id: &VolumeId, refusal: Refusal) -> Result<Requested> {
         let key = Key::Tag(VOLUME, id.derived().to_owned());
         let until = self.look_until(self.memory.outcome_unknown_until(id.derived())).unwrap_or_else(|| self.clock.now());
-        match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
+        match self.pollers.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
             Err(_) => Err(self.not_made(id, refusal)),
         }
@@ -269,16 +269,16 @@ impl Controller {
         let what = format!("other/{}", id.derived());
         let until = self.clock.now() + SHOWN;
         let key = Key::Tag(VOLUME, id.derived().to_owned());
-        match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
+        match self.pollers.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
             Err(unfinished) if unfinished.refusal.is_none() && self.memory.missing_for(&what) >= SETTLED => Ok(Requested::Used),
             Err(_) => Err(Error::failed("create disk", format!("volume {id}"), refusal)
-                .but_left("an earlier request with other parameters may have made a disk, which the cloud does not show yet")),
+                .leaving("an earlier request with other parameters may have made a disk, which the cloud does not show yet")),
         }
     }
 
     /// Waits until a disk is available. `None` is one that has come and gone.
-    pub(super) fn settle(&self, id: &VolumeId, disk: Disk) -> Result<Option<Disk>> {
+    pub(super) fn wait_available(&self, id: &VolumeId, disk: Disk) -> Result<Option<Disk>> {
         if matches!(disk.state, DiskState::Available | DiskState::InUse) && self.owner.is_disk_of(id, &disk) {
             return Ok(Some(disk));
         }
@@ -287,7 +287,7 @@ impl Controller {
         }
         let mut shown = false;
         let patience = if is_old(&disk) { SHOWN } else { WAIT };
-        let waited = self.looks.disks.wait(&Key::from(&disk.id), self.clock.now() + patience, |seen| {
+        let waited = self.pollers.disks.wait(&Key::from(&disk.id), self.clock.now() + patience, |seen| {
             let seen = seen.iter().find(|seen| seen.id == disk.id)?;
             shown = true;
             (seen.state != DiskState::Creating).then(|| seen.clone())
@@ -297,7 +297,7 @@ impl Controller {
             Ok(gone) if matches!(gone.state, DiskState::Deleting | DiskState::Deleted) && is_old(&disk) => Ok(None),
             Ok(gone) if matches!(gone.state, DiskState::Deleting | DiskState::Deleted) => {
                 self.memory.gone(id.derived(), &disk.id.0);
-                Err(Error::failed("create disk", format!("volume {id}"), self.policy.why_vanished(&disk.id)).nothing_left())
+                Err(Error::failed("create disk", format!("volume {id}"), self.policy.why_vanished(&disk.id)).rolled_back())
             }
             Ok(disk) if self.owner.is_disk_of(id, &disk) => Ok(Some(disk)),
             Ok(disk) => self.owner.volume(&disk, self.policy.as_ref()).and_then(|volume| {
@@ -335,8 +335,8 @@ impl Controller {
         let failure =
             Error::failed("create disk", format!("volume {id}"), format!("the cloud reports that disk {} has failed", disk.id));
         match self.delete_disk(id, disk) {
-            Ok(_) => failure.nothing_left(),
-            Err(error) => failure.but_left(format!("disk {}: {error}", disk.id)),
+            Ok(_) => failure.rolled_back(),
+            Err(error) => failure.leaving(format!("disk {}: {error}", disk.id)),
         }
     }
 
@@ -364,7 +364,7 @@ impl Controller {
             None => (Key::Tag(VOLUME, id.derived().to_owned()), self.memory.outcome_unknown_until(id.derived())),
         };
         let Some(until) = self.look_until(outcome_unknown) else { return Ok(None) };
-        match self.looks.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
+        match self.pollers.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(Some),
             Err(unfinished) => match (unfinished.refusal, outcome_unknown) {
                 (Some(refusal), _) => Err(self.unknown(id, &refusal)),
@@ -417,7 +417,7 @@ fn is_old(disk: &Disk) -> bool {
 pub(super) fn is_over(error: &Error) -> bool {
     match error {
         Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
-        Error::Failed { left, .. } => *left == Left::Nothing,
+        Error::Failed { rollback, .. } => *rollback == Rollback::Verified,
         _ => true,
     }
 }

@@ -11,7 +11,7 @@ use crate::volume::{Error, Outcome, RawParameters, Result, Snapshot, SnapshotId,
 
 use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotSpec, Refusal, SnapshotState, Tags};
 use super::controller::Controller;
-use super::looks::Key;
+use super::pollers::Key;
 use super::tags::{self, SNAPSHOT};
 use super::timeouts::SHOWN;
 
@@ -112,21 +112,21 @@ impl Controller {
             &self.memory.generation(what).to_string(),
         ]);
         let spec = CloudSnapshotSpec { token, disk: disk.id, tags, settings };
-        let held = quiesce.hold(std::slice::from_ref(*source))?;
+        let held = quiesce.freeze(std::slice::from_ref(*source))?;
         let begun = step("create snapshot", object, || self.cloud.create_snapshot(&spec));
         // It is of the instant of its request: nothing need be held while it is saved.
         let kept_still = held.release();
         let taken = match begun {
             Ok(taken) => taken,
             Err(refusal) if refusal.maybe_done => self.find_out(taking, refusal)?,
-            Err(refusal) => return Err(self.refused("create snapshot", object, refusal).nothing_left()),
+            Err(refusal) => return Err(self.refused("create snapshot", object, refusal).rolled_back()),
         };
         self.memory.made(what, &taken.id.0);
         match kept_still {
             Ok(()) => Ok(taken),
             Err(broken) => Err(match self.delete_taken(what, object, &taken) {
-                Ok(_) => broken.nothing_left(),
-                Err(error) => broken.but_left(error.to_string()),
+                Ok(_) => broken.rolled_back(),
+                Err(error) => broken.leaving(error.to_string()),
             }),
         }
     }
@@ -136,7 +136,7 @@ impl Controller {
         self.memory.note_unknown_outcome(&taking.what);
         let until = self.clock.now() + SHOWN;
         let sought = Sought { what: &taking.what, object: &taking.object, key: &taking.key, recorded: None };
-        let found = self.looks.snapshots.wait(&taking.key, until, |seen| self.choose(&sought, seen).transpose());
+        let found = self.pollers.snapshots.wait(&taking.key, until, |seen| self.choose(&sought, seen).transpose());
         found.unwrap_or_else(|_| Err(Error::failed("create snapshot", taking.object.clone(), refusal)))
     }
 
@@ -149,13 +149,13 @@ impl Controller {
         let known = self.memory.known(sought.what);
         let id = sought.recorded.or(known.as_ref().map(|known| known.id.as_str())).map(str::to_owned);
         if let Some(id) = &id {
-            let seen = self.looks.snapshots.look(&Key::Id(id.clone())).map_err(unknown)?;
+            let seen = self.pollers.snapshots.look(&Key::Id(id.clone())).map_err(unknown)?;
             if let Some(found) = self.checked_snapshot(sought, id, &seen)? {
                 return Ok(Some(found));
             }
         }
         if sought.recorded.is_none() {
-            let seen = self.looks.snapshots.look(sought.key).map_err(unknown)?;
+            let seen = self.pollers.snapshots.look(sought.key).map_err(unknown)?;
             if let Some(found) = self.choose(sought, &seen)? {
                 self.memory.found(sought.what, &found.id.0);
                 return Ok(Some(found));
@@ -165,7 +165,7 @@ impl Controller {
         let Some(hidden) = made_here.filter(|known| self.memory.may_be_hidden(known)) else { return Ok(None) };
         let until = self.clock.now() + SHOWN;
         let key = Key::Id(hidden.id.clone());
-        let shown = self.looks.snapshots.wait(&key, until, |seen| self.checked_snapshot(sought, &hidden.id, seen).transpose());
+        let shown = self.pollers.snapshots.wait(&key, until, |seen| self.checked_snapshot(sought, &hidden.id, seen).transpose());
         let reason = || format!("{} was made not long ago, and the cloud does not show it yet", hidden.id);
         shown.unwrap_or_else(|_| Err(Error::InProgress { object: sought.object.to_owned(), reason: reason() })).map(Some)
     }
@@ -181,7 +181,7 @@ impl Controller {
             None => (sought.key.clone(), self.memory.outcome_unknown_until(sought.what)),
         };
         let Some(until) = self.look_until(outcome_unknown) else { return Ok(None) };
-        match self.looks.snapshots.wait(&key, until, |seen| self.choose(sought, seen).transpose()) {
+        match self.pollers.snapshots.wait(&key, until, |seen| self.choose(sought, seen).transpose()) {
             Ok(found) => {
                 let found = found?;
                 self.memory.made(sought.what, &found.id.0);
@@ -261,7 +261,7 @@ impl Controller {
         let sought = Sought { what, object, key, recorded: None };
         // Also for what is hidden still.
         let Some(first) = self.taken_or_hidden(&sought)? else { return Ok(false) };
-        let seen = self.looks.snapshots.look(key);
+        let seen = self.pollers.snapshots.look(key);
         let seen = seen.map_err(|refusal| super::errors::unknown(&self.owner.backend, object, &refusal))?;
         self.choose(&sought, &seen)?;
         let mut all = self.made_for(key, &seen);

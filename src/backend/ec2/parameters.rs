@@ -128,7 +128,7 @@ impl Ec2Parameters {
             return Err(refuse("kmsKeyId", "has no meaning without encrypted: \"true\""));
         }
         // Bounds that hang on the size are checked with the size; what can never be, here.
-        parameters.rates.settle(bounds.largest, None)?;
+        parameters.rates.resolve(bounds.largest, None)?;
         Ok(parameters)
     }
 
@@ -148,13 +148,13 @@ impl Ec2Parameters {
     /// # Errors
     /// `Invalid`, naming the parameter.
     pub fn settings(&self, capacity: Bytes, mutable: &Rates) -> Result<DiskSettings> {
-        let settled = self.rates.overlaid(mutable).settle(capacity, None)?;
+        let resolved = self.rates.overlaid(mutable).resolve(capacity, None)?;
         Ok(DiskSettings {
             encrypted: self.encrypted.map(|flag| flag.0),
             kms_key_id: self.kms_key_id.clone(),
             outpost_arn: self.outpost_arn.clone(),
             initialization_rate: self.volume_initialization_rate.map(|rate| rate.0),
-            ..settled
+            ..resolved
         })
     }
 }
@@ -209,7 +209,7 @@ impl Rates {
     ///
     /// # Errors
     /// `Invalid`, naming the parameter.
-    pub fn settle(&self, capacity: Bytes, now: Option<&DiskSettings>) -> Result<DiskSettings> {
+    pub fn resolve(&self, capacity: Bytes, now: Option<&DiskSettings>) -> Result<DiskSettings> {
         let kind = match (&self.kind, now) {
             (None, Some(now)) => now.kind,
             _ => self.kind()?,
@@ -268,8 +268,8 @@ fn rate(
                 ));
             }
             let most = bounds.per_gib.map_or(u64::MAX, |most| u64::from(most).saturating_mul(gib)).min(bounds.most.into());
-            let settled = wanted.clamp(u64::from(bounds.least).min(most), most);
-            Ok(Some(u32::try_from(settled).unwrap_or(bounds.most)))
+            let resolved = wanted.clamp(u64::from(bounds.least).min(most), most);
+            Ok(Some(u32::try_from(resolved).unwrap_or(bounds.most)))
         }
     }
 }
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn another_type_brings_its_own_rates() {
         let now = DiskSettings { kind: Kind::Gp3, iops: Some(4000), throughput: Some(250), ..DiskSettings::default() };
-        let change = |pairs: &[(&str, &str)]| Rates::parse(&raw(pairs)).expect("fine").settle(Bytes(100 << 30), Some(&now));
+        let change = |pairs: &[(&str, &str)]| Rates::parse(&raw(pairs)).expect("fine").resolve(Bytes(100 << 30), Some(&now));
         let more = change(&[("iops", "5000")]).expect("fine");
         assert_eq!((more.kind, more.iops, more.throughput), (Kind::Gp3, Some(5000), Some(250)), "the rest stays");
         let other = change(&[("type", "io2"), ("iops", "5000")]).expect("fine");

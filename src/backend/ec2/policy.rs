@@ -136,7 +136,7 @@ impl Policy for Ec2Policy {
             return Ok(None);
         }
         let now = DiskSettings::read(&disk.settings)?;
-        let wanted = Rates::parse(raw)?.settle(capacity, Some(&now))?;
+        let wanted = Rates::parse(raw)?.resolve(capacity, Some(&now))?;
         // What nobody asks for is what it is.
         let same = |wanted: Option<u32>, now: Option<u32>| wanted.is_none() || wanted == now;
         if wanted.kind == now.kind && same(wanted.iops, now.iops) && same(wanted.throughput, now.throughput) {

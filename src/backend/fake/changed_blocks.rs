@@ -62,7 +62,7 @@ impl Side {
     fn contents(self) -> Result<Arc<Contents>> {
         match self.contents {
             Some(contents) => Ok(contents),
-            None => Contents::new("zeroes", self.size).map(Arc::new).map_err(Error::nothing_left),
+            None => Contents::new("zeroes", self.size).map(Arc::new).map_err(Error::rolled_back),
         }
     }
 }

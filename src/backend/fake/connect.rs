@@ -145,7 +145,7 @@ impl Fake {
         }
         let bound = step("attach loop device", id, || {
             loopdev::attach(&contents.file, &id.to_string(), read_only).map_err(|error| match contents.devices(id) {
-                Ok(left) if left.is_empty() => Error::from(error).nothing_left(),
+                Ok(left) if left.is_empty() => Error::from(error).rolled_back(),
                 _ => Error::from(error),
             })
         })?;
@@ -163,7 +163,7 @@ impl Fake {
             volume.capacity
         };
         step("make memfd", id, || {
-            let contents = Arc::new(Contents::new(&id.to_string(), capacity).map_err(Error::nothing_left)?);
+            let contents = Arc::new(Contents::new(&id.to_string(), capacity).map_err(Error::rolled_back)?);
             self.store.lock().volume_mut(id)?.contents = Some(contents.clone());
             Ok(contents)
         })

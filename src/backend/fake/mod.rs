@@ -18,8 +18,8 @@ use crate::volume::{AccessMode, BackendName, Error, NodeId, RawParameters, Resul
 
 use super::configuration::Configuration;
 use super::{
-    Attach, Backend, ChangedBlocks, Connect, Expand, Groups, Held, Modify, Provision, Quiesce, ReportHealth, Snapshots, Usage,
-    Writers,
+    Attach, Backend, ChangedBlocks, Connect, Expand, FreezeGuard, Groups, Modify, Provision, Quiesce, ReportHealth, Snapshots,
+    Usage, Writers,
 };
 use store::Store;
 
@@ -142,7 +142,7 @@ struct Guide;
 /// # Errors
 /// `InUse` where one may be written meanwhile. Without a node in this process none is in use: its memory is this process's.
 fn while_still<T>(quiesce: &dyn Quiesce, volumes: &[VolumeId], copy: impl FnOnce() -> Result<T>) -> Result<T> {
-    let held: Box<dyn Held> = quiesce.hold(volumes)?;
+    let held: Box<dyn FreezeGuard> = quiesce.freeze(volumes)?;
     for id in volumes {
         if let Writers::Possible(how) = held.writers(id) {
             let by = format!("{how}; a copy of it takes time and would be of no single instant: stop the pods that use it");

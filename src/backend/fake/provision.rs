@@ -27,7 +27,7 @@ impl Provision for Fake {
             Some(source) => self.copy_of(source, spec, quiesce)?,
         };
         step("record volume", &spec.id, || {
-            promise.settle(|state| {
+            promise.commit(|state| {
                 let volume = StoredVolume {
                     name: spec.name.as_str().into(),
                     capacity: spec.capacity,
@@ -87,9 +87,9 @@ impl Expand for Fake {
         let promise = self.store.reserve(Bytes(capacity.0 - now.0))?;
         step("expand volume", id, || {
             if let Some(contents) = &contents {
-                contents.grow(capacity).map_err(Error::nothing_left)?;
+                contents.grow(capacity).map_err(Error::rolled_back)?;
             }
-            promise.settle(|state| state.set_capacity(id, capacity))
+            promise.commit(|state| state.set_capacity(id, capacity))
         })?;
         Ok(Outcome::Changed(capacity))
     }
@@ -146,7 +146,7 @@ impl Fake {
 
 /// A copy that failed leaves nothing: its memory goes with the last descriptor.
 pub(super) fn duplicate(contents: Option<&Contents>, label: &str, size: Bytes) -> Result<Option<Arc<Contents>>> {
-    contents.map(|contents| contents.duplicate(label, size).map(Arc::new).map_err(Error::nothing_left)).transpose()
+    contents.map(|contents| contents.duplicate(label, size).map(Arc::new).map_err(Error::rolled_back)).transpose()
 }
 
 fn unsupported_copy(id: &VolumeId) -> Error {

@@ -25,7 +25,7 @@ impl Snapshots for Fake {
         let promise = self.promise_copies(std::slice::from_ref(spec))?;
         let stored = while_still(quiesce, std::slice::from_ref(&spec.source), || self.take(spec, SystemTime::now(), None))?;
         step("record snapshot", &spec.id, || {
-            promise.settle(|state| {
+            promise.commit(|state| {
                 let snapshot = stored.snapshot(&spec.id);
                 state.add_snapshot(spec.id.clone(), stored);
                 Ok(snapshot)
@@ -72,7 +72,7 @@ impl Groups for Fake {
             Ok((created, members.iter().map(take).collect::<Result<Vec<_>>>()?))
         })?;
         step("record group snapshot", id, || {
-            promise.settle(|state| {
+            promise.commit(|state| {
                 state.add_group(id.clone(), name, created, taken);
                 state.group(id).ok_or_else(|| Error::NotFound { kind: "group snapshot", id: id.to_string() })
             })

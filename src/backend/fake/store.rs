@@ -372,7 +372,7 @@ pub(super) struct Reservation<'a> {
 
 impl Reservation<'_> {
     /// Records what was made: from then on the promise belongs to it.
-    pub(super) fn settle<T>(mut self, record: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+    pub(super) fn commit<T>(mut self, record: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         let made = record(&mut self.store.lock())?;
         self.size = Bytes(0);
         Ok(made)

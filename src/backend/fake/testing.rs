@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use super::{Fake, FakeConfig};
-use crate::backend::{CapacityQuery, Connect, ConnectRequest, Held, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
+use crate::backend::{CapacityQuery, Connect, ConnectRequest, FreezeGuard, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
 use crate::volume::{
     BackendName, Bytes, Error, MountFlags, NodeId, Outcome, RawParameters, Result, Secrets, SnapshotId, TopologyRequirement,
     Volume, VolumeId,
@@ -152,14 +152,14 @@ pub(super) struct Still {
 
 struct Released;
 
-impl Held for Released {
+impl FreezeGuard for Released {
     fn release(self: Box<Self>) -> Result<()> {
         Ok(())
     }
 }
 
 impl Quiesce for Still {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         self.held.lock().expect("not poisoned").push(volumes.to_vec());
         Ok(Box::new(Released))
     }
@@ -173,7 +173,7 @@ pub(super) enum Broken {
 }
 
 impl Quiesce for Broken {
-    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, _volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         match self {
             Broken::Hold => Err(Error::failed("freeze", "test", "cannot")),
             Broken::Release => Ok(Box::new(*self)),
@@ -181,7 +181,7 @@ impl Quiesce for Broken {
     }
 }
 
-impl Held for Broken {
+impl FreezeGuard for Broken {
     fn release(self: Box<Self>) -> Result<()> {
         Err(Error::failed("thaw", "test", "it was thawed before"))
     }

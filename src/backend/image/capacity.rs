@@ -41,7 +41,7 @@ fn no_capacity(pool: &Ready, asked: Bytes, left: Bytes, limit: Bytes) -> Error {
     Error::NoCapacity {
         place: pool.called(),
         reason: format!(
-            "{asked} asked for, {left} of {limit} left to promise; delete volumes or snapshots, raise the pool's capacity or overcommit, \
+            "{asked} asked for, {left} of {limit} left to provision; delete volumes or snapshots, raise the pool's capacity or overcommit, \
              or use another pool"
         ),
     }

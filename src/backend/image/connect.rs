@@ -59,7 +59,7 @@ impl Connect for ImageBackend {
         };
         match step("detach loop device", id, || loopdev::detach(&device.path, device.backing)) {
             Ok(()) => Err(failure),
-            Err(error) => Err(failure.but_left(error.to_string())),
+            Err(error) => Err(failure.leaving(error.to_string())),
         }
     }
 

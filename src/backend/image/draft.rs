@@ -128,8 +128,8 @@ impl<'a> Draft<'a> {
             let left = format!("{} may come back after a crash", to.display());
             let undone = step("undo the rename", &to.display(), || files::rename_new(&to, &self.directory));
             match undone {
-                Ok(()) => self.discard(failure).but_left(left),
-                Err(_) => failure.but_left(to.display().to_string()),
+                Ok(()) => self.discard(failure).leaving(left),
+                Err(_) => failure.leaving(to.display().to_string()),
             }
         })
     }
@@ -142,8 +142,8 @@ impl<'a> Draft<'a> {
 
 fn remove(directory: &Path, failure: Error) -> Error {
     match step("roll back", &directory.display(), || files::remove_directory(directory)) {
-        Ok(()) => failure.nothing_left(),
-        Err(error) => failure.but_left(error.to_string()),
+        Ok(()) => failure.rolled_back(),
+        Err(error) => failure.leaving(error.to_string()),
     }
 }
 
@@ -204,7 +204,7 @@ pub(super) fn remove_passing(pool: &Ready, kind: Kind, local: &str) -> Result<()
         if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {
             let directory = pool.path.join(relative);
             step("remove leftover", &directory.display(), || files::remove_directory(&directory))
-                .map_err(|error| pool.failure(error).but_left(directory.display().to_string()))?;
+                .map_err(|error| pool.failure(error).leaving(directory.display().to_string()))?;
         }
     }
     Ok(())

@@ -66,8 +66,8 @@ pub(super) fn allocate(ready: &Ready, image: &File, path: &Path, length: Bytes, 
     let Err(error) = step("allocate", &path.display(), || files::allocate(image, path, to.0)) else { return Ok(()) };
     let failure = ready.failure(error);
     match step("roll back", &path.display(), || files::set_length(image, path, length.0)) {
-        Ok(()) => Err(failure.nothing_left()),
-        Err(undo) => Err(failure.but_left(undo.to_string())),
+        Ok(()) => Err(failure.rolled_back()),
+        Err(undo) => Err(failure.leaving(undo.to_string())),
     }
 }
 

@@ -58,18 +58,18 @@ pub(super) fn look(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<S
     match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW).and_then(rustix::fs::fstat) {
         Ok(stat) => Ok(Some(seen(&stat))),
         Err(Errno::NOENT) => Ok(None),
-        Err(error) => Err(Error::io("look at", relative, error)),
+        Err(error) => Err(Error::io("stat", relative, error)),
     }
 }
 
 /// Looks at an open file.
 pub(super) fn look_at(file: &File, path: &Path) -> os::Result<Seen> {
-    rustix::fs::fstat(file).map(|stat| seen(&stat)).map_err(|error| Error::io("look at", path, error))
+    rustix::fs::fstat(file).map(|stat| seen(&stat)).map_err(|error| Error::io("stat", path, error))
 }
 
 /// Looks at what the operator's path leads to, through links.
 pub(super) fn look_through(path: &Path) -> os::Result<Seen> {
-    rustix::fs::stat(path).map(|stat| seen(&stat)).map_err(|error| Error::io("look at", path, error))
+    rustix::fs::stat(path).map(|stat| seen(&stat)).map_err(|error| Error::io("stat", path, error))
 }
 
 /// How a file is opened.

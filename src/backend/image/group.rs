@@ -221,7 +221,7 @@ fn undo(home: &Ready, record: &GroupRecord, pools: &[Arc<Ready>], failure: Error
     let directory = home.path.join(GROUPS);
     let file = group_file(record.id.local());
     if let Err(error) = step("roll back", &directory.join(&file).display(), || durable::remove(&directory, &file)) {
-        return failure.but_left(error.to_string());
+        return failure.leaving(error.to_string());
     }
     take_back(record.members.iter().zip(pools).map(|(member, pool)| (&**pool, member.local())), failure)
 }
@@ -231,7 +231,7 @@ fn take_back<'a>(members: impl Iterator<Item = (&'a Ready, &'a str)>, failure: E
     let left: Vec<String> = members
         .filter_map(|(pool, local)| draft::throw_away(pool, Kind::Snapshot, local).err().map(|error| format!("{local}: {error}")))
         .collect();
-    if left.is_empty() { failure.nothing_left() } else { failure.but_left(left.join("; ")) }
+    if left.is_empty() { failure.rolled_back() } else { failure.leaving(left.join("; ")) }
 }
 
 /// Discards drafts; final only if all are seen to be gone.

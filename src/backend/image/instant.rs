@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-use crate::backend::{Held, Quiesce, Writers};
+use crate::backend::{FreezeGuard, Quiesce, Writers};
 use crate::os::loopdev;
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
@@ -100,7 +100,7 @@ impl ImageBackend {
     /// before all was copied: then the copies are worth nothing.
     pub(super) fn copy_at_one_instant(&self, quiesce: &dyn Quiesce, jobs: &[Job<'_>]) -> Result<SystemTime> {
         let sources: Vec<VolumeId> = jobs.iter().map(|job| job.source.clone()).collect();
-        let held = quiesce.hold(&sources)?;
+        let held = quiesce.freeze(&sources)?;
         let states = jobs.iter().map(|job| self.state(&*held, job)).collect::<Result<Vec<_>>>()?;
         let jobs: Vec<(&Job<'_>, State)> = jobs.iter().zip(states).collect();
         check_common_instant(&jobs)?;
@@ -120,7 +120,7 @@ impl ImageBackend {
         Ok(instant)
     }
 
-    fn state(&self, held: &dyn Held, job: &Job<'_>) -> Result<State> {
+    fn state(&self, held: &dyn FreezeGuard, job: &Job<'_>) -> Result<State> {
         let used = match held.writers(job.source) {
             Writers::Frozen => return Ok(State::Frozen),
             Writers::Possible(how) => Some(how),

@@ -268,8 +268,8 @@ impl<'a> VolumeDirectory<'a> {
             Err(error) => Err(error),
         };
         match undone {
-            Ok(()) => failure.nothing_left(),
-            Err(error) => failure.but_left(error.to_string()),
+            Ok(()) => failure.rolled_back(),
+            Err(error) => failure.leaving(error.to_string()),
         }
     }
 

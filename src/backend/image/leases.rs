@@ -26,8 +26,8 @@ impl ImageBackend {
         match attached() {
             Err(refused) if acquired == Acquired::Now => {
                 match directory.release(|lease| lease.is_of(holder) && lease.access == access) {
-                    Ok(_) => Err(refused.nothing_left()),
-                    Err(error) => Err(refused.but_left(error.to_string())),
+                    Ok(_) => Err(refused.rolled_back()),
+                    Err(error) => Err(refused.leaving(error.to_string())),
                 }
             }
             other => other.map(|()| acquired),
@@ -104,8 +104,8 @@ impl Deletion<'_> {
     /// The volume stays as it is.
     pub fn give_up(self, failure: Error) -> Error {
         match self.directory.release(|lease| lease.access == Access::Delete) {
-            Ok(_) => failure.nothing_left(),
-            Err(error) => failure.but_left(error.to_string()),
+            Ok(_) => failure.rolled_back(),
+            Err(error) => failure.leaving(error.to_string()),
         }
     }
 }

@@ -64,7 +64,7 @@ impl PoolLock {
             Ok(files) => files,
             Err(error) => return Ok(Err(NoLock::Unwritable(format!("{error}; make it writable")))),
         };
-        let seen = file.metadata().map_err(|error| os::Error::io("look at", &path, error))?;
+        let seen = file.metadata().map_err(|error| os::Error::io("stat", &path, error))?;
         let inode = (seen.dev(), seen.ino());
         // NFS grants an exclusive lock to writers only (flock(2)).
         let file = match file.try_lock() {

@@ -138,7 +138,7 @@ pub(super) fn from_nanos(nanos: u64) -> SystemTime {
 /// The file's text.
 pub(super) fn encode<T: Serialize>(record: &T, path: &Path) -> Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(record)
-        .map_err(|error| Error::failed("write metadata", path.display().to_string(), error).nothing_left())?;
+        .map_err(|error| Error::failed("write metadata", path.display().to_string(), error).rolled_back())?;
     text.push(b'\n');
     Ok(text)
 }

@@ -80,7 +80,7 @@ impl Opening<'_> {
         ready.check_essential().map_err(|reason| self.down(reason))?;
         if ready.lock.is_ok() {
             ready.sweep();
-            ready.settle().map_err(|error| self.down(error.to_string()))?;
+            ready.sync_essential().map_err(|error| self.down(error.to_string()))?;
         }
         if ready.has_ledger() {
             scan::load(&ready).map_err(|error| self.down(error.to_string()))?;
@@ -218,7 +218,7 @@ impl Opening<'_> {
 
 impl Ready {
     /// Makes durable what a killed process had renamed but not yet synced: from now on it is taken as done.
-    fn settle(&self) -> os::Result<()> {
+    fn sync_essential(&self) -> os::Result<()> {
         ESSENTIAL
             .iter()
             .map(|name| self.path.join(name))

@@ -60,7 +60,7 @@ impl<M> Examined<M> {
             (None, Some(meta), Some(image)) => Ok((meta, image)),
             (Some(damage), _, _) => Err(damage.into()),
             (None, _, _) => {
-                Err(Error::failed("examine", "a volume or snapshot", "it is neither damaged nor whole").nothing_left())
+                Err(Error::failed("examine", "a volume or snapshot", "it is neither damaged nor whole").rolled_back())
             }
         }
     }

@@ -3,13 +3,13 @@
 //! - A session is ours if its interface's name begins as ours do ([`IscsiBackend::own_sessions`]); no other is touched.
 //! - A unit is found by its session's target and its number, its disk by the unit, and what it is by its WWID; never by a name.
 //! - It is one device: the map that multipathd makes of its paths, or the disk of the only path.
-//! - What may be there is written down before the first login ([`super::memory`]).
+//! - What may be there is written down before the first login ([`super::connections`]).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::backend::turns::{Taken, Turn};
-use crate::backend::{BlockDevice, Connect, ConnectRequest, Link, Source};
+use crate::backend::keyed_mutex::{Holder, KeyedGuard};
+use crate::backend::{BlockDevice, Connect, ConnectRequest, SharedConnection, Source};
 use crate::os::block::Device;
 use crate::os::iscsi::{self, Session};
 use crate::os::multipath::{self, Map};
@@ -20,11 +20,11 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::IscsiBackend;
 use super::attachment::is_blank;
-use super::memory::Entry;
+use super::connections::Entry;
 use super::way::LoginParameters;
 
-/// How long an operation waits for its turn; then the CO asks again.
-const TURN: Duration = Duration::from_secs(20);
+/// How long an operation waits for the lock; then the CO retries.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a disk, its identity and its node in /dev may take to appear.
 const DISK: Duration = Duration::from_secs(10);
 /// How long udevd may take for what it does with a new disk.
@@ -49,14 +49,14 @@ impl Connect for IscsiBackend {
             ));
         }
         let mut entry = Entry::new(request.id, &way.target, way.lun, &way.interface.name);
-        match self.memory.get(request.id) {
+        match self.connections.get(request.id) {
             Some(earlier) if earlier.same_unit(&entry) => entry = earlier,
             // It was to be connected otherwise.
             Some(earlier) => self.release(&earlier)?,
             None => {}
         }
         // Whose unit it is, is settled before anything is done to it.
-        step("remember session", request.id, || self.memory.keep(&entry))?;
+        step("remember session", request.id, || self.connections.keep(&entry))?;
         let was_whole = entry.wwid.is_some();
         match self.make(&way, &mut entry) {
             Ok(made) => Ok(made),
@@ -67,7 +67,7 @@ impl Connect for IscsiBackend {
     }
 
     fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
-        let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(None) };
+        let Some(entry) = self.connections.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(None) };
         if let Some(Source::Device(device)) = hint
             && entry.wwid.as_deref().is_some_and(|wwid| device.identity == identity(&entry, wwid))
             && is_same_device(device)?
@@ -94,9 +94,9 @@ impl Connect for IscsiBackend {
     }
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
-        let Some(entry) = self.memory.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(Outcome::Unchanged(())) };
+        let Some(entry) = self.connections.get(id).or_else(|| self.entry_of(id, hint)) else { return Ok(Outcome::Unchanged(())) };
         self.release(&entry)?;
-        self.memory.forget(id)?;
+        self.connections.forget(id)?;
         Ok(Outcome::Changed(()))
     }
 
@@ -106,18 +106,21 @@ impl Connect for IscsiBackend {
         }
     }
 
-    fn links(&self) -> Result<Vec<Link>> {
+    fn shared_connections(&self) -> Result<Vec<SharedConnection>> {
         self.all_links()
     }
 
-    fn unlink(&self, link: &Link) -> Result<()> {
-        self.take_down(link)
+    fn release_connection(&self, connection: &SharedConnection) -> Result<()> {
+        self.take_down(connection)
     }
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
         let Source::Device(device) = source else { return Err(Error::volume_not_found(id)) };
-        let entry =
-            self.memory.get(id).or_else(|| self.entry_of(id, Some(source))).filter(|_| is_same_device(device).unwrap_or(false));
+        let entry = self
+            .connections
+            .get(id)
+            .or_else(|| self.entry_of(id, Some(source)))
+            .filter(|_| is_same_device(device).unwrap_or(false));
         let entry = entry.ok_or_else(|| Error::Unverified {
             device: device.path.display().to_string(),
             reason: format!("it does not show volume {id}; nothing was done to it. Unstage the volume and stage it again"),
@@ -154,7 +157,7 @@ impl IscsiBackend {
     fn make(&self, way: &LoginParameters, entry: &mut Entry) -> Result<Outcome<Source>> {
         // Held for the login alone: what one unit of a target waits for does not hold up its others.
         let mut changed = {
-            let _turn = self.turn(&way.target, "log in")?;
+            let _lock = self.lock_target(&way.target, "log in")?;
             self.log_in(way, entry)?
         };
         let sessions: Vec<Session> = self.sessions(entry)?.into_iter().filter(Session::is_up).collect();
@@ -189,7 +192,7 @@ impl IscsiBackend {
             }
             (_, Some((disk, _))) => disk,
         };
-        step("remember session", &entry.id, || self.memory.keep(entry))?;
+        step("remember session", &entry.id, || self.connections.keep(entry))?;
         let source = source(entry, &wwid, map.as_ref(), disk);
         Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
     }
@@ -330,7 +333,7 @@ impl IscsiBackend {
         Ok(paths)
     }
 
-    /// What the journal remembers, where our own memory was lost. By whom the session was made is not in it: the first of ours with
+    /// What the journal remembers, where our own record was lost. By whom the session was made is not in it: the first of ours with
     /// such a unit.
     fn entry_of(&self, id: &VolumeId, hint: Option<&Source>) -> Option<Entry> {
         let Some(Source::Device(device)) = hint else { return None };
@@ -346,8 +349,8 @@ impl IscsiBackend {
     ///
     /// # Errors
     /// `Busy`, saying what runs.
-    pub(super) fn turn(&self, target: &str, operation: &'static str) -> Result<Turn<'_>> {
-        self.turns.take(target, operation, TURN).map_err(|Taken { operation, since }| Error::Busy {
+    pub(super) fn lock_target(&self, target: &str, operation: &'static str) -> Result<KeyedGuard<'_>> {
+        self.locks.lock(target, operation, PATIENCE).map_err(|Holder { operation, since }| Error::Busy {
             object: format!("target {target}"),
             operation,
             step: "another volume's session".to_owned(),

@@ -8,11 +8,11 @@ use crate::os::iscsi;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
 use super::IscsiBackend;
-use super::memory::Entry;
+use super::connections::Entry;
 
 impl ReportHealth for IscsiBackend {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
-        let here = self.memory.get(id).map(|entry| self.paths_health(&entry)).transpose()?;
+        let here = self.connections.get(id).map(|entry| self.paths_health(&entry)).transpose()?;
         let stored = self.san.as_ref().map_or_else(|| Err(Error::volume_not_found(id)), |san| san.volume_health(id));
         match (stored, here) {
             (Ok(stored), here) => Ok(stored.into_iter().chain(here.into_iter().flatten()).collect()),
@@ -39,7 +39,7 @@ impl ReportHealth for IscsiBackend {
 
     fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>> {
         let mut unhealthy = BTreeMap::new();
-        for entry in self.memory.all().into_iter().filter(|entry| after.is_none_or(|after| entry.id > *after)) {
+        for entry in self.connections.all().into_iter().filter(|entry| after.is_none_or(|after| entry.id > *after)) {
             let health = self.paths_health(&entry)?;
             if !health.is_empty() {
                 unhealthy.insert(entry.id, health);

@@ -10,7 +10,7 @@ use crate::os::{deadline, multipath, own};
 use crate::volume::{Error, Result};
 
 use super::IscsiBackend;
-use super::memory::{Entry, Login};
+use super::connections::{Entry, Login};
 use super::way::{Discovery, LoginParameters};
 
 /// How long a portal may take to take a connection; all are tried at once.
@@ -97,7 +97,7 @@ impl IscsiBackend {
         let answer = step("log in", &format_args!("{} at {portal}", way.target), || -> Result<Answer<()>> {
             let until = own::since_boot() + admin::LONGEST_LOGIN;
             entry.login = Some(Login { portal: portal.to_string(), until: until.as_secs() + 1 });
-            self.memory.keep(entry)?;
+            self.connections.keep(entry)?;
             match admin::login(&way.interface, &way.target, portal, way.credentials.as_ref()) {
                 // It may still come.
                 Err(error @ os::Error::Deadline { .. }) => Ok(Answer::Failed(error.to_string())),

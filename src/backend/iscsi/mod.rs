@@ -13,7 +13,7 @@ use crate::volume::{
 };
 
 use super::configuration::Configuration;
-use super::turns::Turns;
+use super::keyed_mutex::KeyedMutex;
 use super::{
     Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,
     Role, Snapshots, Usage,
@@ -23,15 +23,15 @@ mod allowed;
 mod attachment;
 pub mod config;
 mod connect;
+mod connections;
 mod doctor;
 mod health;
-mod links;
 mod login;
-mod memory;
 mod parameters;
 mod release;
 mod row;
 mod san;
+mod shared_connections;
 mod way;
 
 pub use attachment::{Attachment, Chap, initiator_name};
@@ -39,7 +39,7 @@ pub use config::IscsiConfig;
 pub use parameters::IscsiParameters;
 
 use allowed::AllowedPortals;
-use memory::Memory;
+use connections::Connections;
 use san::TargetServer;
 
 const ACCESS_MODES: [AccessMode; 6] = [
@@ -60,8 +60,8 @@ pub struct IscsiBackend {
     /// The driver's state directory.
     state: PathBuf,
     /// What is connected on this node.
-    memory: Memory,
-    turns: Turns,
+    connections: Connections,
+    locks: KeyedMutex,
     /// Where this process is the target server's.
     san: Option<Arc<TargetServer>>,
 }
@@ -87,9 +87,9 @@ impl IscsiBackend {
     }
 
     fn with(config: IscsiConfig, san: Option<Arc<TargetServer>>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
-        let memory = Memory::open(state.join("iscsi").join(config.name.as_str()));
+        let connections = Connections::open(state.join("iscsi").join(config.name.as_str()));
         let allowed = config.allowed()?;
-        Ok(IscsiBackend { config, allowed, node, state: state.to_owned(), memory, turns: Turns::default(), san })
+        Ok(IscsiBackend { config, allowed, node, state: state.to_owned(), connections, locks: KeyedMutex::default(), san })
     }
 }
 
@@ -136,7 +136,7 @@ impl Backend for IscsiBackend {
         IscsiParameters::accepts_static(attributes)
     }
 
-    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         if !IscsiParameters::accepts_static(raw) {
             return self.parameters(raw);
         }

@@ -14,7 +14,7 @@ use crate::volume::{Error, Result};
 
 use super::IscsiBackend;
 use super::connect::Path;
-use super::memory::Entry;
+use super::connections::Entry;
 
 /// multipathd may make a map once more that was just removed.
 const REMOVALS: usize = 3;
@@ -71,7 +71,7 @@ impl IscsiBackend {
                 let busy = error.errno() == Some(libc::EBUSY);
                 let error = Error::from(error);
                 if busy {
-                    error.but_left(format!("something uses {}: `lsblk` and `fuser -v` show what", unit.address()))
+                    error.leaving(format!("something uses {}: `lsblk` and `fuser -v` show what", unit.address()))
                 } else {
                     error
                 }
@@ -83,11 +83,11 @@ impl IscsiBackend {
     /// Logs out of a session that has no unit left, or is lost with its last one, unless another volume has one there, or is about to: its
     /// entry is written before its login. `of` is the volume that lets go of it, if one does.
     pub(super) fn log_out_if_unused(&self, session: &Session, of: Option<&Entry>) -> Result<()> {
-        let _turn = self.turn(&session.target, "log out")?;
+        let _lock = self.lock_target(&session.target, "log out")?;
         let units = session.units()?.len();
         let lost = !session.is_up() && units <= 1;
         let same = |entry: &Entry| entry.target == session.target && entry.interface == session.interface;
-        let is_others = self.memory.all().iter().any(|entry| same(entry) && of.is_none_or(|of| entry.id != of.id));
+        let is_others = self.connections.all().iter().any(|entry| same(entry) && of.is_none_or(|of| entry.id != of.id));
         if (lost || units == 0) && !is_others && iscsi::sessions()?.iter().any(|there| there.id == session.id) {
             step("log out", &format_args!("{} with {}", session.id, session.target), || admin::logout(session))?;
         }
@@ -96,11 +96,11 @@ impl IscsiBackend {
 
     /// Undoes a connect that failed, if it was the first: what was connected before may be in use.
     pub(super) fn roll_back(&self, entry: &Entry, error: Error) -> Error {
-        match self.release(entry).and_then(|()| self.memory.forget(&entry.id)) {
-            Ok(()) => error.nothing_left(),
+        match self.release(entry).and_then(|()| self.connections.forget(&entry.id)) {
+            Ok(()) => error.rolled_back(),
             Err(left) => {
                 tracing::warn!(volume = %entry.id, error = %left, "what a failed connect left could not be taken back");
-                error.but_left(left.to_string())
+                error.leaving(left.to_string())
             }
         }
     }
@@ -108,7 +108,7 @@ impl IscsiBackend {
     /// Ends sessions of ours that nobody remembers and that have no unit.
     pub(super) fn end_strays(&self) -> Result<()> {
         for session in self.all_sessions()? {
-            if self.memory.all().iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
+            if self.connections.all().iter().any(|entry| entry.target == session.target && entry.interface == session.interface) {
                 continue;
             }
             let units: Vec<String> = session.units()?.iter().map(|unit| unit.address()).collect();
@@ -188,6 +188,6 @@ fn remove_map(map: &Map, up: bool) -> Result<()> {
     step("remove map", &map.name, || dm::remove(&map.name)).map(drop).map_err(|error| {
         let busy = error.errno() == Some(libc::EBUSY);
         let error = Error::from(error);
-        if busy { error.but_left(format!("a process has {} open: `fuser -v` shows which", map.path.display())) } else { error }
+        if busy { error.leaving(format!("a process has {} open: `fuser -v` shows which", map.path.display())) } else { error }
     })
 }

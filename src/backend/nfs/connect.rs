@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::{Connect, ConnectRequest, Directory, Link, Source};
+use crate::backend::{Connect, ConnectRequest, Directory, SharedConnection, Source};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::os::{self, mount, nfs};
@@ -15,7 +15,7 @@ use super::export::{self, Export};
 use super::options::{self, Options};
 use super::shares::{Share, User};
 use super::silence::Silence;
-use super::{NfsBackend, NfsParameters, links};
+use super::{NfsBackend, NfsParameters, shared_connections};
 
 /// How long a server has to say that it lives.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -31,7 +31,7 @@ impl Connect for NfsBackend {
         let share = self.shares.of(&export, &options);
         if let Some((other, _)) = self.shares.used_by(id)?.filter(|(other, _)| *other != share) {
             // An earlier stage with other options.
-            let _turn = self.shares.turn(&other)?;
+            let _lock = self.shares.lock(&other)?;
             other.release(id)?;
         }
         let user = User {
@@ -41,7 +41,7 @@ impl Connect for NfsBackend {
             directory,
             bind: options.bind.clone(),
         };
-        let _turn = self.shares.turn(&share)?;
+        let _lock = self.shares.lock(&share)?;
         let noted = share.user(id)?.as_ref() == Some(&user);
         if !noted {
             share.note(&user)?;
@@ -70,7 +70,7 @@ impl Connect for NfsBackend {
         for share in self.shares.all()? {
             let own = used.as_ref().is_some_and(|(used, _)| *used == share);
             if own || share.is_unused()? {
-                let _turn = self.shares.turn(&share)?;
+                let _lock = self.shares.lock(&share)?;
                 share.release(id)?;
             }
         }
@@ -85,12 +85,12 @@ impl Connect for NfsBackend {
         Ok(Bytes(usage.map_or(0, |usage| usage.total)))
     }
 
-    fn links(&self) -> Result<Vec<Link>> {
-        links::all(&self.shares)
+    fn shared_connections(&self) -> Result<Vec<SharedConnection>> {
+        shared_connections::all(&self.shares)
     }
 
-    fn unlink(&self, link: &Link) -> Result<()> {
-        links::take_down(&self.shares, link)
+    fn release_connection(&self, connection: &SharedConnection) -> Result<()> {
+        shared_connections::take_down(&self.shares, connection)
     }
 
     fn reach(&self, source: &Source) -> Result<()> {
@@ -100,7 +100,7 @@ impl Connect for NfsBackend {
 }
 
 impl NfsBackend {
-    /// Mounts the share, where it is not, or where it is stale. Answers whether it had to.
+    /// Mounts the share, where it is not, or where it is stale. Returns whether it had to.
     fn mount(&self, share: &Share, export: &Export, options: &Options) -> Result<bool> {
         let (source, place) = (export.to_string(), share.mount());
         if nfs::at(&MountTable::read()?, &place, &source)?.is_some() {
@@ -122,7 +122,7 @@ impl NfsBackend {
             os::Error::Deadline { .. } => self.down(&source, &format!("{error}; {remedy}")),
             error => error.into(),
         })?;
-        self.answers.forget(&place.display().to_string());
+        self.checks.invalidate(&place.display().to_string());
         Ok(true)
     }
 
@@ -140,7 +140,7 @@ impl NfsBackend {
 
     /// Whether the server answers for this mount. One question for each mount at a time.
     pub(super) fn answers(&self, place: &Path) -> Result<(), Silence> {
-        self.answers.ask(&place.display().to_string(), || nfs::answers(place, PATIENCE).map_err(Silence::from))
+        self.checks.check(&place.display().to_string(), || nfs::answers(place, PATIENCE).map_err(Silence::from))
     }
 
     fn error(&self, source: &str, silence: Silence) -> Error {

@@ -13,7 +13,7 @@
 
 use std::path::Path;
 
-use crate::os::answers::Answers;
+use crate::os::single_flight::SingleFlight;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::configuration::Configuration;
@@ -23,9 +23,9 @@ pub mod config;
 mod connect;
 mod controller;
 mod export;
-mod links;
 mod options;
 mod row;
+mod shared_connections;
 mod shares;
 mod silence;
 mod subdir;
@@ -43,7 +43,7 @@ pub struct NfsBackend {
     config: NfsConfig,
     shares: Shares,
     /// By the place of a share's mount.
-    answers: Answers<Silence>,
+    checks: SingleFlight<Silence>,
     /// Where this process provisions, and there are shares to do it on.
     controller: Option<Controller>,
 }
@@ -58,7 +58,7 @@ impl NfsBackend {
         let shares = Shares::new(state.join("nfs").join(config.name.as_str()));
         let provisions = role.provision && !config.shares.is_empty();
         let controller = provisions.then(|| Controller::new(&config, state)).transpose()?;
-        Ok(NfsBackend { config, shares, answers: Answers::default(), controller })
+        Ok(NfsBackend { config, shares, checks: SingleFlight::default(), controller })
     }
 }
 
@@ -102,7 +102,7 @@ impl Backend for NfsBackend {
         requested_parameters(made)
     }
 
-    fn attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let mut parameters: NfsParameters = raw.parse()?;
         Export::new(&parameters.server, &parameters.share)?;
         export::directory(parameters.sub_dir.get_or_insert_default())?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Directory;
-use crate::backend::turns::{Turn, Turns};
+use crate::backend::keyed_mutex::{KeyedGuard, KeyedMutex};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::os::{self, durable, nfs};
@@ -45,7 +45,7 @@ pub struct User {
 #[derive(Debug)]
 pub struct Shares {
     directory: PathBuf,
-    turns: Turns,
+    locks: KeyedMutex,
 }
 
 /// One of them.
@@ -57,7 +57,7 @@ pub struct Share {
 impl Shares {
     /// Nothing is made before it is needed.
     pub fn new(directory: PathBuf) -> Shares {
-        Shares { directory, turns: Turns::default() }
+        Shares { directory, locks: KeyedMutex::default() }
     }
 
     /// The share that an export is mounted as with these options.
@@ -85,12 +85,12 @@ impl Shares {
     /// Waits for the share to be free, but not for a server that hangs.
     ///
     /// # Errors
-    /// `InProgress`, saying since when someone else is at it.
-    pub fn turn(&self, share: &Share) -> Result<Turn<'_>> {
+    /// `InProgress`, saying for how long another operation has held it.
+    pub fn lock(&self, share: &Share) -> Result<KeyedGuard<'_>> {
         let object = share.directory.display().to_string();
-        self.turns.take(&object, "mount", PATIENCE).map_err(|taken| Error::InProgress {
+        self.locks.lock(&object, "mount", PATIENCE).map_err(|holder| Error::InProgress {
             object,
-            reason: format!("another volume has been at its mount for {} s", taken.since.elapsed().as_secs()),
+            reason: format!("another operation has held its mount for {} s", holder.since.elapsed().as_secs()),
         })
     }
 }
@@ -291,12 +291,12 @@ mod tests {
     fn one_at_a_time_is_at_a_share() {
         let (_directory, shares) = shares();
         let (one, other) = (share_of(&shares, &[]), share_of(&shares, &["soft"]));
-        let turn = shares.turn(&one).expect("free");
-        drop(shares.turn(&other).expect("another share is free"));
+        let lock = shares.lock(&one).expect("free");
+        drop(shares.lock(&other).expect("another share is free"));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| shares.turn(&one).map(drop));
-            drop(turn);
-            waiting.join().expect("no panic").expect("its turn");
+            let waiting = scope.spawn(|| shares.lock(&one).map(drop));
+            drop(lock);
+            waiting.join().expect("no panic").expect("the lock");
         });
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::backend::registry::Registry;
-use crate::backend::{Backend, Held, Provision, Quiesce};
+use crate::backend::{Backend, FreezeGuard, Provision, Quiesce};
 use crate::ops::lock::{Key, Locks};
 use crate::ops::node::{Handle, Node};
 use crate::ops::parameters::{CONTEXT_KEY, Parameters, static_volume_backend};
@@ -66,16 +66,16 @@ pub struct Controller {
     node: Option<Arc<Node>>,
 }
 
-/// For a controller without a node: it can freeze nothing, and who can write to a volume is unknown to it ([`Held::writers`]).
+/// For a controller without a node: it can freeze nothing, and who can write to a volume is unknown to it ([`FreezeGuard::writers`]).
 struct NoNode;
 
 impl Quiesce for NoNode {
-    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, _volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         Ok(Box::new(NoNode))
     }
 }
 
-impl Held for NoNode {
+impl FreezeGuard for NoNode {
     fn release(self: Box<Self>) -> Result<()> {
         Ok(())
     }

@@ -171,8 +171,8 @@ fn take_back(provision: &dyn Provision, id: &VolumeId, outcome: &Outcome<Volume>
         Outcome::Unchanged(_) => Some(format!("volume {id}, without its mutable parameters")),
     };
     match left {
-        Some(left) => error.but_left(left),
-        None => error.nothing_left(),
+        Some(left) => error.leaving(left),
+        None => error.rolled_back(),
     }
 }
 

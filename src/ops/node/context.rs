@@ -36,7 +36,7 @@ pub struct Node {
     pub(super) kubelet: Root,
     pub(super) state: Root,
     pub(super) boot: String,
-    pub(super) settled: OnceLock<NodeId>,
+    pub(super) resolved: OnceLock<NodeId>,
     /// Numbers the records of what is frozen.
     pub(super) freezes: AtomicU64,
     /// What an earlier process left frozen is thawed.
@@ -61,7 +61,7 @@ impl Node {
             kubelet,
             state,
             boot,
-            settled: OnceLock::new(),
+            resolved: OnceLock::new(),
             freezes: AtomicU64::new(0),
             thawed: AtomicBool::new(false),
         })
@@ -69,22 +69,22 @@ impl Node {
 
     /// Of this node; as it is configured, while its storage's own id of it is not known.
     pub fn id(&self) -> &NodeId {
-        self.settled.get().unwrap_or(&self.settings.node_id)
+        self.resolved.get().unwrap_or(&self.settings.node_id)
     }
 
     /// The id by which the CO and stored data know this node.
     ///
     /// # Errors
     /// `BackendUnavailable` while a backend that has its own id of this node does not know it.
-    pub(super) fn settled_id(&self) -> Result<&NodeId> {
-        if let Some(settled) = self.settled.get() {
-            return Ok(settled);
+    pub(super) fn resolved_id(&self) -> Result<&NodeId> {
+        if let Some(resolved) = self.resolved.get() {
+            return Ok(resolved);
         }
         let mut id = self.settings.node_id.clone();
         for backend in self.registry.iter() {
             id = backend.connect().node_id()?.unwrap_or(id);
         }
-        Ok(self.settled.get_or_init(|| id))
+        Ok(self.resolved.get_or_init(|| id))
     }
 
     /// The directory below which the entry's staging path lies.

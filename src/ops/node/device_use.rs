@@ -82,7 +82,7 @@ pub(super) fn close_mapping(node: &Node, id: &VolumeId) -> Result<()> {
     step("close mapping", &name, || dm::remove(&name)).map(drop).map_err(|error| {
         let busy = error.errno() == Some(libc::EBUSY);
         let error = Error::from(error);
-        if busy { error.but_left(format!("a process has {} open: `fuser -v` shows which", found.path.display())) } else { error }
+        if busy { error.leaving(format!("a process has {} open: `fuser -v` shows which", found.path.display())) } else { error }
     })
 }
 

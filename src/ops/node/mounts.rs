@@ -58,7 +58,7 @@ pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Resul
             let error = Error::from(error);
             if busy {
                 let path = path.display();
-                error.but_left(format!("{path} is still mounted, a process uses it: `fuser -vm {path}` shows which"))
+                error.leaving(format!("{path} is still mounted, a process uses it: `fuser -vm {path}` shows which"))
             } else {
                 error
             }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::{BlockDevice, Link, Source};
+use crate::backend::{BlockDevice, SharedConnection, Source};
 use crate::os;
 use crate::os::mountinfo::{Mount, MountTable};
 use crate::os::path::Root;
@@ -69,8 +69,8 @@ pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
 }
 
 /// A mount of what comes with a link, as a file system or as a device node.
-pub fn mounted_from<'a>(table: &'a MountTable, link: &Link) -> Option<&'a Mount> {
-    let sources: Vec<Source> = link.devices.iter().cloned().map(Source::Device).collect();
+pub fn mounted_from<'a>(table: &'a MountTable, connection: &SharedConnection) -> Option<&'a Mount> {
+    let sources: Vec<Source> = connection.devices.iter().cloned().map(Source::Device).collect();
     table.iter().find(|mount| is_of(mount, &sources))
 }
 

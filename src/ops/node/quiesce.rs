@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::backend::{Held, Quiesce, Source, Writers};
+use crate::backend::{FreezeGuard, Quiesce, Source, Writers};
 use crate::os;
 use crate::os::block::Device;
 use crate::os::freeze::{self, Frozen};
@@ -46,12 +46,12 @@ enum Prepared {
 }
 
 impl Quiesce for Node {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
-        hold(self, volumes)
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
+        freeze(self, volumes)
     }
 }
 
-fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+fn freeze(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
     let mut hold = Hold { journal: node.journal.clone(), frozen: None, record: None, writers: BTreeMap::new() };
     let mut mounts: BTreeMap<PathBuf, (VolumeId, OwnedFd)> = BTreeMap::new();
     for id in volumes {
@@ -77,7 +77,7 @@ fn hold(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
         let error = Error::from(error);
         match node.journal.remove_frozen(&record) {
             Ok(()) => error,
-            Err(left) => error.but_left(left.to_string()),
+            Err(left) => error.leaving(left.to_string()),
         }
     })?;
     hold.record = Some(record);
@@ -177,7 +177,7 @@ impl Hold {
     }
 }
 
-impl Held for Hold {
+impl FreezeGuard for Hold {
     fn writers(&self, volume: &VolumeId) -> Writers {
         self.writers.get(volume).cloned().unwrap_or(Writers::Unknown)
     }
@@ -187,7 +187,7 @@ impl Held for Hold {
         // The record must not stay: it would thaw at the next start what someone else holds still by then.
         match self.end() {
             Ok(()) => Err(error),
-            Err(left) => Err(error.but_left(left.to_string())),
+            Err(left) => Err(error.leaving(left.to_string())),
         }
     }
 }

@@ -108,7 +108,7 @@ fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn
 /// A node that was registered without its id or segments would lack them until its registration is repeated: what is not known yet is
 /// an error, and the kubelet asks again.
 pub(super) fn info(node: &Node) -> Result<NodeInfo> {
-    let node_id = node.settled_id()?.clone();
+    let node_id = node.resolved_id()?.clone();
     let mut topology: Option<Topology> = None;
     let mut limit: Option<u64> = None;
     for backend in node.registry.iter() {

@@ -190,7 +190,7 @@ fn first_data(reader: &mut Reader<'_>, evidence: Evidence<'_>) -> Result<Option<
     })
     .map_err(fail)?;
     // Last, since it may have been cut while we read; some kernels show zeroes where a loop device's file has ended.
-    let length = file.metadata().map_err(|error| fail(Error::io("look at", "the file", error)))?.len();
+    let length = file.metadata().map_err(|error| fail(Error::io("stat", "the file", error)))?.len();
     if length < reader.size {
         return Err(format!("the file beneath it has only {length} bytes of its {}: it was cut short", reader.size));
     }

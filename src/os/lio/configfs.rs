@@ -26,7 +26,7 @@ impl Lio {
         match rustix::fs::statat(&self.root, relative, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(FileType::from_raw_mode(stat.st_mode))),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.error("look at", relative, errno)),
+            Err(errno) => Err(self.error("stat", relative, errno)),
         }
     }
 

@@ -191,7 +191,7 @@ pub(super) fn label(path: &Path) -> &str {
 
 #[allow(clippy::useless_conversion, reason = "the fields' types differ between architectures")]
 fn inode_of(file: &File, path: &Path) -> Result<(u64, u64)> {
-    let stat = rustix::fs::fstat(file).map_err(|errno| Error::io("look at", path, errno))?;
+    let stat = rustix::fs::fstat(file).map_err(|errno| Error::io("stat", path, errno))?;
     Ok((stat.st_dev.into(), stat.st_ino.into()))
 }
 

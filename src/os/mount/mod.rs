@@ -210,7 +210,7 @@ fn bytes(path: &Path) -> &[u8] {
 pub fn id(place: BorrowedFd<'_>, path: &Path) -> Result<u64> {
     match rustix::fs::statx(place, "", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID) {
         Ok(seen) => Ok(seen.stx_mnt_id),
-        Err(errno) => Err(Error::io("look at", path, errno)),
+        Err(errno) => Err(Error::io("stat", path, errno)),
     }
 }
 

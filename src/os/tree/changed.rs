@@ -77,8 +77,7 @@ pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Re
     let changed = |directory: &OpenDir, name: &OsStr| -> Result<Option<FileType>> {
         Ok(ChangeTime::of(directory, name)?.filter(|(time, _)| *time < since).map(|(_, kind)| kind))
     };
-    let attributes =
-        |directory: &OpenDir| Attributes::of(directory).map_err(|errno| Error::io("look at", directory.shown(), errno));
+    let attributes = |directory: &OpenDir| Attributes::of(directory).map_err(|errno| Error::io("stat", directory.shown(), errno));
     let mut walk = Walk::new(tree, tree, attributes(tree)?)?;
     let mut directory = tree.try_clone()?;
     loop {

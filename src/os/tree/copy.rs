@@ -47,7 +47,7 @@ pub struct Copied {
 /// # Errors
 /// `Io`; `Unexpected` where it was stopped. `to` and `links` then hold a part: remove them.
 pub fn copy(from: &OpenDir, to: &OpenDir, links: &OpenDir, control: &Control) -> Result<Copied> {
-    let top = Attributes::of(from).map_err(|errno| Error::io("look at", from.shown(), errno))?;
+    let top = Attributes::of(from).map_err(|errno| Error::io("stat", from.shown(), errno))?;
     let mut copier = Copier {
         control,
         links,
@@ -165,7 +165,7 @@ impl Copier<'_> {
             opened => opened?,
         };
         let Some(source) = opened else { return Ok(None) };
-        let attributes = Attributes::of(&source).map_err(|errno| Error::io("look at", source.shown(), errno))?;
+        let attributes = Attributes::of(&source).map_err(|errno| Error::io("stat", source.shown(), errno))?;
         to.make_directory(name, 0o700)?;
         Ok(Some((source, to.existing(name)?, attributes)))
     }
@@ -181,7 +181,7 @@ impl Copier<'_> {
     fn file(&mut self, from: &OpenDir, to: &OpenDir, name: &OsStr) -> Result<()> {
         let source = from.open_file(name, OFlags::RDONLY, 0)?;
         let failed = |action: &'static str, error: std::io::Error| Error::io(action, from.path_of(name), error);
-        let attributes = Attributes::of(&source).map_err(|errno| failed("look at", errno.into()))?;
+        let attributes = Attributes::of(&source).map_err(|errno| failed("stat", errno.into()))?;
         if FileType::from_raw_mode(attributes.stat.st_mode) != FileType::RegularFile {
             return Err(Error::io("open file", from.path_of(name), Errno::NOENT));
         }

@@ -29,7 +29,7 @@ impl Freeze {
 }
 
 impl Quiesce for Freeze {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         assert_eq!(volumes.iter().map(VolumeId::derived).collect::<Vec<_>>(), ["one"]);
         assert!(!self.frozen.swap(true, Ordering::Relaxed), "it is frozen already");
         let mut breaks = self.breaks.lock().expect("no panic");
@@ -39,7 +39,7 @@ impl Quiesce for Freeze {
     }
 }
 
-impl Held for Frozen {
+impl FreezeGuard for Frozen {
     fn release(self: Box<Self>) -> Result<()> {
         match self.breaks {
             true => Err(Error::failed("freeze", "the volume", "it was thawed")),

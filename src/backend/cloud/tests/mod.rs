@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::clock::Clock;
 use super::{CloudBackend, CloudOptions, Disk, Draft, Instance, Policy, Tags};
-use crate::backend::{Backend, Connect, ConnectRequest, Held, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
+use crate::backend::{Backend, Connect, ConnectRequest, FreezeGuard, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
 use crate::volume::{
-    AccessMode, BackendName, Bytes, Error, Left, NodeId, Outcome, RawParameters, Result, SnapshotId, Topology,
+    AccessMode, BackendName, Bytes, Error, NodeId, Outcome, RawParameters, Result, Rollback, SnapshotId, Topology,
     TopologyRequirement, Volume, VolumeId,
 };
 
@@ -193,7 +193,7 @@ fn member(name: &str, source: VolumeId) -> SnapshotSpec {
 fn is_final(error: &Error) -> bool {
     match error {
         Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
-        Error::Failed { left, .. } => *left == Left::Nothing,
+        Error::Failed { rollback, .. } => *rollback == Rollback::Verified,
         _ => true,
     }
 }
@@ -201,12 +201,12 @@ fn is_final(error: &Error) -> bool {
 struct Nothing;
 
 impl Quiesce for Nothing {
-    fn hold(&self, _: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, _: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         Ok(Box::new(Nothing))
     }
 }
 
-impl Held for Nothing {
+impl FreezeGuard for Nothing {
     fn release(self: Box<Self>) -> Result<()> {
         Ok(())
     }

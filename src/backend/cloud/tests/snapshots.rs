@@ -201,11 +201,11 @@ fn a_copy_leaves_no_snapshot_behind() {
 fn a_hold_that_broke_makes_no_snapshot() {
     struct Breaks;
     impl Quiesce for Breaks {
-        fn hold(&self, _: &[VolumeId]) -> Result<Box<dyn Held>> {
+        fn freeze(&self, _: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
             Ok(Box::new(Breaks))
         }
     }
-    impl Held for Breaks {
+    impl FreezeGuard for Breaks {
         fn release(self: Box<Self>) -> Result<()> {
             Err(Error::failed("freeze", "the volume", "it was thawed"))
         }

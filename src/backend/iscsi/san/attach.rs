@@ -25,7 +25,7 @@ impl Attach for TargetServer {
         mode: AccessMode,
         read_only: bool,
     ) -> Result<Outcome<BTreeMap<String, String>>> {
-        let _turn = self.begin(id, "attach")?;
+        let _lock = self.begin(id, "attach")?;
         self.limit(node)?;
         let image = self.images.image(id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let lio = Lio::loaded()?;
@@ -48,8 +48,8 @@ impl Attach for TargetServer {
                 let undone =
                     expel(&lio, id, &initiator_name(node)).and_then(|_| self.forget(Some(&lio), &image.pool, &mut record, node));
                 Err(match undone {
-                    Ok(()) => failure.nothing_left(),
-                    Err(undo) => failure.but_left(undo.to_string()),
+                    Ok(()) => failure.rolled_back(),
+                    Err(undo) => failure.leaving(undo.to_string()),
                 })
             }
         }
@@ -58,7 +58,7 @@ impl Attach for TargetServer {
     /// The kernel shuts the node out before anything else is asked: a pool that is away, or a record that cannot be read, does not
     /// keep it in.
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
-        let _turn = self.begin(id, "detach")?;
+        let _lock = self.begin(id, "detach")?;
         let lio = Lio::open()?;
         let mut changed = false;
         if let Some(lio) = &lio {
@@ -82,7 +82,7 @@ impl Attach for TargetServer {
     }
 
     fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
-        self.settle();
+        self.restore_exports();
         let known = self.known();
         Ok(ids.iter().filter_map(|id| Some((id.clone(), known.by_volume.get(id)?.clone()))).collect())
     }

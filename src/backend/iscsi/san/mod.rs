@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use crate::backend::image::{Image, ImageBackend, Role};
-use crate::backend::turns::{Turn, Turns};
+use crate::backend::keyed_mutex::{KeyedGuard, KeyedMutex};
 use crate::backend::{Backend, Exclusive, Usage};
 use crate::os::deadline;
 use crate::os::lio::{self, Disk, DiskSeen, Initiator, Lio};
@@ -37,7 +37,7 @@ use names::Names;
 use record::Record;
 
 /// How long the start, or a call, waits for the exports of pools that were not there before.
-const SETTLING: Duration = Duration::from_secs(2);
+const RESTORE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a call waits for what puts right the export of its volume.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -49,7 +49,7 @@ pub(super) struct TargetServer {
     pub images: ImageBackend,
     known: Mutex<Known>,
     /// Who is at an export, by the name of its target: a call about its volume, or what makes the kernel show what is recorded.
-    turns: Turns,
+    locks: KeyedMutex,
     /// One reads the records of pools that were away; nobody waits for it for long, since such a pool may hang.
     settling: Mutex<()>,
     this: Weak<TargetServer>,
@@ -101,7 +101,7 @@ impl TargetServer {
             config,
             images,
             known: Mutex::default(),
-            turns: Turns::default(),
+            locks: KeyedMutex::default(),
             settling: Mutex::default(),
             this: this.clone(),
         }))
@@ -117,7 +117,7 @@ impl TargetServer {
     /// Opens the pools, and makes the kernel show what is recorded.
     pub fn lead(&self) -> Result<()> {
         self.images.lead()?;
-        self.settle();
+        self.restore_exports();
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl TargetServer {
         let images = self.images.probe();
         self.target()?;
         // What lies in the other pools is exported, also while one is away.
-        self.settle();
+        self.restore_exports();
         self.export_failed();
         images
     }
@@ -155,18 +155,18 @@ impl TargetServer {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a call about one volume: its export is nobody else's until the turn is given back.
-    fn begin(&self, id: &VolumeId, operation: &'static str) -> Result<Turn<'_>> {
-        self.settle();
-        self.turn(&Names::of(id), operation, PATIENCE)
+    /// For a call about one volume: its export is nobody else's until the lock is released.
+    fn begin(&self, id: &VolumeId, operation: &'static str) -> Result<KeyedGuard<'_>> {
+        self.restore_exports();
+        self.lock_target(&Names::of(id), operation, PATIENCE)
     }
 
-    fn turn(&self, names: &Names, operation: &'static str, patience: Duration) -> Result<Turn<'_>> {
-        self.turns.take(&names.target, operation, patience).map_err(|taken| Error::Busy {
+    fn lock_target(&self, names: &Names, operation: &'static str, patience: Duration) -> Result<KeyedGuard<'_>> {
+        self.locks.lock(&names.target, operation, patience).map_err(|holder| Error::Busy {
             object: format!("target {}", names.target),
-            operation: taken.operation,
+            operation: holder.operation,
             step: "its export".to_owned(),
-            since: taken.since.elapsed(),
+            since: holder.since.elapsed(),
         })
     }
 
@@ -232,10 +232,10 @@ impl TargetServer {
 
     /// Reads the records of pools that were not there before, exports what they say, and takes down what none of them says. On a thread
     /// of its own, which goes on where it takes long.
-    fn settle(&self) {
+    fn restore_exports(&self) {
         if !self.all_read()
             && let Some(san) = self.this.upgrade()
-            && deadline::within(SETTLING, move || san.settle_now()).is_none()
+            && deadline::within(RESTORE_PATIENCE, move || san.restore_exports_now()).is_none()
         {
             tracing::warn!("what is attached is still being exported again");
         }
@@ -245,7 +245,7 @@ impl TargetServer {
         self.known().pools.len() == self.config.pools.len()
     }
 
-    fn settle_now(&self) {
+    fn restore_exports_now(&self) {
         let Some(_alone) = alone(&self.settling) else { return };
         if self.all_read() {
             return;
@@ -272,7 +272,7 @@ impl TargetServer {
     fn load(&self, pool: &Path) -> Result<()> {
         for local in Record::list(pool)? {
             let Ok(id) = VolumeId::from_parts(self.name(), &local) else { continue };
-            let _turn = self.turn(&Names::of(&id), "export again", PATIENCE)?;
+            let _lock = self.lock_target(&Names::of(&id), "export again", PATIENCE)?;
             match Record::read(&id, pool) {
                 Ok(Some(record)) => {
                     record.nodes.keys().for_each(|node| self.known().insert(&id, node));
@@ -309,7 +309,7 @@ impl TargetServer {
     fn export_failed(&self) {
         let failed: Vec<VolumeId> = self.known().failed.iter().cloned().collect();
         for id in failed {
-            let Ok(_turn) = self.turn(&Names::of(&id), "export again", Duration::ZERO) else { continue };
+            let Ok(_lock) = self.lock_target(&Names::of(&id), "export again", Duration::ZERO) else { continue };
             match self.record(&id) {
                 Ok(Some((_, record))) => self.export_again(&record),
                 Ok(None) => drop(self.known().failed.remove(&id)),
@@ -323,8 +323,8 @@ impl TargetServer {
         let Some(lio) = Lio::open()? else { return Ok(()) };
         let pools = self.images.homes().map(|(_, home)| home).collect::<Result<Vec<PathBuf>>>()?;
         for names in self.strays(&lio, &pools)? {
-            let _turn = self.turn(&names, "take down", PATIENCE)?;
-            // A call may have recorded it before this turn.
+            let _lock = self.lock_target(&names, "take down", PATIENCE)?;
+            // A call may have recorded it before this lock was taken.
             if self.recorded(&pools)?.contains(&names.disk) {
                 continue;
             }

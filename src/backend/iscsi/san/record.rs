@@ -94,7 +94,7 @@ impl Record {
         let directory = pool.join(EXPORTS);
         let file = file_of(&self.id);
         let mut text = serde_json::to_vec_pretty(self)
-            .map_err(|error| Error::failed("write export", self.id.to_string(), error).nothing_left())?;
+            .map_err(|error| Error::failed("write export", self.id.to_string(), error).rolled_back())?;
         text.push(b'\n');
         step("write export", &directory.join(&file).display(), || {
             make_directory(&directory, pool)?;

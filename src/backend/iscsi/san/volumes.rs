@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::{
-    CapacityAnswer, CapacityQuery, Expand, Groups, Held, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec, Writers,
+    CapacityAnswer, CapacityQuery, Expand, FreezeGuard, Groups, Provision, Quiesce, SnapshotSpec, Snapshots, VolumeSpec, Writers,
 };
 use crate::os::lio::Lio;
 use crate::os::step::step;
@@ -35,7 +35,7 @@ impl Provision for TargetServer {
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
-        let _turn = self.begin(id, "delete")?;
+        let _lock = self.begin(id, "delete")?;
         let in_use = |by: String| Error::InUse { object: format!("volume {id}"), by };
         if let Some((_, record)) = self.record(id)?
             && let Some(node) = record.nodes.keys().next()
@@ -64,7 +64,7 @@ impl Provision for TargetServer {
 impl Expand for TargetServer {
     /// The image first, then the disk that shows it: a repeated call finds an image that has grown already, and the disk not.
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
-        let _turn = self.begin(id, "expand")?;
+        let _lock = self.begin(id, "expand")?;
         let grown = self.images.expand(id, capacity)?;
         let (Outcome::Changed(now) | Outcome::Unchanged(now)) = grown;
         let shown = match Lio::open()? {
@@ -130,7 +130,7 @@ struct Paused {
     attached: BTreeMap<VolumeId, NodeId>,
     paused: bool,
     /// What is mounted on this machine thaws after that.
-    inner: Option<Box<dyn Held>>,
+    inner: Option<Box<dyn FreezeGuard>>,
 }
 
 impl TargetServer {
@@ -141,9 +141,9 @@ impl TargetServer {
 }
 
 impl Quiesce for Pausing<'_> {
-    fn hold(&self, volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         // First: what a freeze writes must still reach the disk.
-        let inner = Some(self.inner.hold(volumes)?);
+        let inner = Some(self.inner.freeze(volumes)?);
         let attached: BTreeMap<VolumeId, NodeId> =
             volumes.iter().filter_map(|id| Some((id.clone(), self.san.user(id)?))).collect();
         let mut paused = Paused { lio: None, disks: Vec::new(), attached, paused: false, inner };
@@ -183,7 +183,7 @@ impl Paused {
     }
 }
 
-impl Held for Paused {
+impl FreezeGuard for Paused {
     fn writers(&self, volume: &VolumeId) -> Writers {
         match self.attached.get(volume) {
             Some(_) if self.paused => Writers::Frozen,

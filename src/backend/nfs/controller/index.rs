@@ -18,22 +18,22 @@ pub(super) struct Index {
 
 #[derive(Debug, Default)]
 struct Inner {
-    volumes: BTreeMap<String, Held>,
+    volumes: BTreeMap<String, IndexedVolume>,
     /// Directories of volumes, and whose they are.
     directories: BTreeMap<PathBuf, String>,
-    snapshots: BTreeMap<String, Taken>,
+    snapshots: BTreeMap<String, IndexedSnapshot>,
     provisioned: u64,
 }
 
 #[derive(Debug)]
-struct Held {
+struct IndexedVolume {
     capacity: u64,
     directory: PathBuf,
     whole: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct IndexedSnapshot {
     /// The local id of its volume.
     pub source: String,
     pub bytes: u64,
@@ -104,7 +104,7 @@ impl Index {
         self.inner().take_volume(local);
     }
 
-    pub fn put_snapshot(&self, local: &str, taken: Taken) {
+    pub fn put_snapshot(&self, local: &str, taken: IndexedSnapshot) {
         let mut inner = self.inner();
         inner.take_snapshot(local);
         inner.provisioned = inner.provisioned.saturating_add(taken.bytes);
@@ -154,7 +154,7 @@ impl Inner {
     fn put(&mut self, local: &str, directory: &Path, capacity: u64, whole: bool) {
         self.take_volume(local);
         self.directories.insert(directory.to_owned(), local.to_owned());
-        self.volumes.insert(local.to_owned(), Held { capacity, directory: directory.to_owned(), whole });
+        self.volumes.insert(local.to_owned(), IndexedVolume { capacity, directory: directory.to_owned(), whole });
         self.provisioned = self.provisioned.saturating_add(capacity);
     }
 
@@ -209,7 +209,7 @@ mod tests {
         let index = Index::default();
         index.claim("a", Path::new("a"), 60, 100).expect("fits");
         assert_eq!(index.claim("b", Path::new("b"), 41, 100), Err(Refused::NoRoom(40)));
-        index.put_snapshot("s", Taken { source: "a".to_owned(), bytes: 30, ready: true });
+        index.put_snapshot("s", IndexedSnapshot { source: "a".to_owned(), bytes: 30, ready: true });
         assert_eq!((index.left(100), index.promise("a", 71, 100), index.promise("a", 70, 100)), (10, Err(10), Ok(())));
         assert_eq!(index.left(100), 0);
         assert!(index.volumes(None, 9).is_empty(), "it is not whole yet");

@@ -123,7 +123,7 @@ impl Controller {
         };
         cleared.map(|()| None).map_err(|error| match error {
             pending @ (Error::InProgress { .. } | Error::BackendUnavailable { .. }) => pending,
-            error => error.but_left(format!("what an earlier call left of volume {}", spec.id)),
+            error => error.leaving(format!("what an earlier call left of volume {}", spec.id)),
         })
     }
 
@@ -350,8 +350,8 @@ fn own(ready: &Ready, record: &VolumeRecord) -> Result<()> {
 /// Takes back what was done; answers `failure`, final only if that was seen to work.
 fn undo(ready: &Ready, record: &VolumeRecord, failure: Error) -> Error {
     match ready.discard(record) {
-        Ok(()) => failure.nothing_left(),
-        Err(error) => failure.but_left(error.to_string()),
+        Ok(()) => failure.rolled_back(),
+        Err(error) => failure.leaving(error.to_string()),
     }
 }
 

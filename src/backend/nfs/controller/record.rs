@@ -123,8 +123,7 @@ pub(super) fn now() -> u64 {
 
 /// As a file's text, with a newline at its end.
 pub(super) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
-    let mut text =
-        serde_json::to_vec_pretty(record).map_err(|error| Error::failed("encode", "metadata", error).nothing_left())?;
+    let mut text = serde_json::to_vec_pretty(record).map_err(|error| Error::failed("encode", "metadata", error).rolled_back())?;
     text.push(b'\n');
     Ok(text)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::volume::{Error, Result};
 
-use super::index::Taken;
+use super::index::IndexedSnapshot;
 use super::record::{self, Phase, SnapshotRecord};
 use super::share::{META, Ready};
 
@@ -67,13 +67,13 @@ impl Ready {
             match record::read::<SnapshotRecord>(&directory, META) {
                 Ok(Some(found)) => {
                     let source = found.source.local().to_owned();
-                    self.index.put_snapshot(&local, Taken { source, bytes: found.taken.0, ready: found.ready });
+                    self.index.put_snapshot(&local, IndexedSnapshot { source, bytes: found.taken.0, ready: found.ready });
                 }
                 // Interrupted before it was begun.
                 Ok(None) => self.throw_away(&self.snapshots, local.as_ref(), &format!("{local}~{}", record::now()))?,
                 Err(error) => {
                     tracing::warn!(share = self.called, snapshot = local, %error, "it cannot be used");
-                    self.index.put_snapshot(&local, Taken { source: String::new(), bytes: 0, ready: true });
+                    self.index.put_snapshot(&local, IndexedSnapshot { source: String::new(), bytes: 0, ready: true });
                 }
             }
         }

@@ -32,10 +32,10 @@ use rustix::io::Errno;
 
 use crate::backend::FirstLock;
 use crate::backend::{LockHolder, lock_holder, patience};
-use crate::os::answers::Answers;
 use crate::os::dir::OpenDir;
 use crate::os::fs::{Usage, usage};
 use crate::os::single::{Attempt, NoResult, Single};
+use crate::os::single_flight::SingleFlight;
 use crate::os::{self, durable, lock, nfs, private_mount, random};
 use crate::volume::{BackendName, Error, Result};
 
@@ -76,7 +76,7 @@ pub(super) struct Share {
     pub config: ShareConfig,
     backend: BackendName,
     access: Access,
-    answers: Answers<Silence>,
+    checks: SingleFlight<Silence>,
     current: Mutex<Option<Arc<Ready>>>,
     /// Whether it is there, which may hang with its server. The reason where it is not.
     asking: Single<Answer>,
@@ -90,7 +90,7 @@ pub(super) struct Share {
     standby: AtomicBool,
     /// As it was opened before; running calls may still have it, and with it the lock.
     previous: Mutex<Weak<Ready>>,
-    memory: Memory,
+    known_share: KnownShare,
 }
 
 /// What came of asking for it.
@@ -110,7 +110,7 @@ pub(super) enum Access {
 
 /// Which share was seen in its place: one without our directory is then no new share, but a server that lacks a mount.
 #[derive(Debug)]
-struct Memory {
+struct KnownShare {
     directory: PathBuf,
     name: String,
     known: OnceLock<String>,
@@ -144,12 +144,13 @@ pub(super) struct Ready {
 impl Share {
     pub fn new(config: ShareConfig, backend: &BackendName, access: Access, state: &Path) -> Share {
         let name = config.called().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
-        let memory = Memory { directory: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
+        let known_share =
+            KnownShare { directory: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
         Share {
             config,
             backend: backend.clone(),
             access,
-            answers: Answers::default(),
+            checks: SingleFlight::default(),
             current: Mutex::new(None),
             asking: Single::new("ask share"),
             away: AtomicBool::new(false),
@@ -157,7 +158,7 @@ impl Share {
             elsewhere: Mutex::new(None),
             standby: AtomicBool::new(false),
             previous: Mutex::new(Weak::new()),
-            memory,
+            known_share,
         }
     }
 
@@ -263,7 +264,7 @@ impl Share {
     fn ask_server(&self, ready: &Ready) -> Result<(), Silence> {
         match &self.access {
             Access::Mount { .. } => {
-                self.answers.ask(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
+                self.checks.check(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
             }
             Access::Directory(path) if !path.is_dir() => Err(Silence::Dead(format!("{} is away", path.display()))),
             Access::Directory(_) => Ok(()),
@@ -347,11 +348,11 @@ impl Share {
     fn open_in(&self, root: OpenDir) -> Result<Ready> {
         let called = self.config.called();
         let first = root.directory(OURS)?.is_none();
-        if let Some(known) = self.memory.recall()?.filter(|_| first) {
+        if let Some(known) = self.known_share.recall()?.filter(|_| first) {
             return Err(self.down(format!(
                 "its directory {OURS} is missing, which was there before (share {known}): the server has another file system in this \
                  place; mount the right one there, or remove {} if the share is to be used anew",
-                self.memory.path().display()
+                self.known_share.path().display()
             )));
         }
         let own = root
@@ -388,7 +389,7 @@ impl Share {
         if marker.backend != self.backend {
             return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
         }
-        self.memory.keep(&marker.id);
+        self.known_share.keep(&marker.id);
         // For people only, so that a full share is no reason to stop.
         if let Err(error) = lock_file.write_all_at(LockHolder::this().encode().as_bytes(), 0) {
             tracing::warn!(share = called, %error, "the lock is held, but our process id could not be written into it");
@@ -465,7 +466,7 @@ fn denied(error: &os::Error) -> String {
     format!("{error}; the server does not let root of this machine do that: export the share to it with no_root_squash")
 }
 
-impl Memory {
+impl KnownShare {
     fn path(&self) -> PathBuf {
         self.directory.join(&self.name)
     }

@@ -17,7 +17,7 @@ use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, Snap
 
 use super::super::config::{Consistency, NfsSnapshotParameters};
 use super::Controller;
-use super::index::Taken;
+use super::index::IndexedSnapshot;
 use super::record::{self, FORMAT, SnapshotRecord};
 use super::share::{DATA, LINKS, META, Ready};
 use super::work::{Source, Work, log_copied};
@@ -139,7 +139,7 @@ impl Ready {
         step("write metadata", &directory.path_of(META).display(), || directory.write(META, &text))
             .map_err(|error| self.failure(error))?;
         let source = record.source.local().to_owned();
-        self.index.put_snapshot(local, Taken { source, bytes: record.taken.0, ready: record.ready });
+        self.index.put_snapshot(local, IndexedSnapshot { source, bytes: record.taken.0, ready: record.ready });
         Ok(())
     }
 
@@ -240,8 +240,8 @@ impl Ready {
 
 fn undo(ready: &Ready, local: &str, failure: Error) -> Error {
     match ready.discard_snapshot(local) {
-        Ok(()) => failure.nothing_left(),
-        Err(error) => failure.but_left(error.to_string()),
+        Ok(()) => failure.rolled_back(),
+        Err(error) => failure.leaving(error.to_string()),
     }
 }
 

@@ -10,7 +10,7 @@ use super::super::{NfsConfig, NfsParameters, ShareConfig, requested_parameters};
 use super::record::{self, Phase, VolumeRecord};
 use super::*;
 use crate::backend::{
-    CapacityQuery, Expand, Held, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
+    CapacityQuery, Expand, FreezeGuard, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
 };
 use crate::os::mount::testing::Hung;
 use crate::volume::{
@@ -20,12 +20,12 @@ use crate::volume::{
 struct NothingMounted;
 
 impl Quiesce for NothingMounted {
-    fn hold(&self, _volumes: &[VolumeId]) -> Result<Box<dyn Held>> {
+    fn freeze(&self, _volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         Ok(Box::new(NothingMounted))
     }
 }
 
-impl Held for NothingMounted {
+impl FreezeGuard for NothingMounted {
     fn release(self: Box<Self>) -> Result<()> {
         Ok(())
     }

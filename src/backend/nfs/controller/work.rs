@@ -48,7 +48,7 @@ impl Work {
         };
         match std::thread::Builder::new().name("copy".to_owned()).spawn(run) {
             Ok(_) => Ok(work),
-            Err(error) => Err(Error::failed("start", "a thread to copy", error).nothing_left()),
+            Err(error) => Err(Error::failed("start", "a thread to copy", error).rolled_back()),
         }
     }
 

@@ -20,7 +20,7 @@ pub(in crate::ops::node) fn mark(node: &Node, name: &str) -> Result<String> {
 }
 
 fn owner(node: &Node) -> Result<String> {
-    Ok(format!(" of node {} ({})", node.settled_id()?, node.state.path().display()))
+    Ok(format!(" of node {} ({})", node.resolved_id()?, node.state.path().display()))
 }
 
 /// Whether its storage says that `volume` is an ephemeral one of this very driver: node and state directory.

@@ -70,7 +70,7 @@ pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Resu
         // One that was published before stays; a first publish leaves nothing. Of one that is staged but nowhere mounted it is not
         // known which it is (before a reboot it may have been published): it stays, and is said to.
         Err(error) if whole && is_mounted(node, &id)? => Err(error),
-        Err(error) if whole => Err(error.but_left(format!("ephemeral volume {id}"))),
+        Err(error) if whole => Err(error.leaving(format!("ephemeral volume {id}"))),
         Err(error) => Err(undo(node, &id, error)),
     }
 }
@@ -254,8 +254,8 @@ fn undo(node: &Node, id: &VolumeId, error: Error) -> Error {
         _ => Ok(()),
     };
     match attempt() {
-        Ok(()) => error.nothing_left(),
-        Err(left) => error.but_left(left.to_string()),
+        Ok(()) => error.rolled_back(),
+        Err(left) => error.leaving(left.to_string()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::{Backend, Directory, Link, Source, Survey};
+use crate::backend::{Backend, Directory, SharedConnection, Source, Survey};
 use crate::os::deadline::within;
 use crate::os::dm::{self, Mapped};
 use crate::os::fs::Usage;
@@ -48,7 +48,7 @@ pub(super) struct Facts {
     /// By their names.
     pub backends: BTreeMap<String, Looked>,
     /// With the names of their backends.
-    pub links: Vec<(String, Link)>,
+    pub connections: Vec<(String, SharedConnection)>,
     /// Those that are ours by their names; `None` where they could not be looked at.
     pub mappings: Option<Vec<Ours>>,
     /// By the place of a mount.
@@ -56,7 +56,7 @@ pub(super) struct Facts {
     /// What ext4 has recorded.
     pub errors: HashMap<VolumeId, u64>,
     /// Mount namespaces that still have what is unstaged, or being unstaged.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldDevice>,
     pub not_seen: Vec<NotSeen>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Entry {
 
 /// A device that another mount namespace has mounted.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldDevice {
     pub id: VolumeId,
     pub device: PathBuf,
     pub holder: Holder,
@@ -124,12 +124,12 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
     let mounts = MountTable::read()?;
     // One may have been started meanwhile.
     let driver = seen.map_or_else(|| driver(&state, &setup.endpoint, &mut Vec::new()), |seen| Ok(Some(seen)))?;
-    let mut links = links(setup, &mut not_seen);
+    let mut connections = shared_connections(setup, &mut not_seen);
     let after = if driver.is_some() { journal::look(&state)? } else { before.clone() };
     if driver.is_some() {
         // What is made or taken down just now is nothing to judge.
-        let again = self::links(setup, &mut Vec::new());
-        links.retain(|link| again.contains(link));
+        let again = shared_connections(setup, &mut Vec::new());
+        connections.retain(|connection| again.contains(connection));
     }
     for found in after.volumes.iter().filter(|found| !backends.contains_key(found.id.backend().as_str())) {
         let why = format!("its backend {} is not in the configuration", found.id.backend());
@@ -152,7 +152,7 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
         frozen: after.frozen,
         mounts,
         backends,
-        links,
+        connections,
         mappings: mappings.ok(),
         usage,
         errors,
@@ -162,7 +162,7 @@ pub(super) fn gather(setup: &Setup) -> Result<Facts> {
 }
 
 /// Each published volume is also in the mount namespaces of its containers: only of what is to go does it matter who has it.
-fn held(journal: &[Entry], backends: &BTreeMap<String, Looked>) -> Vec<Held> {
+fn held(journal: &[Entry], backends: &BTreeMap<String, Looked>) -> Vec<HeldDevice> {
     let stages = journal.iter().filter_map(|entry| entry.found.stage.as_ref());
     let leaving = stages.clone().filter(|stage| stage.phase == Phase::Unstaging);
     let leaving = leaving.flat_map(|stage| stage.shown().into_iter().map(|source| (stage.id.clone(), source)));
@@ -180,7 +180,7 @@ fn held(journal: &[Entry], backends: &BTreeMap<String, Looked>) -> Vec<Held> {
     let namespaces = Namespaces::read();
     let held = devices.flat_map(|(id, device)| {
         let holders = namespaces.mounted(device.number, &device.path);
-        holders.into_iter().map(move |holder| Held { id: id.clone(), device: device.path.clone(), holder })
+        holders.into_iter().map(move |holder| HeldDevice { id: id.clone(), device: device.path.clone(), holder })
     });
     held.collect()
 }
@@ -191,7 +191,7 @@ fn directory(field: &'static str, path: &Path) -> Result<PathBuf> {
     os::fs::usages(&[path.to_owned()], PATIENCE)?;
     path.canonicalize().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::invalid(field, format!("{} is not there; name the driver's", path.display())),
-        _ => os::Error::io("look at", path, error).into(),
+        _ => os::Error::io("stat", path, error).into(),
     })
 }
 
@@ -253,18 +253,18 @@ fn survey(configured: &Configured, not_seen: &mut Vec<NotSeen>) -> Looked {
     }
 }
 
-fn links(setup: &Setup, not_seen: &mut Vec<NotSeen>) -> Vec<(String, Link)> {
-    let mut links = Vec::new();
+fn shared_connections(setup: &Setup, not_seen: &mut Vec<NotSeen>) -> Vec<(String, SharedConnection)> {
+    let mut connections = Vec::new();
     for configured in &setup.backends {
         let Some(backend) = configured.opened() else { continue };
-        match backend.connect().links() {
-            Ok(found) => links.extend(found.into_iter().map(|link| (configured.name.to_string(), link))),
+        match backend.connect().shared_connections() {
+            Ok(found) => connections.extend(found.into_iter().map(|connection| (configured.name.to_string(), connection))),
             Err(error) => {
-                not_seen.push(NotSeen { what: format!("links of backend {}", configured.name), why: told(&error) });
+                not_seen.push(NotSeen { what: format!("connections of backend {}", configured.name), why: told(&error) });
             }
         }
     }
-    links
+    connections
 }
 
 /// Those whose names tell that they are this driver's, be it only by the volumes that are known: a long id is in no name.

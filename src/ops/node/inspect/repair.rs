@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::backend::registry::Registry;
-use crate::backend::{Backend, BlockDevice, Inspect, Leftover, Link, Source};
+use crate::backend::{Backend, BlockDevice, Inspect, Leftover, SharedConnection, Source};
 use crate::ops::lock::Locks;
 use crate::os::mount;
 use crate::os::mountinfo::MountTable;
@@ -36,10 +36,10 @@ pub enum Repair {
         id: VolumeId,
         device: BlockDevice,
     },
-    /// Takes down exactly this link.
-    Unlink {
+    /// Takes down exactly this connection.
+    ReleaseConnection {
         backend: String,
-        link: Link,
+        connection: SharedConnection,
     },
     /// Undoes a stage of which nothing is mounted any more.
     Unstage {
@@ -102,7 +102,7 @@ impl Repairer {
                 allow_writes(&source)?;
                 inspect.release(device)
             }
-            Repair::Unlink { backend, link } => self.unlink(backend, link),
+            Repair::ReleaseConnection { backend, connection } => self.release_connection(backend, connection),
             Repair::Unstage { id } => {
                 let entry = node.journal.stage(id)?.ok_or_else(|| Error::volume_not_found(id))?;
                 if entry.phase != Phase::Staged || entry.inline || entry.is_interrupted() {
@@ -143,9 +143,9 @@ impl Repairer {
     }
 
     /// The journal still knows none of its volumes, and nothing of them is mounted.
-    fn unlink(&self, backend: &str, link: &Link) -> Result<()> {
+    fn release_connection(&self, backend: &str, connection: &SharedConnection) -> Result<()> {
         let connect = self.backend(backend)?.connect();
-        for id in &link.users {
+        for id in &connection.users {
             if let Some(stage) = self.node.journal.stage(id)? {
                 return Err(unexpected(&stage.staging, "the volume is staged here by now"));
             }
@@ -154,12 +154,12 @@ impl Repairer {
             }
         }
         let table = MountTable::read()?;
-        if let Some(mount) = observe::mounted_from(&table, link) {
-            return Err(unexpected(&mount.mount_point, "it is mounted from this link"));
+        if let Some(mount) = observe::mounted_from(&table, connection) {
+            return Err(unexpected(&mount.mount_point, "it is mounted from this connection"));
         }
         // Nor in another mount namespace.
-        link.devices.iter().try_for_each(|device| device_unused(&link.object, device, &table))?;
-        connect.unlink(link)
+        connection.devices.iter().try_for_each(|device| device_unused(&connection.object, device, &table))?;
+        connect.release_connection(connection)
     }
 
     fn inspect(&self, backend: &str) -> Result<&dyn Inspect> {

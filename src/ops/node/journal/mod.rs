@@ -179,7 +179,7 @@ impl Journal {
         let stale = std::mem::take(&mut *self.stale());
         // One that still cannot be removed is kept in mind again.
         let failed = stale.iter().filter_map(|name| self.remove_frozen(name).err()).last();
-        failed.map_or(Ok(()), |error| Err(error.but_left("what an earlier snapshot noted in the node's journal".to_owned())))
+        failed.map_or(Ok(()), |error| Err(error.leaving("what an earlier snapshot noted in the node's journal".to_owned())))
     }
 
     fn stale(&self) -> MutexGuard<'_, Vec<String>> {

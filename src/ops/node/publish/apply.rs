@@ -223,7 +223,7 @@ impl<'a> PublishRun<'a> {
     pub(super) fn undo(&mut self, error: Error) -> Error {
         let done = std::mem::take(&mut self.done);
         let left = undo_in_reverse(done, PublishUndo::Journal, |undo| self.undo_one(undo));
-        if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
+        if left.is_empty() { error.rolled_back() } else { error.leaving(left.join("; ")) }
     }
 
     fn undo_one(&self, undo: PublishUndo) -> Result<()> {

@@ -219,7 +219,7 @@ impl<'a> StageRun<'a> {
     pub(super) fn open_alone(&self, device: &BlockDevice) -> Result<Device> {
         let opened = self.open(device)?;
         if !self.entry.read_only {
-            opened.hold(LINGERING)?;
+            opened.lock_exclusive(LINGERING)?;
         }
         Ok(opened)
     }

@@ -31,7 +31,7 @@ impl StageRun<'_> {
         if self.entry.growth.is_some() {
             left.push("the growth of its file system was interrupted; the next stage continues it".to_owned());
         }
-        if left.is_empty() { error.nothing_left() } else { error.but_left(left.join("; ")) }
+        if left.is_empty() { error.rolled_back() } else { error.leaving(left.join("; ")) }
     }
 
     fn undo_one(&self, undo: StageUndo) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::backend::{Leftover, LeftoverKind, Link};
+use crate::backend::{Leftover, LeftoverKind, SharedConnection};
 use crate::volume::VolumeId;
 
 use super::super::observe::{self};
@@ -32,7 +32,7 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         let is_orphaned = |leftover: &&Leftover| leftover.kind != LeftoverKind::Lease || !is_staged(facts, &leftover.id);
         findings.extend(survey.leftovers.iter().filter(is_orphaned).map(|leftover| of_storage(name, leftover)));
     }
-    findings.extend(facts.links.iter().filter_map(|(backend, link)| view.unowned(backend, link)));
+    findings.extend(facts.connections.iter().filter_map(|(backend, connection)| view.unowned(backend, connection)));
     findings.extend(view.frozen());
     Report {
         version: VERSION,
@@ -43,7 +43,7 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         time: facts.now,
         running: view.running(),
         storage: view.storage(),
-        links: facts.links.iter().map(|(backend, link)| shown_link(backend, link)).collect(),
+        links: facts.connections.iter().map(|(backend, connection)| shown_link(backend, connection)).collect(),
         volumes,
         findings,
         not_seen: facts.not_seen.clone(),
@@ -51,27 +51,29 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
 }
 
 impl<'a> View<'a> {
-    /// A link that was made for volumes of which the journal knows nothing.
-    fn unowned(&self, backend: &str, link: &Link) -> Option<Finding> {
+    /// A connection that was made for volumes of which the journal knows nothing.
+    fn unowned(&self, backend: &str, connection: &SharedConnection) -> Option<Finding> {
         let mut staged = self.entries.values().filter_map(|entry| entry.found.stage.as_ref()?.source.as_ref());
-        let carried = staged.any(|source| link.carries(source));
-        if carried || link.users.iter().any(|id| self.entries.contains_key(id)) {
+        let carried = staged.any(|source| connection.carries(source));
+        if carried || connection.users.iter().any(|id| self.entries.contains_key(id)) {
             return None;
         }
-        let why_not = observe::mounted_from(&self.facts.mounts, link)
+        let why_not = observe::mounted_from(&self.facts.mounts, connection)
             .map(|mount| format!("{} is mounted from it", mount.mount_point.display()));
-        let of = match link.users.as_slice() {
+        let of = match connection.users.as_slice() {
             [] => "no volume".to_owned(),
             users => users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         };
         Some(Finding {
             kind: Kind::LinkUnowned,
-            volume: link.users.first().filter(|_| link.users.len() == 1).map(ToString::to_string),
-            object: link.object.clone(),
-            what: format!("{}; it is of {of}, and the journal knows nothing of that", link.state),
-            commands: link.release.iter().map(|words| command(words)).collect(),
+            volume: connection.users.first().filter(|_| connection.users.len() == 1).map(ToString::to_string),
+            object: connection.object.clone(),
+            what: format!("{}; it is of {of}, and the journal has no entry of it", connection.state),
+            commands: connection.release.iter().map(|words| command(words)).collect(),
             fix: why_not.is_none(),
-            repair: why_not.is_none().then(|| Repair::Unlink { backend: backend.to_owned(), link: link.clone() }),
+            repair: why_not
+                .is_none()
+                .then(|| Repair::ReleaseConnection { backend: backend.to_owned(), connection: connection.clone() }),
             why_not,
         })
     }

@@ -12,7 +12,7 @@ use super::super::repair::Repair;
 use super::super::report::{Kind, Report, Role, State};
 use super::story::pod_of;
 use super::*;
-use crate::backend::{BlockDevice, Connected, Link, Source, Survey};
+use crate::backend::{BlockDevice, Connected, SharedConnection, Source, Survey};
 use crate::ops::node::journal::{Access, Phase, StageEntry, TargetEntry};
 use crate::volume::{Health, VolumeId};
 use std::collections::BTreeMap;
@@ -338,32 +338,40 @@ fn a_thousand_stacks_take_no_time() {
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
-fn link(users: &[&str]) -> Link {
+fn connection(users: &[&str]) -> SharedConnection {
     let release = vec![["umount", "--", "/s/nfs/x/mount"].map(str::to_owned).to_vec()];
     let users = users.iter().map(|name| id(name)).collect();
-    Link { object: "/s/nfs/x/mount".to_owned(), state: "server:/share".to_owned(), up: true, users, devices: Vec::new(), release }
+    SharedConnection {
+        object: "/s/nfs/x/mount".to_owned(),
+        state: "server:/share".to_owned(),
+        up: true,
+        users,
+        devices: Vec::new(),
+        release,
+    }
 }
 
 #[test]
-fn a_link_is_unowned_only_if_the_journal_knows_none_of_its_volumes() {
-    let found = |link: Link| judge(&Facts { links: vec![("nfs".to_owned(), link)], ..facts() }, "n", "d");
-    let well = found(link(&["a", "gone"]));
+fn shared_connection_without_journaled_volume_is_unowned() {
+    let found =
+        |connection: SharedConnection| judge(&Facts { connections: vec![("nfs".to_owned(), connection)], ..facts() }, "n", "d");
+    let well = found(connection(&["a", "gone"]));
     assert!(well.is_well(), "{:?}", well.findings);
     assert_eq!(well.links.first().map(|link| link.volumes.len()), Some(2));
     for (users, volume) in [(&[][..], None), (&["gone"], Some("image:gone")), (&["gone", "too"], None)] {
-        let report = found(link(users));
+        let report = found(connection(users));
         let [finding] = report.findings.as_slice() else { panic!("{:?}", report.findings) };
         assert_eq!((finding.kind, finding.volume.as_deref(), finding.fix), (Kind::LinkUnowned, volume, true));
         assert_eq!(finding.commands, ["umount -- /s/nfs/x/mount"]);
     }
     // What is staged from it, or mounted, keeps it, whatever its users are.
-    let staged = found(Link { devices: vec![device(3)], ..link(&[]) });
+    let staged = found(SharedConnection { devices: vec![device(3)], ..connection(&[]) });
     assert!(staged.is_well(), "{:?}", staged.findings);
     let line = "90 1 8:16 / /mnt/by-hand rw - ext4 /dev/sdb rw\n";
     let disk = BlockDevice { path: "/dev/sdb".into(), number: (8, 16), identity: "LUN 0 of t".to_owned() };
-    let links = vec![("san".to_owned(), Link { devices: vec![disk], ..link(&["gone"]) })];
+    let connections = vec![("san".to_owned(), SharedConnection { devices: vec![disk], ..connection(&["gone"]) })];
     let mounts = MountTable::parse(line.as_bytes()).expect("a table");
-    let report = judge(&Facts { links, mounts, journal: Vec::new(), ..facts() }, "n", "d");
+    let report = judge(&Facts { connections, mounts, journal: Vec::new(), ..facts() }, "n", "d");
     let told = report.findings.iter().find(|finding| finding.kind == Kind::LinkUnowned).expect("told");
     assert!(!told.fix && told.why_not.as_deref() == Some("/mnt/by-hand is mounted from it"), "{told:?}");
 }

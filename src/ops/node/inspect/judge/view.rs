@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::backend::{BlockDevice, Connected, Directory, Link, Source, Survey};
+use crate::backend::{BlockDevice, Connected, Directory, SharedConnection, Source, Survey};
 use crate::os::mountinfo::{Index, Mount};
 use crate::volume::VolumeId;
 
@@ -167,12 +167,12 @@ pub(super) fn is_staged(facts: &Facts, id: &str) -> bool {
     })
 }
 
-pub(super) fn shown_link(backend: &str, link: &Link) -> Linked {
+pub(super) fn shown_link(backend: &str, connection: &SharedConnection) -> Linked {
     Linked {
         backend: backend.to_owned(),
-        object: link.object.clone(),
-        state: link.state.clone(),
-        up: link.up,
-        volumes: link.users.iter().map(ToString::to_string).collect(),
+        object: connection.object.clone(),
+        state: connection.state.clone(),
+        up: connection.up,
+        volumes: connection.users.iter().map(ToString::to_string).collect(),
     }
 }

@@ -65,21 +65,21 @@ impl Entry {
     }
 }
 
-/// All of them, on disk and in memory.
+/// All of them, on disk and in connections.
 #[derive(Debug)]
-pub struct Memory {
+pub struct Connections {
     directory: PathBuf,
     entries: Mutex<BTreeMap<VolumeId, Entry>>,
 }
 
-impl Memory {
+impl Connections {
     /// Reads what is there; the directory is made by the first entry. What cannot be read is told and left.
-    pub fn open(directory: PathBuf) -> Memory {
+    pub fn open(directory: PathBuf) -> Connections {
         let (entries, unread) = read_all(&directory);
         for (path, reason) in unread {
             tracing::error!(path = %path.display(), reason, "what was connected is not known");
         }
-        Memory { directory, entries: Mutex::new(entries) }
+        Connections { directory, entries: Mutex::new(entries) }
     }
 
     /// What is on the disk now: another process may be at it.
@@ -189,27 +189,27 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let place = directory.path().join("iscsi/san");
         let id: VolumeId = "san:a".parse().expect("an id");
-        let memory = Memory::open(place.clone());
+        let connections = Connections::open(place.clone());
         let mut entry = Entry::new(&id, "iqn.2001-04.com.example:x", 3, "longshore-1");
-        memory.keep(&entry).expect("kept");
+        connections.keep(&entry).expect("kept");
         entry.wwid = Some("naa.6".to_owned());
-        memory.keep(&entry).expect("kept");
-        assert_eq!(Memory::open(place.clone()).get(&id), Some(entry.clone()));
+        connections.keep(&entry).expect("kept");
+        assert_eq!(Connections::open(place.clone()).get(&id), Some(entry.clone()));
         let other = Entry::new(&"san:b".parse().expect("an id"), "iqn.2001-04.com.example:x", 3, "longshore-1");
-        assert!(matches!(memory.keep(&other), Err(Error::InUse { .. })), "one unit, one volume");
-        memory.keep(&Entry { lun: 4, ..other }).expect("another unit");
-        memory.forget(&id).expect("forgotten");
-        memory.forget(&id).expect("again");
-        assert_eq!(Memory::open(place).all().len(), 1);
+        assert!(matches!(connections.keep(&other), Err(Error::InUse { .. })), "one unit, one volume");
+        connections.keep(&Entry { lun: 4, ..other }).expect("another unit");
+        connections.forget(&id).expect("forgotten");
+        connections.forget(&id).expect("again");
+        assert_eq!(Connections::open(place).all().len(), 1);
     }
 
     #[test]
     fn a_damaged_entry_hides_no_other() {
         let directory = tempfile::tempdir().expect("a directory");
-        let memory = Memory::open(directory.path().to_owned());
-        memory.keep(&Entry::new(&"san:a".parse().expect("an id"), "iqn.x", 0, "i")).expect("kept");
+        let connections = Connections::open(directory.path().to_owned());
+        connections.keep(&Entry::new(&"san:a".parse().expect("an id"), "iqn.x", 0, "i")).expect("kept");
         std::fs::write(directory.path().join("b.json"), "{").expect("a file");
         std::fs::copy(directory.path().join("a.json"), directory.path().join("c.json")).expect("a file");
-        assert_eq!(Memory::open(directory.path().to_owned()).all().len(), 1);
+        assert_eq!(Connections::open(directory.path().to_owned()).all().len(), 1);
     }
 }

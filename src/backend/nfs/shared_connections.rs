@@ -1,35 +1,35 @@
 //! What `longshore inspect` shows of this node's mounts of shares, and takes down.
 
-use crate::backend::{Link, changed, words};
+use crate::backend::{SharedConnection, changed, words};
 use crate::os::mountinfo::MountTable;
 use crate::volume::Result;
 
 use super::shares::{Share, Shares};
 
 /// All of a backend, in the order of their places.
-pub(super) fn all(shares: &Shares) -> Result<Vec<Link>> {
+pub(super) fn all(shares: &Shares) -> Result<Vec<SharedConnection>> {
     let before = MountTable::read()?;
-    let mut links = Vec::new();
+    let mut connections = Vec::new();
     for share in shares.all()? {
-        links.push(look(&share, &before)?);
+        connections.push(look(&share, &before)?);
     }
-    links.sort_by(|a, b| a.object.cmp(&b.object));
-    Ok(links)
+    connections.sort_by(|a, b| a.object.cmp(&b.object));
+    Ok(connections)
 }
 
-pub(super) fn take_down(shares: &Shares, link: &Link) -> Result<()> {
-    let share = shares.all()?.into_iter().find(|share| share.mount().display().to_string() == link.object);
-    let share = share.ok_or_else(|| changed(&link.object))?;
-    let _turn = shares.turn(&share)?;
-    if look(&share, &MountTable::read()?)? != *link {
-        return Err(changed(&link.object));
+pub(super) fn take_down(shares: &Shares, connection: &SharedConnection) -> Result<()> {
+    let share = shares.all()?.into_iter().find(|share| share.mount().display().to_string() == connection.object);
+    let share = share.ok_or_else(|| changed(&connection.object))?;
+    let _lock = shares.lock(&share)?;
+    if look(&share, &MountTable::read()?)? != *connection {
+        return Err(changed(&connection.object));
     }
     share.clear()
 }
 
 /// A user is noted before the share is mounted, and crossed out after it was unmounted: `table` is of before the users are read, so
 /// that what is mounted in it has its users.
-fn look(share: &Share, table: &MountTable) -> Result<Link> {
+fn look(share: &Share, table: &MountTable) -> Result<SharedConnection> {
     let object = share.mount().display().to_string();
     let mounts = table.at(&share.mount());
     let (mut users, notes) = share.noted()?;
@@ -50,5 +50,12 @@ fn look(share: &Share, table: &MountTable) -> Result<Link> {
     let directories =
         directories.iter().filter(|directory| up || directory.exists()).map(|directory| directory.display().to_string());
     release.push(words(&["rmdir", "--"]).into_iter().chain(directories).collect());
-    Ok(Link { object, state, up, users: users.into_iter().map(|user| user.id).collect(), devices: Vec::new(), release })
+    Ok(SharedConnection {
+        object,
+        state,
+        up,
+        users: users.into_iter().map(|user| user.id).collect(),
+        devices: Vec::new(),
+        release,
+    })
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::backend::{BlockDevice, Connect, Link, changed, words};
+use crate::backend::{BlockDevice, Connect, SharedConnection, changed, words};
 use crate::os::iscsi::{self, Session};
 use crate::os::multipath::Map;
 use crate::volume::{Result, VolumeId};
 
 use super::IscsiBackend;
-use super::memory::{Entry, Memory};
+use super::connections::{Connections, Entry};
 
 /// The sessions with one target, by one interface, and who has them.
 struct Linked {
@@ -19,13 +19,13 @@ struct Linked {
 }
 
 impl IscsiBackend {
-    pub(super) fn all_links(&self) -> Result<Vec<Link>> {
-        self.linked()?.iter().map(|linked| linked.link(&self.memory)).collect()
+    pub(super) fn all_links(&self) -> Result<Vec<SharedConnection>> {
+        self.linked()?.iter().map(|linked| linked.describe(&self.connections)).collect()
     }
 
-    pub(super) fn take_down(&self, link: &Link) -> Result<()> {
+    pub(super) fn take_down(&self, connection: &SharedConnection) -> Result<()> {
         for linked in self.linked()? {
-            if linked.link(&self.memory)? != *link {
+            if linked.describe(&self.connections)? != *connection {
                 continue;
             }
             for entry in &linked.entries {
@@ -35,16 +35,16 @@ impl IscsiBackend {
                 self.end_unknown(session)?;
             }
             let same = |one: &Linked| (&one.target, &one.interface) == (&linked.target, &linked.interface);
-            return if self.linked()?.iter().any(same) { Err(changed(&link.object)) } else { Ok(()) };
+            return if self.linked()?.iter().any(same) { Err(changed(&connection.object)) } else { Ok(()) };
         }
-        Err(changed(&link.object))
+        Err(changed(&connection.object))
     }
 
     /// An entry is written before the first login, and removed after the last logout: a session that is there before and after the
     /// entries are read has its own among them.
     fn linked(&self) -> Result<Vec<Linked>> {
         let before = self.all_sessions()?;
-        let entries = self.memory.read_again()?;
+        let entries = self.connections.read_again()?;
         let mut sessions = self.all_sessions()?;
         sessions.retain(|session| before.iter().any(|earlier| earlier.id == session.id));
         let of_sessions = sessions.iter().map(|session| (&session.target, &session.interface));
@@ -77,7 +77,7 @@ impl IscsiBackend {
 }
 
 impl Linked {
-    fn link(&self, memory: &Memory) -> Result<Link> {
+    fn describe(&self, connections: &Connections) -> Result<SharedConnection> {
         let mut states = Vec::new();
         let (mut release, mut devices) = (Vec::new(), Vec::new());
         for session in &self.sessions {
@@ -102,10 +102,10 @@ impl Linked {
             release.extend(self.sessions.iter().map(logout));
             release.push(interface("delete"));
         }
-        let forget = |entry: &Entry| words(&["rm", "--force", "--", &memory.path(&entry.id).display().to_string()]);
+        let forget = |entry: &Entry| words(&["rm", "--force", "--", &connections.path(&entry.id).display().to_string()]);
         release.extend(self.entries.iter().map(forget));
         let state = if states.is_empty() { "no session".to_owned() } else { states.join(", ") };
-        Ok(Link {
+        Ok(SharedConnection {
             object: self.target.clone(),
             state,
             up: !self.sessions.is_empty() && self.sessions.iter().all(Session::is_up),
