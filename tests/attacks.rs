@@ -534,7 +534,7 @@ fn links_at_each_component() {
 }
 
 #[test]
-fn mounts_inside_a_target_are_told_and_left() {
+fn mounts_inside_a_target_are_reported_and_left() {
     isolated(|| {
         let ground = Ground::new();
         let volumes = ground.volumes();

@@ -179,7 +179,7 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
-fn a_wrong_configuration_is_told_and_nothing_is_started() {
+fn a_wrong_configuration_is_reported_and_nothing_is_started() {
     let wrong = file("mode: all\nbackends:\n- name: a\n  type: image\n  pools:\n  - name: p\n    path: /srv\n    colour: blue\n");
     assert_fails(&longshore(&["serve", "--config", text(&wrong.path)]), 2, &[text(&wrong.path), "colour", "line 8"]);
     assert_fails(&longshore(&["serve", "--check", "--config", "/no/such.yaml"]), 2, &["cannot read /no/such.yaml"]);

@@ -1,4 +1,4 @@
-//! `longshore doctor` on the real kernel: what is wrong is made so for real, and told with what to do; nothing stays behind.
+//! `longshore doctor` on the real kernel: what is wrong is made so for real, and reported with a remedy; nothing stays behind.
 
 #![allow(clippy::disallowed_methods, reason = "the program itself is what is tested")]
 
@@ -56,7 +56,7 @@ fn files(harness: &Harness) -> String {
 }
 
 /// Seen where `setup` made it so.
-fn told(expected: (&str, &str, &str), code: i32, setup: impl FnOnce(&mut Harness) + Send + 'static) {
+fn reported(expected: (&str, &str, &str), code: i32, setup: impl FnOnce(&mut Harness) + Send + 'static) {
     let [name, words, wanted] = [expected.0, expected.1, expected.2].map(str::to_owned);
     isolated(move || {
         let mut harness = Harness::new(Pool::Local);
@@ -166,7 +166,7 @@ fn a_socket_that_another_has() {
         let _other = UnixListener::bind(harness.path("csi.sock")).expect("bound");
         assert_eq!(level(&checks(&harness, 1, &[]), "socket", &format!("process {}", std::process::id())), "error");
     });
-    told(("socket", "it is no socket", "error"), 1, |harness| fs::write(harness.path("csi.sock"), "").expect("written"));
+    reported(("socket", "it is no socket", "error"), 1, |harness| fs::write(harness.path("csi.sock"), "").expect("written"));
 }
 
 #[test]
@@ -190,12 +190,12 @@ fn read_only(path: &Path) {
 
 #[test]
 fn directories_that_cannot_be_used() {
-    told(("state-dir", "Read-only", "error"), 1, |harness| read_only(&harness.path("state")));
-    told(("pool", "Read-only", "error"), 1, |harness| read_only(&harness.path("pool/images")));
-    told(("pool", "is no pool, and not empty", "error"), 1, |harness| {
+    reported(("state-dir", "Read-only", "error"), 1, |harness| read_only(&harness.path("state")));
+    reported(("pool", "Read-only", "error"), 1, |harness| read_only(&harness.path("pool/images")));
+    reported(("pool", "is no pool, and not empty", "error"), 1, |harness| {
         fs::write(harness.path("pool/images/thesis.tex"), "precious").expect("written");
     });
-    told(("kubelet-dir", "is no directory", "error"), 1, |harness| {
+    reported(("kubelet-dir", "is no directory", "error"), 1, |harness| {
         fs::remove_dir(harness.path("kubelet")).expect("removed");
         fs::write(harness.path("kubelet"), "").expect("written");
     });

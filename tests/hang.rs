@@ -47,7 +47,7 @@ fn pace(harness: &Harness, name: &str) -> Duration {
 }
 
 #[test]
-fn a_stuck_volume_is_told_and_no_other_waits_for_it() {
+fn a_stuck_volume_is_reported_and_no_other_waits_for_it() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         harness.set("LONGSHORE_FAULT", "");
@@ -248,7 +248,7 @@ fn repeated_reads_of_a_hung_volume_take_one_thread_and_another_volume_answers() 
                     assert!(words.iter().all(|word| status.message().contains(word)), "{status}");
                 }
             }
-            assert_eq!(busy, 49, "all but the one that hangs are told so");
+            assert_eq!(busy, 49, "all but the one that hangs get Aborted");
         });
         let hung = threads(harness.pid());
         assert!(hung <= before + 4, "{before} threads before, {hung} with 50 reads of a hung volume");

@@ -56,7 +56,7 @@ fn health_and_readiness() {
 }
 
 #[test]
-fn a_pool_that_is_away_is_told_and_its_coming_back_too() {
+fn a_pool_that_is_away_is_reported_and_its_coming_back_too() {
     isolated(|| {
         let mut harness = started();
         let (pool, away) = (harness.path("pool/images"), harness.path("pool/away"));
@@ -80,7 +80,7 @@ fn a_pool_that_is_away_is_told_and_its_coming_back_too() {
 }
 
 #[test]
-fn a_port_in_use_is_told_at_the_start() {
+fn a_port_in_use_is_reported_at_the_start() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         let other = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -223,7 +223,7 @@ fn metrics_have_a_port_of_their_own_or_none() {
 }
 
 #[test]
-fn causes_are_told_on_the_machine_itself_only() {
+fn causes_are_reported_on_the_machine_itself_only() {
     isolated(|| {
         // A network of our own, for an address that is not the loopback's.
         unshare(CloneFlags::CLONE_NEWNET).expect("a network of our own");

@@ -395,7 +395,7 @@ fn drafts_and_trash_of_a_killed_driver() {
             assert_eq!(kinds(&world.seen(0, &[])), Vec::<String>::new());
             world.harness.assert_pool_empty();
         }
-        // What is not ours is told, and stays.
+        // What is not ours is reported, and stays.
         let directory = world.harness.path("pool/images/tmp/volume~c");
         fs::create_dir(&directory).expect("a directory");
         fs::write(directory.join("thesis.tex"), "precious").expect("written");
@@ -409,7 +409,7 @@ fn drafts_and_trash_of_a_killed_driver() {
 }
 
 #[test]
-fn data_without_metadata_is_told_and_never_deleted() {
+fn data_without_metadata_is_reported_and_never_deleted() {
     for (gone, kind) in [("meta.json", "metadata-missing"), ("image", "data-missing")] {
         isolated(move || {
             let mut world = World::new();

@@ -667,7 +667,7 @@ fn damage(harness: &Harness, requests: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn errors_that_fsck_may_repair_are_repaired_before_the_mount_and_others_are_told() {
+fn errors_that_fsck_may_repair_are_repaired_before_the_mount_and_others_are_reported() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         harness.start();
@@ -684,7 +684,7 @@ fn errors_that_fsck_may_repair_are_repaired_before_the_mount_and_others_are_told
         assert_eq!(fs::read_to_string(placed.target.join("file")).expect("still there"), "kept");
         take_off();
         common::run("e2fsck", ["-fn", &text(&image)]);
-        assert!(harness.log().contains("repaired errors"), "it is told");
+        assert!(harness.log().contains("repaired errors"), "it is reported");
 
         damage(&harness, &["clri <2>"]);
         let before = fs::read(&image).expect("the image");

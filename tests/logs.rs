@@ -106,10 +106,10 @@ fn each_call_has_one_line_with_all_of_it() {
             ("NodePublishVolume", 1, &["id=\"image:pvc-1\"", "pod=\"shop/db-0\"", "pod_uid=\"6c1f\"", "path=\""]),
             ("NodeUnstageVolume", 2, &["id=\"image:pvc-1\"", "took=", "code="]),
         ] {
-            let told: Vec<&String> =
+            let reported: Vec<&String> =
                 lines.iter().filter(|line| line.contains(&format!("rpc=\"{call}\"")) && line.contains("code=")).collect();
-            assert_eq!(told.len(), number, "{call}: {lines:#?}");
-            for line in told {
+            assert_eq!(reported.len(), number, "{call}: {lines:#?}");
+            for line in reported {
                 assert!(words.iter().all(|word| line.contains(word)), "{words:?} in {line}");
             }
         }
@@ -120,9 +120,9 @@ fn each_call_has_one_line_with_all_of_it() {
 fn as_json_each_is_a_field() {
     isolated(|| {
         let lines = lived("json");
-        let told: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let reported: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         let of = |call: &str| {
-            let mut found = told.iter().filter(|line| line["span"]["rpc"] == call && !line["fields"]["code"].is_null());
+            let mut found = reported.iter().filter(|line| line["span"]["rpc"] == call && !line["fields"]["code"].is_null());
             found.next().unwrap_or_else(|| panic!("no line of {call}"))
         };
         let line = of("CreateVolume");

@@ -1,7 +1,7 @@
 //! The crash, hang and fault matrices: every step of every mutating call goes wrong once.
 //!
 //! A story walks one volume through its life, first undisturbed, with the state of the node and of the pool noted after
-//! each call. Then it is told again, and before each call stands still: the call is made with its 1st, 2nd, ... n-th step
+//! each call. Then it is repeated, and before each call stands still: the call is made with its 1st, 2nd, ... n-th step
 //! killed, hung or failed, then repeated, or undone by its inverse, and the state must be the one that was noted. Steps are
 //! counted where they run, so a new step is covered without anyone remembering it. What is compared is what the kernel and
 //! the pool show; what was written before is read back byte by byte.

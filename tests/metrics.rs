@@ -195,7 +195,7 @@ fn declared_metrics_exist_and_change() {
         now.assert("longshore_step_seconds_count{step=\"mkfs\",outcome=\"done\"}", 1.0);
         now.assert("longshore_step_seconds_bucket{le=\"+Inf\",step=\"mkfs\",outcome=\"done\"}", 1.0);
 
-        // The pool is away: what a call about it has left is not known, until a later one has told.
+        // The pool is away: what a call about it has left is not known, until a later one has shown it.
         let (pool, away) = (harness.path("pool/images"), harness.path("pool/away"));
         fs::rename(&pool, &away).expect("moved away");
         let lost = harness.block_on(controller.create_volume(create("lost", 64, None, "image"))).expect_err("no pool");
@@ -280,11 +280,11 @@ fn more_volumes_make_no_more_series() {
 /// docs/metrics.md lists what is declared, word for word.
 #[test]
 fn the_documentation_lists_all_metrics() {
-    let told: BTreeSet<&str> = include_str!("../docs/metrics.md")
+    let reported: BTreeSet<&str> = include_str!("../docs/metrics.md")
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
         .map(|name| name.split('{').next().expect("a name").trim_end_matches("_total"))
         .collect();
     let known: BTreeSet<&str> = DECLARED.iter().map(|declared| declared.name).collect();
-    assert_eq!(told, known);
+    assert_eq!(reported, known);
 }

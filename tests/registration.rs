@@ -31,15 +31,15 @@ const LONG: Duration = Duration::from_secs(30);
 /// What the stand-in saw and did.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
-    /// A socket came, was valid, and was told so; of which node the endpoint is.
+    /// A socket came, was valid, and was accepted; of which node the endpoint is.
     Registered { node: String },
-    /// A socket came and was told that it is refused.
+    /// A socket came and was refused.
     Refused,
     /// A socket went.
     Gone,
 }
 
-/// Dropped as a kubelet is that ends: nobody is told.
+/// Dropped as a kubelet is that ends: no one is informed.
 struct Kubelet {
     directory: PathBuf,
     watch: OwnedFd,
@@ -109,7 +109,7 @@ impl Kubelet {
         }
     }
 
-    /// A socket came: it is asked who it is, and told what has become of it.
+    /// A socket came: it is asked who it is, and gets the result.
     fn came(&mut self, harness: &Harness, name: String) -> Option<Seen> {
         let path = self.directory.join(&name);
         // Names with a dot in front are none of the kubelet's, nor is what is no socket.
@@ -228,7 +228,7 @@ fn the_kubelet_takes_the_driver_up_and_the_socket_goes_with_it() {
 }
 
 #[test]
-fn a_refusal_is_told_and_tried_again() {
+fn a_refusal_is_reported_and_tried_again() {
     isolated(|| {
         let mut harness = registering();
         let mut kubelet = Kubelet::start(&harness);
@@ -315,7 +315,7 @@ fn a_kubelet_that_starts_again_finds_the_driver() {
 }
 
 #[test]
-fn a_kubelet_that_sees_the_driver_elsewhere_is_told_where() {
+fn a_kubelet_that_sees_the_driver_elsewhere_is_reported_where() {
     isolated(|| {
         let mut harness = registering();
         let elsewhere = harness.path("elsewhere.sock");
@@ -323,11 +323,11 @@ fn a_kubelet_that_sees_the_driver_elsewhere_is_told_where() {
         harness.configure(&format!("kubeletEndpoint: {}", elsewhere.display()));
         let mut kubelet = Kubelet::start(&harness);
         harness.start();
-        let told = harness.block_on(async {
+        let reported = harness.block_on(async {
             let mut client = RegistrationClient::new(connect(socket(&harness)));
             client.get_info(InfoRequest {}).await.expect("an answer").into_inner()
         });
-        assert_eq!(told.endpoint, elsewhere.display().to_string());
+        assert_eq!(reported.endpoint, elsewhere.display().to_string());
         assert_eq!(kubelet.find(&harness), [registered()], "by way of it");
         assert!(harness.stop());
     });
@@ -383,7 +383,7 @@ fn a_living_driver_s_socket_is_not_taken_and_a_dead_one_s_is() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_told_at_the_start() {
+fn a_directory_that_is_not_there_is_reported_at_the_start() {
     isolated(|| {
         let mut harness = registering();
         assert!(!harness.try_start());

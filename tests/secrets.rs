@@ -292,7 +292,7 @@ impl Traces {
     fn search(&mut self) {}
 }
 
-/// Looks everywhere where something may have been written, at what is told over HTTP, and at the driver itself.
+/// Looks everywhere where something may have been written, at what is reported over HTTP, and at the driver itself.
 fn search(harness: &Harness, http: SocketAddr, record: &Path) {
     for page in ["/metrics", "/readyz", "/nothing"] {
         find(page, get(http, page).1.as_bytes());

@@ -1,6 +1,6 @@
 //! The driver over its socket: who it is, what it says it can, how it refuses, how it ends.
 //!
-//! The backend here is a stand-in that can be told to be down, to hang, or to take its time; what volumes really do is
+//! The backend here is a stand-in that can be made to be down, to hang, or to take its time; what volumes really do is
 //! tested elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
@@ -428,8 +428,8 @@ async fn probe_of_a_good_backend_is_kept_and_of_one_that_is_down_is_not_ready() 
     let driver = Driver::start(LONG).await;
     driver.stand.down.store(true, Ordering::SeqCst);
     assert!(!is_ready(&driver).await, "nothing can be used");
-    let told = problems(&driver).await;
-    assert!(matches!(&told[..], [one] if one.contains("stand") && one.contains("plug it in")), "{told:?}");
+    let reported = problems(&driver).await;
+    assert!(matches!(&reported[..], [one] if one.contains("stand") && one.contains("plug it in")), "{reported:?}");
 
     driver.stand.down.store(false, Ordering::SeqCst);
     let before = driver.stand.probes.load(Ordering::SeqCst);
@@ -447,15 +447,15 @@ async fn probe_with_one_of_two_backends_down_is_ready() {
     let (driver, second) = Driver::start_with_two().await;
     driver.stand.down.store(true, Ordering::SeqCst);
     assert!(is_ready(&driver).await, "the second can be used");
-    let told = problems(&driver).await;
-    assert!(matches!(&told[..], [one] if one.contains("backend stand") && one.contains("plug it in")), "{told:?}");
+    let reported = problems(&driver).await;
+    assert!(matches!(&reported[..], [one] if one.contains("backend stand") && one.contains("plug it in")), "{reported:?}");
     // One that hangs keeps nobody from the answer that another gives.
     driver.stand.probing.shut();
     let started = Instant::now();
     assert!(is_ready(&driver).await, "the second can be used");
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
-    let told = problems(&driver).await;
-    assert!(matches!(&told[..], [one] if one.contains("backend stand") && one.contains("300ms")), "{told:?}");
+    let reported = problems(&driver).await;
+    assert!(matches!(&reported[..], [one] if one.contains("backend stand") && one.contains("300ms")), "{reported:?}");
     second.down.store(true, Ordering::SeqCst);
     driver.stand.probing.open();
     // What was good a moment ago holds for a second.
@@ -681,14 +681,14 @@ async fn a_refusal_is_one_line_and_no_secret_is_in_the_log() {
         ..create("refused")
     };
     controller.create_volume(request).await.expect_err("no capabilities");
-    let told = lines(&["rpc=\"CreateVolume\"", "id=\"refused\"", "code="]);
-    assert_eq!(told.len(), 1, "{told:?}");
+    let reported = lines(&["rpc=\"CreateVolume\"", "id=\"refused\"", "code="]);
+    assert_eq!(reported.len(), 1, "{reported:?}");
     assert!(
-        told[0].contains("WARN") && told[0].contains("code=InvalidArgument") && told[0].contains("final=true"),
+        reported[0].contains("WARN") && reported[0].contains("code=InvalidArgument") && reported[0].contains("final=true"),
         "{}",
-        told[0]
+        reported[0]
     );
-    assert!(told[0].contains("volume_capabilities"), "{}", told[0]);
+    assert!(reported[0].contains("volume_capabilities"), "{}", reported[0]);
     assert_eq!(lines(&["called", "id=\"refused\"", "(1 hidden)"]).len(), 1, "the request itself, at the trace level");
     assert!(lines(&["hunter2-in-clear"]).is_empty());
 }
@@ -745,6 +745,6 @@ async fn the_end_does_not_wait_for_ever_and_says_what_still_runs() {
     driver.serving.await.expect("no panic").expect("an end");
     assert_eq!(lines(&["WARN", "stopped with work unfinished", "create volume of volume stand:stuck"]).len(), 1);
     stand.creating.open();
-    // Whatever the client was told, it was told something.
+    // The client got an answer, whatever it was.
     drop(call.await.expect("no panic"));
 }

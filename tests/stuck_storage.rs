@@ -141,7 +141,7 @@ fn interrupted_unstage(harness: &Harness, name: &str) {
 }
 
 #[test]
-fn a_volume_that_hangs_in_recovery_is_told_and_no_other_waits_for_it() {
+fn a_volume_that_hangs_in_recovery_is_reported_and_no_other_waits_for_it() {
     isolated(|| {
         let mut harness = Harness::new(Pool::XfsAndExt4);
         harness.with_http();
@@ -173,7 +173,7 @@ fn a_volume_that_hangs_in_recovery_is_told_and_no_other_waits_for_it() {
             stage(&harness, name).expect("it waits for nobody");
         }
 
-        // It is told to stop, and what is not done is taken up by the next start.
+        // It is asked to stop, and what is not done is taken up by the next start.
         kill(Pid::from_raw(i32::try_from(harness.pid()).expect("a pid")), Signal::SIGTERM).expect("it runs");
         let until = Instant::now() + LONG;
         while !harness.log().contains("work unfinished") {

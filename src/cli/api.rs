@@ -27,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(150);
 /// Bytes of one event of a watch. An object has 1.5 MiB at most in etcd.
 const LARGEST_EVENT: usize = 16 << 20;
 
-/// The API server, as a pod is told where it is.
+/// The API server, where a pod's environment says it is.
 pub struct Api {
     connector: Mutex<Arc<Connector>>,
     server: String,

@@ -110,7 +110,7 @@ pub fn command(catalog: &Catalog) -> clap::Command {
     Cli::command().mut_subcommand("serve", |serve| serve.after_help(help))
 }
 
-/// What `serve` is told by flags.
+/// The flags of `serve`.
 #[derive(Debug, Default, Args)]
 pub struct ServeArgs {
     /// Which services to offer [env: LONGSHORE_MODE] [default: all]
@@ -190,7 +190,7 @@ Examples:
   longshore inspect --fix
   longshore inspect --backend ebs --handles handles --snapshot-handles snapshot-handles    (docs/ec2.md: how these are made)";
 
-/// What `inspect` is told by flags.
+/// The flags of `inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub struct InspectArgs {
@@ -234,7 +234,7 @@ Examples:
   longshore doctor --mode node --config /etc/longshore.yaml
   longshore doctor --json | jq '.checks[] | select(.level != \"ok\")'";
 
-/// What `doctor` is told by flags.
+/// The flags of `doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = DOCTOR_EXAMPLES)]
 pub struct DoctorArgs {
@@ -248,7 +248,7 @@ pub struct DoctorArgs {
     pub place: PlaceArgs,
 }
 
-/// What `log-level` is told by flags.
+/// The flags of `log-level`.
 #[derive(Debug, Args)]
 pub struct LogLevelArgs {
     /// off, error, warn, info, debug or trace, or pairs such as info,longshore::os=debug; without it nothing is changed
@@ -270,7 +270,7 @@ Exit codes:
 Examples:
   longshore pre-stop --config /etc/longshore/longshore.yaml --timeout 2m";
 
-/// What `pre-stop` is told by flags.
+/// The flags of `pre-stop`.
 #[cfg(feature = "ec2")]
 #[derive(Debug, Args)]
 #[command(after_help = PRE_STOP_EXAMPLES)]

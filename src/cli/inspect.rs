@@ -118,7 +118,7 @@ fn fix(setup: &Setup, report: Report, args: &InspectArgs) -> Result<u8, Failure>
     if !args.json {
         print(&shown(&report, args.volume.is_some(), Lines::for_output()))?;
         let nothing = if plan.is_empty() { "\nnothing that --fix could do\n" } else { "\n--fix will:\n" };
-        let steps = plan.iter().enumerate().map(|(at, finding)| format!("  {}. {}\n", at + 1, told(finding)));
+        let steps = plan.iter().enumerate().map(|(at, finding)| format!("  {}. {}\n", at + 1, reported(finding)));
         print(&(nothing.to_owned() + &steps.collect::<String>()))?;
     }
     if let Some(driver) = report.running.driver.as_ref().filter(|_| !plan.is_empty()) {
@@ -160,7 +160,7 @@ fn repair<'a>(setup: &Setup, plan: &[&'a Finding], aloud: bool) -> Result<Vec<Ac
         let result = if error.is_some() { "failed" } else { "done" };
         if aloud {
             let why = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-            print(&format!("{result}: {}{why}\n", told(finding)))?;
+            print(&format!("{result}: {}{why}\n", reported(finding)))?;
         }
         actions.push(Action { finding, result, error });
     }
@@ -177,7 +177,7 @@ fn agreed(count: usize) -> Result<bool, Failure> {
 }
 
 /// What a finding's repair comes to, for people.
-fn told(finding: &Finding) -> String {
+fn reported(finding: &Finding) -> String {
     let name = kind(finding);
     match finding.commands.as_slice() {
         [] => format!("{name} {}", finding.object),

@@ -25,7 +25,7 @@ use super::{Failure, serve};
 const PAUSE: Duration = Duration::from_secs(1);
 /// For one answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// To be told which process's log is ours.
+/// To learn which process's log is ours.
 const CONNECT: Duration = Duration::from_secs(1);
 /// What drains a node says so by one of these: `kubectl cordon`, Karpenter (its name until 1.0, and since), the cluster-autoscaler.
 const DRAINED: [&str; 4] =

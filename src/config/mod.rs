@@ -2,7 +2,7 @@
 //!
 //! Pure: what is read comes in by argument. Each source is a [`Layer`]; the first that says something wins, in the order
 //! flag, environment, file, default. Every value is of a type that can't be wrong, so that what a file says wrongly is
-//! told with its line.
+//! reported with its line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -223,7 +223,7 @@ pub struct Config {
     /// Whether they may leave this machine in clear.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub otlp_insecure: bool,
-    /// Whether the kubelet is told of the driver by the driver itself.
+    /// Whether the driver registers itself with the kubelet.
     pub kubelet_registration: bool,
     /// Where the kubelet finds `endpoint`, if it sees it elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -392,7 +392,7 @@ backends:
     }
 
     #[test]
-    fn a_wrong_file_is_told_with_file_field_and_line() {
+    fn a_wrong_file_is_reported_with_file_field_and_line() {
         for (yaml, words) in [
             ("mode: al\n", &["mode", "al", "controller", "line 1"][..]),
             ("grace: 30s\nendpont: /run/a\n", &["endpont", "endpoint", "line 2"]),

@@ -1,4 +1,4 @@
-//! Keyed read/write try-locks: who comes second is told who is at work, and never waits.
+//! Keyed read/write try-locks: the second caller gets an error that names the first, and never waits.
 //!
 //! A guard is taken inside the task that does the work and lives as long as the work (see `task`), not as long as the
 //! caller's patience.

@@ -195,12 +195,12 @@ mod tests {
         let (began, has_begun) = tokio::sync::oneshot::channel();
         let call = tasks.run(move || {
             began.send(()).expect("the test listens");
-            wait.recv().expect("told to finish");
+            wait.recv().expect("asked to finish");
             done.send(()).expect("the test listens");
             Ok(())
         });
         tokio::select! {
-            _ = call => panic!("nobody told it to finish"),
+            _ = call => panic!("no message to finish came"),
             begun = has_begun => begun.expect("it runs, and its caller goes"),
         }
         assert!(!tasks.drained(Duration::from_millis(1)).await);

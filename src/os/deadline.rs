@@ -6,12 +6,12 @@ use std::time::Duration;
 /// Runs `work` on a thread of its own; `None` where it has not come to its end after `limit`, or where no thread can be had. It
 /// then goes on unseen, until it or the process ends.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (tell, told) = mpsc::sync_channel(1);
+    let (sender, receiver) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("look".to_owned()).spawn(move || {
         // Nobody listens any more where it was too slow.
-        tell.send(work()).ok();
+        sender.send(work()).ok();
     });
-    thread.ok().and_then(|_| told.recv_timeout(limit).ok())
+    thread.ok().and_then(|_| receiver.recv_timeout(limit).ok())
 }
 
 #[cfg(test)]

@@ -228,7 +228,7 @@ impl OpenDir {
         Ok(found)
     }
 
-    /// Tells all entries, until it is told to stop by `false`.
+    /// Tells all entries, until it is asked to stop by `false`.
     pub fn each_entry(&self, mut tell: impl FnMut(Entry) -> bool) -> Result<()> {
         let failed = |errno| Error::io("list", &self.shown, errno);
         // Opened anew: a place in a list is the open file's.

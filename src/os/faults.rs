@@ -12,7 +12,7 @@
 //!
 //! Instead of the N-th, `WHAT@N+M` means each M-th from the N-th on, and `WHAT%P` P of 1000, by chance.
 //!
-//! Each step and each program is told on standard error, so that a test sees how many there are, how long they take, and which
+//! Each step and each program is printed on standard error, so that a test sees how many there are, how long they take, and which
 //! went wrong.
 
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! Steps that a test watches and holds: compiled in only with the feature `faults`.
 //!
-//! The begin and the end of each step of a call are told in the log, at level trace, with the number of the call's span.
+//! The begin and the end of each step of a call are reported in the log, at level trace, with the number of the call's span.
 //!
 //! With `LONGSHORE_GATE=SOCKET` in the driver's environment each step whose name and object contain `LONGSHORE_GATE_AT`
 //! (all, if that is not set) connects there, says what it is, and begins once the other end has closed the connection;

@@ -167,7 +167,7 @@ mod tests {
     use crate::os::udev;
 
     #[test]
-    fn pod_is_told_by_either_cgroup_driver() {
+    fn pod_is_reported_by_either_cgroup_driver() {
         let uid = "0b9c3b8e-6d2f-4a55-9a53-2f9d1c6f7e11";
         let underscored = uid.replace('-', "_");
         for cgroup in [
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// A thread's mount namespace is not its process's: what it shows is told of a program in it.
+    /// A thread's mount namespace is not its process's: what it shows is reported of a program in it.
     #[test]
     fn device_mounted_in_a_private_namespace_is_claimed_and_its_holder_named() {
         in_namespace(|| {

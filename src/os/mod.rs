@@ -1,6 +1,6 @@
 //! The only place that touches Linux: mounts, loop devices, file systems, programs, paths.
 //!
-//! Synchronous. Knows nothing of CSI: no volume ids, no stages. What it is told to do it does once and says exactly
+//! Synchronous. Knows nothing of CSI: no volume ids, no stages. What it is asked to do it does once and says exactly
 //! what failed; policy (whether, in which order, what to undo) is `ops`'s and the backends'.
 //! `unsafe` is allowed in the files that call the kernel directly, nowhere else.
 

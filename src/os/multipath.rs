@@ -93,7 +93,7 @@ impl Map {
     }
 }
 
-/// Whether multipathd runs, as far as it could be told something by us: its socket is in our network namespace.
+/// Whether multipathd runs, as far as we can reach it: its socket is in our network namespace.
 pub fn runs() -> bool {
     socket_listens(&SOCKETS)
 }

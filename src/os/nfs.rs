@@ -19,7 +19,7 @@ const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 
 /// How long a server has to let a share be mounted. A first mount of an idle machine takes three seconds.
 const MOUNTED_IN: Duration = Duration::from_secs(20);
-/// How long a busy server may take to be told goodbye.
+/// How long a busy server may take for the end of a session.
 const UNMOUNTED_IN: Duration = Duration::from_secs(10);
 /// How long a server has to take a connection.
 const CONNECTED_IN: Duration = Duration::from_secs(3);

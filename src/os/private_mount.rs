@@ -24,15 +24,15 @@ const SLACK: Duration = Duration::from_secs(5);
 /// # Errors
 /// `Tool` with what mount.nfs said; `Deadline`; `ToolMissing`; `Io`.
 pub fn mount(source: &str, options: &[String], at: &Path, deadline: Duration) -> Result<OwnedFd> {
-    let (tell, told) = mpsc::sync_channel(1);
+    let (sender, receiver) = mpsc::sync_channel(1);
     let (wanted, options, place) = (source.to_owned(), options.join(","), at.to_owned());
     // A namespace is a thread's: this one ends, and its mounts with it.
     std::thread::Builder::new()
         .name("mount".to_owned())
-        .spawn(move || tell.send(mount_unseen(&wanted, &options, &place, deadline)))
+        .spawn(move || sender.send(mount_unseen(&wanted, &options, &place, deadline)))
         .map_err(|error| Error::io("start a thread to mount", source, error))?;
     let late = Error::Deadline { action: "mount", object: source.to_owned(), after: deadline };
-    told.recv_timeout(deadline + SLACK).unwrap_or(Err(late))
+    receiver.recv_timeout(deadline + SLACK).unwrap_or(Err(late))
 }
 
 fn mount_unseen(source: &str, options: &str, at: &Path, deadline: Duration) -> Result<OwnedFd> {

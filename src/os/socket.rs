@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_living_the_dead_and_the_missing_are_told_apart() {
+    fn the_living_the_dead_and_the_missing_are_distinguished() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         let look = || listener(&path, Duration::from_secs(30));

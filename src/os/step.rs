@@ -47,7 +47,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Progress>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` with its steps told to `progress`.
+/// Runs `work` with its steps reported to `progress`.
 pub fn with_progress<T>(progress: Arc<Progress>, work: impl FnOnce() -> T) -> T {
     struct Restore(Option<Arc<Progress>>);
     impl Drop for Restore {
@@ -94,7 +94,7 @@ fn count(name: &'static str, failed: bool, took: Duration) {
     });
 }
 
-#[cfg_attr(not(feature = "faults"), allow(unused_variables, reason = "told to what makes it fail"))]
+#[cfg_attr(not(feature = "faults"), allow(unused_variables, reason = "reported to what makes it fail"))]
 fn run<T, E: From<super::Error>>(
     name: &'static str,
     object: &dyn std::fmt::Display,

@@ -14,7 +14,7 @@ use crate::volume::Error;
 pub struct Tried {
     /// The message as it may be printed.
     pub shown: String,
-    /// What was decoded from it, printed; or what its sender is told.
+    /// What was decoded from it, printed; or the error for its sender.
     pub decoded: Result<String, tonic::Status>,
 }
 

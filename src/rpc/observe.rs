@@ -1,6 +1,6 @@
 //! What is seen of each RPC: a span with what it is about, and one line when it is over.
 //!
-//! The line is written where the work ends, not where the caller waits: work that outlives its caller is told too.
+//! The line is written where the work ends, not where the caller waits: work that outlives its caller is logged too.
 //! Nothing below this layer logs an error that it returns.
 
 use std::collections::HashMap;
@@ -180,7 +180,7 @@ impl Effect {
     }
 }
 
-/// How loudly the end of a call is told.
+/// At which level the end of a call is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Debug,
@@ -213,7 +213,7 @@ pub(super) struct Report {
     caller_gone: Arc<AtomicBool>,
     metrics: Metrics,
     _running: Begun,
-    told: bool,
+    reported: bool,
 }
 
 /// A subject in eight bytes.
@@ -238,7 +238,7 @@ impl Report {
             caller_gone: Arc::default(),
             metrics: metrics.clone(),
             _running: metrics.begin(rpc.path()),
-            told: false,
+            reported: false,
         }
     }
 
@@ -255,7 +255,7 @@ impl Report {
         self.line(Code::Ok, effect.as_str(), "done");
     }
 
-    /// Tells the error; answers what the caller is to be told.
+    /// Logs the error; returns the error for the caller.
     pub(super) fn failed(self, error: &Error) -> Status {
         let status = status::status(self.rpc, error);
         self.refused(status)
@@ -267,7 +267,7 @@ impl Report {
     }
 
     fn line(&mut self, code: Code, outcome: &'static str, text: &str) {
-        self.told = true;
+        self.reported = true;
         let is_final = code == Code::Ok || status::is_final(self.rpc, code);
         let caller_gone = self.caller_gone.load(Ordering::Relaxed);
         let took = self.started.elapsed();
@@ -300,7 +300,7 @@ impl Report {
 
 impl Drop for Report {
     fn drop(&mut self) {
-        if self.told {
+        if self.reported {
             return;
         }
         if self.caller_gone.load(Ordering::Relaxed) && !std::thread::panicking() {

@@ -88,7 +88,7 @@ impl Services {
         &self.inner.parts.tasks
     }
 
-    /// What is at work, to be told at the end.
+    /// What is at work, for the log at the end.
     pub fn locks(&self) -> &Locks {
         &self.inner.parts.locks
     }

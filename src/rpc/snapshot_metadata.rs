@@ -119,8 +119,8 @@ fn feed<M>(controller: &Controller, walk: &Walk, mut pages: Pages<M>, report: Re
             report.refused(status::client_gone());
         }
         Err(error) => {
-            let told = report.failed(&error);
-            pages.send(Err(told));
+            let reported = report.failed(&error);
+            pages.send(Err(reported));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::volume::{Error, Rollback};
 /// The longest message in bytes. It travels in an HTTP header, percent-encoded: clients cap the sum of those.
 const LONGEST_MESSAGE: usize = 2048;
 
-/// What the caller of `rpc` is told.
+/// The status for the caller of `rpc`.
 pub fn status(rpc: Rpc, error: &Error) -> Status {
     build(code(rpc, error), chain(error))
 }
@@ -24,7 +24,7 @@ pub(super) fn not_offered(rpc: Rpc) -> Status {
     build(Code::Unimplemented, message)
 }
 
-/// For the log only: who would be told is not there.
+/// For the log only: the caller is gone.
 pub(super) fn client_gone() -> Status {
     build(Code::Cancelled, "the client went away, or took nothing for too long".to_owned())
 }

@@ -1,7 +1,7 @@
 //! Health over HTTP, for the kubelet's probes: `/healthz`, `/readyz`; and `/metrics`, for Prometheus.
 //!
 //! One short request per connection, each with a deadline: anyone who connects holds up nobody, and keeps nobody out, however many
-//! connections it makes. No TLS and no secrets: what is told here may be read by anyone who reaches the port. Paths and causes are told
+//! connections it makes. No TLS and no secrets: what is served here may be read by anyone who reaches the port. Paths and causes are served
 //! on the machine itself only.
 
 use std::convert::Infallible;

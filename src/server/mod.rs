@@ -1,4 +1,4 @@
-//! The socket: made safely, served until told to stop, drained, and removed. Beside it, where they are asked for, the
+//! The socket: made safely, served until asked to stop, drained, and removed. Beside it, where they are asked for, the
 //! kubelet's registration, and health over HTTP.
 //!
 //! Only who owns the process may talk to it: the socket's file is never anything but 0600, from the instant it exists. A
@@ -96,9 +96,9 @@ impl fmt::Display for Endpoint {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub endpoint: Endpoint,
-    /// How the kubelet is told of the driver, if the driver is to do that itself.
+    /// How the driver registers with the kubelet, if it does so itself.
     pub registration: Option<registration::Settings>,
-    /// Where health is told over HTTP, if at all.
+    /// Where health is served over HTTP, if at all.
     pub http: Option<SocketAddr>,
     /// Where metrics are.
     pub metrics: Metrics,

@@ -1,4 +1,4 @@
-//! The kubelet is told of the driver by the driver itself, as node-driver-registrar does it from a container of its own.
+//! The driver registers itself with the kubelet, as node-driver-registrar does it from a container of its own.
 //!
 //! The kubelet watches a directory for sockets. It asks each who it is, and says whether it has taken the plugin up. A socket
 //! that comes anew is asked anew: that is how a registration that failed is tried again, and how one is renewed whose

@@ -20,7 +20,7 @@
 //! - CopyVolumes, which moto does not have, copies a volume once it is made and filled in, which takes [`super::state::Times::filling`]:
 //!   in its zone, at least of its size, one copy of it at a time and five in all; a copy comes from no snapshot, has the source's
 //!   encryption and none of its tags (EBS user guide, "Copy an Amazon EBS volume"; EC2 API reference, CopyVolumes). Without a type it is
-//!   gp2. Tokens of copies are told from those of new volumes: nothing says that they are the same.
+//!   gp2. Tokens of copies are distinguished from those of new volumes: nothing says that they are the same.
 //! - Tags are copied: [`super::proxy::Cloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore") and CopySnapshot
 //!   (EBS user guide, "Copy an Amazon EBS snapshot": the copy's volume id is arbitrary).
 
@@ -56,7 +56,7 @@ const BETWEEN_SNAPSHOTS: Duration = Duration::from_secs(15);
 const MOST_IDS: usize = 500;
 const MOST_VALUES: usize = 200;
 
-/// One request, done at this moment; `behind` is how old what it is told may be.
+/// One request, done at this moment; `behind` is how old its answer may be.
 pub struct Act<'a> {
     pub moto: &'a Moto,
     pub world: &'a mut CloudState,
@@ -324,9 +324,9 @@ impl Act<'_> {
                 filling: None,
             };
             self.world.volumes.insert(theirs_id.clone(), volume);
-            self.world.told(&theirs_id, theirs);
+            self.world.reported(&theirs_id, theirs);
         }
-        self.world.told(&id, item);
+        self.world.reported(&id, item);
         if !token.is_empty() {
             self.world.tokens.insert(token, (id, self.parameters.clone()));
         }
@@ -347,8 +347,9 @@ impl Act<'_> {
 
     fn describe_zones(&mut self) -> Answer {
         if self.world.zones.is_empty() {
-            let told = self.ask_moto("DescribeAvailabilityZones", &[])?;
-            self.world.zones = told.items("availabilityZoneInfo").iter().map(|item| item.get("zoneName").to_owned()).collect();
+            let reported = self.ask_moto("DescribeAvailabilityZones", &[])?;
+            self.world.zones =
+                reported.items("availabilityZoneInfo").iter().map(|item| item.get("zoneName").to_owned()).collect();
         }
         let item = |zone: &String| {
             let states = [("zoneName", zone.as_str()), ("zoneState", "available"), ("zoneType", "availability-zone")];
@@ -391,8 +392,8 @@ impl Act<'_> {
     fn met(&mut self, item: &Element) -> Result<Instance, Refusal> {
         let kind = item.get("instanceType");
         if !self.world.limits.contains_key(kind) {
-            let told = self.ask_moto("DescribeInstanceTypes", &[("InstanceType.1", kind)])?;
-            let info = told.items("instanceTypeSet").first().and_then(|kind| kind.child("ebsInfo"));
+            let reported = self.ask_moto("DescribeInstanceTypes", &[("InstanceType.1", kind)])?;
+            let info = reported.items("instanceTypeSet").first().and_then(|kind| kind.child("ebsInfo"));
             let limit = info.and_then(|info| info.get("maximumEbsAttachments").parse().ok()).unwrap_or(27);
             self.world.limits.insert(kind.to_owned(), limit);
         }
@@ -432,7 +433,7 @@ impl Act<'_> {
             }
         }
         item.put(Element::of("tagSet", tags));
-        self.world.told(&id, item);
+        self.world.reported(&id, item);
         Ok(answer)
     }
 
@@ -507,7 +508,7 @@ impl Act<'_> {
         }
         let (instance, device) = (attachment.instance.clone(), attachment.device.clone());
         self.ask_moto("DetachVolume", &[("VolumeId", &id), ("InstanceId", &instance), ("Device", &device)])?;
-        // moto knows one attachment of a disk: the last that is left is told to it again.
+        // moto knows one attachment of a disk: the last that is left is reported to it again.
         if let Some((other, _)) = attached.iter().find(|(other, state)| other.instance != instance && *state != "detaching") {
             let left = [("VolumeId", id.as_str()), ("InstanceId", &other.instance), ("Device", &other.device)];
             self.ask_moto("AttachVolume", &left)?;
@@ -585,11 +586,11 @@ impl Act<'_> {
         let done = optimizing.saturating_add(self.world.times.optimizing);
         let change =
             Modification { item, before, begun: self.now, moment: SystemTime::now(), optimizing, done, fails: self.world.fails };
-        let mut told = modification_view(&change, self.now);
-        told.name = "volumeModification".to_owned();
+        let mut reported = modification_view(&change, self.now);
+        reported.name = "volumeModification".to_owned();
         self.volume_mut(&id).modification = Some(change);
-        self.world.told(&id, after);
-        answer.put(told);
+        self.world.reported(&id, after);
+        answer.put(reported);
         Ok(answer)
     }
 
@@ -657,7 +658,7 @@ impl Act<'_> {
         Ok(self.pass_on(self.parameters)?.with("return", true))
     }
 
-    /// The moment whose truth is told.
+    /// The moment whose state is reported.
     fn then(&self) -> Duration {
         self.now.saturating_sub(self.behind)
     }
@@ -676,8 +677,8 @@ impl Act<'_> {
             _ => Box::new(self.world.volumes.keys()),
         };
         for id in candidates {
-            let told = |volume: &&Volume| volume.is_told(then, &times) && then >= volume.created + self.late;
-            match self.world.volumes.get(id).filter(told) {
+            let reported = |volume: &&Volume| volume.is_reported(then, &times) && then >= volume.created + self.late;
+            match self.world.volumes.get(id).filter(reported) {
                 Some(volume) => drop(found.insert(id, volume.view(then))),
                 None if ids.is_empty() => {}
                 None => return refuse("InvalidVolume.NotFound", format!("The volume '{id}' does not exist.")),
@@ -699,7 +700,7 @@ impl Act<'_> {
         let mut items = Vec::new();
         for (id, volume) in &self.world.volumes {
             let change =
-                volume.modification.as_ref().filter(|change| volume.is_told(then, &self.world.times) && then >= change.begun);
+                volume.modification.as_ref().filter(|change| volume.is_reported(then, &self.world.times) && then >= change.begun);
             if let Some(change) = change.filter(|_| ids.is_empty() || ids.contains(id)) {
                 let item = modification_view(change, then);
                 if matches_all(&item, &filters, "volumeId", "volume-id")? {
@@ -707,8 +708,8 @@ impl Act<'_> {
                 }
             }
         }
-        let told = |id: &&String| !items.iter().any(|item| item.get("volumeId") == *id);
-        if let Some(missing) = ids.iter().find(told) {
+        let reported = |id: &&String| !items.iter().any(|item| item.get("volumeId") == *id);
+        if let Some(missing) = ids.iter().find(reported) {
             let message = format!("Modification for volume '{missing}' does not exist.");
             return refuse("InvalidVolumeModification.NotFound", message);
         }
@@ -719,12 +720,12 @@ impl Act<'_> {
         let (ids, filters) = (wire::list(self.parameters, "SnapshotId"), wire::filters(self.parameters));
         limited(&ids, &filters)?;
         let then = self.then();
-        let is_told = |snapshot: &Snapshot| snapshot.is_told(then) && then >= snapshot.begun + self.late;
-        if let Some(id) = ids.iter().find(|id| self.world.snapshots.get(*id).is_none_or(|snapshot| !is_told(snapshot))) {
+        let is_reported = |snapshot: &Snapshot| snapshot.is_reported(then) && then >= snapshot.begun + self.late;
+        if let Some(id) = ids.iter().find(|id| self.world.snapshots.get(*id).is_none_or(|snapshot| !is_reported(snapshot))) {
             return refuse("InvalidSnapshot.NotFound", format!("The snapshot '{id}' does not exist."));
         }
         let mut items = Vec::new();
-        for (id, snapshot) in self.world.snapshots.iter().filter(|(_, snapshot)| is_told(snapshot)) {
+        for (id, snapshot) in self.world.snapshots.iter().filter(|(_, snapshot)| is_reported(snapshot)) {
             let item = snapshot.view(then);
             if (ids.is_empty() || ids.contains(id)) && matches_all(&item, &filters, "snapshotId", "snapshot-id")? {
                 items.push(item);
@@ -767,7 +768,7 @@ impl Act<'_> {
             .world
             .volumes
             .iter()
-            .filter(|(id, volume)| volume.is_told(self.then(), &self.world.times) && (ids.is_empty() || ids.contains(id)))
+            .filter(|(id, volume)| volume.is_reported(self.then(), &self.world.times) && (ids.is_empty() || ids.contains(id)))
         {
             let status = Element::new("volumeStatus").with("status", "ok");
             items.push(Element::of("item", [Element::leaf("volumeId", id), status]));

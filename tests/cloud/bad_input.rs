@@ -270,7 +270,7 @@ fn stuck_disk_is_reported_and_goes_on_when_it_can() {
     driver.assert_clean("at the end");
 }
 
-/// A disk that was changed within six hours cannot be changed again, and that is told with when it can.
+/// A disk that was changed within six hours cannot be changed again, and that is reported with when it can.
 #[test]
 fn a_second_change_must_wait() {
     let Some((cloud, driver, _)) = start() else { return };

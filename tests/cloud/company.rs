@@ -72,7 +72,7 @@ fn backup_restored_with_the_volumes_tags_outlives_the_volume() {
 }
 
 #[test]
-fn volume_of_a_copied_volume_is_told_from_the_backup_by_its_handle_only() {
+fn volume_of_a_copied_volume_is_distinguished_from_the_backup_by_its_handle_only() {
     let Some(cloud) = Cloud::start(SPEED) else { return };
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
     let mut driver = Driver::start(&cloud, SPEED, &instance);

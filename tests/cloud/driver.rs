@@ -102,7 +102,7 @@ impl Driver {
         self.snapshots.lock().expect("no panic").clear();
     }
 
-    /// With its steps told, and failed on demand.
+    /// With its steps printed, and failed on demand.
     pub fn with_faults(mut self) -> Driver {
         let path = self.harness.path("fault").display().to_string();
         self.arm("");

@@ -145,7 +145,7 @@ fn clones_that_ec2_does_not_copy_go_through_a_snapshot() {
         assert_eq!(asked() - before.0, copies, "{name}");
         assert_eq!(driver.snapshots(), [], "{name}: its snapshot is left");
         let disks = driver.disks();
-        assert!(tag(named(&disks, name), "longshore.dev/blank").is_empty(), "{name} is told to be blank");
+        assert!(tag(named(&disks, name), "longshore.dev/blank").is_empty(), "{name} is reported as blank");
         cloud.done("CreateSnapshot") - before.1
     };
     assert_eq!(through_snapshots("first", "ebs:data", 1), 0);

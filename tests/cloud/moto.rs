@@ -13,7 +13,7 @@ use super::wire::{self, Parameters, Request};
 use super::xml::Element;
 
 /// Serves until its standard input ends, which it does when the test is no more, however that came about. The kernel chooses the
-/// port; it is told on standard output. For the tags of each thing moto looks through those of all things, which takes it a minute
+/// port; it is printed on standard output. For the tags of each thing moto looks through those of all things, which takes it a minute
 /// for all of 5,000 volumes: here it is shown those of that thing alone. An action that it does not have it refuses as EC2 does.
 const SERVER: &str = "
 import logging, os, sys, threading, types

@@ -282,7 +282,7 @@ impl Cloud {
         for ids in world.by_tag.values_mut() {
             ids.remove(volume);
         }
-        world.told(volume, item);
+        world.reported(volume, item);
     }
 
     fn perform(&self, action: &str, parameters: &Parameters, manners: &Manners) -> Answer {

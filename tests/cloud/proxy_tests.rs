@@ -74,9 +74,9 @@ fn states_follow_from_the_time() {
     assert_eq!(code(&cloud, "DeleteVolume", &[("VolumeId", &volume)]), "VolumeInUse");
     pass(&cloud, 60);
     assert_eq!(attachment(&cloud, &volume), "attached");
-    let told = cloud.must("DescribeInstances", &[("InstanceId.1", &instance)]);
-    let told = &told.items("reservationSet")[0].items("instancesSet")[0];
-    let names: Vec<_> = told.items("blockDeviceMapping").iter().map(|item| item.get("deviceName")).collect();
+    let reported = cloud.must("DescribeInstances", &[("InstanceId.1", &instance)]);
+    let reported = &reported.items("reservationSet")[0].items("instancesSet")[0];
+    let names: Vec<_> = reported.items("blockDeviceMapping").iter().map(|item| item.get("deviceName")).collect();
     assert_eq!(names, ["/dev/sda1", "/dev/xvdaa"]);
     cloud.must("DetachVolume", &[("VolumeId", &volume)]);
     assert_eq!(attachment(&cloud, &volume), "detaching");
@@ -172,8 +172,8 @@ fn sizes_and_speeds_have_bounds_and_changes_must_wait() {
     assert_eq!(size(&cloud), "20");
     pass(&cloud, 3600);
     assert_eq!(code(&cloud, "ModifyVolume", &again), "VolumeModificationRateExceeded");
-    let told = cloud.must("DescribeVolumesModifications", &[("VolumeId.1", &volume)]);
-    assert_eq!(told.items("volumeModificationSet")[0].get("modificationState"), "completed");
+    let reported = cloud.must("DescribeVolumesModifications", &[("VolumeId.1", &volume)]);
+    assert_eq!(reported.items("volumeModificationSet")[0].get("modificationState"), "completed");
     pass(&cloud, 6 * 3600);
     cloud.must("ModifyVolume", &again);
     assert_eq!(cloud.moto.volumes()[0].get("size"), "30");
@@ -260,13 +260,13 @@ fn descriptions_may_be_out_of_date() {
     cloud.manners().unkind = false;
     let volume = create(&cloud, &[("Size", "1")]);
     cloud.manners().behind = Duration::from_secs(30);
-    let told = |cloud: &Cloud| send(cloud, "DescribeVolumes", &[]).expect("an answer").1.items("volumeSet").len();
-    assert_eq!(told(&cloud), 0, "not yet told of");
+    let reported = |cloud: &Cloud| send(cloud, "DescribeVolumes", &[]).expect("an answer").1.items("volumeSet").len();
+    assert_eq!(reported(&cloud), 0, "not yet reported");
     pass(&cloud, 60);
     cloud.must("DeleteVolume", &[("VolumeId", &volume)]);
-    assert_eq!(told(&cloud), 1, "still told of");
+    assert_eq!(reported(&cloud), 1, "still reported");
     pass(&cloud, 60);
-    assert_eq!(told(&cloud), 0);
+    assert_eq!(reported(&cloud), 0);
 }
 
 #[test]
@@ -279,8 +279,11 @@ fn snapshots_take_their_time_and_have_blocks() {
     let from = [("SnapshotId", snapshot.as_str()), ("AvailabilityZone", ZONE), ("VolumeType", "gp3")];
     assert_eq!(code(&cloud, "CreateVolume", &from), "IncorrectState");
     pass(&cloud, 60);
-    let told = cloud.must("DescribeSnapshots", &[("SnapshotId.1", &snapshot)]);
-    assert_eq!((told.items("snapshotSet")[0].get("status"), told.items("snapshotSet")[0].get("progress")), ("completed", "100%"));
+    let reported = cloud.must("DescribeSnapshots", &[("SnapshotId.1", &snapshot)]);
+    assert_eq!(
+        (reported.items("snapshotSet")[0].get("status"), reported.items("snapshotSet")[0].get("progress")),
+        ("completed", "100%")
+    );
     assert_eq!(cloud.must("CreateVolume", &from).get("size"), "4");
     cloud.world().blocks.insert(snapshot.clone(), (0..5).map(|at| (at * 3, 1)).collect());
     let blocks = |query: &str| {

@@ -1,6 +1,6 @@
 //! What the unfriendly cloud knows beyond moto: when everything began, so that each thing's state follows from the time.
 //!
-//! moto is the truth of what there is: every mutation goes to it, and what is told of a disk or snapshot is what moto last said of it.
+//! moto is the truth of what there is: every mutation goes to it, and what is reported of a disk or snapshot is what moto last said of it.
 //! It is remembered here since moto takes a millisecond for each disk that it describes and looks at all of them for a tag.
 //! States, and several attachments of one disk, moto does not have.
 
@@ -44,7 +44,7 @@ impl Default for Times {
 
 #[derive(Debug)]
 pub struct Volume {
-    /// As moto last told it.
+    /// As moto last reported it.
     pub item: Element,
     pub created: Duration,
     /// When it has come to be.
@@ -128,7 +128,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    pub fn is_told(&self, at: Duration) -> bool {
+    pub fn is_reported(&self, at: Duration) -> bool {
         at >= self.begun && self.deleted.is_none_or(|deleted| at < deleted)
     }
 
@@ -147,7 +147,7 @@ impl Snapshot {
 
 impl Volume {
     /// Whether it is described; for a while after its deletion it is.
-    pub fn is_told(&self, at: Duration, times: &Times) -> bool {
+    pub fn is_reported(&self, at: Duration, times: &Times) -> bool {
         at >= self.created
             && self.deleted.is_none_or(|deleted| at < deleted + times.deleting)
             && !(self.vanishes && at >= self.ready)
@@ -239,11 +239,11 @@ impl CloudState {
 
     /// The disk, if a request can be about it.
     pub fn volume(&self, id: &str, now: Duration) -> Option<&Volume> {
-        self.volumes.get(id).filter(|volume| volume.deleted.is_none() && volume.is_told(now, &self.times))
+        self.volumes.get(id).filter(|volume| volume.deleted.is_none() && volume.is_reported(now, &self.times))
     }
 
     /// Remembers what moto says of a volume.
-    pub fn told(&mut self, id: &str, item: Element) {
+    pub fn reported(&mut self, id: &str, item: Element) {
         for tag in item.items("tagSet") {
             let tag = (tag.get("key").to_owned(), tag.get("value").to_owned());
             self.by_tag.entry(tag).or_default().insert(id.to_owned());

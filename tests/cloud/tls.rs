@@ -12,7 +12,7 @@ use super::proxy::Cloud;
 const SPEED: u32 = 10;
 
 /// Takes TLS with a certificate for the name that it is given, signed by an authority of its own, whose certificate it writes, and hands
-/// on in clear. Ends with its standard input; its port is told on standard output.
+/// on in clear. Ends with its standard input; its port is printed on standard output.
 const FRONT: &str = "
 import datetime, ipaddress, os, socket, ssl, sys, threading
 from cryptography import x509

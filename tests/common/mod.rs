@@ -216,7 +216,7 @@ impl Harness {
         self.directory.path().join(name)
     }
 
-    /// Of this test alone. In the fake backend, volumes of this name are told from other tests' by it.
+    /// Of this test alone. In the fake backend, volumes of this name are distinguished from other tests' by it.
     pub fn name(&self) -> String {
         self.directory.path().file_name().expect("a name").to_string_lossy().into_owned()
     }

@@ -151,7 +151,7 @@ fn volume_made_anew_is_not_formatted_for_the_interrupted_mkfs_of_the_one_before(
         drop(backend);
         let now = fs::metadata(node.image()).expect("an image");
         if (before.dev(), before.ino()) != (now.dev(), now.ino()) {
-            eprintln!("SKIPPED: the new image has another inode number, by which it is told apart in any case");
+            eprintln!("SKIPPED: the new image has another inode number, by which it is distinguished in any case");
             return;
         }
         run("mkfs.ext4", &["-qF", &node.image().display().to_string()]);

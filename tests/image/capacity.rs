@@ -115,7 +115,7 @@ fn a_disk_that_fills_up_on_the_way_is_rolled_back() {
             assert_eq!(names(&disk.pool().join("volumes")), ["v"]);
             assert_eq!(names(&disk.pool().join("snapshots")), ["s"]);
             assert_clean(&disk.pool());
-            let problem = backend.health().expect("health").storage_health().expect("told");
+            let problem = backend.health().expect("health").storage_health().expect("reported");
             assert!(matches!(problem.first().map(|problem| problem.reason), Some("PoolNearlyFull" | "PoolFull") | None));
             drop(file);
             std::fs::remove_file(&stuffing).expect("removed");
@@ -138,7 +138,7 @@ fn a_full_disk_can_still_be_opened_and_emptied() {
         }
         drop((image, backend));
         let backend = open(vec![PoolConfig { overcommit: 100.0, ..pool("p", &disk.pool()) }]);
-        assert_eq!(backend.health().expect("health").storage_health().expect("told")[0].reason, "PoolFull");
+        assert_eq!(backend.health().expect("health").storage_health().expect("reported")[0].reason, "PoolFull");
         assert!(create_with(&backend, &spec("w", MIB, &[("preallocate", "true")])).is_err());
         provision(&backend).delete(&volume_id("v")).expect("deleted");
         create_with(&backend, &spec("w", MIB, &[("preallocate", "true")])).expect("room again");

@@ -235,7 +235,7 @@ fn parameters_change_during_a_volumes_life() {
     assert!(matches!(modify(&[("preallocate", "false")]).expect_err("not back"), Error::Invalid { .. }));
     assert!(matches!(modify(&[("pool", "q")]).expect_err("not that"), Error::Invalid { .. }));
     let found = provision(&backend).find(&volume_id("v")).expect("looked").expect("there");
-    assert_eq!(found, made, "what it was made with is still told, so that a repeated CreateVolume fits");
+    assert_eq!(found, made, "what it was made with is still reported, so that a repeated CreateVolume fits");
     backend.expand().expect("expands").expand(&volume_id("v"), Bytes(12 * MIB)).expect("expanded");
     assert!(allocated(&image) >= 12 * MIB, "what is preallocated stays so");
     provision(&backend).delete(&volume_id("v")).expect("deleted");

@@ -94,7 +94,7 @@ fn leftovers_of_earlier_calls_go_before_a_final_error() {
     assert_clean(other.path());
 }
 
-/// The CO was never told of the members' ids, so the group's own deletion must find what is left of them.
+/// The CO never got the members' ids, so the group's own deletion must find what is left of them.
 #[test]
 fn drafts_that_could_not_be_discarded_go_with_their_group() {
     let directory = directory();

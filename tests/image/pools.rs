@@ -85,7 +85,7 @@ fn a_pool_belongs_to_one_backend() {
 }
 
 #[test]
-fn a_pool_that_is_away_is_told_and_comes_back() {
+fn a_pool_that_is_away_is_reported_and_comes_back() {
     isolated(|| {
         let disk = Disk::new(Kind::Xfs, 400);
         let here = directory();
@@ -103,8 +103,8 @@ fn a_pool_that_is_away_is_told_and_comes_back() {
             assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
         }
         let health = backend.health().expect("health");
-        assert_eq!(health.storage_health().expect("told")[0].reason, "PoolUnreachable");
-        assert_eq!(health.volume_health(&volume_id("a")).expect("told")[0].reason, "PoolUnreachable");
+        assert_eq!(health.storage_health().expect("reported")[0].reason, "PoolUnreachable");
+        assert_eq!(health.volume_health(&volume_id("a")).expect("reported")[0].reason, "PoolUnreachable");
         assert!(provision(&backend).find(&volume_id("h")).expect("looked").is_some(), "the other pool works");
         create_with(&backend, &spec("h2", MIB, &[("pool", "here")])).expect("the other pool works");
         assert_eq!(names(&disk.mountpoint()), [""; 0], "no pool was made on the bare mount point");
@@ -218,13 +218,13 @@ fn pool_that_hangs_holds_up_no_volume_of_another() {
         create_with(&backend, &spec("v", MIB, &[("pool", "b")])).expect("created");
         let silent = fuser::spawn_mount(Silent::default(), &first, &fuser::Config::default()).expect("FUSE");
         let own = backend.clone();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             let started = Instant::now();
             let v = volume_id("v");
             assert!(provision(&own).find(&v).expect("looked").is_some());
             own.expand().expect("it expands").expand(&v, Bytes(2 * MIB)).expect("expanded");
-            let health = own.health().expect("health").volume_health(&v).expect("told");
+            let health = own.health().expect("health").volume_health(&v).expect("reported");
             assert!(health.is_empty(), "{health:?}");
             let own_pool = started.elapsed();
             assert!(own_pool < Duration::from_secs(1), "its ledger says where it lies: {own_pool:?}");
@@ -235,9 +235,9 @@ fn pool_that_hangs_holds_up_no_volume_of_another() {
                 assert!(matches!(error, Error::BackendUnavailable { .. }) && error.to_string().contains("pool a ("), "{error}");
             }
             assert_eq!(provision(&own).delete(&v).expect("deleted"), Outcome::Changed(()));
-            tell.send(()).ok();
+            sender.send(()).ok();
         });
-        let ended = told.recv_timeout(Duration::from_secs(60));
+        let ended = receiver.recv_timeout(Duration::from_secs(60));
         // What hangs gets an error, and the pool lies there again.
         umount2(&first, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH).expect("FUSE is aborted");
         drop(silent);
@@ -266,7 +266,7 @@ fn a_read_only_pool_is_read_and_never_half_changed() {
             let error = provision(backend).delete(&volume_id("v")).expect_err("read-only");
             assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
             assert!(provision(backend).find(&volume_id("v")).expect("looked").is_some(), "it can still be read");
-            assert_eq!(backend.health().expect("health").storage_health().expect("told")[0].reason, "PoolReadOnly");
+            assert_eq!(backend.health().expect("health").storage_health().expect("reported")[0].reason, "PoolReadOnly");
         };
         refused(&backend);
         drop(backend);
@@ -308,7 +308,7 @@ fn leftovers_of_interrupted_calls_vanish_and_foreign_files_stay() {
 }
 
 #[test]
-fn damage_is_told_and_left_alone() {
+fn damage_is_reported_and_left_alone() {
     let directory = directory();
     let path = directory.path();
     let backend = open_at(path);
@@ -344,15 +344,15 @@ fn damage_is_told_and_left_alone() {
                 assert!(matches!(error, Error::Unverified { .. }), "{name}: {error}");
                 assert!(error.to_string().contains(&format!("volumes/{name}/")), "{name}: {error}");
             }
-            let problems = health.volume_health(&id).expect("told");
+            let problems = health.volume_health(&id).expect("reported");
             assert_eq!((problems[0].reason, problems[0].severity), (reason, severity), "{name}");
         }
-        assert_eq!(health.volume_health(&volume_id("whole")).expect("told"), []);
+        assert_eq!(health.volume_health(&volume_id("whole")).expect("reported"), []);
         assert!(matches!(health.volume_health(&volume_id("none")).expect_err("none"), Error::NotFound { .. }));
-        let sick: Vec<_> = health.unhealthy(None, 9).expect("told").into_iter().map(|(id, _)| id).collect();
+        let sick: Vec<_> = health.unhealthy(None, 9).expect("reported").into_iter().map(|(id, _)| id).collect();
         assert_eq!(sick, expected.map(|(name, _, _)| volume_id(name)));
         let page: Vec<VolumeId> =
-            health.unhealthy(Some(&volume_id("gone")), 2).expect("told").into_iter().map(|(id, _)| id).collect();
+            health.unhealthy(Some(&volume_id("gone")), 2).expect("reported").into_iter().map(|(id, _)| id).collect();
         assert_eq!(page, [volume_id("linked"), volume_id("other")]);
         assert_eq!(provision(backend).list(None, 9).expect("a list").len(), 6, "what is damaged is not absent");
         create(backend, "new", MIB);

@@ -46,7 +46,7 @@ models! {
     two_exclusives_are_never_at_work_at_once
     sharers_and_an_exclusive_are_never_at_work_together
     a_release_lets_the_next_in
-    the_holder_that_is_told_still_holds
+    the_holder_that_is_reported_still_holds
     a_panic_releases
     work_that_outlives_its_caller_keeps_its_lock
     volume_and_target_in_any_order_end_and_leave_nothing
@@ -210,7 +210,7 @@ mod models {
     }
 
     /// Of several sharers the first may have left: a `Busy` must not blame it, nor its step.
-    pub fn the_holder_that_is_told_still_holds() {
+    pub fn the_holder_that_is_reported_still_holds() {
         let locks = Locks::default();
         let first = locks.shared(volume("a"), "snapshot").expect("free");
         let second = locks.shared(volume("a"), "publish").expect("shared");

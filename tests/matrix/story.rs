@@ -187,7 +187,7 @@ impl Call {
     }
 }
 
-/// What a story is told about. Another kind of volume is a parameter and a secret here.
+/// What a story is about. Another kind of volume is a parameter and a secret here.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     pub name: &'static str,
@@ -803,7 +803,7 @@ fn content() -> Vec<u8> {
     (0..LENGTH as u64 / 8).flat_map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
 }
 
-/// The steps that a driver told of.
+/// The steps that a driver reported.
 fn steps_in(log: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for line in log.lines().filter_map(|line| line.strip_prefix("fault: ")) {

@@ -92,8 +92,8 @@ impl Connect for Files {
     }
 
     fn is_same_device(&self, source: &Source) -> Result<bool> {
-        let Source::Device(told) = source else { panic!("only devices here") };
-        match loopdev::status(&told.path) {
+        let Source::Device(reported) = source else { panic!("only devices here") };
+        match loopdev::status(&reported.path) {
             Err(error) if error.is_missing() => Ok(false),
             status => Ok(status?.is_some_and(|device| self::source(device) == *source)),
         }

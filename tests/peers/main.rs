@@ -816,9 +816,9 @@ fn volume_filled_elsewhere_after_an_interrupted_mkfs_is_not_formatted_again() {
     }
     matrix("interrupted mkfs", |peers| {
         for first in [Call::Stage, Call::Unstage] {
-            let told = peers.interrupted_mkfs(first);
+            let reported = peers.interrupted_mkfs(first);
             peers.cells += 1;
-            if let Err(why) = told {
+            if let Err(why) = reported {
                 peers.fail(format!("{first:?} on A afterwards: {why}"));
             }
         }

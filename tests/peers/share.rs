@@ -38,7 +38,7 @@ impl Share {
         Share { cut, _session: session }
     }
 
-    /// Whether every request for data or names fails from now on. Attributes of what is open are told, as from a cache: the kernel that both
+    /// Whether every request for data or names fails from now on. Attributes of what is open are reported, as from a cache: the kernel that both
     /// machines have asks each loop device for its file's, no matter whose it is.
     pub fn isolate(&self, cut: bool) {
         self.cut.store(cut, Ordering::SeqCst);

@@ -241,7 +241,7 @@ fn fault(random: &mut Random) -> String {
 
 /// As the driver tells of a step that went wrong.
 fn is_fault(line: &str) -> bool {
-    line.strip_prefix("fault: ").is_some_and(|told| told.contains(" at step "))
+    line.strip_prefix("fault: ").is_some_and(|reported| reported.contains(" at step "))
 }
 
 /// Memory of its own in KiB: of what is resident, the pages of the program itself come in as its code is first run.

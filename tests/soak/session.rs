@@ -291,7 +291,7 @@ impl<'w> Worker<'w> {
         }
     }
 
-    /// What one who only asks must be told.
+    /// What a reading call must answer.
     fn read(&mut self, place: &Place, slot: &mut Slot) {
         let id = place.volume_id();
         let known = slot.volume.clone();
@@ -302,10 +302,10 @@ impl<'w> Worker<'w> {
             calls.controller().controller_get_volume(calls.ask(request)).await
         });
         if let (Some(got), Some(volume)) = (got, &known) {
-            let told = got.volume.unwrap_or_default().capacity_bytes;
+            let reported = got.volume.unwrap_or_default().capacity_bytes;
             let nodes = got.status.unwrap_or_default().published_node_ids.len();
-            if told != volume.capacity || nodes != usize::from(volume.staged) {
-                wrong.push(format!("GetVolume tells {told} bytes on {nodes} nodes"));
+            if reported != volume.capacity || nodes != usize::from(volume.staged) {
+                wrong.push(format!("GetVolume tells {reported} bytes on {nodes} nodes"));
             }
         }
         let request = csi::NodeGetVolumeHealthRequest { volume_id: id.clone(), ..Default::default() };
@@ -386,7 +386,7 @@ impl<'w> Worker<'w> {
             for key in sure.filter(|_| snapshot.fstype.is_none()) {
                 let start = i64::from(*key) * MIB;
                 if !blocks.iter().any(|block| block.contains(&start)) {
-                    wrong.push(format!("snapshot {number} has data at {key} MiB, which is not told: {blocks:?}"));
+                    wrong.push(format!("snapshot {number} has data at {key} MiB, which is not reported: {blocks:?}"));
                 }
             }
         }
@@ -675,10 +675,10 @@ impl<'w> Worker<'w> {
             8 => {
                 let request = csi::ControllerGetVolumeHealthRequest { volume_id, ..Default::default() };
                 let codes = [Code::Ok, Code::NotFound];
-                let told = self.expect(place, None, "misuse: Health", &codes, async move |calls| {
+                let reported = self.expect(place, None, "misuse: Health", &codes, async move |calls| {
                     calls.controller().controller_get_volume_health(calls.ask(request)).await
                 });
-                let health = told.and_then(|told| told.volume_health).unwrap_or_default();
+                let health = reported.and_then(|reported| reported.volume_health).unwrap_or_default();
                 if !health.health_statuses.is_empty() {
                     self.shared.violation(Some(place), &format!("it is not well: {health:?}"));
                 }

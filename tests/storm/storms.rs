@@ -1,6 +1,6 @@
 //! A storm of calls: short deadlines, duplicates, inverses out of order, exponential back-off.
 //!
-//! Whether two operations ever ran at once on one object is told by the steps that the driver logs where they run, not
+//! Whether two operations ever ran at once on one object is shown by the steps that the driver logs where they run, not
 //! by its locks.
 
 use std::collections::{BTreeMap, HashMap};
@@ -55,14 +55,14 @@ enum Order {
 }
 
 #[derive(Default)]
-struct Told {
+struct Reported {
     ok: usize,
     cancelled: usize,
     busy: usize,
     refused: usize,
 }
 
-impl Told {
+impl Reported {
     fn add(&mut self, call: Call, answer: &Result<(), Status>) {
         let count = match answer.as_ref().map_err(Status::code) {
             Ok(()) => &mut self.ok,
@@ -75,8 +75,8 @@ impl Told {
         *count += 1;
     }
 
-    fn plus(self, other: Told) -> Told {
-        Told {
+    fn plus(self, other: Reported) -> Reported {
+        Reported {
             ok: self.ok + other.ok,
             cancelled: self.cancelled + other.cancelled,
             busy: self.busy + other.busy,
@@ -89,11 +89,11 @@ impl Told {
     }
 }
 
-async fn follow(mut client: Client, habit: Habit) -> Told {
+async fn follow(mut client: Client, habit: Habit) -> Reported {
     let Habit { volume, calls, order, mut random } = habit;
-    let mut told = Told::default();
+    let mut reported = Reported::default();
     let mut wanted = calls.iter().copied().cycle();
-    while told.calls() < CALLS_OF_EACH {
+    while reported.calls() < CALLS_OF_EACH {
         let call = if order == Order::Kept { wanted.next().expect("some calls") } else { random.of(&calls) };
         for back_off in 0..4 {
             let deadline = random.deadline();
@@ -103,14 +103,14 @@ async fn follow(mut client: Client, habit: Habit) -> Told {
             let patience = if left { deadline } else { Duration::from_secs(30) };
             let answer = tokio::time::timeout(patience, client.call(&volume, call)).await;
             let answer = answer.unwrap_or_else(|_| Err(Status::cancelled("left")));
-            told.add(call, &answer);
+            reported.add(call, &answer);
             if answer.is_ok() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(8 << back_off)).await;
         }
     }
-    told
+    reported
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,23 +253,23 @@ fn a_storm_leaves_everything_right() {
                 clients.push((Client::new(&harness), habit));
             }
         }
-        let told = harness.block_on(gate.pass_slowly(async {
-            let clients: JoinSet<Told> = clients.into_iter().map(|(client, habit)| follow(client, habit)).collect();
-            clients.join_all().await.into_iter().fold(Told::default(), Told::plus)
+        let reported = harness.block_on(gate.pass_slowly(async {
+            let clients: JoinSet<Reported> = clients.into_iter().map(|(client, habit)| follow(client, habit)).collect();
+            clients.join_all().await.into_iter().fold(Reported::default(), Reported::plus)
         }));
 
         let operations = operations(&harness.log(), &volumes);
         let overlaps = overlaps(&operations);
-        println!("{} OK, {} refused; {} operations came to a step", told.ok, told.refused, operations.len());
+        println!("{} OK, {} refused; {} operations came to a step", reported.ok, reported.refused, operations.len());
         println!(
             "FIGURE: storm: {} calls, {} cancelled, {} busy, {} overlaps",
-            told.calls(),
-            told.cancelled,
-            told.busy,
+            reported.calls(),
+            reported.cancelled,
+            reported.busy,
             overlaps.len()
         );
         assert!(overlaps.is_empty(), "{}", overlaps.join("\n"));
-        assert!(told.cancelled > 50 && told.busy > 50 && operations.len() > 50, "that was no storm");
+        assert!(reported.cancelled > 50 && reported.busy > 50 && operations.len() > 50, "that was no storm");
 
         // Calm: everything becomes what is asked for, once, with what was written before the storm.
         harness.block_on(gate.pass(async {

@@ -74,7 +74,7 @@ fn stuck_volumes_hold_up_no_other() {
             }
             held
         });
-        // A caller that repeats itself is told at once, and takes nothing that others need.
+        // A caller that repeats itself is refused at once, and takes nothing that others need.
         let repeats = Instant::now();
         for (volume, call) in &calls {
             let status = harness.block_on(client.call(volume, *call)).expect_err("it is stuck");

@@ -1,6 +1,6 @@
 //! Clients give up at every step of every mutating call.
 //!
-//! The step is held at the gate while its client leaves. Anyone who repeats the call then, or calls its inverse, is told
+//! The step is held at the gate while its client leaves. Anyone who repeats the call then, or calls its inverse, gets
 //! who is at work, at which step and since when, and comes to no step of his own. Once the step goes on, the repeated
 //! call, or the inverse, is OK, and everything is as after a call that nobody disturbed.
 
@@ -54,7 +54,7 @@ impl Story {
         self.harness.block_on(self.gate.pass(self.send(call))).unwrap_or_else(|status| panic!("{call:?}: {status}"));
     }
 
-    /// As a CO does: until it is no longer told that someone is at work.
+    /// As a CO does: until no answer says that another call is at work.
     fn until_ok(&self, call: Call, when: &str) {
         let answer = self.harness.block_on(self.gate.pass(async {
             loop {
@@ -82,8 +82,8 @@ impl Story {
         let answer = self.harness.block_on(self.gate.without_steps(self.send(call)));
         let status = answer.expect_err(when);
         assert_eq!(status.code(), Code::Aborted, "{call:?} {when}: {status}");
-        let told = format!("has been at \"{}\" for ", held.step);
-        assert!(status.message().contains(&told), "{call:?} {when}: {status}");
+        let reported = format!("has been at \"{}\" for ", held.step);
+        assert!(status.message().contains(&reported), "{call:?} {when}: {status}");
     }
 
     fn expect(&self, expected: &Left, when: &str) {

@@ -94,7 +94,7 @@ pub struct Connected {
     pub device: BlockDevice,
     /// The volume that it shows, or did.
     pub id: VolumeId,
-    /// The backend made it. What someone else attached is told and left alone.
+    /// The backend made it. What someone else attached is reported and left alone.
     pub ours: bool,
     /// What it shows now, for people.
     pub shows: String,

@@ -128,7 +128,7 @@ pub enum DiskState {
     Available,
     InUse,
     Deleting,
-    /// Deleted not long ago, and still told.
+    /// Deleted not long ago, and still reported.
     Deleted,
     /// It could not be made, or is lost.
     Failed,

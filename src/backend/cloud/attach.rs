@@ -2,7 +2,7 @@
 //!
 //! The truth about an attachment is what the cloud answers to a request, then what it describes: a description may be out of date, so
 //! what this process attached not long ago is detached by a request even where no attachment is shown. That the disk, the attachment
-//! or the machine is not there means detached. What neither comes nor goes for minutes is told, with what to do, and is never final.
+//! or the machine is not there means detached. What neither comes nor goes for minutes is reported, with what to do, and is never final.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Controller {
         disk.held_by().find(|attachment| attachment.instance == *node)
     }
 
-    /// What a repeat is told.
+    /// The answer to a repeat.
     ///
     /// # Errors
     /// `Conflict` where this process attached it otherwise (CSI spec, ControllerPublishVolume: "Volume published but is incompatible").
@@ -150,7 +150,7 @@ impl Controller {
     }
 
     /// Before an attachment begins, the disk's tag stops saying that nothing was written to it: durably, so that no later process takes
-    /// a used disk for a blank one. A node reads a disk fully that it is not told is blank, so that what is doubtful costs only time.
+    /// a used disk for a blank one. A node reads a disk fully that is not reported as blank, so that what is doubtful costs only time.
     fn withdraw_blank(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<()> {
         let ours = self.memory.attaching();
         let (value, first) = match tags::blank(disk) {

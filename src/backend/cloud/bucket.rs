@@ -295,9 +295,9 @@ mod tests {
         assert!(whole >= 500, "{whole}");
     }
 
-    /// Anyone who waits as long as it was told to finds its token, and none much sooner.
+    /// Anyone who waits as long as it was asked to finds its token, and none much sooner.
     #[test]
-    fn the_wait_that_is_told_is_right() {
+    fn the_wait_that_is_reported_is_right() {
         for share in [LEAST_SHARE, 0.3, 0.7, 1.0] {
             for ahead in [0, 1, 7, 60, 400] {
                 let bucket = Bucket { share, tokens: 0.4, ..Bucket::new(LIMIT, Duration::ZERO) };

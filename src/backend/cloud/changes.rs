@@ -32,12 +32,12 @@ pub(super) struct Changes {
     clock: Clock,
     /// `true` while others may still join.
     open: Mutex<HashMap<DiskId, (Arc<Joint>, bool)>>,
-    told: Condvar,
+    reported: Condvar,
 }
 
 impl Changes {
     pub fn new(clock: Clock) -> Changes {
-        Changes { clock, open: Mutex::default(), told: Condvar::new() }
+        Changes { clock, open: Mutex::default(), reported: Condvar::new() }
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<DiskId, (Arc<Joint>, bool)>> {
@@ -59,10 +59,10 @@ impl Changes {
                 let joint = Arc::clone(joint);
                 let joined = *gathers && !apart && joint.add(wanted);
                 if joined {
-                    self.told.notify_all();
+                    self.reported.notify_all();
                 }
                 while joint.outcome.get().is_none() {
-                    open = self.told.wait(open).unwrap_or_else(PoisonError::into_inner);
+                    open = self.reported.wait(open).unwrap_or_else(PoisonError::into_inner);
                 }
                 match joint.outcome.get().filter(|_| joined) {
                     Some(Err(error)) if is_impossible(error) && *joint.wanted() != *wanted => apart = true,
@@ -74,7 +74,7 @@ impl Changes {
             let joint = Arc::new(Joint { wanted: Mutex::new(wanted.clone()), outcome: OnceLock::new() });
             open.insert(disk.clone(), (Arc::clone(&joint), !apart));
             if !apart {
-                let gathered = self.told.wait_timeout_while(open, self.clock.real(WINDOW), |_| !joint.is_full());
+                let gathered = self.reported.wait_timeout_while(open, self.clock.real(WINDOW), |_| !joint.is_full());
                 open = gathered.unwrap_or_else(PoisonError::into_inner).0;
                 open.insert(disk.clone(), (Arc::clone(&joint), false));
             }
@@ -114,7 +114,7 @@ impl Drop for Leader<'_> {
         let mut open = self.changes.open();
         self.joint.outcome.set(outcome).ok();
         open.remove(self.disk);
-        self.changes.told.notify_all();
+        self.changes.reported.notify_all();
     }
 }
 

@@ -74,8 +74,8 @@ impl Controller {
     fn impairments(&self, disks: &[DiskId]) -> Result<Vec<(DiskId, String)>> {
         let mut all = Vec::new();
         for some in disks.chunks(MOST_IDS) {
-            let told = self.cloud.impaired(some);
-            all.extend(told.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the state of disks", &refusal))?);
+            let reported = self.cloud.impaired(some);
+            all.extend(reported.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the state of disks", &refusal))?);
         }
         Ok(all)
     }

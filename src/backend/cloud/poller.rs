@@ -71,7 +71,7 @@ struct State<S: Source> {
 struct Ask<S: Source> {
     key: S::Key,
     due: Duration,
-    tell: mpsc::Sender<Answer<Vec<S::Item>>>,
+    sender: mpsc::Sender<Answer<Vec<S::Item>>>,
 }
 
 /// What is asked at once.
@@ -148,12 +148,12 @@ impl<S: Source> Poller<S> {
     }
 
     fn ask(&self, key: &S::Key, due: Duration) -> mpsc::Receiver<Answer<Vec<S::Item>>> {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let mut state = self.shared.state();
-        state.asks.push(Ask { key: key.clone(), due, tell });
+        state.asks.push(Ask { key: key.clone(), due, sender });
         if !state.runs {
             let shared = Arc::clone(&self.shared);
-            // Where no thread can be had, the channel is closed at once: anyone who asks is told so.
+            // Where no thread can be had, the channel is closed at once: a caller gets that as an error.
             state.runs = std::thread::Builder::new().name("cloud poller".to_owned()).spawn(move || run(&shared)).is_ok();
             if !state.runs {
                 state.asks.clear();
@@ -161,7 +161,7 @@ impl<S: Source> Poller<S> {
         }
         drop(state);
         self.shared.changed.notify_one();
-        told
+        receiver
     }
 
     fn receive(&self, answer: &mpsc::Receiver<Answer<Vec<S::Item>>>, until: Duration) -> Answer<Vec<S::Item>> {
@@ -249,12 +249,12 @@ impl<S: Source> Shared<S> {
             Err(refusal) => Some(refusal),
         };
         for ask in request.asks {
-            let told = match &refusal {
+            let receiver = match &refusal {
                 None => Ok(found.get(&ask.key).cloned().unwrap_or_default()),
                 Some(refusal) => Err(refusal.clone()),
             };
             // Anyone who is no longer there needs no answer.
-            ask.tell.send(told).ok();
+            ask.sender.send(receiver).ok();
         }
     }
 }

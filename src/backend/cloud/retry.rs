@@ -11,7 +11,7 @@ use super::bucket::{Buckets, Purpose};
 use super::clock::Clock;
 use crate::metrics::CloudRequests;
 
-/// A cloud that gave no answer so often in a row is told of.
+/// A cloud that gave no answer so often in a row is reported.
 const MOST_LOST: u32 = 4;
 
 /// What a second request does, where the first may have been done.
@@ -222,8 +222,8 @@ mod tests {
         assert_eq!(waits[39], 10_000);
         assert_eq!(tries.next(refusal(CloudErrorKind::Throttled, false), LONG, 0.0), Ok(Duration::ZERO));
         // The cloud says for how long.
-        let told = Refusal { retry_after: Some(Duration::from_secs(30)), ..refusal(CloudErrorKind::Throttled, false) };
-        assert_eq!(tries.next(told, LONG, 0.0), Ok(Duration::from_secs(30)));
+        let reported = Refusal { retry_after: Some(Duration::from_secs(30)), ..refusal(CloudErrorKind::Throttled, false) };
+        assert_eq!(tries.next(reported, LONG, 0.0), Ok(Duration::from_secs(30)));
     }
 
     #[test]

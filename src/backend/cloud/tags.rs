@@ -102,7 +102,7 @@ impl Owner {
     pub fn snapshot(&self, spec: &SnapshotSpec, further: &Tags) -> Tags {
         let mut all = further.clone();
         all.extend(self.tags());
-        // The source's disk is recorded, too: by it a snapshot is told from a copy that carries the same tags.
+        // The source's disk is recorded, too: by it a snapshot is distinguished from a copy that carries the same tags.
         let (id, source) = (spec.id.derived().to_owned(), spec.source.local().to_owned());
         all.extend(tags([(SNAPSHOT, id), (VOLUME, source), (NAME, spec.name.clone())]));
         all

@@ -20,10 +20,10 @@ use super::parameters::{DiskSettings, SnapshotSettings};
 const GIB: u64 = 1 << 30;
 
 /// What EC2 says of a type that it does not know any more, or did not tell, is asked again by the next driver only.
-type Types = BTreeMap<String, Option<Told>>;
+type Types = BTreeMap<String, Option<Reported>>;
 
 #[derive(Clone, Debug)]
-struct Told {
+struct Reported {
     attachments: Attachments,
     /// Where there are several.
     cards: Vec<u32>,
@@ -48,9 +48,9 @@ impl Ec2Cloud {
             return;
         }
         match self.api.describe_instance_types(&unknown) {
-            Ok(told) => {
-                let told = told.iter().map(|told| (told.instance_type.clone(), told_of(told)));
-                let all: Types = unknown.into_iter().map(|kind| (kind, None)).chain(told).collect();
+            Ok(reported) => {
+                let reported = reported.iter().map(|reported| (reported.instance_type.clone(), reported_type(reported)));
+                let all: Types = unknown.into_iter().map(|kind| (kind, None)).chain(reported).collect();
                 self.types().extend(all);
             }
             Err(error) => {
@@ -68,16 +68,16 @@ impl Ec2Cloud {
 
     /// What is attached to each card, where EC2 says that there are several.
     fn cards(&self, instance: &api::Instance) -> BTreeMap<u32, usize> {
-        let told = self.types().get(&instance.instance_type).cloned().flatten();
-        let cards = told.map(|told| told.cards).unwrap_or_default();
+        let reported = self.types().get(&instance.instance_type).cloned().flatten();
+        let cards = reported.map(|reported| reported.cards).unwrap_or_default();
         let disks_on = |card: u32| instance.disks.iter().filter(|disk| disk.card == card).count();
         cards.into_iter().map(|card| (card, disks_on(card))).collect()
     }
 
     /// All that a machine takes: what is attached already counts.
     fn limit(&self, instance: &api::Instance) -> u64 {
-        let told = self.types().get(&instance.instance_type).and_then(|told| Some(told.as_ref()?.attachments));
-        let of = of_type(&instance.instance_type, told);
+        let reported = self.types().get(&instance.instance_type).and_then(|reported| Some(reported.as_ref()?.attachments));
+        let of = of_type(&instance.instance_type, reported);
         let further = instance.network_interfaces.saturating_sub(1) as u64;
         of.most.saturating_sub(if of.shared { further } else { 0 })
     }
@@ -220,9 +220,9 @@ impl Cloud for Ec2Cloud {
 
     fn impaired(&self, disks: &[DiskId]) -> Answer<Vec<(DiskId, String)>> {
         let ids = disks.iter().map(|id| id.0.clone()).collect();
-        let told = self.api.describe_volume_status(&Select::Ids(ids))?.items;
-        let impaired = told.into_iter().filter(|told| matches!(told.summary.status.as_str(), "impaired" | "warning"));
-        Ok(impaired.map(|told| (DiskId(told.volume_id.clone()), status_words(&told))).collect())
+        let reported = self.api.describe_volume_status(&Select::Ids(ids))?.items;
+        let impaired = reported.into_iter().filter(|reported| matches!(reported.summary.status.as_str(), "impaired" | "warning"));
+        Ok(impaired.map(|reported| (DiskId(reported.volume_id.clone()), status_words(&reported))).collect())
     }
 
     fn blocks(&self, base: Option<&CloudSnapshotId>, of: &CloudSnapshotId, from: &BlocksFrom) -> Answer<Blocks> {
@@ -388,17 +388,17 @@ fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
 }
 
 /// What EC2 says of a type; `None` where it does not say how many.
-fn told_of(told: &api::InstanceType) -> Option<Told> {
-    let ebs = told.ebs_info.as_ref()?;
+fn reported_type(reported: &api::InstanceType) -> Option<Reported> {
+    let ebs = reported.ebs_info.as_ref()?;
     let shared = ebs.attachment_limit_type.as_deref() != Some("dedicated");
     let attachments = Attachments { most: ebs.maximum_ebs_attachments?, shared };
-    Some(Told { attachments, cards: if ebs.cards.len() > 1 { ebs.cards.clone() } else { Vec::new() } })
+    Some(Reported { attachments, cards: if ebs.cards.len() > 1 { ebs.cards.clone() } else { Vec::new() } })
 }
 
-fn status_words(told: &api::VolumeStatus) -> String {
-    let details = told.summary.details.iter().map(|detail| format!("{} {}", detail.name, detail.status));
-    let events = told.events.iter().map(|event| format!("{}: {}", event.kind, event.description));
-    let all: Vec<String> = [told.summary.status.clone()].into_iter().chain(details).chain(events).collect();
+fn status_words(reported: &api::VolumeStatus) -> String {
+    let details = reported.summary.details.iter().map(|detail| format!("{} {}", detail.name, detail.status));
+    let events = reported.events.iter().map(|event| format!("{}: {}", event.kind, event.description));
+    let all: Vec<String> = [reported.summary.status.clone()].into_iter().chain(details).chain(events).collect();
     all.join("; ")
 }
 

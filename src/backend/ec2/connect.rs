@@ -23,7 +23,7 @@ use super::disks::Disks;
 use super::identity::Place;
 use super::limits::{Limits, Taken, of_type};
 
-/// How long a disk that was attached may take to show up, before the CO is told to ask again.
+/// How long a disk that was attached may take to show up, before the CO is asked to retry.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the kernel may take to see that a disk has grown.
 const GROWTH: Duration = Duration::from_secs(10);
@@ -131,8 +131,8 @@ impl Connect for Node {
 
     fn connected(&self, _id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
         // Which volume of the cloud it is stands in the hint alone.
-        let Some((told, wanted)) = hint.and_then(known) else { return Ok(None) };
-        if self.open(told, &wanted)?.is_some() {
+        let Some((reported, wanted)) = hint.and_then(known) else { return Ok(None) };
+        if self.open(reported, &wanted)?.is_some() {
             return Ok(hint.cloned());
         }
         // By now it may have another name; never two.
@@ -142,14 +142,14 @@ impl Connect for Node {
 
     /// So it is, too, where its number is nobody's any more: a volume may be detached under a mount, which keeps the number from others.
     fn is_same_device(&self, source: &Source) -> Result<bool> {
-        let Some((told, wanted)) = known(source) else { return Ok(false) };
-        Ok(block::is_gone(told.number) || self.open(told, &wanted)?.is_some())
+        let Some((reported, wanted)) = known(source) else { return Ok(false) };
+        Ok(block::is_gone(reported.number) || self.open(reported, &wanted)?.is_some())
     }
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
-        let Some((told, wanted)) = hint.and_then(known) else { return Ok(Outcome::Unchanged(())) };
+        let Some((reported, wanted)) = hint.and_then(known) else { return Ok(Outcome::Unchanged(())) };
         // What a pod wrote to the raw device; once the cloud has detached it, it is too late.
-        if let Some(open) = self.open(told, &wanted)? {
+        if let Some(open) = self.open(reported, &wanted)? {
             step("flush", id, || open.flush())?;
         }
         Ok(Outcome::Unchanged(()))
@@ -163,17 +163,17 @@ impl Connect for Node {
             },
             reason: format!("it does not show volume {id}; nothing was done to it. Unstage the volume and stage it again"),
         };
-        let (told, wanted) = known(source).ok_or_else(unproven)?;
-        let open = self.open(told, &wanted)?.ok_or_else(unproven)?;
+        let (reported, wanted) = known(source).ok_or_else(unproven)?;
+        let open = self.open(reported, &wanted)?.ok_or_else(unproven)?;
         let truth = nvme::size(&open)?;
         // The controller tells the kernel of its growth, mostly.
         if let Some(truth) = truth.filter(|truth| open.size().is_ok_and(|size| size != *truth)) {
-            let name = told.path.file_name().unwrap_or_default().to_string_lossy();
-            step("rescan", &told.path.display(), || nvme::rescan(self.disks.sysfs(), &name))?;
+            let name = reported.path.file_name().unwrap_or_default().to_string_lossy();
+            step("rescan", &reported.path.display(), || nvme::rescan(self.disks.sysfs(), &name))?;
             let grown = || Ok(open.size()? == truth);
             if !udev::wait_until(Instant::now().checked_add(GROWTH), grown)? {
                 let reason = format!("its controller reports {truth} bytes, the kernel still {}", open.size()?);
-                return Err(Error::InProgress { object: told.path.display().to_string(), reason });
+                return Err(Error::InProgress { object: reported.path.display().to_string(), reason });
             }
         }
         Ok(Bytes(open.size()?))
@@ -242,12 +242,12 @@ impl Node {
     }
 
     /// The device, open, if it is what it was.
-    fn open(&self, told: &BlockDevice, wanted: &Wanted) -> os::Result<Option<Device>> {
-        let Some(open) = Device::open_if_there(&told.path, told.number)? else { return Ok(None) };
+    fn open(&self, reported: &BlockDevice, wanted: &Wanted) -> os::Result<Option<Device>> {
+        let Some(open) = Device::open_if_there(&reported.path, reported.number)? else { return Ok(None) };
         let same = match &wanted.name {
             Some(name) => {
                 let disk = self.disks.xen(name)?;
-                disk.is_some_and(|disk| disk.number == told.number && disk.sequence == wanted.sequence)
+                disk.is_some_and(|disk| disk.number == reported.number && disk.sequence == wanted.sequence)
             }
             None => self.disks.serial(&open)?.as_ref() == Some(&wanted.serial),
         };
@@ -258,8 +258,8 @@ impl Node {
 impl Wanted {
     /// What publish_context says.
     fn of(request: &ConnectRequest<'_>) -> Result<Option<Wanted>> {
-        let told = |key| request.publish_context.get(key).map(String::as_str);
-        let Some(volume) = told(VOLUME) else { return Ok(None) };
+        let reported = |key| request.publish_context.get(key).map(String::as_str);
+        let Some(volume) = reported(VOLUME) else { return Ok(None) };
         // What was attached must be what the PersistentVolume names.
         if let Some(recorded) = request.id.recorded().filter(|recorded| *recorded != volume) {
             let reason = format!("{VOLUME}: {volume} was attached, but volume {} is {recorded}; detach it", request.id);
@@ -269,7 +269,7 @@ impl Wanted {
         if !is_serial(&serial) {
             return Err(Error::invalid("publish_context", format!("{VOLUME}: {volume:?} is no id of an EBS volume")));
         }
-        let name = told(DEVICE).map(name_on_xen).transpose()?;
+        let name = reported(DEVICE).map(name_on_xen).transpose()?;
         Ok(Some(Wanted { serial, name, sequence: None }))
     }
 

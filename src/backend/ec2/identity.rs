@@ -146,7 +146,7 @@ impl Identity {
         Ok(instance)
     }
 
-    /// The instance by what an earlier process was told, where that was on this very machine.
+    /// The instance that an earlier process recorded, where that was on this very machine.
     fn recorded(&self, reason: &str) -> Result<Instance> {
         let unknown = |why: &str| self.metadata.down(&format!("{reason}, and {why}; {REMEDY}"));
         let path = self.state.join(RECORD);

@@ -74,7 +74,7 @@ fn this() -> (String, String) {
 #[test]
 fn restarted_driver_without_metadata_registers_as_before() {
     let host = Host::new();
-    assert_eq!(host.registers().expect("told"), this());
+    assert_eq!(host.registers().expect("reported"), this());
     host.answers(false);
     assert_eq!(host.registers().expect("recorded in this boot"), this());
     // It answers again, and has the last word.
@@ -82,7 +82,7 @@ fn restarted_driver_without_metadata_registers_as_before() {
     assert_eq!(identity.instance().expect("recorded").kind, "m5.large");
     assert!(identity.verified.lock().expect("no panic").is_none());
     host.answers(true);
-    identity.instance().expect("told");
+    identity.instance().expect("reported");
     assert!(identity.verified.lock().expect("no panic").is_some());
     // Once is enough.
     host.asked.try_iter().for_each(drop);
@@ -94,7 +94,7 @@ fn restarted_driver_without_metadata_registers_as_before() {
 #[test]
 fn record_of_another_boot_is_believed_only_with_the_hypervisors_word() {
     let host = Host::new();
-    host.registers().expect("told");
+    host.registers().expect("reported");
     host.answers(false);
     host.boots("second");
     let error = host.registers().expect_err("a disk that was copied would look the same").to_string();
@@ -108,7 +108,7 @@ fn record_of_another_boot_is_believed_only_with_the_hypervisors_word() {
 #[test]
 fn record_on_a_copied_disk_is_not_believed() {
     let host = Host::new();
-    host.registers().expect("told");
+    host.registers().expect("reported");
     host.answers(false);
     host.is_tagged(OTHER);
     let identity = Arc::new(host.identity("worker-1"));
@@ -158,7 +158,7 @@ fn damaged_or_missing_record_is_no_answer() {
     }
     // Repaired by the next answer.
     host.answers(true);
-    host.registers().expect("told");
+    host.registers().expect("reported");
     host.answers(false);
     assert_eq!(host.registers().expect("recorded"), this());
 }

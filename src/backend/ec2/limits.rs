@@ -69,14 +69,14 @@ impl Limits {
     }
 }
 
-/// What a type takes: as DescribeInstanceTypes told it, else by the table. It calls some dedicated that are shared, and knows no third
+/// What a type takes: as DescribeInstanceTypes has it, else by the table. It calls some dedicated that are shared, and knows no third
 /// word for those on Xen, whose interfaces take nothing: corrected here.
-pub fn of_type(kind: &str, told: Option<Attachments>) -> Attachments {
+pub fn of_type(kind: &str, reported: Option<Attachments>) -> Attachments {
     let (family, size) = kind.split_once('.').unwrap_or((kind, ""));
     let table = by_table(family, size);
     let never_shared = is_xen(family, size) || size.starts_with("metal-");
-    match told {
-        Some(told) => Attachments { most: told.most, shared: told.shared && !never_shared },
+    match reported {
+        Some(reported) => Attachments { most: reported.most, shared: reported.shared && !never_shared },
         None => table,
     }
 }
@@ -251,7 +251,7 @@ mod tests {
     fn configured_limit_goes_before_the_table() {
         assert_eq!(of_type("m5.large", Some(shared(30))), shared(30));
         assert_eq!(of_type("q9x.large", Some(alone(500))), alone(500));
-        assert_eq!(of_type("c8a.metal-48xl", Some(shared(79))), alone(79), "told wrongly");
+        assert_eq!(of_type("c8a.metal-48xl", Some(shared(79))), alone(79), "reported wrongly");
         assert_eq!(of_type("m4.large", Some(shared(39))), alone(39), "Xen");
         assert_eq!(of_type("i3.metal", Some(shared(31))), shared(31));
     }

@@ -11,9 +11,9 @@ use super::ImageBackend;
 use super::files::Access;
 use super::layout::Kind;
 
-/// Differences are told in whole ones of these, in bytes.
+/// Differences are reported in whole ones of these, in bytes.
 const BLOCK: u64 = 4096;
-/// The longest extent told, in bytes: readers allocate by it.
+/// The longest extent reported, in bytes: readers allocate by it.
 const LONGEST: u64 = 16 << 20;
 
 impl ChangedBlocks for ImageBackend {
@@ -128,11 +128,11 @@ impl<'a> Runs<'a> {
 mod tests {
     use super::*;
 
-    fn told(start: u64, size: u64, runs: &[(u64, u64)], most: usize) -> Vec<(u64, u64)> {
-        let mut told = Vec::new();
+    fn reported(start: u64, size: u64, runs: &[(u64, u64)], most: usize) -> Vec<(u64, u64)> {
+        let mut reported = Vec::new();
         let mut emit = |extent: Extent| {
-            told.push((extent.offset, extent.length));
-            if told.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            reported.push((extent.offset, extent.length));
+            if reported.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         let mut joined = Runs::new(start, Bytes(size), &mut emit);
         for (offset, length) in runs {
@@ -141,25 +141,25 @@ mod tests {
             }
         }
         joined.finish();
-        told
+        reported
     }
 
     #[test]
     fn neighbours_are_joined_and_ends_are_cut() {
-        assert_eq!(told(0, 100, &[(0, 10), (10, 10), (30, 5)], 9), [(0, 20), (30, 5)]);
-        assert_eq!(told(5, 32, &[(0, 10), (30, 5)], 9), [(5, 5), (30, 2)]);
-        assert_eq!(told(50, 100, &[(0, 10), (30, 5)], 9), []);
-        assert_eq!(told(0, 100, &[(100, 4096)], 9), []);
+        assert_eq!(reported(0, 100, &[(0, 10), (10, 10), (30, 5)], 9), [(0, 20), (30, 5)]);
+        assert_eq!(reported(5, 32, &[(0, 10), (30, 5)], 9), [(5, 5), (30, 2)]);
+        assert_eq!(reported(50, 100, &[(0, 10), (30, 5)], 9), []);
+        assert_eq!(reported(0, 100, &[(100, 4096)], 9), []);
     }
 
     #[test]
     fn no_run_is_longer_than_a_reader_can_take() {
-        let all = told(0, u64::MAX, &[(7, LONGEST), (7 + LONGEST, LONGEST + 1)], 9);
+        let all = reported(0, u64::MAX, &[(7, LONGEST), (7 + LONGEST, LONGEST + 1)], 9);
         assert_eq!(all, [(7, LONGEST), (7 + LONGEST, LONGEST), (7 + 2 * LONGEST, 1)]);
     }
 
     #[test]
     fn no_extent_is_emitted_after_a_break() {
-        assert_eq!(told(0, 100, &[(0, 1), (10, 1), (20, 1), (30, 1)], 2), [(0, 1), (10, 1)]);
+        assert_eq!(reported(0, 100, &[(0, 1), (10, 1), (20, 1), (30, 1)], 2), [(0, 1), (10, 1)]);
     }
 }

@@ -31,7 +31,7 @@ impl Connect for ImageBackend {
         let acquired = if self.shared { Some(self.take_lease(&ready, request)?) } else { None };
         let named = |inode| match request.earlier {
             // As an older version named it: what it has begun goes on.
-            Some(Source::Device(told)) if told.identity == numbers(inode) => numbers(inode),
+            Some(Source::Device(reported)) if reported.identity == numbers(inode) => numbers(inode),
             _ => identity(&ready, &meta, inode),
         };
         // Of several readers, each has a device of its own.
@@ -72,7 +72,7 @@ impl Connect for ImageBackend {
                     None if self.shared && !self.holds(&ready, id)? => None,
                     None => bound(id, inode)?,
                 };
-                Ok(found.map(|device| told_or_named(&device, hint, &ready, id)))
+                Ok(found.map(|device| hinted_or_named(&device, hint, &ready, id)))
             }
             Ok(None) => Ok(self.orphan(hint)?.and(hint.cloned())),
             Err(away) => self.orphan(hint)?.and(hint.cloned()).map_or(Err(away), |found| Ok(Some(found))),
@@ -80,8 +80,8 @@ impl Connect for ImageBackend {
     }
 
     fn is_same_device(&self, source: &Source) -> Result<bool> {
-        let Source::Device(told) = source else { return Ok(false) };
-        Ok(status(&told.path)?.is_some_and(|device| shows(told, device.backing)))
+        let Source::Device(reported) = source else { return Ok(false) };
+        Ok(status(&reported.path)?.is_some_and(|device| shows(reported, device.backing)))
     }
 
     fn may_use(&self, id: &VolumeId) -> Result<()> {
@@ -154,9 +154,9 @@ impl ImageBackend {
     /// The device that was this volume's when it still had an image that we can see: it must show what it showed then,
     /// and that must be no other volume's image (an inode number is used again once its file is gone).
     fn orphan(&self, hint: Option<&Source>) -> Result<Option<Loop>> {
-        let Some(Source::Device(told)) = hint else { return Ok(None) };
-        let Some(device) = status(&told.path)? else { return Ok(None) };
-        if !shows(told, device.backing) || self.owns(device.backing)? {
+        let Some(Source::Device(reported)) = hint else { return Ok(None) };
+        let Some(device) = status(&reported.path)? else { return Ok(None) };
+        if !shows(reported, device.backing) || self.owns(device.backing)? {
             return Ok(None);
         }
         Ok(Some(device))
@@ -185,11 +185,11 @@ fn seen_image(ready: &Ready, id: &VolumeId) -> Result<Option<files::Seen>> {
 /// The device of a hint, if it shows this image now. One that shows a file of another name is not asked, since its disk may hang; where it
 /// is this image nevertheless, the walk over all devices finds it.
 fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<Loop>> {
-    let Some(Source::Device(told)) = hint else { return Ok(None) };
-    if !loopdev::shows(&told.path, &image_name(id))? {
+    let Some(Source::Device(reported)) = hint else { return Ok(None) };
+    if !loopdev::shows(&reported.path, &image_name(id))? {
         return Ok(None);
     }
-    match loopdev::status(&told.path) {
+    match loopdev::status(&reported.path) {
         Err(error) if error.is_missing() => Ok(None),
         device => Ok(device?.filter(|device| device.backing == inode)),
     }
@@ -231,13 +231,13 @@ pub(super) fn identity(ready: &Ready, meta: &VolumeMeta, inode: Inode) -> String
     format!("{} {}@{}", meta.unique(&ready.id), inode.1, inode.0)
 }
 
-/// Whether a device that was told of showed this image, whichever version told it.
-pub(super) fn shows(told: &BlockDevice, inode: Inode) -> bool {
-    match told.identity.split_once('@') {
+/// Whether a recorded device showed this image, whichever version recorded it.
+pub(super) fn shows(reported: &BlockDevice, inode: Inode) -> bool {
+    match reported.identity.split_once('@') {
         Some((lasting, device)) => {
             device == inode.0.to_string() && lasting.rsplit_once(' ').is_some_and(|(_, number)| number == inode.1.to_string())
         }
-        None => told.identity == numbers(inode),
+        None => reported.identity == numbers(inode),
     }
 }
 
@@ -245,14 +245,14 @@ pub(super) fn source(device: &Loop, identity: String) -> Source {
     Source::Device(BlockDevice { path: device.path.clone(), number: device.number, identity })
 }
 
-/// A device of this volume, with the identity that was told of it, if it is that device: it costs nothing to know, and what an older
-/// version has told stays as it is.
-fn told_or_named(device: &Loop, hint: Option<&Source>, ready: &Ready, id: &VolumeId) -> Source {
-    if let Some(Source::Device(told)) = hint
-        && told.path == device.path
-        && shows(told, device.backing)
+/// A device of this volume, with its recorded identity, if it is that device: it costs nothing to know, and what an older
+/// version recorded stays as it is.
+fn hinted_or_named(device: &Loop, hint: Option<&Source>, ready: &Ready, id: &VolumeId) -> Source {
+    if let Some(Source::Device(reported)) = hint
+        && reported.path == device.path
+        && shows(reported, device.backing)
     {
-        return source(device, told.identity.clone());
+        return source(device, reported.identity.clone());
     }
     source(device, named(ready, id.local(), device.backing))
 }

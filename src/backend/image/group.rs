@@ -177,7 +177,7 @@ impl ImageBackend {
     }
 }
 
-/// Enters the drafts that could not be discarded into the ledger, by which the group's deletion finds them: the CO was never told
+/// Enters the drafts that could not be discarded into the ledger, by which the group's deletion finds them: the CO was never given
 /// of these snapshots. The next opening of the pool removes them anyway.
 fn remember_drafts(group: &GroupId, members: &[SnapshotSpec], pools: &[Arc<Ready>]) {
     for (member, pool) in members.iter().zip(pools) {

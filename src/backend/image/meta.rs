@@ -1,7 +1,7 @@
 //! The small files beside the data: what an id can't hold lies with the storage.
 //!
 //! JSON with a format version, read strictly: an unknown field, a missing one, or an id that is not the directory's is
-//! damage, as is a file that was interrupted. Damage is told, never repaired and never taken for absence.
+//! damage, as is a file that was interrupted. Damage is reported, never repaired and never taken for absence.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -162,13 +162,13 @@ impl Inspect for ImageBackend {
         Ok(survey)
     }
 
-    fn release(&self, told: &BlockDevice) -> Result<()> {
-        match status(&told.path)? {
-            Some(device) if shows(told, device.backing) => {
+    fn release(&self, reported: &BlockDevice) -> Result<()> {
+        match status(&reported.path)? {
+            Some(device) if shows(reported, device.backing) => {
                 step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
                 Ok(())
             }
-            _ => Err(changed(told.path.display())),
+            _ => Err(changed(reported.path.display())),
         }
     }
 

@@ -141,9 +141,9 @@ mod tests {
     fn publish_context_of_the_controller_is_read_by_the_node() {
         let mutual = Some(("them".to_owned(), "secret 2".to_owned()));
         for chap in [None, Some(Chap { user: "us".to_owned(), password: "secret 1".to_owned(), mutual })] {
-            let told = attachment(chap);
-            assert!(!format!("{told:?}").contains("secret"));
-            assert_eq!(Attachment::from_context(&told.to_context()).expect("ours"), Some(told));
+            let reported = attachment(chap);
+            assert!(!format!("{reported:?}").contains("secret"));
+            assert_eq!(Attachment::from_context(&reported.to_context()).expect("ours"), Some(reported));
         }
         assert_eq!(Attachment::from_context(&BTreeMap::new()).expect("none"), None);
     }

@@ -73,7 +73,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Reads what is there; the directory is made by the first entry. What cannot be read is told and left.
+    /// Reads what is there; the directory is made by the first entry. What cannot be read is reported and left.
     pub fn open(directory: PathBuf) -> Connections {
         let (entries, unread) = read_all(&directory);
         for (path, reason) in unread {

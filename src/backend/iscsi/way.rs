@@ -1,4 +1,4 @@
-//! How a node gets to a volume: from what the storage side told it, or from the attributes of a static volume.
+//! How a node gets to a volume: from what the storage side answered, or from the attributes of a static volume.
 
 use crate::backend::ConnectRequest;
 use crate::os::iscsi::admin::{Credentials, Interface};
@@ -23,7 +23,7 @@ pub struct LoginParameters {
     pub discovery: Discovery,
     pub interface: Interface,
     pub credentials: Option<Credentials>,
-    /// As it was told; `None` where nobody told.
+    /// As the storage side answered; `None` where it did not.
     pub wwid: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl Discovery {
 
 impl IscsiBackend {
     /// # Errors
-    /// `Invalid`, naming what is missing; `WrongNode` for what was told to another node.
+    /// `Invalid`, naming what is missing; `WrongNode` for what was meant for another node.
     pub(super) fn way(&self, request: &ConnectRequest<'_>) -> Result<LoginParameters> {
         match Attachment::from_context(request.publish_context)? {
             Some(attachment) => self.way_of_attachment(request, attachment),
@@ -56,30 +56,30 @@ impl IscsiBackend {
         }
     }
 
-    fn way_of_attachment(&self, request: &ConnectRequest<'_>, told: Attachment) -> Result<LoginParameters> {
+    fn way_of_attachment(&self, request: &ConnectRequest<'_>, reported: Attachment) -> Result<LoginParameters> {
         let invalid = |reason: String| Error::invalid("publish_context", reason);
-        if told.initiator != initiator_name(&self.node) {
-            let reason = format!("it was attached to {}, and this is {}", told.initiator, initiator_name(&self.node));
+        if reported.initiator != initiator_name(&self.node) {
+            let reason = format!("it was attached to {}, and this is {}", reported.initiator, initiator_name(&self.node));
             return Err(Error::WrongNode { object: format!("volume {}", request.id), reason });
         }
-        check_name(&told.target).map_err(|reason| invalid(format!("target: {reason}")))?;
-        let portals = told.portals.iter().map(|portal| portal.parse()).collect::<Result<Vec<Portal>, String>>();
+        check_name(&reported.target).map_err(|reason| invalid(format!("target: {reason}")))?;
+        let portals = reported.portals.iter().map(|portal| portal.parse()).collect::<Result<Vec<Portal>, String>>();
         let portals = portals.map_err(|reason| invalid(format!("portals: {reason}")))?;
         if portals.is_empty() {
             return Err(invalid("portals is empty".to_owned()));
         }
-        let credentials = told.chap.map(|Chap { user, password, mutual }| Credentials { user, password, mutual });
+        let credentials = reported.chap.map(|Chap { user, password, mutual }| Credentials { user, password, mutual });
         for value in credentials.iter().flat_map(Credentials::values) {
             check_secret(value).map_err(|reason| invalid(format!("one of the CHAP values {reason}")))?;
         }
         Ok(LoginParameters {
-            interface: self.interface(Some(&told.initiator), None),
-            target: told.target,
-            lun: told.lun,
+            interface: self.interface(Some(&reported.initiator), None),
+            target: reported.target,
+            lun: reported.lun,
             portals,
             discovery: Discovery::No,
             credentials,
-            wwid: Some(told.wwid),
+            wwid: Some(reported.wwid),
         })
     }
 

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_told_in_words_or_in_a_table() {
+    fn health_is_reported_in_words_or_in_a_table() {
         let mut health = VolumeHealth { volume_id: "image:a".to_owned(), health_statuses: vec![] };
         assert!(health_answer(&health).text.starts_with("nothing is known to be wrong"));
         let entry = VolumeHealthEntry { status: 3, reason: "ImageMissing".to_owned(), message: "gone".to_owned() };

@@ -41,7 +41,7 @@ Examples, a volume's life (K=/var/lib/kubelet/a, with the directory $K/staging):
 Exit codes: 0 done, 1 failed for good, 2 wrong usage, 3 endpoint not reached,
 4 failed but may still be running; of probe: not ready.";
 
-/// What `call` is told.
+/// The arguments of `call`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, subcommand_value_name = "RPC", subcommand_help_heading = "RPCs", disable_help_subcommand = true)]
 pub struct CallArgs {

@@ -77,8 +77,8 @@ fn groups(backend: &Arc<dyn Backend>) -> Result<&dyn Groups> {
 }
 
 /// The CO's list of members must be ours (CSI spec, DeleteVolumeGroupSnapshot: "Snapshot list mismatch").
-fn belong(group: &Group, told: &[SnapshotId]) -> Result<()> {
-    match told.iter().find(|id| !group.snapshots.iter().any(|member| member.id == **id)) {
+fn belong(group: &Group, reported: &[SnapshotId]) -> Result<()> {
+    match reported.iter().find(|id| !group.snapshots.iter().any(|member| member.id == **id)) {
         None => Ok(()),
         Some(stranger) => Err(Error::invalid("snapshot_ids", format!("{stranger} is not in group {}", group.id))),
     }

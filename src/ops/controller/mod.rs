@@ -112,7 +112,7 @@ impl Controller {
         modify.modify(id, parameters)
     }
 
-    /// Whether the volume can be used as told: `None` is yes; else why not (ValidateVolumeCapabilities).
+    /// Whether the volume can be used as requested: `None` is yes; else why not (ValidateVolumeCapabilities).
     pub fn validate(
         &self,
         handle: &Handle,
@@ -143,10 +143,10 @@ impl Controller {
         if least > volume.capacity {
             return Ok(Some(format!("{} is too small: it takes {least}", volume.capacity)));
         }
-        if let Some(told) = volume_context.get(CONTEXT_KEY)
-            && serde_json::from_str::<serde_json::Value>(told).ok().as_ref() != Some(&volume.parameters)
+        if let Some(reported) = volume_context.get(CONTEXT_KEY)
+            && serde_json::from_str::<serde_json::Value>(reported).ok().as_ref() != Some(&volume.parameters)
         {
-            return Ok(Some(format!("volume_context {CONTEXT_KEY} is {told}, the volume has {}", volume.parameters)));
+            return Ok(Some(format!("volume_context {CONTEXT_KEY} is {reported}, the volume has {}", volume.parameters)));
         }
         if !parameters.is_empty() {
             let wanted = Parameters::parse(&self.registry, parameters).map(|(_, parameters)| parameters.to_json());

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_told_with_its_package() {
+    fn a_program_that_is_not_there_is_reported_with_its_package() {
         let unknown = Tool { name: "no-such-tool", package: "no-such-package" };
         let missing = ToolUse::required(unknown, &[], "does nothing");
         let check = tool(&missing);

@@ -55,14 +55,14 @@ fn run(work: Vec<(&'static str, Work)>, patience: Duration) -> Vec<Check> {
     let started: Vec<_> = work
         .into_iter()
         .map(|(name, check)| {
-            let (tell, told) = mpsc::sync_channel(1);
-            // Nobody listens any more to one that was too slow; one that could not be started says nothing, and is told as that.
-            std::thread::Builder::new().name(name.to_owned()).spawn(move || tell.send(check()).ok()).ok();
-            (name, told)
+            let (sender, receiver) = mpsc::sync_channel(1);
+            // Nobody listens any more to one that was too slow; one that could not be started says nothing, and is reported as that.
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || sender.send(check()).ok()).ok();
+            (name, receiver)
         })
         .collect();
-    let answer = |(name, told): (&'static str, mpsc::Receiver<Vec<Check>>)| {
-        told.recv_timeout(until.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
+    let answer = |(name, receiver): (&'static str, mpsc::Receiver<Vec<Check>>)| {
+        receiver.recv_timeout(until.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
             let found = format!("no answer within {}", humantime::format_duration(patience));
             vec![Check::error(name, found, "look for a dead file system or device (`dmesg`, `cat /proc/self/mountinfo`)")]
         })

@@ -110,7 +110,7 @@ pub(super) fn registration(setup: &Setup) -> Vec<Check> {
 
 pub(super) fn state(setup: &Setup) -> Vec<Check> {
     const NAME: &str = "state-dir";
-    let (place, told) = match usable(NAME, &setup.state_dir) {
+    let (place, reported) = match usable(NAME, &setup.state_dir) {
         Ok(found) => found,
         Err(check) => return vec![check],
     };
@@ -130,10 +130,10 @@ pub(super) fn state(setup: &Setup) -> Vec<Check> {
             )
         }
         Ok(()) if took > SLOW => {
-            let found = format!("{told}; an fsync took {}", humantime::format_duration(Duration::from_millis(millis(took))));
+            let found = format!("{reported}; an fsync took {}", humantime::format_duration(Duration::from_millis(millis(took))));
             Check::warning(NAME, found, "each stage waits for several: put it on a faster disk")
         }
-        Ok(()) => Check::ok(NAME, format!("{told}, can be written to, and is synced in {} ms", millis(took))),
+        Ok(()) => Check::ok(NAME, format!("{reported}, can be written to, and is synced in {} ms", millis(took))),
     }]
 }
 
@@ -144,12 +144,12 @@ fn millis(time: Duration) -> u64 {
 pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
     const NAME: &str = "pool";
     let called = format!("pool {}", pool.name);
-    let (place, told) = match usable(NAME, &pool.path) {
+    let (place, reported) = match usable(NAME, &pool.path) {
         Ok(found) => found,
         Err(check) => return vec![check],
     };
     if place == pool.path && pool.marker.is_some_and(|marker| holds_more(&place, marker, pool.own_entries)) {
-        let found = format!("{called}: {told}, is no pool, and not empty");
+        let found = format!("{called}: {reported}, is no pool, and not empty");
         return vec![Check::error(NAME, found, "name an empty directory, or mount the pool's file system")];
     }
     let mut checks = Vec::new();
@@ -157,7 +157,7 @@ pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
         Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => {
             return vec![Check::error(NAME, format!("{called}: {}: {error}", place.display()), "mount it writable; run as root")];
         }
-        _ => checks.push(Check::ok(NAME, format!("{called}: {told}, can be written to"))),
+        _ => checks.push(Check::ok(NAME, format!("{called}: {reported}, can be written to"))),
     }
     checks.push(match copy::reflink_works(&place) {
         Ok(true) => Check::ok("reflink", format!("{called} shares blocks between files")),
@@ -265,8 +265,9 @@ fn usable(name: &'static str, directory: &Path) -> Result<(PathBuf, String), Che
             let found = format!("{} cannot be written to: {errno}", place.display());
             return Err(Check::error(name, found, "mount it writable; run as root"));
         }
-        let told = if place == directory { shown.to_string() } else { format!("{shown} is to be made in {}", place.display()) };
-        return Ok((place.to_owned(), told));
+        let reported =
+            if place == directory { shown.to_string() } else { format!("{shown} is to be made in {}", place.display()) };
+        return Ok((place.to_owned(), reported));
     }
     Err(Check::error(name, format!("{} lies nowhere", directory.display()), "name an absolute path"))
 }

@@ -411,7 +411,7 @@ mod tests {
                 result = result.and_then(|_| walk.leave());
             }
             let error = match result {
-                // Nothing that was remembered has told it.
+                // Nothing that was remembered shows it.
                 Ok(_) => {
                     assert_eq!((remembered, walk.depth), (1, 0));
                     assert_ne!(walk.trail, 0);

@@ -21,7 +21,7 @@ pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, 
     let entry = node.journal.stage(&id)?;
     let mut health = match resolve::backend(node, &id)?.health() {
         Some(report) => match report.volume_health(&id) {
-            // What is staged here and gone there is the very thing to be told.
+            // What is staged here and gone there is the very thing to be reported.
             Err(Error::NotFound { .. }) if entry.is_some() => vec![HealthProblem {
                 severity: Severity::DataLoss,
                 reason: "VolumeMissing",

@@ -260,7 +260,7 @@ fn recover_locked(node: &Node, volume: Interrupted) -> Result<()> {
     }
 }
 
-/// Nobody was told of a stage that is not whole, so nobody can miss it. What remembers a mkfs or a growth that was interrupted
+/// No call reported success of a stage that is not whole, so nobody can miss it. What remembers a mkfs or a growth that was interrupted
 /// stays: the CO will stage again, or unstage.
 fn undo(node: &Node, entry: StageEntry) -> Result<()> {
     let id = entry.id.clone();

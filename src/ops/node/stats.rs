@@ -31,7 +31,7 @@ pub(super) struct Place<'a> {
     pub staging: bool,
 }
 
-/// It may hang with the storage, so it is a step: who asks meanwhile is told of it.
+/// It may hang with the storage, so it is a step: a call that comes meanwhile names it.
 const MEASURE: &str = "measure file system";
 /// How long a server has to say how full its share is.
 const PATIENCE: Duration = Duration::from_secs(5);

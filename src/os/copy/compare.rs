@@ -28,7 +28,7 @@ pub fn differing_extents(
         return Err(Error::Unexpected { object, reason: "to be compared in blocks of 0 bytes".to_owned() });
     }
     let (mut base, mut target) = (Side::of(base)?, Side::of(target)?);
-    // Places on two file systems cannot be told apart by their numbers.
+    // Places on two file systems cannot be distinguished by their numbers.
     let comparable = base.device == target.device;
     let end = base.map.size().max(target.map.size());
     let mut runs = Runs { block, emit, pending: 0..0 };

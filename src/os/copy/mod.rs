@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told() {
+    fn progress_is_reported() {
         let progress = std::sync::Arc::new(step::Progress::default());
         step::with_progress(progress.clone(), || Progress::new("copy", 10 << 30).at(4 << 30));
         assert_eq!(progress.now().0, "copy 40 % of 10.0 GiB");

@@ -4,7 +4,7 @@
 //! a journal may say where to look for it, never that it is there. It is written on a device that was proven blank, and cleared before
 //! the first mount: while it is there, nothing but the interrupted format was ever kept on the device.
 //!
-//! mkfs is told to leave the last [`RESERVED`] bytes alone (see [`filesystem_size`]), so that no format overwrites its own mark.
+//! mkfs is asked to leave the last [`RESERVED`] bytes alone (see [`filesystem_size`]), so that no format overwrites its own mark.
 
 use std::os::unix::fs::FileExt;
 

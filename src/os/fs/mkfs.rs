@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::os::process::{Output, Run, Tool, run};
 
-/// Long enough for a slow disk of many TiB; short enough that a dead one is told about.
+/// Long enough for a slow disk of many TiB; short enough that a dead one is reported.
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
 const LOST_A_RACE: &str = "cannot check mount status of";
@@ -189,7 +189,7 @@ mod tests {
 
     /// At whichever of its writes mkfs is killed: the medium says that its format was interrupted, and nothing else is taken for it.
     #[test]
-    fn mkfs_killed_at_any_write_is_told_by_its_mark() {
+    fn mkfs_killed_at_any_write_is_reported_by_its_mark() {
         let mut kills = 0;
         for (fstype, name) in [(FsType::Ext4, "mkfs.ext4"), (FsType::Xfs, "mkfs.xfs"), (FsType::Btrfs, "mkfs.btrfs")] {
             for number in 1.. {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_option_is_told_in_the_words_of_the_tool() {
+    fn a_bad_option_is_reported_in_the_words_of_the_tool() {
         let Some(under) = Loop::new(400 * MIB) else { return };
         let device = Device::open(&under.device, true).unwrap();
         let error = mkfs(&device, FsType::Xfs, &["-m".to_owned(), "nonsense=1".to_owned()], None).unwrap_err();

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_elsewhere_is_told_with_its_place() {
+    fn a_signature_elsewhere_is_reported_with_its_place() {
         let mut md_new = vec![0; 4096];
         md_new[..8].copy_from_slice(b"\xfc\x4e\x2b\xa9\x01\0\0\0");
         md_new[128..136].copy_from_slice(&((1024 * MIB - 8192) / 512).to_le_bytes());

@@ -156,7 +156,7 @@ pub(super) fn uuid(fstype: FsType, read: Read<'_>) -> Option<String> {
     Some([&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-"))
 }
 
-/// Whether a file system with a sound superblock was never mounted for writing since its mkfs; `None` where that cannot be told.
+/// Whether a file system with a sound superblock was never mounted for writing since its mkfs; `None` where that is not known.
 pub(super) fn never_mounted(fstype: FsType, read: Read<'_>) -> Option<bool> {
     let zero = |at, length| Some(read(at, length)?.iter().all(|byte| *byte == 0));
     match fstype {

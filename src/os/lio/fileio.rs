@@ -138,8 +138,8 @@ impl Lio {
         }
     }
 
-    /// From now on initiators are told to try again in a moment. What was begun before may still be written, but nothing that was
-    /// sent after its end was told. Costs them about a second.
+    /// From now on initiators are asked to retry in a moment. What was begun before may still be written, but nothing that was
+    /// sent after its end was acknowledged. Costs them about a second.
     pub fn pause(&self, hba: u32, name: &str) -> Result<()> {
         self.write(&access_state(hba, name), TRANSITION)
     }

@@ -7,8 +7,8 @@
 //!                      /np/<portal>     where it listens
 //!                      /acls/<name>     an initiator that is let in, with its credentials and its view of the LUN
 //! ```
-//! - A disk is written through: the kernel opens the file with O_DSYNC, and the initiator is told that there is no write cache. So
-//!   what an initiator was told is written survives a crash of this machine, which initiators outlive: had the disk a cache, what was
+//! - A disk is written through: the kernel opens the file with O_DSYNC, and the initiator sees no write cache. So
+//!   what was acknowledged to an initiator as written survives a crash of this machine, which initiators outlive: had the disk a cache, what was
 //!   lost of it would never be written again.
 //! - Nobody is let in but those named (no demo mode), and nobody learns of a target by discovery who is not.
 //! - Every call is repeatable, finds what a killed one left, and takes what is gone already for done.

@@ -105,7 +105,7 @@ impl Lio {
         values.iter().try_for_each(|(attribute, value)| self.write(&acl.join("auth").join(attribute), value))
     }
 
-    /// Whether an initiator is let in as told, down to its view of the LUN.
+    /// Whether an initiator is let in as configured, down to its view of the LUN.
     pub fn admits(&self, target: &str, name: &str, write_protect: bool) -> Result<bool> {
         let acl = acl(target, name);
         let linked = self.kind(&acl.join("lun_0/lun"))? == Some(FileType::Symlink);

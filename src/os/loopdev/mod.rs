@@ -200,7 +200,7 @@ fn is_unbound_from(path: &Path, backing: (u64, u64)) -> Result<bool> {
     }
 }
 
-/// Takes back a LOOP_CLR_FD that has not come to effect: else the device would vanish under anyone who is told that it could
+/// Takes back a LOOP_CLR_FD that has not come to effect: else the device would vanish under anyone who was answered that it could
 /// not be detached, as soon as its present user is done.
 fn keep_bound(path: &Path, backing: (u64, u64)) -> Result<()> {
     let device = match File::open(path) {

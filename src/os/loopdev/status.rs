@@ -195,7 +195,7 @@ fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<Silent>)> {
     let device = |name: &OsStr| Path::new("/dev").join(name);
     let (mut left, mut found, mut silent) = (names, Vec::new(), Vec::new());
     while !left.is_empty() {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let wanted = left.clone();
         let thread = std::thread::Builder::new().name("ask loop".to_owned()).spawn(move || {
             for name in wanted {
@@ -206,7 +206,7 @@ fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<Silent>)> {
                     let _asking = Asking::new(&name);
                     status_of_bound(&name)
                 };
-                if tell.send(answer).is_err() {
+                if sender.send(answer).is_err() {
                     break;
                 }
             }
@@ -214,7 +214,7 @@ fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<Silent>)> {
         thread.map_err(|error| Error::io("start a thread to ask", "loop devices", error))?;
         // In the order in which they were asked.
         loop {
-            match told.recv_timeout(STATUS_DEADLINE) {
+            match receiver.recv_timeout(STATUS_DEADLINE) {
                 Ok(answer) => {
                     let device = device(&left.remove(0));
                     match answer {

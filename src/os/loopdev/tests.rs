@@ -266,7 +266,7 @@ fn short_opening_of_a_device_is_waited_for() {
     let looker = File::open(&device.path).unwrap();
     std::thread::scope(|scope| {
         let detaching = scope.spawn(|| detach(&device.path, device.backing));
-        // Until it has been told to go, which only we hold up.
+        // Until it has been asked to go, which only we hold up.
         while is_bound(device.path.file_name().unwrap()).unwrap() && sys(&device, "loop/autoclear") == "0" {
             assert!(!detaching.is_finished());
             std::thread::yield_now();
@@ -297,7 +297,7 @@ fn a_mounted_device_is_busy_and_can_be_grown() {
         mount::attach(fs, target.as_fd(), &path).unwrap();
         let begun = Instant::now();
         assert_eq!(detach(&device.path, device.backing).unwrap_err().errno(), Some(libc::EBUSY));
-        assert!(begun.elapsed() < DETACH_DEADLINE, "told at once");
+        assert!(begun.elapsed() < DETACH_DEADLINE, "reported at once");
         assert_eq!(sys(&device, "loop/autoclear"), "0");
         backing.file.set_len(20 << 20).unwrap();
         assert_eq!(refresh(&device.path).unwrap(), 20 << 20);

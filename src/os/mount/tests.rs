@@ -104,7 +104,7 @@ fn create(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
 }
 
 #[test]
-fn a_refused_option_is_told_in_the_file_systems_words() {
+fn a_refused_option_is_reported_in_the_file_systems_words() {
     in_own_namespace(|| {
         let mount =
             |options: &[&str]| new_filesystem("tmpfs", Path::new("none"), &flags(options), &Attributes::default()).unwrap_err();

@@ -88,7 +88,7 @@ impl MountTable {
     /// Reads the mountinfo of the calling thread.
     ///
     /// # Errors
-    /// `Io`; `Unexpected` where a line is not what proc_pid_mountinfo(5) says: then no mount can be told from none.
+    /// `Io`; `Unexpected` where a line is not what proc_pid_mountinfo(5) says: then no mount can be distinguished from none.
     pub fn read() -> Result<MountTable> {
         let text = std::fs::read(MOUNTINFO).map_err(|error| Error::io("read", MOUNTINFO, error))?;
         MountTable::parse(&text)
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_told_by_parents_not_by_lines() {
+    fn a_stack_is_reported_by_parents_not_by_lines() {
         let table = table(
             "20 1 0:1 / / rw - a b rw\n\
              31 33 0:5 / /a rw - a b rw\n\

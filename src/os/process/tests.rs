@@ -26,7 +26,7 @@ fn lives(pid: &str) -> bool {
 }
 
 #[test]
-fn output_status_and_signal_are_told() {
+fn output_status_and_signal_are_reported() {
     let output = run(sh("echo out; echo err >&2; exit 7")).unwrap();
     assert_eq!((output.status, &*output.stdout, &*output.stderr), (Ok(7), "out\n", "err\n"));
     assert_eq!(run(sh("kill -TERM $$")).unwrap().status, Err(libc::SIGTERM));

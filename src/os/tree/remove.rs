@@ -28,7 +28,7 @@ pub struct Stuck {
 }
 
 /// Removes all that is in `trash`, a directory that only we can reach, with pauses. What cannot be removed (immutable files, others'
-/// mounts, what is held by an open file) stays and is told; all else goes.
+/// mounts, what is held by an open file) stays and is reported; all else goes.
 ///
 /// # Errors
 /// Where `trash` itself cannot be listed.

@@ -23,9 +23,9 @@ within 20 answers
 make() { call create-volume --name "$1" --size 64MiB "${@:2}" >/dev/null 2>refused; }
 squashed() { ls -A squashed; }
 
-# Root is nobody there, and may not make a thing: the server's operator is told what is to be done, and nothing is left.
+# Root is nobody there, and may not make a thing: the error says what the server's operator must do, and nothing is left.
 if make a --parameter backend=strict; then fail "made where root may not"; fi
-grep -q 'UNAVAILABLE.*no_root_squash' refused || fail "not told what to do: $(cat refused)"
+grep -q 'UNAVAILABLE.*no_root_squash' refused || fail "no remedy in the error: $(cat refused)"
 # The other backend serves, so that the driver is ready; the health of the storage names the one that cannot be used.
 health_says_why() { call probe >/dev/null && call storage-health | grep -q no_root_squash; }
 within 30 health_says_why
@@ -55,7 +55,7 @@ gone() { [ -z "$(ls squashed/.longshore/trash)" ]; }
 within 30 gone
 is '. .. .longshore' "$(ls -a squashed | xargs)" "what is on the share"
 
-# A file that nobody may remove: the volume is gone at once, the file is told, and goes when it may.
+# A file that nobody may remove: the volume is gone at once, the file is reported, and goes when it may.
 make c
 mkdir -p open/c/deep
 echo x | tee open/c/{file,other,deep/file} >/dev/null
@@ -64,8 +64,8 @@ delete nfs:c
 [ ! -e open/c ] || fail "it is still in its place"
 left() { [ "$(find open/.longshore/trash -type f | wc -l)" = 1 ]; }
 within 30 left
-told() { grep -q 'not all of the trash can be removed.*Operation not permitted' driver.log; }
-within 30 told
+reported() { grep -q 'not all of the trash can be removed.*Operation not permitted' driver.log; }
+within 30 reported
 chattr -i "$(find open/.longshore/trash -type f)"
 emptied() { [ -z "$(ls open/.longshore/trash)" ]; }
 within 60 emptied
@@ -75,7 +75,7 @@ make d
 echo mine >open/d/file
 chattr +i open/d
 if call delete-volume nfs:d >/dev/null 2>refused; then fail "it was deleted: $(ls -a open)"; fi
-grep -q 'Operation not permitted' refused || fail "not told why: $(cat refused)"
+grep -q 'Operation not permitted' refused || fail "no cause in the error: $(cat refused)"
 is mine "$(cat open/d/file)" "what is in it"
 chattr -i open/d
 delete nfs:d

@@ -33,7 +33,7 @@ refused() {
     local words=$1
     shift
     if "$@" >refused 2>&1; then fail "it was done: $*"; fi
-    grep -q "$words" refused || fail "not told: $words, but: $(cat refused)"
+    grep -q "$words" refused || fail "not in the error: $words, but: $(cat refused)"
 }
 
 # Nobody sees the mounts: not in this namespace, nor in the driver's; but the server has a client.

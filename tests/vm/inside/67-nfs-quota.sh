@@ -58,7 +58,7 @@ mkdir other
 sed -i "s,quota: $DIR/data,quota: $DIR/other," config.yaml
 start_driver
 if make three --size 4MiB >refused 2>&1; then fail "made without its quota"; fi
-grep -q quota refused || fail "not told: $(cat refused)"
+grep -q quota refused || fail "not in the error: $(cat refused)"
 [ ! -e data/three ] && [ -z "$(find data/.longshore/volumes data/.longshore/drafts -mindepth 1)" ] || fail "something was left"
 stop_driver
 nfs_end

@@ -50,7 +50,7 @@ took=$(milliseconds "$start")
 [ "$took" -lt 5000 ] || fail "it took $took ms to delete 100,000 files"
 left=$(trash)
 [ "$left" -gt 90000 ] || fail "the call waited for the removal: $left are left"
-call storage-health | grep -q 'files and directories so far' || fail "no progress is told: $(call storage-health)"
+call storage-health | grep -q 'files and directories so far' || fail "no progress is reported: $(call storage-health)"
 fewer() { [ "$(trash)" -lt "$1" ]; }
 within 60 fewer $((left - 250))
 kill_driver
@@ -59,17 +59,17 @@ start_driver
 call list-volumes >/dev/null
 within 60 fewer $((left - 250))
 
-# The server is away: told in seconds, at once to anyone who comes next; and all goes on when it is back.
+# The server is away: reported in seconds, at once to anyone who comes next; and all goes on when it is back.
 other=$(make other)
 nfs_stop
 start=$(now)
 if make more >refused 2>&1; then fail "made without a server"; fi
-grep -qi 'cannot be reached' refused || fail "not told: $(cat refused)"
+grep -qi 'cannot be reached' refused || fail "not in the error: $(cat refused)"
 first=$(milliseconds "$start")
 start=$(now)
 if make more >refused 2>&1; then fail "made without a server"; fi
 again=$(milliseconds "$start")
-[ "$first" -lt 20000 ] && [ "$again" -lt 20000 ] || fail "it took $first ms and $again ms to be told"
+[ "$first" -lt 20000 ] && [ "$again" -lt 20000 ] || fail "it took $first ms and $again ms to be reported"
 call storage-health | grep -q ShareUnreachable || fail "its health does not say so: $(call storage-health)"
 nfs_start
 back() { make more >/dev/null 2>&1; }
@@ -86,5 +86,5 @@ within 60 deleted
 [ ! -e data/other ] || fail "the volume is still there"
 grep -q 'mounted anew' driver.log || fail "nothing was stale: this proved nothing"
 stop_driver
-echo "FIGURE: nfs trash: $took ms to delete a volume of 100000 files, $levels ms until 300 levels are removed, $first ms until a dead server is told"
+echo "FIGURE: nfs trash: $took ms to delete a volume of 100000 files, $levels ms until 300 levels are removed, $first ms until a dead server is reported"
 nfs_end

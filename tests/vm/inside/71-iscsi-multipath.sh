@@ -50,7 +50,7 @@ is '' "$(health)" "what is wrong"
 # The operator's own settings are kept.
 is 5 "$(cat /sys/class/iscsi_connection/connection*/ping_tmo | sort -u)" "noop_out_timeout of iscsid.conf"
 
-# Writes on until it is told to end, each line on the disk before the next.
+# Writes on until it is asked to end, each line on the disk before the next.
 (
     line=0
     until [ -e stop ]; do
@@ -68,7 +68,7 @@ path_down $two
 within 40 eval '[ "$(paths_alive)" = 1 ]'
 writes_on
 within 10 healthy PathLost
-call storage-health | grep -q "$target_name at $two:3260" || fail "the lost session is not told: $(call storage-health)"
+call storage-health | grep -q "$target_name at $two:3260" || fail "the lost session is not reported: $(call storage-health)"
 
 # A driver that was killed meanwhile takes it as it is.
 kill_driver
@@ -94,7 +94,7 @@ is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$staging/line
 unstage disk
 nothing_is_connected "after unstage"
 
-# A path that is down at the stage does not hinder it; it is told, and there at the next stage.
+# A path that is down at the stage does not hinder it; it is reported, and there at the next stage.
 path_down $two
 stage_it ext4
 is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$staging/lines")" "what was written before"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # What cannot be: a portal where nobody is, a target and a LUN that are not there, refused CHAP of sessions and of discovery, attributes
-# that make no sense. Each is told by its name and with the right finality, and leaves nothing.
+# that make no sense. Each is reported by its name and with the right finality, and leaves nothing.
 # about 17 s
 set -euo pipefail
 # shellcheck source=lib.bash

@@ -15,7 +15,7 @@ cp a.context first.context
 log_in a
 device=$(device_of a)
 session=$(session_of a)
-# Writes block after block, each with its number, until it is told to end; the last number acknowledged goes to ./acknowledged.
+# Writes block after block, each with its number, until it is asked to end; the last number acknowledged goes to ./acknowledged.
 (
     number=0
     until [ -e stop ]; do
@@ -41,22 +41,22 @@ power_off
 mv "$(image_of other)" other.image
 before=$(cat acknowledged)
 start_controller
-grep -q 'exported again.*data\|data.*exported again' driver.log || fail "it is not told that the volume is exported again"
-grep -q 'could not be exported again' driver.log || fail "it is not told that the other is not"
+grep -q 'exported again.*data\|data.*exported again' driver.log || fail "the log does not say that the volume is exported again"
+grep -q 'could not be exported again' driver.log || fail "the log does not say that the other is not"
 is a "$(ls "$(target_of data)/tpgt_1/acls" | sed 's/.*://')" "who is let in"
 within 30 goes_on $((before + 3))
 touch stop
 wait $writer || fail "a write failed over the reboot"
 attach "$id" a
-cmp <(jq 'del(.blank)' a.context) <(jq 'del(.blank)' first.context) || fail "the node is told something else after the reboot"
+cmp <(jq 'del(.blank)' a.context) <(jq 'del(.blank)' first.context) || fail "the node gets something else after the reboot"
 last=$(cat acknowledged)
 is "$last" "$(dd if="$(image_of data)" bs=4k skip=$((last % 4096)) count=1 status=none | xargs)" "the last block that was acknowledged"
 is "$((last - 1))" "$(dd if="$(image_of data)" bs=4k skip=$(((last - 1) % 4096)) count=1 status=none | xargs)" "the one before"
 
 # Health tells of it, and Probe tries again.
-call get-volume-health "$other" | grep -q ImageMissing || fail "the damage is not told"
+call get-volume-health "$other" | grep -q ImageMissing || fail "the damage is not reported"
 mv other.image "$(image_of other)"
-call get-volume-health "$other" | grep -q ExportMissing || fail "the missing export is not told"
+call get-volume-health "$other" | grep -q ExportMissing || fail "the missing export is not reported"
 call probe >/dev/null
 is b "$(ls "$(target_of other)/tpgt_1/acls" | sed 's/.*://')" "who is let in after the probe"
 is '[]' "$(call get-volume-health "$other" | jq -c '.volume_health.errors // []')" "the health of what is back"
@@ -68,7 +68,7 @@ foreign=$authority:san:foreign
 mkdir -p "$kernel/core/fileio_7/theirs" "$kernel/iscsi/$foreign/tpgt_1"
 start_controller
 [ ! -e "$(target_of other)" ] || fail "what nothing records is still exported"
-grep -q 'taken down' driver.log || fail "it is not told what was taken down"
+grep -q 'taken down' driver.log || fail "the log does not say what was taken down"
 [ -d "$kernel/iscsi/$foreign" ] && [ -d "$kernel/core/fileio_7/theirs" ] || fail "what is not ours was taken down"
 rmdir "$kernel/core/fileio_7/theirs" "$kernel/core/fileio_7" "$kernel/iscsi/$foreign/tpgt_1" "$kernel/iscsi/$foreign"
 is '[]' "$(call get-volume "$other" | jq -c .status.published_node_ids)" "where it is published"

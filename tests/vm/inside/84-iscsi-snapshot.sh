@@ -1,5 +1,5 @@
 #!/bin/bash
-# Snapshots of volumes that nodes write to meanwhile: all that a node was told is written is in them, and of several volumes they are
+# Snapshots of volumes that nodes write to meanwhile: all writes that were acknowledged to a node are in them, and of several volumes they are
 # one instant. Growth under writes. A pool whose copies take their time refuses what could be no instant.
 # about 35 s
 set -euo pipefail

@@ -114,7 +114,7 @@ on a unstage-volume "$id" --staging "$(at a staging)" >/dev/null
 detach "$id" a
 # Node b comes to itself, and lets go of what it had.
 exec 8>&-
-! wait $hung || fail "node b was told that its write is done"
+! wait $hung || fail "the write of node b was acknowledged"
 take_off b "$id" || take_off b "$id" || fail "node b cannot let go"
 is '' "$(iscsi_sessions)" "sessions at the end"
 delete "$id"
@@ -122,7 +122,7 @@ delete "$id"
 # Of what nobody has written to, little is read before it is formatted; of what somebody has, all, also between the samples.
 id=$(create large 3GiB ext4)
 attach "$id" a --fs ext4
-is true "$(said a blank)" "what a node is told of a volume that nobody has written to"
+is true "$(said a blank)" "what a node gets of a volume that nobody has written to"
 stage_on a "$id"
 disk=$(findmnt -n -o SOURCE "$(at a staging)")
 read -r _ _ sectors _ <"/sys/block/${disk##*/}/stat"
@@ -131,13 +131,13 @@ echo "FIGURE: iscsi blank: $((sectors >> 11)) MiB read of 3072 MiB before the fi
 on a unstage-volume "$id" --staging "$(at a staging)" >/dev/null
 detach "$id" a
 attach "$id" a --fs ext4
-is null "$(jq -r .blank a.context)" "what a node is told of a volume that is in use"
+is null "$(jq -r .blank a.context)" "what a node gets of a volume that is in use"
 detach "$id" a
 delete "$id"
 id=$(create dirty 3GiB ext4)
 printf x | dd of="$(image_of dirty)" bs=1 seek=$(((100 << 20) + 123457)) conv=notrunc status=none
 attach "$id" a --fs ext4
-is null "$(jq -r .blank a.context)" "what a node is told of a volume that somebody has written to"
+is null "$(jq -r .blank a.context)" "what a node gets of a volume that somebody has written to"
 refused 'there is data at' stage_on a "$id"
 detach "$id" a
 delete "$id"

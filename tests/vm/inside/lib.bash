@@ -110,7 +110,7 @@ grows_online() {
     head -c 8M /dev/urandom >"$target/before"
     cp "$target/before" before
 
-    # Writes on until it is told to end, each line on the disk before the next.
+    # Writes on until it is asked to end, each line on the disk before the next.
     (
         line=0
         until [ -e stop ]; do

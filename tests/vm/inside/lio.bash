@@ -135,7 +135,7 @@ initiator_start() {
     printf 'node.%s = %s\n' 'conn[0].timeo.noop_out_interval' 2 'conn[0].timeo.noop_out_timeout' 5 session.timeo.replacement_timeout 7 \
         >/etc/iscsi/iscsid.conf
     echo "InitiatorName=$1" >/etc/iscsi/initiatorname.iscsi
-    # In a process group of its own: its end is told to the whole group.
+    # In a process group of its own: its end is signalled to the whole group.
     setsid iscsid -f >>iscsid.log 2>&1 &
     iscsid_pid=$!
     [ $# -lt 2 ] || multipath_start

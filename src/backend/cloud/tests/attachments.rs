@@ -108,7 +108,7 @@ fn no_name_is_given_twice() {
     assert_eq!(bench.cloud.count("attach_disk"), 9);
     bench.detach("v3", "i-1").expect("detached");
     bench.attach("more", "i-1").expect("room");
-    assert_eq!(bench.backend.attach().expect("a controller").limit(&node("i-1")).expect("told"), Some(8));
+    assert_eq!(bench.backend.attach().expect("a controller").limit(&node("i-1")).expect("reported"), Some(8));
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn a_refusal_to_change_has_its_meaning() {
     bench.cloud.with_disk(&disk, |disk| disk.settings = json!({"speed": "slow"}));
     let error = bench.expanding().expand(&bench.id("one"), Bytes(65 * GIB.0)).expect_err("too large for a slow one");
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
-    // What is refused together is tried apart, and each is told of its own.
+    // What is refused together is tried apart, and each gets its own.
     let before = bench.cloud.count("change_disk");
     bench.cloud.wrong("change_disk", [CloudErrorKind::Invalid; 3].map(Refused));
     std::thread::scope(|scope| {

@@ -110,7 +110,7 @@ fn clone_is_copied_directly_while_its_source_is_frozen() {
     assert_eq!(bench.cloud.state().taken_frozen, [true]);
     assert!(!bench.cloud.state().frozen.load(Ordering::Relaxed), "it goes on");
     assert_eq!(bench.clone_one("two").expect("a repeat"), copy);
-    // What was made of data is never told to be blank.
+    // What was made of data is never reported as blank.
     let attached =
         bench.backend.attach().expect("it can").attach(&bench.id("two"), &node("i-1"), AccessMode::SingleNodeWriter, false);
     assert_eq!(attached.expect("attached").into_inner().get("madeEmpty"), None);

@@ -190,7 +190,7 @@ fn many_at_once_are_few_questions() {
 }
 
 #[test]
-fn a_disk_that_fails_is_deleted_and_told() {
+fn a_disk_that_fails_is_deleted_and_reported() {
     let bench = Bench::new();
     bench.cloud.state().fail_disks = true;
     let error = bench.ensure("one").expect_err("it fails");
@@ -453,8 +453,8 @@ fn health_tells_what_is_wrong() {
     assert_eq!(health.volume_health(&bench.id("one")).expect("asked"), []);
     let disk = bench.cloud.disks_now()[0].id.clone();
     bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Failed);
-    let told = health.unhealthy(None, 9).expect("asked");
-    assert_eq!((told[0].0.clone(), told[0].1[0].severity), (bench.id("one"), Severity::DataLoss));
+    let reported = health.unhealthy(None, 9).expect("asked");
+    assert_eq!((reported[0].0.clone(), reported[0].1[0].severity), (bench.id("one"), Severity::DataLoss));
     bench.cloud.wrong("disks", [Refused(CloudErrorKind::Denied)]);
     health.volume_health(&bench.id("one")).expect_err("no answer");
     assert_eq!(health.storage_health().expect("remembered")[0].reason, "CloudUnreachable");
@@ -486,7 +486,7 @@ fn garbage_is_what_no_handle_names() {
     bench.detach("two", "i-1").expect("detached");
     bench.backend.delete_garbage(&bench.id("two"), &handles).expect("deleted");
     assert_eq!(bench.cloud.disks_now().len(), 2);
-    // A restored backup is told, and may be deleted by its own id only.
+    // A restored backup is reported, and may be deleted by its own id only.
     let copy = bench.cloud.restore_backup(&bench.cloud.disks_now()[0].id);
     let found = bench.backend.garbage(&handles).expect("looked");
     assert!(

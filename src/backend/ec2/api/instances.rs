@@ -131,7 +131,7 @@ const INSTANCES: Listing =
     Listing { action: "DescribeInstances", id: "InstanceId", id_filter: "instance-id", page: 500, with: &[] };
 
 impl Ec2 {
-    /// Terminated ones are told for about an hour. Filters: `instance-state-name`, `tag:KEY`, ...
+    /// Terminated ones are reported for about an hour. Filters: `instance-state-name`, `tag:KEY`, ...
     ///
     /// # Errors
     /// Whatever EC2 refuses; not that some do not exist.

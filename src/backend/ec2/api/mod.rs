@@ -111,7 +111,7 @@ impl Ec2 {
     /// The region that is asked.
     ///
     /// # Errors
-    /// `Denied` where none is configured, nor told by the environment or the instance metadata.
+    /// `Denied` where none is configured, nor given by the environment or the instance metadata.
     pub fn region(&self) -> Answer<String> {
         let http = self.http.clone();
         let region = self.wait(async move { http.region().await }).unwrap_or_else(stopped);

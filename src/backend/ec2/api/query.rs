@@ -133,26 +133,26 @@ pub(super) fn failure(xml: &str) -> Option<Failure> {
         #[serde(rename = "Errors")]
         errors: Option<Errors>,
         #[serde(rename = "Error")]
-        error: Option<Told>,
+        error: Option<Reported>,
         #[serde(rename = "RequestID", alias = "RequestId", alias = "requestId")]
         request_id: Option<String>,
     }
     #[derive(Deserialize)]
     struct Errors {
         #[serde(rename = "Error")]
-        error: Vec<Told>,
+        error: Vec<Reported>,
     }
     #[derive(Deserialize)]
-    struct Told {
+    struct Reported {
         #[serde(rename = "Code")]
         code: String,
         #[serde(rename = "Message", default)]
         message: String,
     }
     let response: Response = quick_xml::de::from_str(xml).ok()?;
-    let told = response.error.or_else(|| response.errors?.error.into_iter().next())?;
+    let reported = response.error.or_else(|| response.errors?.error.into_iter().next())?;
     let request_id = response.request_id.filter(|id| !id.is_empty());
-    Some(Failure { code: told.code, message: told.message, request_id })
+    Some(Failure { code: reported.code, message: reported.message, request_id })
 }
 
 /// # Errors
@@ -217,7 +217,7 @@ pub(super) fn percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, 
 /// As `failure`, of the EBS direct APIs: the code is in a header, or in the body as `__type`.
 pub(super) fn failure_of_json(body: &str, error_type: Option<&str>) -> Option<Failure> {
     #[derive(Deserialize)]
-    struct Told {
+    struct Reported {
         #[serde(rename = "__type")]
         kind: Option<String>,
         #[serde(alias = "Message", default)]
@@ -225,12 +225,12 @@ pub(super) fn failure_of_json(body: &str, error_type: Option<&str>) -> Option<Fa
         #[serde(rename = "Reason")]
         reason: Option<String>,
     }
-    let told: Told = serde_json::from_str(body).ok()?;
-    let kind = told.kind.map(|kind| kind.rsplit('#').next().unwrap_or_default().to_owned());
+    let reported: Reported = serde_json::from_str(body).ok()?;
+    let kind = reported.kind.map(|kind| kind.rsplit('#').next().unwrap_or_default().to_owned());
     let code = error_type.map(str::to_owned).or(kind)?;
-    let message = match told.reason {
-        Some(reason) => format!("{reason}: {}", told.message),
-        None => told.message,
+    let message = match reported.reason {
+        Some(reason) => format!("{reason}: {}", reported.message),
+        None => reported.message,
     };
     Some(Failure { code, message, request_id: None })
 }
@@ -262,16 +262,16 @@ mod tests {
     fn both_forms_of_errors_are_read() {
         let own = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Response><Errors><Error><Code>VolumeInUse</Code><Message>Volume \
                    vol-1 &amp; more</Message></Error></Errors><RequestID>req-1</RequestID></Response>";
-        let told = |message: &str, request_id: Option<&str>| {
+        let reported = |message: &str, request_id: Option<&str>| {
             let request_id = request_id.map(str::to_owned);
             Some(Failure { code: "VolumeInUse".to_owned(), message: message.to_owned(), request_id })
         };
-        assert_eq!(failure(own), told("Volume vol-1 & more", Some("req-1")));
+        assert_eq!(failure(own), reported("Volume vol-1 & more", Some("req-1")));
         let other = "<ErrorResponse xmlns=\"https://x/\"><Error><Type>Sender</Type><Code>VolumeInUse</Code><Message/></Error>\
                      <RequestId>req-2</RequestId></ErrorResponse>";
-        assert_eq!(failure(other), told("", Some("req-2")));
+        assert_eq!(failure(other), reported("", Some("req-2")));
         let without = "<Response><Errors><Error><Code>VolumeInUse</Code></Error></Errors></Response>";
-        assert_eq!(failure(without), told("", None));
+        assert_eq!(failure(without), reported("", None));
         for no in ["", "<html><body>502</body></html>", "<Response><Errors/></Response>", "{\"a\":1}", "<Response><Err"] {
             assert_eq!(failure(no), None, "{no}");
         }

@@ -1,4 +1,4 @@
-//! The client against a small server that answers as it is told: canned replies, refusals in all forms, and what goes wrong on the way.
+//! The client against a small server that answers as it is configured: canned replies, refusals in all forms, and what goes wrong on the way.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -58,7 +58,7 @@ struct Server {
 }
 
 impl Server {
-    /// `reply` answers the requests, of which it is told the number.
+    /// `reply` answers the requests, and gets their number.
     fn start(reply: impl Fn(usize, &Asked) -> Reply + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -472,11 +472,11 @@ fn credentials_provider_that_hangs_is_not_waited_for() {
 /// AWS tells what it was sent where it refuses a signature.
 #[test]
 fn no_secret_gets_into_an_error() {
-    let told = format!(
+    let reported = format!(
         "The request signature we calculated does not match. Check {SECRET} of AKIDA.\n\nThe Canonical String for this request should \
          have been\n'POST\n/\n\nx-amz-security-token:{TOKEN}\n'"
     );
-    let server = Server::start(move |_, _| refused(403, "SignatureDoesNotMatch", &told));
+    let server = Server::start(move |_, _| refused(403, "SignatureDoesNotMatch", &reported));
     let client = server.client();
     let refusal = client.delete_volume("vol-1").expect_err("refused");
     let shown = format!("{refusal} {refusal:?} {client:?}");

@@ -130,7 +130,7 @@ impl TargetServer {
         Ok(())
     }
 
-    /// What the node is told.
+    /// What the node gets.
     fn context(&self, image: &Image, record: &Record, node: &NodeId) -> Result<BTreeMap<String, String>> {
         let mut blank = true;
         data_extents(&image.file, 0, &mut |_, _| {

@@ -254,7 +254,7 @@ impl TargetServer {
             if self.known().pools.contains(name) {
                 continue;
             }
-            // A pool that is away was told by its opening.
+            // A pool that is away was reported by its opening.
             let Ok(pool) = home else { continue };
             match self.load(&pool) {
                 Ok(()) => drop(self.known().pools.insert(name.to_owned())),

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_is_told_without_its_secrets() {
+    fn a_damaged_record_is_reported_without_its_secrets() {
         let pool = tempfile::tempdir().expect("a directory");
         let record = record(true);
         record.write(pool.path()).expect("written");

@@ -115,7 +115,7 @@ impl Groups for TargetServer {
     }
 }
 
-/// Pauses what nodes elsewhere write to several volumes: what one is told is written may be the reason for what it writes to
+/// Pauses what nodes elsewhere write to several volumes: what one got an acknowledgement for may be the reason for what it writes to
 /// another. One volume alone is not paused, and reported as written while a node has it.
 struct Pausing<'a> {
     san: &'a TargetServer,

@@ -23,7 +23,7 @@ impl Ready {
     /// `Unverified` where it is damaged, or another volume's.
     pub fn record(&self, local: &str) -> Result<Option<VolumeRecord>> {
         let name = record_name(local);
-        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.retold(error))? else {
+        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.with_cause_of_share(error))? else {
             return Ok(None);
         };
         let sound =
@@ -35,8 +35,8 @@ impl Ready {
         Err(Error::Unverified { device, reason: "it is not this volume's; restore it from a backup".to_owned() })
     }
 
-    /// What was read may have failed for the share's reasons.
-    fn retold(&self, error: Error) -> Error {
+    /// A failed read means that the share is down.
+    fn with_cause_of_share(&self, error: Error) -> Error {
         match error {
             Error::Failed { step, object, source, .. } => self.down(format!("{step} {object}: {source}")),
             other => other,
@@ -158,7 +158,7 @@ impl Ready {
         }
     }
 
-    /// Undoes what was done for a volume that is not whole. It has none of anybody's data: nobody was told of it.
+    /// Undoes what was done for a volume that is not whole. It has none of anybody's data: no call reported it as done.
     pub fn discard(&self, record: &VolumeRecord) -> Result<()> {
         let local = record.id.local();
         {

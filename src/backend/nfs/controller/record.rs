@@ -1,6 +1,6 @@
 //! The small files beside the data: what an id cannot hold lies with the storage.
 //!
-//! JSON with a format version, read strictly. What is damaged is told, never repaired and never taken for absence.
+//! JSON with a format version, read strictly. What is damaged is reported, never repaired and never taken for absence.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -9,7 +9,7 @@ use super::record::{self, Phase, SnapshotRecord};
 use super::share::{META, Ready};
 
 impl Ready {
-    /// Reads what there is, ends what was begun with volumes. What is damaged is left, and told when it is asked for.
+    /// Reads what there is, ends what was begun with volumes. What is damaged is left, and reported when it is asked for.
     pub fn recover(&self) -> Result<()> {
         let mut names = Vec::new();
         self.volumes.each_entry(|entry| {

@@ -378,7 +378,7 @@ fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
                 controller.delete(&id("one")).expect(state);
             }
             ground.assert_nothing_left();
-            let everything = controller.capacity(&CapacityQuery::default()).expect("told").available;
+            let everything = controller.capacity(&CapacityQuery::default()).expect("reported").available;
             assert!(everything > Bytes::mib(900) || everything.0 % (1 << 20) == 0, "{everything}");
         }
     }
@@ -411,9 +411,9 @@ fn promises_are_kept_and_no_more_are_made() {
     drop(controller);
     let controller = ground.open();
     assert_eq!(controller.find(&id("one")).expect("looked").expect("there").capacity, Bytes::mib(1000));
-    assert!(controller.capacity(&CapacityQuery::default()).expect("told").available <= Bytes::mib(24));
+    assert!(controller.capacity(&CapacityQuery::default()).expect("reported").available <= Bytes::mib(24));
     let usage = controller.usage();
-    assert_eq!(usage.pools[0].1.expect("seen").provisioned.expect("told").provisioned, Bytes::mib(1000));
+    assert_eq!(usage.pools[0].1.expect("seen").provisioned.expect("reported").provisioned, Bytes::mib(1000));
     controller.delete(&id("one")).expect("deleted");
     assert!(create(&controller, &large).is_ok());
 }
@@ -700,7 +700,7 @@ fn a_share_that_is_away_makes_nothing_look_gone() {
         assert!(matches!(answer, Err(Error::BackendUnavailable { .. })), "{answer:?}");
     }
     controller.probe().expect("one is enough");
-    assert!(controller.storage_health().expect("told").iter().any(|problem| problem.reason == "ShareUnreachable"));
+    assert!(controller.storage_health().expect("reported").iter().any(|problem| problem.reason == "ShareUnreachable"));
     // The server has another file system there now: not a new share.
     std::fs::create_dir(ground.at("b")).expect("made");
     let error = controller.find(&id("there")).expect_err("not the same").to_string();
@@ -864,11 +864,11 @@ fn damaged_record_is_reported_and_left() {
         assert!(matches!(&answer, Err(Error::Unverified { device, .. }) if device.ends_with("bad.json")), "{answer:?}");
     }
     assert!(ground.at("a/bad").is_dir());
-    let unhealthy = controller.unhealthy(None, 9).expect("told");
+    let unhealthy = controller.unhealthy(None, 9).expect("reported");
     let found: Vec<_> = unhealthy.iter().map(|(id, health)| (id.local(), health[0].reason, health[0].severity)).collect();
     let wanted = [("bad", "MetadataDamaged", Severity::Inaccessible), ("lost", "DirectoryMissing", Severity::DataLoss)];
     assert_eq!(found, wanted);
-    assert!(controller.volume_health(&id("good")).expect("told").is_empty());
+    assert!(controller.volume_health(&id("good")).expect("reported").is_empty());
     controller.delete(&id("lost")).expect("given up");
     assert_eq!(ids(&controller), ["bad", "good"]);
 }

@@ -215,7 +215,7 @@ fn driver(state: &Path, endpoint: &Path, not_seen: &mut Vec<NotSeen>) -> Result<
 }
 
 /// An error of looking leaves nothing behind, whatever its kind says of others.
-fn told(error: &Error) -> String {
+fn reported(error: &Error) -> String {
     match error {
         Error::Failed { step, object, source, .. } => format!("{step} {object}: {}", chain(&**source)),
         other => chain(other),
@@ -231,7 +231,7 @@ fn survey(configured: &Configured, not_seen: &mut Vec<NotSeen>) -> Looked {
     let backend = match &configured.backend {
         Ok(backend) => Arc::clone(backend),
         Err(error) => {
-            not_seen.push(NotSeen { what: what(), why: told(error) });
+            not_seen.push(NotSeen { what: what(), why: reported(error) });
             return Looked::Failed;
         }
     };
@@ -242,7 +242,7 @@ fn survey(configured: &Configured, not_seen: &mut Vec<NotSeen>) -> Looked {
             Looked::Seen(survey)
         }
         Some(Some(Err(error))) => {
-            not_seen.push(NotSeen { what: what(), why: told(&error) });
+            not_seen.push(NotSeen { what: what(), why: reported(&error) });
             Looked::Failed
         }
         None => {
@@ -260,7 +260,7 @@ fn shared_connections(setup: &Setup, not_seen: &mut Vec<NotSeen>) -> Vec<(String
         match backend.connect().shared_connections() {
             Ok(found) => connections.extend(found.into_iter().map(|connection| (configured.name.to_string(), connection))),
             Err(error) => {
-                not_seen.push(NotSeen { what: format!("connections of backend {}", configured.name), why: told(&error) });
+                not_seen.push(NotSeen { what: format!("connections of backend {}", configured.name), why: reported(&error) });
             }
         }
     }

@@ -3,8 +3,8 @@
 //! [`facts`] looks, [`judge`] says what it means and is pure, [`report`] is what is said, [`repair`] does what is asked.
 //!
 //! - Looking changes nothing and takes no lock; what can hang is waited for only so long.
-//! - What could not be looked at is told as that, and nothing is concluded from it.
-//! - An orphan is what the journal does not have and the driver made; what someone else made is told and left alone.
+//! - What could not be looked at is reported as that, and nothing is concluded from it.
+//! - An orphan is what the journal does not have and the driver made; what someone else made is reported and left alone.
 //! - Beside a driver that runs, what it is at just now is no orphan.
 
 use crate::volume::Result;

@@ -354,8 +354,8 @@ impl Report {
     /// # Errors
     /// All that have it, where that is not one.
     pub fn find(&self, text: &str) -> Result<String, Vec<String>> {
-        let told = self.findings.iter().filter_map(|finding| finding.volume.as_ref());
-        let mut ids: Vec<&String> = self.volumes.iter().map(|volume| &volume.id).chain(told).collect();
+        let reported = self.findings.iter().filter_map(|finding| finding.volume.as_ref());
+        let mut ids: Vec<&String> = self.volumes.iter().map(|volume| &volume.id).chain(reported).collect();
         ids.sort();
         ids.dedup();
         if let Some(id) = ids.iter().find(|id| id.as_str() == text || id.split_once(':').is_some_and(|(_, local)| local == text))

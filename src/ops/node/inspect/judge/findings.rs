@@ -122,7 +122,7 @@ impl Story<'_> {
                 Some(self.with(finding, commands, Ok(Repair::Recover { id: self.id.clone() })))
             }
             MountState::Foreign(mount) => Some(self.foreign(path, &mount)),
-            // With no sources left nothing is recognised; what is there is told as foreign.
+            // With no sources left nothing is recognised; what is there is reported as foreign.
             MountState::Ours(_) => None,
             MountState::Stack(count) => Some(self.stacked(path, count)),
         }

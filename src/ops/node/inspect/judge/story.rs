@@ -98,7 +98,7 @@ impl<'a> Story<'a> {
     pub(super) fn is_journaled(&self, device: &BlockDevice) -> bool {
         let source = self.stage.and_then(|stage| stage.source.as_ref());
         let still = self.entry.is_some_and(|entry| entry.still == Some(true));
-        matches!(source, Some(Source::Device(told)) if told.number == device.number && (still || told.identity == device.identity))
+        matches!(source, Some(Source::Device(reported)) if reported.number == device.number && (still || reported.identity == device.identity))
     }
 
     pub(super) fn state(&self) -> State {

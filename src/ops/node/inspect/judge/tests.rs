@@ -372,6 +372,6 @@ fn shared_connection_without_journaled_volume_is_unowned() {
     let connections = vec![("san".to_owned(), SharedConnection { devices: vec![disk], ..connection(&["gone"]) })];
     let mounts = MountTable::parse(line.as_bytes()).expect("a table");
     let report = judge(&Facts { connections, mounts, journal: Vec::new(), ..facts() }, "n", "d");
-    let told = report.findings.iter().find(|finding| finding.kind == Kind::LinkUnowned).expect("told");
-    assert!(!told.fix && told.why_not.as_deref() == Some("/mnt/by-hand is mounted from it"), "{told:?}");
+    let reported = report.findings.iter().find(|finding| finding.kind == Kind::LinkUnowned).expect("reported");
+    assert!(!reported.fix && reported.why_not.as_deref() == Some("/mnt/by-hand is mounted from it"), "{reported:?}");
 }

@@ -33,7 +33,7 @@ pub struct StageObservation {
 /// The first round's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Unmount what an earlier stage left, at the staging path in its journal entry; nobody was told of it.
+    /// Unmount what an earlier stage left, at the staging path in its journal entry; no call reported it as done.
     ClearMounts,
     /// Disconnect what an earlier stage connected otherwise.
     Disconnect,
