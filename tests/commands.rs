@@ -12,7 +12,7 @@ use common::{Harness, Pool, STARTING, capability, create, isolated, text};
 use longshore::csi;
 
 /// What is run, with the exit codes that may come of it: 0, or what the command says of a machine that has its own faults.
-const RUN: [(&str, &[i32]); 18] = [
+const RUN: [(&str, &[i32]); 20] = [
     ("longshore call --help", &[0]),
     ("longshore call create-volume --name a --size 1GiB", &[0]),
     ("longshore call list-volumes", &[0]),
@@ -29,6 +29,8 @@ const RUN: [(&str, &[i32]); 18] = [
     ("longshore log-level", &[0]),
     ("longshore log-level debug", &[0]),
     ("longshore log-level info", &[0]),
+    ("longshore reload", &[0]),
+    ("longshore reload --check", &[0]),
     ("longshore serve --help", &[0]),
     ("longshore serve --check", &[0]),
     ("longshore serve --check --config FILE", &[2]),

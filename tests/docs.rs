@@ -480,3 +480,26 @@ fn readme_is_one_screen_and_lines_are_short() {
         }
     }
 }
+
+#[test]
+fn reloadable_settings_of_the_document_are_those_of_the_code() {
+    let page = include_str!("../docs/configuration.md");
+    let table = page.split("\n## Reloading\n").nth(1).and_then(|rest| rest.split("\n\n").find(|part| part.contains("|---|")));
+    let cells = |row: &str, at: usize| -> BTreeSet<String> {
+        let cell = row.split('|').nth(at + 1).unwrap_or_default().to_owned();
+        cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    };
+    let mut documented = BTreeSet::new();
+    for row in table.expect("a table").lines().filter(|line| line.starts_with("| `")) {
+        for setting in cells(row, 0) {
+            let types = cells(row, 1);
+            documented.extend(types.iter().map(|kind| (kind.clone(), setting.clone())));
+            documented.extend(types.is_empty().then(|| (String::new(), setting)));
+        }
+    }
+    let mut known: BTreeSet<_> = longshore::config::RELOADABLE.map(|setting| (String::new(), setting.to_owned())).into();
+    for row in Catalog::built_in().rows() {
+        known.extend(row.reloadable.iter().map(|path| (row.kind.to_owned(), format!("backends[].{path}"))));
+    }
+    assert_eq!(documented, known, "documented, and known to the code");
+}

@@ -16,8 +16,8 @@ use common::{Harness, Pool, capability, create, isolated, loop_files, mounts_at,
 use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig};
 use longshore::csi;
-use longshore::ops::node::NodeSettings;
 use longshore::ops::node::inspect::{Configured, Repair, Repairer, Setup, inspect};
+use longshore::ops::node::{InlineLimits, NodeSettings};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 
@@ -650,8 +650,7 @@ fn setup(world: &World) -> Setup {
             node_id: "node-1".parse().expect("an id"),
             kubelet_dir: world.harness.path("kubelet"),
             state_dir: world.harness.path("state"),
-            inline_max_size: longshore::volume::Bytes::GIB,
-            allow_inline_parameters: Vec::new(),
+            inline_limits: InlineLimits { max_size: longshore::volume::Bytes::GIB, allowed_parameters: Vec::new() },
         },
         driver: "longshore.csi.dev".to_owned(),
         endpoint: world.harness.path("csi.sock"),

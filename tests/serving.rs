@@ -309,8 +309,9 @@ impl Driver {
         let shared = services.clone();
         let serving = tokio::spawn(async move {
             let stopped = async { stopped.await.unwrap_or_default() };
-            let (metrics, log) = (server::Metrics::WithHealth, server::Log::fixed());
-            server::serve(Settings { endpoint, registration: None, http: None, metrics, log, grace }, shared, stopped).await
+            let admin = server::Admin { log: server::Log::fixed(), reload: server::Reload::none() };
+            let metrics = server::Metrics::WithHealth;
+            server::serve(Settings { endpoint, registration: None, http: None, metrics, admin, grace }, shared, stopped).await
         });
         Driver { stand, services, path, stop: Some(stop), serving, _directory: directory }
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::metrics::{CloudRequests, Metrics};
-use crate::volume::{BackendName, NodeId, Result};
+use crate::volume::{BackendName, Error, NodeId, Result};
 
 use super::api::{Backend, NodeCheck, StoragePath, ToolUse};
 
@@ -24,6 +24,9 @@ pub trait Configuration:
     const SUMMARY: &'static str;
     /// The programs that a node runs for this backend alone.
     const TOOLS: &'static [ToolUse] = &[];
+    /// The settings that [`Backend::reload`] applies while calls run, as paths below the backend: `pools[].capacity`. Any other needs a
+    /// restart.
+    const RELOADABLE: &'static [&'static str] = &[];
     /// What `longshore doctor` checks of a node for this backend alone.
     const NODE_CHECKS: &'static [NodeCheck] = &[];
 
@@ -59,6 +62,16 @@ pub trait Configuration:
     fn node_identity(&self, _node: &NodeId, _state_dir: &Path) -> Option<Arc<dyn NodeIdentity>> {
         None
     }
+}
+
+/// A configuration of the backend's own type.
+///
+/// # Errors
+/// `Invalid` for that of another type.
+pub fn of_type<C: Configuration>(configuration: &dyn Any) -> Result<&C> {
+    configuration
+        .downcast_ref()
+        .ok_or_else(|| Error::invalid("backends", format!("this is no configuration of type {}", C::KIND)))
 }
 
 /// Knows by which id a storage (a cloud) calls this node. The backends of one driver share it.

@@ -54,6 +54,8 @@ pub enum Command {
         after_help = "Examples:\n  longshore log-level\n  longshore log-level debug\n  longshore log-level info,longshore::os=debug"
     )]
     LogLevel(LogLevelArgs),
+    /// Have a running driver read its configuration file again and apply what changed, or nothing where a setting needs a restart
+    Reload(ReloadArgs),
     /// Before the end of a node's driver, in its pod: while the node is drained, wait until it has none of the driver's volumes
     #[cfg(feature = "ec2")]
     PreStop(Box<PreStopArgs>),
@@ -253,6 +255,32 @@ pub struct DoctorArgs {
 pub struct LogLevelArgs {
     /// off, error, warn, info, debug or trace, or pairs such as info,longshore::os=debug; without it nothing is changed
     pub level: Option<LogLevel>,
+    /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
+    #[arg(long, value_name = "SOCKET")]
+    pub endpoint: Option<Endpoint>,
+}
+
+const RELOAD_EXAMPLES: &str = "\
+The driver reads the file that it was started with and checks it as at a start; its flags and environment still go before the file.
+docs/configuration.md has the settings that can be applied. If any other changed, nothing is applied.
+
+Exit codes:
+  0  applied (with --check: it could be), or nothing has changed
+  1  a setting needs a restart of the driver; nothing was applied
+  2  the file is not valid, or the driver has none; nothing was applied
+  3  the endpoint cannot be reached
+
+Examples:
+  longshore reload --check
+  longshore reload";
+
+/// What `reload` is told by flags.
+#[derive(Debug, Args)]
+#[command(after_help = RELOAD_EXAMPLES)]
+pub struct ReloadArgs {
+    /// Only show what has changed and what it needs; nothing is applied
+    #[arg(long)]
+    pub check: bool,
     /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
     #[arg(long, value_name = "SOCKET")]
     pub endpoint: Option<Endpoint>,

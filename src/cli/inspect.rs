@@ -14,6 +14,7 @@ use crate::volume;
 
 use super::args::InspectArgs;
 use super::output::json;
+use super::reloader::inline_limits;
 use super::table::size;
 use super::tree::{Branch, Lines};
 use super::{Failure, print, serve};
@@ -84,8 +85,7 @@ fn setup(config: &Config) -> Setup {
             node_id: config.node_id.clone(),
             kubelet_dir: config.kubelet_dir.path().to_owned(),
             state_dir: config.state_dir.path().to_owned(),
-            inline_max_size: config.inline_max_size,
-            allow_inline_parameters: config.allow_inline_parameters.clone(),
+            inline_limits: inline_limits(config),
         },
         driver: config.driver_name.to_string(),
         endpoint: config.endpoint.path().to_owned(),

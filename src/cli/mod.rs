@@ -1,4 +1,4 @@
-//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `pre-stop`, `relay`, `completions`,
+//! The command line: `serve`, `call`, `inspect`, `doctor`, `log-level`, `reload`, `pre-stop`, `relay`, `completions`,
 //! `man-pages`.
 //!
 //! Wires the parts together and talks to people. No policy of its own: what a flag means is decided in `config`, what a
@@ -28,6 +28,8 @@ mod pre_stop;
 mod progress;
 #[cfg(feature = "ec2")]
 mod relay;
+mod reload;
+mod reloader;
 mod serve;
 mod table;
 #[cfg(feature = "otlp")]
@@ -49,6 +51,7 @@ pub fn main(catalog: &Catalog) -> ExitCode {
         Command::Inspect(args) => inspect::run(&args, catalog),
         Command::Doctor(args) => doctor::run(&args, catalog),
         Command::LogLevel(args) => log_level::run(args).map(|()| 0),
+        Command::Reload(args) => reload::run(args),
         #[cfg(feature = "ec2")]
         Command::PreStop(args) => pre_stop::run(&args, catalog).map(|()| 0),
         #[cfg(feature = "ec2")]

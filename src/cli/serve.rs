@@ -36,6 +36,7 @@ use crate::server::{self, registration};
 use crate::volume;
 
 use super::args::ServeArgs;
+use super::reloader::{Reloader, inline_limits};
 #[cfg(feature = "otlp")]
 use super::traces::{self, Traces};
 use super::{Failure, in_pod, print, variable};
@@ -61,8 +62,18 @@ pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
     // Dropped before the runtime by which it sends.
     let (log, _traces) = start_log(&config, &runtime)?;
     let (lost, mut loss) = oneshot::channel();
-    let (services, _alone) = build(config.clone(), lost)?;
-    let settings = server_settings(&config, log)?;
+    let Built { services, registry, node, _alone } = build(config.clone(), lost)?;
+    let (flags, file, catalog) = (args.layer(), config_file(args.place.config.as_deref()), catalog.clone());
+    let reloader = Reloader {
+        file: file.clone(),
+        read: Box::new(move || configure(&catalog, flags.clone(), file.as_deref()).map_err(|error| error.to_string())),
+        in_force: Mutex::new(config.clone()),
+        registry,
+        node,
+        log: log.clone(),
+    };
+    let reload = server::Reload::new(move |check| reloader.run(check));
+    let settings = server_settings(&config, server::Admin { log, reload })?;
     runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
         let (mut end, mut signalled) = (None, pin!(signals.first()));
@@ -80,7 +91,7 @@ pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
     })
 }
 
-fn server_settings(config: &Config, log: server::Log) -> Result<server::Settings, Failure> {
+fn server_settings(config: &Config, admin: server::Admin) -> Result<server::Settings, Failure> {
     let registration = config.kubelet_registration.then(|| registration::Settings {
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         driver_name: config.driver_name.as_str().to_owned(),
@@ -93,7 +104,7 @@ fn server_settings(config: &Config, log: server::Log) -> Result<server::Settings
         Some(MetricsEndpoint::Off) => server::Metrics::Nowhere,
     };
     let http = config.http_endpoint.map(|http| http.0);
-    Ok(server::Settings { endpoint, registration, http, metrics, log, grace: config.grace.0 })
+    Ok(server::Settings { endpoint, registration, http, metrics, admin, grace: config.grace.0 })
 }
 
 pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> Failure {
@@ -103,13 +114,18 @@ pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) 
 /// The configuration, of which the flags are the topmost layer and the file, that of a flag or of the environment, the lowest.
 pub fn configure(catalog: &Catalog, flags: Layer, file: Option<&Path>) -> Result<Config, Failure> {
     let mut layers = vec![flags, Layer::from_environment(variable)?];
-    let of_environment = variable("LONGSHORE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-    if let Some(path) = file.map(Path::to_owned).or(of_environment) {
+    if let Some(path) = config_file(file) {
         let text = fs::read_to_string(&path).map_err(|source| Failure::Unreadable { path: path.clone(), source })?;
         layers.push(Layer::from_yaml(&path, &text, catalog)?);
     }
     let names = nix::sys::utsname::uname().map_err(failed("learn the host name"))?;
     Ok(Config::resolve(layers, &names.nodename().to_string_lossy())?)
+}
+
+/// That of a flag, else of the environment.
+fn config_file(flag: Option<&Path>) -> Option<PathBuf> {
+    let of_environment = || variable("LONGSHORE_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+    flag.map(Path::to_owned).or_else(of_environment)
 }
 
 /// Lines to standard error, of a level that can be changed; spans to a collector, if there is one, until what is answered is dropped.
@@ -168,9 +184,17 @@ fn runtime() -> Result<Runtime, Failure> {
         .map_err(failed("start the runtime"))
 }
 
-/// Opens the backends and the node's journal, and finishes what an earlier process left. The node is ours alone until the lock is
-/// dropped.
-fn build(config: Config, lost: oneshot::Sender<volume::Error>) -> Result<(Services, Option<StateDirLock>), Failure> {
+/// A driver that can be served.
+struct Built {
+    services: Services,
+    registry: Registry,
+    node: Option<Arc<Node>>,
+    /// The node is ours alone until it is dropped.
+    _alone: Option<StateDirLock>,
+}
+
+/// Opens the backends and the node's journal, and finishes what an earlier process left.
+fn build(config: Config, lost: oneshot::Sender<volume::Error>) -> Result<Built, Failure> {
     make_directory(config.state_dir.path(), 0o700)?;
     if config.mode.node() {
         let reach = doctor::reaches_pods(config.kubelet_dir.path(), in_pod());
@@ -202,14 +226,14 @@ fn build(config: Config, lost: oneshot::Sender<volume::Error>) -> Result<(Servic
     let services = Services::new(Parts {
         name: config.driver_name.as_str().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        registry,
+        registry: registry.clone(),
         controller,
-        node,
+        node: node.clone(),
         tasks: Tasks::counted(metrics.steps()),
         locks,
         metrics,
     });
-    Ok((services, alone))
+    Ok(Built { services, registry, node, _alone: alone })
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Failure> {
@@ -263,8 +287,7 @@ fn open_node(config: &Config, registry: &Registry, locks: &Locks) -> volume::Res
         node_id: config.node_id.clone(),
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         state_dir: config.state_dir.path().to_owned(),
-        inline_max_size: config.inline_max_size,
-        allow_inline_parameters: config.allow_inline_parameters.clone(),
+        inline_limits: inline_limits(config),
     };
     Node::open(settings, registry.clone(), locks.clone(), RECOVERY_PATIENCE)
 }

@@ -17,9 +17,11 @@ use crate::backend::image::{ImageConfig, PoolConfig};
 use crate::volume::{self, Bytes, NodeId, suggest};
 
 mod backends;
+mod changes;
 mod value;
 
 pub use crate::backend::catalog::{BackendConfig, Catalog};
+pub use changes::{Change, RELOADABLE};
 pub use value::{
     DEFAULT_DRIVER_NAME, DEFAULT_ENDPOINT, DirectoryPath, DriverName, Endpoint, Grace, HttpEndpoint, LogFormat, LogLevel,
     MetricsEndpoint, Mode, OtlpEndpoint,

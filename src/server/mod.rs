@@ -29,7 +29,7 @@ use tonic::transport::Server;
 use crate::csi;
 use crate::rpc::Services;
 
-pub use admin::Log;
+pub use admin::{Admin, Log, Reload};
 pub use error::{Error, Result};
 
 use authority::AnyAuthority;
@@ -102,8 +102,7 @@ pub struct Settings {
     pub http: Option<SocketAddr>,
     /// Where metrics are.
     pub metrics: Metrics,
-    /// Whose level can be changed.
-    pub log: Log,
+    pub admin: Admin,
     /// How long running calls may go on at the end.
     pub grace: Duration,
 }
@@ -125,7 +124,7 @@ pub enum Metrics {
 /// # Errors
 /// Where a socket cannot be made, or the server breaks.
 pub async fn serve(settings: Settings, services: Services, shutdown: impl Future<Output = ()>) -> Result<()> {
-    let Settings { endpoint, registration, http, metrics, log, grace } = settings;
+    let Settings { endpoint, registration, http, metrics, admin, grace } = settings;
     let mut ports = Vec::new();
     if let Some(address) = http {
         ports.push(Http::bind(address, Pages { health: true, metrics: metrics == Metrics::WithHealth })?);
@@ -155,7 +154,7 @@ pub async fn serve(settings: Settings, services: Services, shutdown: impl Future
     if let Some(registrar) = registrar {
         beside.spawn(registrar.run());
     }
-    let result = run(listener, &services, log, shutdown, grace).await;
+    let result = run(listener, &services, admin, shutdown, grace).await;
     // Ended, and seen to be ended: the kubelet's socket goes with its task.
     beside.shutdown().await;
     file.remove();
@@ -192,7 +191,7 @@ pub async fn serve_controller(
 async fn run(
     listener: UnixListener,
     services: &Services,
-    log: Log,
+    admin: Admin,
     shutdown: impl Future<Output = ()>,
     grace: Duration,
 ) -> Result<()> {
@@ -203,7 +202,7 @@ async fn run(
         .map(move |stream| stream.map(|stream| AnyAuthority::new(Counted::new(stream, &counting))));
     let serving = Server::builder()
         .add_service(services.identity())
-        .add_service(log.service())
+        .add_service(admin.service())
         .add_optional_service(services.controller())
         .add_optional_service(services.group_controller())
         .add_optional_service(services.snapshot_metadata())

@@ -13,7 +13,7 @@ use longshore::backend::{
     Backend, BlockDevice, CapacityAnswer, CapacityQuery, Connect, ConnectRequest, Provision, Quiesce, Source, VolumeSpec,
 };
 use longshore::ops::lock::Locks;
-use longshore::ops::node::{Handle, Node, NodeSettings, PublishRequest, StageRequest};
+use longshore::ops::node::{Handle, InlineLimits, Node, NodeSettings, PublishRequest, StageRequest};
 use longshore::os;
 use longshore::os::loopdev;
 use longshore::os::mountinfo::{Mount, MountTable};
@@ -255,8 +255,10 @@ impl Harness {
             node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path("kubelet"),
             state_dir: self.path(state),
-            inline_max_size: Bytes(self.inline_max_size.load(Ordering::SeqCst)),
-            allow_inline_parameters: inline_parameters(),
+            inline_limits: InlineLimits {
+                max_size: Bytes(self.inline_max_size.load(Ordering::SeqCst)),
+                allowed_parameters: inline_parameters(),
+            },
         };
         fs::create_dir_all(&settings.state_dir).expect("a directory");
         Node::open(settings, registry, locks, RECOVERED).expect("opens")
@@ -286,8 +288,7 @@ impl Harness {
             node_id: name.parse().expect("a node id"),
             kubelet_dir: self.path(&format!("kubelet-{name}")),
             state_dir: self.path(&format!("state-{name}")),
-            inline_max_size: Bytes::GIB,
-            allow_inline_parameters: inline_parameters(),
+            inline_limits: InlineLimits { max_size: Bytes::GIB, allowed_parameters: inline_parameters() },
         };
         let registry = Registry::new(vec![self.backend.clone()]).expect("one backend");
         Node::open(settings, registry, Locks::default(), RECOVERED).expect("opens")

@@ -1,5 +1,7 @@
 //! The traits that a storage system implements. What they are about is in [`crate::backend`].
 
+use std::any::Any;
+
 use crate::volume::{AccessMode, BackendName, Capability, Error, RawParameters, Result, Topology};
 
 mod controller;
@@ -20,6 +22,9 @@ pub use inspect::{Compare, Connected, Garbage, Inspect, Leftover, LeftoverKind, 
 pub(super) use inspect::{changed, words};
 pub use node::{BlockDevice, Connect, ConnectRequest, Directory, SharedConnection, Source};
 pub use usage::{PoolUsage, Provisioned, Usage};
+
+/// Applies settings. It cannot fail, so that the settings of all backends are applied together or not at all.
+pub type ApplySettings<'a> = Box<dyn FnOnce() + 'a>;
 
 /// One configured storage system.
 pub trait Backend: Send + Sync {
@@ -95,6 +100,15 @@ pub trait Backend: Send + Sync {
     /// Whether its volumes lie where this node is. A cloud chooses a place for each, wherever it is asked from.
     fn is_local(&self) -> bool {
         true
+    }
+
+    /// Prepares the settings that `Configuration::RELOADABLE` lists to be those of `configuration`, which is validated and of this
+    /// backend's type. Calls that run see the old or the new values.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    fn reload(&self, _configuration: &dyn Any) -> Result<ApplySettings<'_>> {
+        Ok(Box::new(|| {}))
     }
 
     /// How much is in it, for metrics. Costs the same however much that is, but may hang with the storage.

@@ -12,7 +12,7 @@ use serde_yaml_ng::Value;
 use crate::volume::{BackendName, NodeId, Result};
 
 use crate::backend::configuration::{Configuration, NodeIdentity, OpenContext};
-use crate::backend::{Backend, StoragePath};
+use crate::backend::{ApplySettings, Backend, StoragePath};
 
 /// One backend, by its `type`. Methods are those of its [`Configuration`].
 #[derive(Clone)]
@@ -21,6 +21,7 @@ pub struct BackendConfig(Arc<dyn AnyConfiguration>);
 /// A [`Configuration`] of any type.
 trait AnyConfiguration: Any + fmt::Debug + Send + Sync {
     fn kind(&self) -> &'static str;
+    fn reloadable(&self) -> &'static [&'static str];
     fn name(&self) -> &BackendName;
     fn validate(&self) -> Result<()>;
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>>;
@@ -35,6 +36,9 @@ trait AnyConfiguration: Any + fmt::Debug + Send + Sync {
 impl<C: Configuration> AnyConfiguration for C {
     fn kind(&self) -> &'static str {
         C::KIND
+    }
+    fn reloadable(&self) -> &'static [&'static str] {
+        C::RELOADABLE
     }
     fn name(&self) -> &BackendName {
         Configuration::name(self)
@@ -84,6 +88,19 @@ impl BackendConfig {
 
     pub fn name(&self) -> &BackendName {
         self.0.name()
+    }
+
+    /// [`Configuration::RELOADABLE`].
+    pub fn reloadable(&self) -> &'static [&'static str] {
+        self.0.reloadable()
+    }
+
+    /// Prepares the reloadable settings of the backend that was opened from an earlier configuration of this name and type.
+    ///
+    /// # Errors
+    /// As [`Backend::reload`].
+    pub fn reload<'a>(&self, backend: &'a dyn Backend) -> Result<ApplySettings<'a>> {
+        backend.reload(&*self.0)
     }
 
     /// # Errors

@@ -45,6 +45,8 @@ pub struct Row {
     /// Where its volumes lie.
     pub summary: &'static str,
     pub tools: &'static [ToolUse],
+    /// Paths below the backend, of the settings that a reload applies.
+    pub reloadable: &'static [&'static str],
     pub node_checks: &'static [NodeCheck],
     /// Of its entry in the configuration file.
     pub schema: fn(&mut SchemaGenerator) -> Schema,
@@ -58,6 +60,7 @@ impl Row {
             kind: C::KIND,
             summary: C::SUMMARY,
             tools: C::TOOLS,
+            reloadable: C::RELOADABLE,
             node_checks: C::NODE_CHECKS,
             schema: |generator| {
                 let mut schema = C::json_schema(generator);

@@ -29,7 +29,7 @@ pub(super) fn grow(pool: &Ready, reservation: &mut Reservation, bytes: Bytes) ->
 }
 
 fn with_limit<T>(pool: &Ready, bytes: Bytes, mut attempt: impl FnMut(u64) -> Result<T, u64>) -> Result<T> {
-    let limit = pool.limits.provisionable(pool.room()?.total);
+    let limit = pool.provisionable(pool.room()?.total);
     attempt(limit).or_else(|_| {
         // The operator may have removed what was archived or retained.
         pool.ledger.set_kept(scan::kept(pool));
@@ -62,7 +62,7 @@ pub(super) fn check_free(pool: &Ready, bytes: Bytes) -> Result<()> {
 /// What one more volume in this pool could have at most.
 fn left(pool: &Ready, preallocate: bool) -> Result<u64> {
     let room = pool.room()?;
-    let left = pool.ledger.left(pool.limits.provisionable(room.total));
+    let left = pool.ledger.left(pool.provisionable(room.total));
     Ok(if preallocate { left.min(room.free) } else { left })
 }
 
@@ -74,7 +74,7 @@ impl Pool {
         Ok(PoolUsage {
             total: Bytes(room.total),
             used: Some(Bytes(room.total.saturating_sub(room.free))),
-            provisionable: Bytes(ready.limits.provisionable(room.total)),
+            provisionable: Bytes(ready.provisionable(room.total)),
             provisioned: (self.role.provision && ready.has_ledger()).then(|| ready.ledger.provisioned()),
         })
     }

@@ -13,17 +13,19 @@
 //!
 //! What is not here: mounts, file systems and locks per volume, which are `ops`'s.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::os;
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume, topology};
 
-use super::configuration::Configuration;
+use super::configuration::{Configuration, of_type};
 use super::{
-    Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,
-    Snapshots, Usage,
+    ApplySettings, Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision,
+    ReportHealth, Snapshots, Usage,
 };
 
 mod attach;
@@ -65,7 +67,7 @@ pub(super) use export::{EXPORTS, Image};
 #[doc(hidden)]
 pub use meta::rewritten;
 
-use layout::Kind;
+use layout::{Kind, Limits};
 use ledger::Ledger;
 use meta::VolumeMeta;
 use pool::Pool;
@@ -265,6 +267,12 @@ impl ImageBackend {
         Ok(page)
     }
 
+    /// Has each pool provision as much as these pools, which are the same ones, say.
+    pub(super) fn apply_limits(&self, pools: &[PoolConfig]) -> ApplySettings<'_> {
+        let limits: Vec<Limits> = pools.iter().map(PoolConfig::limits).collect();
+        Box::new(move || self.pools.iter().zip(limits).for_each(|(pool, limits)| *os::lock(&pool.limits) = limits))
+    }
+
     fn holder(&self) -> Result<&Holder> {
         let reason = format!("backend {} was opened only to be looked at", self.name);
         self.holder.as_ref().ok_or_else(|| Error::invalid("backends", reason))
@@ -361,6 +369,10 @@ impl Backend for ImageBackend {
 
     fn topology(&self) -> Result<Option<Topology>> {
         Ok(self.topology.clone())
+    }
+
+    fn reload(&self, configuration: &dyn Any) -> Result<ApplySettings<'_>> {
+        Ok(self.apply_limits(&of_type::<ImageConfig>(configuration)?.pools))
     }
 
     fn usage(&self) -> Usage {

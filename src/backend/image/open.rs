@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::backend::{LockHolder, Role};
 use crate::os::step::step;
@@ -22,6 +22,7 @@ use super::{files, scan};
 /// The way from a path to a [`Ready`].
 pub(super) struct Opening<'a> {
     pub config: &'a PoolConfig,
+    pub limits: &'a Arc<Mutex<Limits>>,
     pub backend: &'a BackendName,
     pub role: Role,
     /// Whether the lock is to be taken, where this process provisions.
@@ -73,7 +74,7 @@ impl Opening<'_> {
             directory,
             inode,
             lock,
-            limits: Limits { overcommit: self.config.overcommit, capacity: self.config.capacity.map(|capacity| capacity.0) },
+            limits: Arc::clone(self.limits),
             ledger: Arc::default(),
             shares: OnceLock::new(),
         };

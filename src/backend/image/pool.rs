@@ -13,7 +13,7 @@ use crate::os::single::{NoResult, Single};
 use crate::volume::{BackendName, Error, Result};
 
 use super::config::PoolConfig;
-use super::layout::Kind;
+use super::layout::{Kind, Limits};
 use super::lock::{NoLock, PoolLock};
 use super::open::Opening;
 use super::pool_id::PoolIdFile;
@@ -30,6 +30,8 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Pool {
     pub config: PoolConfig,
+    /// Those in force, which a reload changes; `config` has those of the start.
+    pub limits: Arc<Mutex<Limits>>,
     pub backend: BackendName,
     pub role: Role,
     current: Mutex<Option<Arc<Ready>>>,
@@ -66,8 +68,10 @@ impl Pool {
         if let Some(known) = memory.as_ref().map(PoolIdFile::load_pool_id).transpose()?.flatten() {
             id.get_or_init(|| known);
         }
+        let limits = Arc::new(Mutex::new(config.limits()));
         Ok(Arc::new_cyclic(|this| Pool {
             config,
+            limits,
             backend,
             role,
             current: Mutex::new(None),
@@ -269,6 +273,7 @@ impl Pool {
     fn opening<'a>(&'a self, lock: bool, held: &'a dyn Fn(&LockHolder) -> bool) -> Opening<'a> {
         Opening {
             config: &self.config,
+            limits: &self.limits,
             backend: &self.backend,
             role: self.role,
             lock,

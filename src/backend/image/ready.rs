@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::os::{self, copy};
 use crate::volume::{BackendName, Error, Result};
@@ -27,7 +27,8 @@ pub(super) struct Ready {
     pub inode: (u64, u64),
     /// Why we may not change it, or the lock that lets us.
     pub lock: Result<PoolLock, NoLock>,
-    pub limits: Limits,
+    /// The pool's, which a reload changes.
+    pub limits: Arc<Mutex<Limits>>,
     pub ledger: Arc<Ledger>,
     pub shares: OnceLock<bool>,
 }
@@ -41,6 +42,11 @@ impl Ready {
     /// The open directory.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
+    }
+
+    /// In bytes, where the file system has `total`.
+    pub fn provisionable(&self, total: u64) -> u64 {
+        os::lock(&self.limits).provisionable(total)
     }
 
     /// Whether the path still leads to the directory that we opened: not unmounted, not covered by another mount.

@@ -13,6 +13,8 @@ impl Configuration for ImageConfig {
     const KIND: &'static str = "image";
     const SUMMARY: &'static str = "image files on a node's disk, or on a file system that all nodes share";
 
+    const RELOADABLE: &'static [&'static str] = &["pools[].capacity", "pools[].overcommit"];
+
     fn name(&self) -> &BackendName {
         &self.name
     }

@@ -199,9 +199,10 @@ impl IscsiBackend {
 
     /// A target may redirect a login, and iscsid follows by itself: only the session shows where to. Nothing was read by it yet.
     fn refuse_redirect(&self, entry: &Entry, session: &Session) -> Result<()> {
+        let allowed = self.allowed();
         let reason = match session.peer {
-            _ if self.allowed.is_open() => return Ok(()),
-            Some(peer) if self.allowed.permits(peer) => return Ok(()),
+            _ if allowed.is_open() => return Ok(()),
+            Some(peer) if allowed.permits(peer) => return Ok(()),
             Some(peer) => format!("it redirected the login to {peer}, which is not among the backend's allowedPortals"),
             None => return Err(self.down(&format!("the session with {} has lost its connection", session.target))),
         };

@@ -45,7 +45,7 @@ impl IscsiBackend {
         // Before anything is sent there, discovery included.
         for portal in &way.portals {
             let denied = |reason| Error::Denied { object: format!("target {}", way.target), reason };
-            self.allowed.check(portal).map_err(denied)?;
+            self.allowed().check(portal).map_err(denied)?;
         }
         let portals = self.portals(way)?;
         entry.portals = way.portals.iter().map(ToString::to_string).collect();
@@ -135,7 +135,7 @@ impl IscsiBackend {
                     let found =
                         found.into_iter().filter(|(portal, target)| *target == way.target && !way.portals.contains(portal));
                     for (portal, _) in found {
-                        match self.allowed.check(&portal) {
+                        match self.allowed().check(&portal) {
                             Ok(()) => portals.push(portal),
                             Err(reason) => {
                                 tracing::warn!(target = way.target, reason, "a portal that the target names is not used")

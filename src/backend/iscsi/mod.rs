@@ -4,19 +4,21 @@
 //! - On the target server: image files by the code of the `image` backend, exported through the kernel's target (LIO).
 //! - What the one tells the other is an [`Attachment`].
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use crate::os;
 use crate::volume::{
     AccessMode, AccessType, BackendName, Bytes, Capability, Error, NodeId, Outcome, RawParameters, Result, VolumeId,
 };
 
-use super::configuration::Configuration;
+use super::configuration::{Configuration, of_type};
 use super::keyed_mutex::KeyedMutex;
 use super::{
-    Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision, ReportHealth,
-    Role, Snapshots, Usage,
+    ApplySettings, Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision,
+    ReportHealth, Role, Snapshots, Usage,
 };
 
 mod allowed;
@@ -55,7 +57,8 @@ const ACCESS_MODES: [AccessMode; 6] = [
 #[derive(Debug)]
 pub struct IscsiBackend {
     config: IscsiConfig,
-    allowed: AllowedPortals,
+    /// Those in force, which a reload changes; `config` has those of the start.
+    allowed: Mutex<Arc<AllowedPortals>>,
     node: NodeId,
     /// The driver's state directory.
     state: PathBuf,
@@ -88,8 +91,12 @@ impl IscsiBackend {
 
     fn with(config: IscsiConfig, san: Option<Arc<TargetServer>>, node: NodeId, state: &Path) -> Result<IscsiBackend> {
         let connections = Connections::open(state.join("iscsi").join(config.name.as_str()));
-        let allowed = config.allowed()?;
+        let allowed = Mutex::new(Arc::new(config.allowed()?));
         Ok(IscsiBackend { config, allowed, node, state: state.to_owned(), connections, locks: KeyedMutex::default(), san })
+    }
+
+    fn allowed(&self) -> Arc<AllowedPortals> {
+        Arc::clone(&os::lock(&self.allowed))
     }
 }
 
@@ -146,6 +153,16 @@ impl Backend for IscsiBackend {
 
     fn health(&self) -> Option<&dyn ReportHealth> {
         Some(self)
+    }
+
+    fn reload(&self, configuration: &dyn Any) -> Result<ApplySettings<'_>> {
+        let config: &IscsiConfig = of_type(configuration)?;
+        let allowed = Arc::new(config.allowed()?);
+        let limits = self.san.as_ref().map(|san| san.images.apply_limits(&config.pools));
+        Ok(Box::new(move || {
+            *os::lock(&self.allowed) = allowed;
+            limits.into_iter().for_each(|apply| apply());
+        }))
     }
 
     fn usage(&self) -> Usage {
@@ -210,5 +227,27 @@ impl Expand for IscsiBackend {
                 reason: "its target server does it, which this is not".to_owned(),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowed_portals_of_a_reload_hold_from_then_on() {
+        let state = tempfile::tempdir().expect("a directory");
+        let config = |allowed: &str| -> IscsiConfig {
+            serde_yaml_ng::from_str(&format!("{{name: san, allowedPortals: [{allowed}]}}")).expect("fields")
+        };
+        let node = "node-1".parse().expect("a node id");
+        let backend = IscsiBackend::open(config("192.0.2.0/24"), Role { provision: false }, node, state.path()).expect("opened");
+        let (one, other) = ("192.0.2.1:3260".parse().expect("an address"), "198.51.100.1:3260".parse().expect("an address"));
+        let prepared = backend.reload(&config("198.51.100.0/24")).expect("valid");
+        assert!(backend.allowed().permits(one) && !backend.allowed().permits(other), "prepared, not applied");
+        prepared();
+        assert!(!backend.allowed().permits(one) && backend.allowed().permits(other));
+        assert!(backend.reload(&config("nowhere")).is_err());
+        assert!(backend.reload(&"another type").is_err());
     }
 }

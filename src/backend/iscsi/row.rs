@@ -20,6 +20,8 @@ impl Configuration for IscsiConfig {
     ];
     const NODE_CHECKS: &'static [NodeCheck] = &[NodeCheck { name: doctor::STARTUP, run: doctor::startup }];
 
+    const RELOADABLE: &'static [&'static str] = &["pools[].capacity", "pools[].overcommit", "allowedPortals"];
+
     fn name(&self) -> &BackendName {
         &self.name
     }

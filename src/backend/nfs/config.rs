@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
 use super::export::Export;
+use super::options::OptionRules;
 use super::subdir;
 
 /// The mode of a volume's directory where nobody says otherwise: csi-driver-nfs's.
@@ -52,6 +53,10 @@ pub struct ShareConfig {
 }
 
 impl NfsConfig {
+    pub(super) fn option_rules(&self) -> OptionRules {
+        OptionRules { allow: self.allow_mount_options.clone(), forbid: self.forbid_mount_options.clone() }
+    }
+
     /// Checks what needs no server.
     ///
     /// # Errors

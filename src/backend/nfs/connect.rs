@@ -27,7 +27,7 @@ impl Connect for NfsBackend {
             .map_err(|error| Error::invalid("volume_context", error.to_string()))?;
         let export = Export::new(&parameters.server, &parameters.share)?;
         let directory = export::directory(&parameters.directory(id.local()).to_string_lossy())?;
-        let options = options::check(&self.config, request.mount_flags)?;
+        let options = options::check(&self.option_rules(), request.mount_flags)?;
         let share = self.shares.of(&export, &options);
         if let Some((other, _)) = self.shares.used_by(id)?.filter(|(other, _)| *other != share) {
             // An earlier stage with other options.

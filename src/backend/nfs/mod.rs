@@ -11,13 +11,16 @@
 //!   trash, and only from there by its files.
 //! - One process provisions from a share at a time.
 
+use std::any::Any;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
+use crate::os;
 use crate::os::single_flight::SingleFlight;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
-use super::configuration::Configuration;
-use super::{Backend, Connect, Exclusive, Expand, Modify, Provision, ReportHealth, Role, Snapshots, Usage};
+use super::configuration::{Configuration, of_type};
+use super::{ApplySettings, Backend, Connect, Exclusive, Expand, Modify, Provision, ReportHealth, Role, Snapshots, Usage};
 
 pub mod config;
 mod connect;
@@ -32,6 +35,7 @@ mod subdir;
 
 pub use config::{NfsConfig, NfsParameters, NfsSnapshotParameters, ShareConfig};
 use export::Export;
+use options::OptionRules;
 use shares::Shares;
 use silence::Silence;
 
@@ -41,6 +45,8 @@ use controller::Controller;
 #[derive(Debug)]
 pub struct NfsBackend {
     config: NfsConfig,
+    /// Those in force, which a reload changes; `config` has those of the start.
+    option_rules: Mutex<Arc<OptionRules>>,
     shares: Shares,
     /// By the place of a share's mount.
     checks: SingleFlight<Silence>,
@@ -58,7 +64,12 @@ impl NfsBackend {
         let shares = Shares::new(state.join("nfs").join(config.name.as_str()));
         let provisions = role.provision && !config.shares.is_empty();
         let controller = provisions.then(|| Controller::new(&config, state)).transpose()?;
-        Ok(NfsBackend { config, shares, checks: SingleFlight::default(), controller })
+        let option_rules = Mutex::new(Arc::new(config.option_rules()));
+        Ok(NfsBackend { config, option_rules, shares, checks: SingleFlight::default(), controller })
+    }
+
+    fn option_rules(&self) -> Arc<OptionRules> {
+        Arc::clone(&os::lock(&self.option_rules))
     }
 }
 
@@ -86,7 +97,7 @@ impl Backend for NfsBackend {
                 what: "raw block".to_owned(),
                 reason: format!("backend {} has directories of file shares", self.config.name),
             }),
-            AccessType::Filesystem { mount_flags, .. } => options::check(&self.config, mount_flags).map(drop),
+            AccessType::Filesystem { mount_flags, .. } => options::check(&self.option_rules(), mount_flags).map(drop),
         }
     }
 
@@ -111,6 +122,16 @@ impl Backend for NfsBackend {
 
     fn accepts_static(&self, attributes: &RawParameters) -> bool {
         attributes.get("server").is_some() && attributes.get("share").is_some()
+    }
+
+    fn reload(&self, configuration: &dyn Any) -> Result<ApplySettings<'_>> {
+        let config: &NfsConfig = of_type(configuration)?;
+        let rules = Arc::new(config.option_rules());
+        let capacities = self.controller.as_ref().map(|controller| controller.apply_capacities(&config.shares));
+        Ok(Box::new(move || {
+            *os::lock(&self.option_rules) = rules;
+            capacities.into_iter().for_each(|apply| apply());
+        }))
     }
 
     fn usage(&self) -> Usage {

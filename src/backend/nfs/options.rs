@@ -4,8 +4,6 @@ use crate::os::mount;
 use crate::volume::mount_flags::option_name;
 use crate::volume::{Error, MountFlags, Result};
 
-use super::NfsConfig;
-
 const FIELD: &str = "volume_capability.mount.mount_flags";
 
 /// The options of NFS (nfs(5)), and those of every file system that are not the bind mount's, by their names. `bg`, `fg` and `retry`
@@ -75,6 +73,15 @@ const KNOWN: [&str; 62] = [
     "xprtsec",
 ];
 
+/// What the operator allows and forbids.
+#[derive(Debug)]
+pub struct OptionRules {
+    /// Dangerous ones that a volume may have.
+    pub allow: Vec<String>,
+    /// Those that no volume may have.
+    pub forbid: Vec<String>,
+}
+
 /// Checked mount options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -86,16 +93,16 @@ pub struct Options {
 
 /// # Errors
 /// `Invalid`, naming the option and what forbids it.
-pub fn check(config: &NfsConfig, flags: &MountFlags) -> Result<Options> {
+pub fn check(rules: &OptionRules, flags: &MountFlags) -> Result<Options> {
     let refuse =
         |option: &str, reason: &str| Err(Error::invalid(FIELD, format!("mount option {} {reason}", option_name(option))));
     for flag in flags.expose() {
         let name = option_name(flag);
-        let dangerous = matches!(name, "suid" | "dev") && !config.allow_mount_options.iter().any(|allowed| allowed == name);
+        let dangerous = matches!(name, "suid" | "dev") && !rules.allow.iter().any(|allowed| allowed == name);
         if dangerous {
             return refuse(flag, "is forbidden; only allowMountOptions in the backend's configuration allows it");
         }
-        if config.forbid_mount_options.iter().any(|forbidden| forbidden == name) {
+        if rules.forbid.iter().any(|forbidden| forbidden == name) {
             return refuse(flag, "is forbidden by forbidMountOptions in the backend's configuration");
         }
     }
@@ -138,32 +145,27 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn config(allow: &[&str], forbid: &[&str]) -> NfsConfig {
+    fn rules(allow: &[&str], forbid: &[&str]) -> OptionRules {
         let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        NfsConfig {
-            name: "nfs".parse().expect("a name"),
-            shares: Vec::new(),
-            allow_mount_options: list(allow),
-            forbid_mount_options: list(forbid),
-        }
+        OptionRules { allow: list(allow), forbid: list(forbid) }
     }
 
-    fn check(config: &NfsConfig, flags: &[&str]) -> Result<Options> {
-        super::check(config, &flags.iter().map(|&flag| flag.to_owned()).collect())
+    fn check(rules: &OptionRules, flags: &[&str]) -> Result<Options> {
+        super::check(rules, &flags.iter().map(|&flag| flag.to_owned()).collect())
     }
 
     #[test]
     fn the_same_options_in_another_order_are_one_mount() {
-        let config = config(&[], &[]);
-        let options = check(&config, &["hard", "nfsvers=4.1", "noexec", "nconnect=4", "port=2050"]).expect("known");
-        assert_eq!(options, check(&config, &["nconnect=4", "port=2050", "ro", "nfsvers=4.1", "hard", "hard"]).expect("known"));
+        let rules = rules(&[], &[]);
+        let options = check(&rules, &["hard", "nfsvers=4.1", "noexec", "nconnect=4", "port=2050"]).expect("known");
+        assert_eq!(options, check(&rules, &["nconnect=4", "port=2050", "ro", "nfsvers=4.1", "hard", "hard"]).expect("known"));
         assert_eq!(options.share.expose(), ["hard", "nconnect=4", "nfsvers=4.1", "port=2050"]);
         assert_eq!(
             (options.port(), options.is_tcp(), options.bind),
             (Some(2050), true, vec!["nosuid".to_owned(), "nodev".to_owned()])
         );
-        assert!(!check(&config, &["proto=rdma"]).expect("known").is_tcp() && !check(&config, &["udp"]).expect("known").is_tcp());
-        let context = check(&config, &[r#"context="a:b:c0,c1""#]).expect("known").share;
+        assert!(!check(&rules, &["proto=rdma"]).expect("known").is_tcp() && !check(&rules, &["udp"]).expect("known").is_tcp());
+        let context = check(&rules, &[r#"context="a:b:c0,c1""#]).expect("known").share;
         assert_eq!(context.expose(), [r#"context="a:b:c0,c1""#]);
     }
 
@@ -180,9 +182,9 @@ mod tests {
             (&[], &[], "data=ordered", "option data is none of NFS"),
             (&[], &[], "bind", "bind: says how to mount"),
         ] {
-            let error = check(&config(allow, forbid), &[flag]).expect_err(flag).to_string();
+            let error = check(&rules(allow, forbid), &[flag]).expect_err(flag).to_string();
             assert!(error.contains(named), "{flag}: {error}");
         }
-        check(&config(&["suid", "dev"], &[]), &["suid", "dev"]).expect("allowed");
+        check(&rules(&["suid", "dev"], &[]), &["suid", "dev"]).expect("allowed");
     }
 }

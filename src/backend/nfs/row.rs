@@ -18,6 +18,8 @@ impl Configuration for NfsConfig {
         ToolUse::required(Tool { name: "umount", package: "mount" }, &["--version"], "unmounts shares"),
     ];
 
+    const RELOADABLE: &'static [&'static str] = &["shares[].capacity", "allowMountOptions", "forbidMountOptions"];
+
     fn name(&self) -> &BackendName {
         &self.name
     }

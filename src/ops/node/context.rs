@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::backend::registry::Registry;
 use crate::ops::lock::Locks;
+use crate::os::lock;
 use crate::os::path::Root;
 use crate::volume::{Bytes, Error, NodeId, Result};
 
@@ -20,15 +21,22 @@ pub struct NodeSettings {
     pub kubelet_dir: PathBuf,
     /// The journal lies in `<state_dir>/journal`.
     pub state_dir: PathBuf,
-    /// How large an ephemeral inline volume may be.
-    pub inline_max_size: Bytes,
+    /// At the start; a reload changes them.
+    pub inline_limits: InlineLimits,
+}
+
+/// What an ephemeral inline volume may be: anyone who may create pods asks for one.
+#[derive(Clone, Debug)]
+pub struct InlineLimits {
+    pub max_size: Bytes,
     /// What its attributes may set.
-    pub allow_inline_parameters: Vec<String>,
+    pub allowed_parameters: Vec<String>,
 }
 
 /// The node's operations.
 pub struct Node {
     pub(super) settings: NodeSettings,
+    inline_limits: Mutex<Arc<InlineLimits>>,
     pub(super) registry: Registry,
     pub(super) locks: Locks,
     /// Shared with what holds file systems still.
@@ -54,6 +62,7 @@ impl Node {
         let state = Root::open(&settings.state_dir)?;
         let boot = observe::boot()?;
         Ok(Node {
+            inline_limits: Mutex::new(Arc::new(settings.inline_limits.clone())),
             settings,
             registry,
             locks,
@@ -65,6 +74,15 @@ impl Node {
             freezes: AtomicU64::new(0),
             thawed: AtomicBool::new(false),
         })
+    }
+
+    pub(super) fn inline_limits(&self) -> Arc<InlineLimits> {
+        Arc::clone(&lock(&self.inline_limits))
+    }
+
+    /// For the inline volumes that are made from now on.
+    pub fn set_inline_limits(&self, limits: InlineLimits) {
+        *lock(&self.inline_limits) = Arc::new(limits);
     }
 
     /// Of this node; as it is configured, while its storage's own id of it is not known.

@@ -21,7 +21,7 @@ use errors::source_name;
 use inline::identity;
 use journal::Phase;
 
-pub use context::{Node, NodeSettings};
+pub use context::{InlineLimits, Node, NodeSettings};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use journal::rewritten;

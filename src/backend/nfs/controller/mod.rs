@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::backend::FirstLock;
-use crate::backend::{Exclusive, PoolUsage, Usage};
+use crate::backend::{ApplySettings, Exclusive, PoolUsage, Usage};
 use crate::os::lock;
 use crate::volume::{BackendName, Bytes, Error, Result};
 
-use super::config::{NfsConfig, NfsParameters};
+use super::config::{NfsConfig, NfsParameters, ShareConfig};
 
 mod health;
 mod index;
@@ -69,6 +69,12 @@ impl Controller {
     fn on_directories(config: &NfsConfig, state: &Path, directories: &[std::path::PathBuf]) -> Controller {
         let controller = Controller::with(config, state, |number| Access::Directory(directories[number].clone()));
         Controller { patience: Duration::from_millis(50), ..controller }
+    }
+
+    /// Has as much of each share provisioned as these shares, which are the same ones, say.
+    pub fn apply_capacities(&self, shares: &[ShareConfig]) -> ApplySettings<'_> {
+        let capacities: Vec<Option<Bytes>> = shares.iter().map(|share| share.capacity).collect();
+        Box::new(move || self.shares.iter().zip(capacities).for_each(|(share, capacity)| *lock(&share.capacity) = capacity))
     }
 
     fn set_standby(&self, standby: bool) {
@@ -307,7 +313,7 @@ impl Ready {
         Ok(PoolUsage {
             total: Bytes(usage.total),
             used: Some(Bytes(usage.used)),
-            provisionable: Bytes(self.config.capacity.map_or(usage.total, |capacity| capacity.0)),
+            provisionable: self.capacity().unwrap_or(Bytes(usage.total)),
             provisioned: Some(self.index.provisioned()),
         })
     }

@@ -37,7 +37,7 @@ use crate::os::fs::{Usage, usage};
 use crate::os::single::{Attempt, NoResult, Single};
 use crate::os::single_flight::SingleFlight;
 use crate::os::{self, durable, lock, nfs, private_mount, random};
-use crate::volume::{BackendName, Error, Result};
+use crate::volume::{BackendName, Bytes, Error, Result};
 
 use super::super::config::ShareConfig;
 use super::super::export::OURS;
@@ -74,6 +74,8 @@ const OUR_OPTIONS: [&str; 4] = ["retry=0", "nosuid", "nodev", "noexec"];
 #[derive(Debug)]
 pub(super) struct Share {
     pub config: ShareConfig,
+    /// That in force, which a reload changes; `config` has that of the start.
+    pub capacity: Arc<Mutex<Option<Bytes>>>,
     backend: BackendName,
     access: Access,
     checks: SingleFlight<Silence>,
@@ -122,6 +124,8 @@ pub(super) struct Ready {
     pub called: String,
     pub backend: BackendName,
     pub config: ShareConfig,
+    /// The share's, which a reload changes.
+    capacity: Arc<Mutex<Option<Bytes>>>,
     pub root: OpenDir,
     pub own: OpenDir,
     pub volumes: OpenDir,
@@ -147,6 +151,7 @@ impl Share {
         let known_share =
             KnownShare { directory: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
         Share {
+            capacity: Arc::new(Mutex::new(config.capacity)),
             config,
             backend: backend.clone(),
             access,
@@ -402,6 +407,7 @@ impl Share {
             called,
             backend: self.backend.clone(),
             config: self.config.clone(),
+            capacity: Arc::clone(&self.capacity),
             volumes: directory("volumes")?,
             drafts: directory("drafts")?,
             snapshots: directory("snapshots")?,
@@ -510,9 +516,14 @@ impl Ready {
         usage(self.root.as_fd()).map_err(|error| self.failure(error))
     }
 
+    /// As the operator limits it.
+    pub fn capacity(&self) -> Option<Bytes> {
+        *lock(&self.capacity)
+    }
+
     /// How much may be provisioned.
     pub fn provisionable(&self) -> Result<u64> {
-        match self.config.capacity {
+        match self.capacity() {
             Some(capacity) => Ok(capacity.0),
             None => Ok(self.usage()?.total),
         }

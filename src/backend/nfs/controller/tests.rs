@@ -398,6 +398,27 @@ fn a_foreign_directory_in_the_place_of_what_was_deleted_is_left() {
 }
 
 #[test]
+fn capacity_of_a_reload_limits_what_is_made_from_then_on() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    let large = VolumeSpec { capacity: Bytes::mib(1500), ..spec("two", &[]) };
+    create(&controller, &large).expect_err("1 GiB in all");
+    let mut shares = ground.config.shares.clone();
+    let mut apply = |capacity| {
+        shares[0].capacity = Some(capacity);
+        controller.apply_capacities(&shares)();
+        controller.usage().pools[0].1.expect("seen").provisionable
+    };
+    assert_eq!(apply(Bytes::mib(2000)), Bytes::mib(2000));
+    create(&controller, &large).expect("it fits now");
+    assert_eq!(apply(Bytes::mib(100)), Bytes::mib(100));
+    assert_eq!(controller.capacity(&CapacityQuery::default()).expect("told").available, Bytes(0));
+    create(&controller, &spec("three", &[])).expect_err("more is provisioned than the limit");
+    create(&controller, &large).expect("what is there is found");
+}
+
+#[test]
 fn promises_are_kept_and_no_more_are_made() {
     let ground = ground(&["a"]);
     let controller = ground.open();

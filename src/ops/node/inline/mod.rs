@@ -147,7 +147,8 @@ fn check(node: &Node, attributes: &BTreeMap<String, String>) -> Result<()> {
         let reason = "an ephemeral inline volume is deleted with its pod; leave onDelete out, or use a PersistentVolumeClaim";
         return Err(Error::invalid("volume_context.onDelete", reason));
     }
-    let allowed = &node.settings.allow_inline_parameters;
+    let limits = node.inline_limits();
+    let allowed = &limits.allowed_parameters;
     let not_allowed =
         |key: &&String| *key != CONTEXT_KEY && !key.starts_with(KUBERNETES_PREFIX) && !allowed.iter().any(|name| name == *key);
     if let Some(key) = attributes.keys().find(not_allowed) {
@@ -158,7 +159,7 @@ fn check(node: &Node, attributes: &BTreeMap<String, String>) -> Result<()> {
         );
         return Err(Error::invalid("volume_context", reason));
     }
-    let most = node.settings.inline_max_size;
+    let most = limits.max_size;
     match size(attributes)? {
         size if size > most => Err(Error::OutOfRange {
             field: "volume_context.size",
