@@ -5,14 +5,16 @@ mod common;
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Harness, Pool, create, isolated};
+use common::{Harness, Pool, STARTING, create, isolated};
 use longshore::csi;
 use tonic::{Code, Status};
 
 /// A standby tries every second.
 const TAKEOVER: Duration = Duration::from_secs(20);
+const HOUR: Duration = Duration::from_secs(3600);
 
 fn until(what: &str, mut seen: impl FnMut() -> bool) {
     let deadline = Instant::now() + TAKEOVER;
@@ -54,6 +56,16 @@ fn with_pools(pools: &[(&str, &Path)]) -> Harness {
     harness
 }
 
+/// What `doctor` or `inspect` prints of this driver and its pools.
+fn shown(harness: &Harness, name: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
+    command.arg(name).arg("--endpoint").arg(harness.path("csi.sock")).arg("--config").arg(harness.path("config.yaml"));
+    command.arg("--state-dir").arg(harness.path("state")).arg("--kubelet-dir").arg(harness.path("kubelet"));
+    let _starting = STARTING.write().expect("no panic while a program is started");
+    let output = command.stdin(Stdio::null()).output().expect("it runs");
+    [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
+}
+
 fn assert_on_standby(harness: &Harness, words: &[&str]) {
     assert!(!is_ready(harness), "{}", harness.log());
     let refused = [created(harness, "refused", None).expect_err("no volume"), listed(harness).expect_err("no list")];
@@ -86,6 +98,14 @@ fn standby_serves_the_node_and_takes_over_when_the_lock_is_free() {
         assert!(first.get("/metrics").1.contains("longshore_standby{driver_name=\"longshore.csi.dev\"} 0"));
         assert!(is_ready(&first) && draft.exists());
 
+        let (here, there) = (shown(&first, "doctor"), shown(&second, "doctor"));
+        let year = humantime::format_rfc3339(std::time::SystemTime::now()).to_string()[..4].to_owned();
+        let lock = format!("pool default: {holder} has its lock since {year}-");
+        assert!(here.contains(&lock) && there.contains(&lock), "{lock}\n{here}\n{there}");
+        assert!(here.contains("the driver here provisions"), "{here}");
+        let standby = there.lines().find(|line| line.contains("the driver here is on standby: ")).expect("it says so");
+        assert!(standby.contains("pool default") && standby.contains(&holder), "{standby}");
+
         first.kill();
         until("the second is ready", || is_ready(&second));
         assert!(!draft.exists(), "it recovers as at a start");
@@ -102,6 +122,39 @@ fn standby_serves_the_node_and_takes_over_when_the_lock_is_free() {
         assert!(second.stop());
         until("the first is ready again", || is_ready(&first));
         assert_eq!(listed(&first).expect("a list").len(), 2);
+    });
+}
+
+#[test]
+fn lock_of_another_machine_is_shown_from_its_record_and_not_as_held() {
+    isolated(|| {
+        let harness = Harness::new(Pool::Local);
+        // Made a pool, without a process that has it.
+        let mut first = beside(&harness);
+        first.start();
+        assert!(first.stop());
+        let lock = harness.path("pool/images/lock");
+        let own = shown(&harness, "inspect");
+        assert!(!own.contains("recorded by"), "this machine's locks are seen: {own}");
+        assert!(shown(&harness, "doctor").contains("no process is seen to have its lock; the last one was process"));
+
+        fs::write(&lock, format!("{:10} {:68}\n", 7, "longshore-controller-0")).expect("written");
+        File::options().write(true).open(&lock).expect("it").set_modified(std::time::SystemTime::now() - 3 * HOUR).expect("set");
+        let text = shown(&harness, "inspect");
+        let words = "recorded by process 7 on longshore-controller-0 3h ago as provisioned from (not seen from here)";
+        assert!(text.contains(words) && !text.contains("provisioned from by"), "{text}");
+        let text = shown(&harness, "doctor");
+        assert!(text.contains("its lock is recorded by process 7 on longshore-controller-0 since "), "{text}");
+        assert!(text.contains("whether that one still has it is not seen from here"), "{text}");
+
+        // A lock of this machine is seen, no matter what the record says.
+        let held = File::open(&lock).expect("the lock");
+        held.lock().expect("free");
+        let text = shown(&harness, "inspect");
+        assert!(
+            text.contains(&format!("provisioned from by process {} ", std::process::id())) && !text.contains("recorded by"),
+            "{text}"
+        );
     });
 }
 

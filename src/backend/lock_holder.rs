@@ -1,6 +1,12 @@
 //! What the holder of a lock writes into its file, for people: its process id, and the name of its host, which in Kubernetes is its pod's.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::SystemTime;
+
+use crate::os::{self, locks};
 
 /// Bytes. Always as many, in place: a full file system must not keep anybody from opening the pool.
 const LENGTH: usize = 80;
@@ -45,6 +51,49 @@ impl LockHolder {
     }
 }
 
+/// The record in a lock's file, and whether the lock is seen to be held. The record stays when the lock is released.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockRecord {
+    pub holder: LockHolder,
+    /// When the lock was acquired.
+    pub since: Option<SystemTime>,
+    /// The kernel shows the lock. It does not show those of other machines, nor of other PID namespaces.
+    pub held: bool,
+}
+
+impl LockRecord {
+    /// Takes no lock. `None` where there is neither a record nor a lock that can be seen.
+    ///
+    /// # Errors
+    /// Where the file or /proc/locks cannot be read.
+    pub fn read(path: &Path) -> os::Result<Option<LockRecord>> {
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(os::Error::io("open", path, error)),
+        };
+        let mut text = Vec::new();
+        file.by_ref().take(LONGEST).read_to_end(&mut text).map_err(|error| os::Error::io("read", path, error))?;
+        let written = LockHolder::parse(&text);
+        let since = file.metadata().and_then(|seen| seen.modified()).ok();
+        let all = locks::read()?;
+        Ok(match locks::on(&all, "FLOCK", path)? {
+            // The kernel's word, but for a process of another PID namespace.
+            Some(held) => {
+                let holder = LockHolder { pid: held.pid.filter(|pid| *pid != 0).or(written.pid), ..written };
+                Some(LockRecord { holder, since, held: true })
+            }
+            None if written.pid.is_some() => Some(LockRecord { holder: written, since, held: false }),
+            None => None,
+        })
+    }
+
+    /// Whether the holder may be one that cannot be seen from here.
+    pub fn is_of_another_host(&self) -> bool {
+        !self.held && !self.holder.is_of_this_host()
+    }
+}
+
 fn this_host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -72,6 +121,24 @@ mod tests {
         for holder in [this, other, LockHolder::default(), LockHolder { pid: Some(u32::MAX), host: Some("a".repeat(253)) }] {
             assert_eq!(holder.encode().len(), LENGTH, "{holder}");
         }
+    }
+
+    #[test]
+    fn record_of_a_released_lock_is_told_from_a_lock_that_is_held() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let read = || LockRecord::read(file.path()).expect("readable");
+        assert_eq!(read(), None);
+        let other = LockHolder { pid: Some(7), host: Some("another-host".to_owned()) };
+        std::fs::write(file.path(), other.encode()).expect("written");
+        let record = read().expect("a record");
+        assert!(record.holder == other && record.is_of_another_host() && record.since.is_some(), "{record:?}");
+        file.as_file().lock().expect("free");
+        let record = read().expect("held");
+        assert_eq!((record.held, record.holder.pid, record.is_of_another_host()), (true, Some(std::process::id()), false));
+        file.as_file().unlock().expect("ours");
+        std::fs::write(file.path(), LockHolder::this().encode()).expect("written");
+        assert!(read().is_some_and(|record| !record.held && !record.is_of_another_host()));
+        assert_eq!(LockRecord::read(Path::new("/no/such/lock")).expect("no file is no record"), None);
     }
 
     #[test]

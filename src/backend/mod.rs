@@ -30,7 +30,7 @@ mod record;
 pub mod registry;
 
 pub use api::*;
-pub use lock_holder::LockHolder;
+pub use lock_holder::{LockHolder, LockRecord};
 
 /// What this process does with a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,18 +1,24 @@
 //! `longshore doctor`: shows what `ops::doctor` found.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::admin::{StandbyRequest, StandbyResponse};
 use crate::backend::catalog::{Catalog, Row};
 use crate::config::{Config, Layer};
 use crate::ops::doctor::{self, Check, Level, Setup};
 
 use super::args::DoctorArgs;
+use super::call::{self, Client};
+use super::progress::Progress;
 use super::{Failure, in_pod, print, serve};
 
 /// The form of the JSON: within one, fields are added, but none is renamed or removed.
 const VERSION: u32 = 1;
+/// For the answer of the driver that runs here.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -26,7 +32,8 @@ struct Report<'a> {
 pub fn run(args: &DoctorArgs, catalog: &Catalog) -> Result<u8, Failure> {
     let flags = Layer { mode: args.mode, ..args.place.layer() };
     let config = serve::configure(catalog, flags, args.place.config.as_deref())?;
-    let checks = doctor::examine(&setup(&config, catalog));
+    let mut checks = doctor::examine(&setup(&config, catalog));
+    checks.extend(standby(&config));
     let level = checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok);
     if args.json {
         let report = Report { version: VERSION, level, checks: &checks };
@@ -35,6 +42,26 @@ pub fn run(args: &DoctorArgs, catalog: &Catalog) -> Result<u8, Failure> {
         print(&shown(&checks))?;
     }
     Ok(u8::from(level == Level::Error))
+}
+
+/// What the driver that runs here says of itself: it also knows of locks that are not on this machine.
+fn standby(config: &Config) -> Option<Check> {
+    const NAME: &str = "standby";
+    if !config.mode.controller() {
+        return None;
+    }
+    let answer = call::runtime().ok()?.block_on(async {
+        let client = Client::connect(&config.endpoint, PATIENCE, Progress::new(false)).await?;
+        client.answer("standby", client.admin().standby(StandbyRequest {})).await
+    });
+    match answer {
+        Ok(StandbyResponse { reason: Some(reason), .. }) => {
+            Some(Check::ok(NAME, format!("the driver here is on standby: {reason}")))
+        }
+        Ok(StandbyResponse { contended: true, .. }) => Some(Check::ok(NAME, "the driver here provisions")),
+        // Nothing is to be waited for, or the check of the socket says what is wrong.
+        Ok(_) | Err(_) => None,
+    }
 }
 
 fn setup(config: &Config, catalog: &Catalog) -> Setup {

@@ -236,7 +236,15 @@ fn head(report: &Report) -> String {
             let host = place.provisioner_host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
             format!(", provisioned from by process {pid}{host}")
         });
-        let more = format!("{}{}", if place.read_only { ", read-only" } else { "" }, provisioner.unwrap_or_default());
+        // Locks of other machines cannot be seen.
+        let recorded = place.recorded_provisioner.as_ref().map(|record| {
+            let pid = record.pid.map_or_else(|| "a process".to_owned(), |pid| format!("process {pid}"));
+            let host = record.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
+            let since = record.since.map(|since| format!(" {} ago", ago(report.time, since))).unwrap_or_default();
+            format!(", recorded by {pid}{host}{since} as provisioned from (not seen from here)")
+        });
+        let provisioner = provisioner.or(recorded).unwrap_or_default();
+        let more = format!("{}{provisioner}", if place.read_only { ", read-only" } else { "" });
         let (free, total) = (bytes(place.free), bytes(place.total));
         writeln!(text, "pool {} of {}: {}, {free} free of {total}{more}", place.name, place.backend, place.at).ok();
     }

@@ -83,6 +83,11 @@ impl Readiness {
         self.shared.leadership.standby()
     }
 
+    /// Whether there is anything that only one process at a time provisions from.
+    pub fn is_contended(&self) -> bool {
+        self.shared.leadership.is_contended()
+    }
+
     /// Whether this process is on no standby, and at least one backend can be used, at least in part. Returns when the first is found usable, and at the latest after
     /// `patience`. All are probed, also those that come later.
     pub async fn is_usable(&self, patience: Duration) -> bool {

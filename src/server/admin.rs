@@ -6,7 +6,10 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::admin::admin_server::AdminServer;
-use crate::admin::{LogLevelRequest, LogLevelResponse, ReloadRequest, ReloadResponse, admin_server};
+use crate::admin::{
+    LogLevelRequest, LogLevelResponse, ReloadRequest, ReloadResponse, StandbyRequest, StandbyResponse, admin_server,
+};
+use crate::rpc::readiness::Readiness;
 
 /// Sets a level, if there is one, and answers the one that holds then; the error says what is wrong with it.
 type SetLevel = dyn Fn(Option<&str>) -> Result<String, String> + Send + Sync;
@@ -75,25 +78,35 @@ pub struct Admin {
 }
 
 impl Admin {
-    pub(super) fn service(self) -> AdminServer<Admin> {
-        AdminServer::new(self)
+    pub(super) fn service(self, readiness: Readiness) -> AdminServer<Service> {
+        AdminServer::new(Service { admin: self, readiness })
     }
 }
 
+pub(super) struct Service {
+    admin: Admin,
+    readiness: Readiness,
+}
+
 #[tonic::async_trait]
-impl admin_server::Admin for Admin {
+impl admin_server::Admin for Service {
     async fn log_level(&self, request: Request<LogLevelRequest>) -> Result<Response<LogLevelResponse>, Status> {
         let wanted = request.into_inner().level;
-        let level = if wanted.is_empty() { (self.log.0)(None) } else { self.log.set(&wanted) };
+        let level = if wanted.is_empty() { (self.admin.log.0)(None) } else { self.admin.log.set(&wanted) };
         Ok(Response::new(LogLevelResponse { level: level.map_err(Status::invalid_argument)? }))
     }
 
     /// Goes on if its caller does not wait: it is applied as a whole.
     async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadResponse>, Status> {
         let check = request.into_inner().check;
-        let reread = Arc::clone(&self.reload.0);
+        let reread = Arc::clone(&self.admin.reload.0);
         let ended = tokio::task::spawn_blocking(move || reread(check)).await;
         let answer = ended.map_err(|error| Status::internal(format!("the reload ended early: {error}")))?;
         answer.map(Response::new).map_err(Status::invalid_argument)
+    }
+
+    async fn standby(&self, _request: Request<StandbyRequest>) -> Result<Response<StandbyResponse>, Status> {
+        let reason = self.readiness.standby().map(|reason| reason.to_string());
+        Ok(Response::new(StandbyResponse { contended: self.readiness.is_contended(), reason }))
     }
 }

@@ -202,7 +202,7 @@ async fn run(
         .map(move |stream| stream.map(|stream| AnyAuthority::new(Counted::new(stream, &counting))));
     let serving = Server::builder()
         .add_service(services.identity())
-        .add_service(admin.service())
+        .add_service(admin.service(services.readiness().clone()))
         .add_optional_service(services.controller())
         .add_optional_service(services.group_controller())
         .add_optional_service(services.snapshot_metadata())

@@ -81,6 +81,8 @@ pub struct StoragePath {
     /// The file, if there is one, that shows that the driver uses the directory already: without it the directory must be empty but for
     /// `own_entries`.
     pub marker: Option<&'static str>,
+    /// The file, if there is one, that the process which provisions has locked: [`crate::backend::LockRecord`].
+    pub lock: Option<&'static str>,
     /// What the driver itself puts into a directory, maybe before the marker.
     pub own_entries: &'static [&'static str],
 }
@@ -88,6 +90,6 @@ pub struct StoragePath {
 impl StoragePath {
     /// One that may hold anything.
     pub fn directory(name: &str, path: &Path) -> Self {
-        StoragePath { name: name.to_owned(), path: path.to_owned(), marker: None, own_entries: &[] }
+        StoragePath { name: name.to_owned(), path: path.to_owned(), marker: None, lock: None, own_entries: &[] }
     }
 }

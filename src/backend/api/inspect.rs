@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use crate::backend::lock_holder::LockHolder;
+use crate::backend::lock_holder::{LockHolder, LockRecord};
 use crate::volume::{Bytes, Error, Health, NodeId, Outcome, Result, VolumeId};
 
 use super::node::BlockDevice;
@@ -71,6 +71,8 @@ pub struct Place {
     pub read_only: bool,
     /// The process that provisions from it, if one is seen to.
     pub provisioner: Option<LockHolder>,
+    /// Where none is seen to: who has recorded on another machine that it does, which is no proof that it still does.
+    pub recorded: Option<LockRecord>,
 }
 
 /// A volume in its storage.

@@ -10,7 +10,7 @@ use crate::backend::StoragePath;
 use crate::volume::parameters::text_bool;
 use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, Result};
 
-use super::layout::{Limits, MARKER, OWN_ENTRIES};
+use super::layout::{LOCK, Limits, MARKER, OWN_ENTRIES};
 
 /// One backend of image files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -91,7 +91,13 @@ impl ImageConfig {
 
 impl PoolConfig {
     pub fn storage_path(&self) -> StoragePath {
-        StoragePath { name: self.name.clone(), path: self.path.clone(), marker: Some(MARKER), own_entries: &OWN_ENTRIES }
+        StoragePath {
+            name: self.name.clone(),
+            path: self.path.clone(),
+            marker: Some(MARKER),
+            lock: Some(LOCK),
+            own_entries: &OWN_ENTRIES,
+        }
     }
 
     pub(super) fn limits(&self) -> Limits {

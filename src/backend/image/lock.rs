@@ -127,11 +127,6 @@ fn read_holder(file: &mut File) -> LockHolder {
     read.map(|_| LockHolder::parse(&text)).unwrap_or_default()
 }
 
-/// Who has a pool's lock, as that one wrote it.
-pub(super) fn holder(pool: &Path) -> Option<LockHolder> {
-    File::open(pool.join(LOCK)).ok().map(|mut file| read_holder(&mut file))
-}
-
 /// Whether the process that wrote this has ended. In a container that was started anew we have the number of the one before us.
 fn may_be_orphaned(holder: &LockHolder) -> bool {
     let lives = |pid: u32| pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists();

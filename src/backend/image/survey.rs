@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::backend::{
-    BlockDevice, Connected, Inspect, Leftover, LeftoverKind, LockHolder, Place, Source, Stored, Survey, changed, words,
+    BlockDevice, Connected, Inspect, Leftover, LeftoverKind, LockRecord, Place, Source, Stored, Survey, changed, words,
 };
+use crate::os;
 use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
-use crate::os::{self, locks};
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::connect::{named, numbers, shows, source, status};
@@ -21,7 +21,7 @@ use super::meta::{self, SnapshotMeta, VolumeMeta, from_nanos};
 use super::pool::Pool;
 use super::ready::Ready;
 use super::scan::{About, Examined, examine};
-use super::{Holder, ImageBackend, ImageConfig, Role, attach, lease, lock};
+use super::{Holder, ImageBackend, ImageConfig, Role, attach, lease};
 
 /// By device and inode: the volume, and the image's identity.
 type Images = HashMap<(u64, u64), (VolumeId, String)>;
@@ -49,12 +49,8 @@ impl ImageBackend {
         let ready = pool.ready()?;
         ready.check_essential().map_err(|reason| ready.down(reason))?;
         let room = ready.room()?;
-        let held = locks::read()?;
-        let provisioner = locks::on(&held, "FLOCK", &ready.path.join(LOCK))?.map(|held| {
-            let written = lock::holder(&ready.path).unwrap_or_default();
-            // The kernel's word, but for a process of another PID namespace.
-            LockHolder { pid: held.pid.filter(|pid| *pid != 0).or(written.pid), host: written.host }
-        });
+        let record = LockRecord::read(&ready.path.join(LOCK))?;
+        let provisioner = record.clone().filter(|record| record.held).map(|record| record.holder);
         let is_provisioned = provisioner.is_some();
         survey.places.push(Place {
             name: ready.name.clone(),
@@ -63,6 +59,7 @@ impl ImageBackend {
             free: Bytes(room.free),
             read_only: room.read_only,
             provisioner,
+            recorded: record.filter(LockRecord::is_of_another_host),
         });
         for (local, found) in each::<VolumeMeta>(&ready)? {
             let id = VolumeId::from_parts(&self.name, &local)?;

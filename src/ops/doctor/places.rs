@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Access;
 
-use crate::backend::StoragePath;
+use crate::backend::{LockRecord, StoragePath};
 use crate::ops::registration_socket;
 use crate::os::fs::{Usage, usages};
 use crate::os::mountinfo::MountTable;
@@ -175,11 +175,33 @@ pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
         }
     });
     checks.extend(room(&called, &place));
+    checks.extend(pool.lock.and_then(|lock| lock_holder(&called, &place.join(lock))));
     if setup.node && same_disk(&place, &setup.kubelet_dir) {
         let found = format!("{called} is on the kubelet's file system: a full pool makes the kubelet evict pods");
         checks.push(Check::warning("pool-disk", found, "put it on a disk of its own, or limit it (`capacity`)"));
     }
     checks
+}
+
+/// Who provisions from a pool, as far as that is seen without taking its lock.
+fn lock_holder(called: &str, lock: &Path) -> Option<Check> {
+    const NAME: &str = "pool-lock";
+    let record = match LockRecord::read(lock) {
+        Ok(record) => record?,
+        Err(error) => return Some(Check::warning(NAME, format!("{called}: {error}"), "make it readable")),
+    };
+    let since = record.since.map(|since| format!(" since {}", humantime::format_rfc3339_seconds(since))).unwrap_or_default();
+    let holder = &record.holder;
+    Some(Check::ok(
+        NAME,
+        match record.held {
+            true => format!("{called}: {holder} has its lock{since}"),
+            false if record.is_of_another_host() => {
+                format!("{called}: its lock is recorded by {holder}{since}; whether that one still has it is not seen from here")
+            }
+            false => format!("{called}: no process is seen to have its lock; the last one was {holder}{since}"),
+        },
+    ))
 }
 
 fn room(called: &str, place: &Path) -> Option<Check> {

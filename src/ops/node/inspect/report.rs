@@ -94,6 +94,21 @@ pub struct Storage {
     /// The name of its host, which in Kubernetes is its pod's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provisioner_host: Option<String>,
+    /// Who has recorded on another machine that it does; no proof that it still does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recorded_provisioner: Option<RecordedProvisioner>,
+}
+
+/// What the file of a lock says.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RecordedProvisioner {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 /// What the node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.

@@ -98,6 +98,7 @@ fn facts() -> Facts {
         free: Bytes::GIB,
         read_only: false,
         provisioner: None,
+        recorded: None,
     };
     let survey = Survey { places: vec![pool], volumes: vec![stored("a")], devices: vec![connected("a", 3)], ..Survey::default() };
     Facts {

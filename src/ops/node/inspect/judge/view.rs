@@ -8,7 +8,7 @@ use crate::os::mountinfo::{Index, Mount};
 use crate::volume::VolumeId;
 
 use super::super::facts::{Entry, Facts, Ours, seconds};
-use super::super::report::{Linked, Operation, Program, Running, Storage};
+use super::super::report::{Linked, Operation, Program, RecordedProvisioner, Running, Storage};
 use crate::ops::node::journal::Phase;
 use crate::ops::node::observe::{self};
 
@@ -118,6 +118,11 @@ impl<'a> View<'a> {
                 read_only: place.read_only,
                 provisioner: place.provisioner.as_ref().map(|holder| holder.pid.unwrap_or(0)),
                 provisioner_host: place.provisioner.as_ref().and_then(|holder| holder.host.clone()),
+                recorded_provisioner: place.recorded.as_ref().map(|record| RecordedProvisioner {
+                    pid: record.holder.pid,
+                    host: record.holder.host.clone(),
+                    since: record.since.map(seconds),
+                }),
             }));
         }
         storage
