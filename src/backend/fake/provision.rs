@@ -20,14 +20,14 @@ impl Provision for Fake {
             return Ok(there);
         }
         let medium = FakeParameters::of_volume(&spec.parameters)?.medium;
-        let promise = self.store.reserve(spec.capacity)?;
+        let reservation = self.store.reserve(spec.capacity)?;
         let contents = match &spec.source {
             None => None,
             Some(_) if medium == Medium::Filesystem => return Err(unsupported_copy(&spec.id)),
             Some(source) => self.copy_of(source, spec, quiesce)?,
         };
         step("record volume", &spec.id, || {
-            promise.commit(|state| {
+            reservation.commit(|state| {
                 let volume = StoredVolume {
                     name: spec.name.as_str().into(),
                     capacity: spec.capacity,
@@ -84,12 +84,12 @@ impl Expand for Fake {
             let by = "its tmpfs takes its size when it is mounted; unpublish and unstage it first".to_owned();
             return Err(Error::InUse { object: format!("volume {id}"), by });
         }
-        let promise = self.store.reserve(Bytes(capacity.0 - now.0))?;
+        let reservation = self.store.reserve(Bytes(capacity.0 - now.0))?;
         step("expand volume", id, || {
             if let Some(contents) = &contents {
                 contents.grow(capacity).map_err(Error::rolled_back)?;
             }
-            promise.commit(|state| state.set_capacity(id, capacity))
+            reservation.commit(|state| state.set_capacity(id, capacity))
         })?;
         Ok(Outcome::Changed(capacity))
     }

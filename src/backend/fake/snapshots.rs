@@ -22,10 +22,10 @@ impl Snapshots for Fake {
         if let Some(there) = self.find_snapshot(&spec.id)? {
             return Ok(there);
         }
-        let promise = self.promise_copies(std::slice::from_ref(spec))?;
+        let reservation = self.reserve_copies(std::slice::from_ref(spec))?;
         let stored = while_still(quiesce, std::slice::from_ref(&spec.source), || self.take(spec, SystemTime::now(), None))?;
         step("record snapshot", &spec.id, || {
-            promise.commit(|state| {
+            reservation.commit(|state| {
                 let snapshot = stored.snapshot(&spec.id);
                 state.add_snapshot(spec.id.clone(), stored);
                 Ok(snapshot)
@@ -64,7 +64,7 @@ impl Groups for Fake {
             return Ok(there);
         }
         self.none_taken(members)?;
-        let promise = self.promise_copies(members)?;
+        let reservation = self.reserve_copies(members)?;
         let sources: Vec<VolumeId> = members.iter().map(|member| member.source.clone()).collect();
         let (created, taken) = while_still(quiesce, &sources, || {
             let created = SystemTime::now();
@@ -72,7 +72,7 @@ impl Groups for Fake {
             Ok((created, members.iter().map(take).collect::<Result<Vec<_>>>()?))
         })?;
         step("record group snapshot", id, || {
-            promise.commit(|state| {
+            reservation.commit(|state| {
                 state.add_group(id.clone(), name, created, taken);
                 state.group(id).ok_or_else(|| Error::NotFound { kind: "group snapshot", id: id.to_string() })
             })
@@ -86,11 +86,11 @@ impl Groups for Fake {
 }
 
 impl Fake {
-    /// Promises what these snapshots may take in all.
+    /// Reserves what these snapshots may take in all.
     ///
     /// # Errors
     /// `NotFound` for a source; `Unsupported` for one that cannot be copied; `NoCapacity`.
-    fn promise_copies(&self, members: &[SnapshotSpec]) -> Result<Reservation<'_>> {
+    fn reserve_copies(&self, members: &[SnapshotSpec]) -> Result<Reservation<'_>> {
         let mut sum = Bytes(0);
         for member in members {
             let (_, size) = self.copyable(&member.source)?;

@@ -343,7 +343,7 @@ impl Store {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Promises `size` bytes to something that is still to be made.
+    /// Reserves `size` bytes to something that is still to be made.
     ///
     /// # Errors
     /// `NoCapacity`.
@@ -371,7 +371,7 @@ pub(super) struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Records what was made: from then on the promise belongs to it.
+    /// Records what was made: from then on the reservation is its.
     pub(super) fn commit<T>(mut self, record: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         let made = record(&mut self.store.lock())?;
         self.size = Bytes(0);

@@ -61,12 +61,12 @@ refused 'subDir' make four --parameter subDir=../four
 refused 'extra-create-metadata' make four --parameter 'subDir=${pvc.metadata.name}'
 refused 'is no share that' make four --parameter server=elsewhere
 refused 'fast/shop/data' make four --parameter subDir=shop/data/in --parameter "share=$DIR/fast"
-refused 'left to promise' call create-volume --name five --size 2GiB
+refused 'left to provision' call create-volume --name five --size 2GiB
 is mine "$(cat fast/foreign/file)" "a directory of someone else"
 
 # Growth is a promise.
 call expand-volume "$one" --size 900MiB >/dev/null
-refused 'left to promise' call expand-volume "$one" --size 2GiB
+refused 'left to provision' call expand-volume "$one" --size 2GiB
 
 # A snapshot by the server: no byte goes over the network, and on xfs none is written.
 head -c 8M /dev/urandom >fast/one/data
@@ -96,7 +96,7 @@ seen() { # seen DIRECTORY: all that makes its files what they are, but links' co
 listed_rights() { (cd "$1" && getfattr -d data && getfacl -np dir); }
 rm fast/one/dir/later
 touch -d '2001-02-03 04:05:06.123456789' fast/one/dir
-refused 'left to promise' call create-volume --name back --size 900MiB --from-snapshot "$snapshot" --parameter "share=$DIR/fast"
+refused 'left to provision' call create-volume --name back --size 900MiB --from-snapshot "$snapshot" --parameter "share=$DIR/fast"
 stop_driver
 sed -i 's/1GiB/4GiB/; s/512MiB/4GiB/' config.yaml
 start_driver

@@ -65,7 +65,7 @@ impl Index {
         Provisioned { provisioned: Bytes(inner.provisioned), volumes, snapshots: inner.snapshots.len() as u64 }
     }
 
-    /// A directory and a promise for a volume in the making.
+    /// Reserves a directory and capacity for a volume in the making.
     pub fn claim(&self, local: &str, directory: &Path, capacity: u64, limit: u64) -> Result<(), Refused> {
         let mut inner = self.inner();
         let left = limit.saturating_sub(inner.provisioned);
@@ -84,11 +84,11 @@ impl Index {
         self.inner().put(local, directory, capacity, whole);
     }
 
-    /// Sets a volume's promise, if no more than `limit` is provisioned then.
+    /// Sets a volume's provisioned capacity, if no more than `limit` is provisioned then.
     ///
     /// # Errors
     /// What is left.
-    pub fn promise(&self, local: &str, capacity: u64, limit: u64) -> Result<(), u64> {
+    pub fn provision(&self, local: &str, capacity: u64, limit: u64) -> Result<(), u64> {
         let mut inner = self.inner();
         let left = limit.saturating_sub(inner.provisioned);
         let Some(held) = inner.volumes.get_mut(local) else { return Ok(()) };
@@ -210,7 +210,7 @@ mod tests {
         index.claim("a", Path::new("a"), 60, 100).expect("fits");
         assert_eq!(index.claim("b", Path::new("b"), 41, 100), Err(Refused::NoRoom(40)));
         index.put_snapshot("s", IndexedSnapshot { source: "a".to_owned(), bytes: 30, ready: true });
-        assert_eq!((index.left(100), index.promise("a", 71, 100), index.promise("a", 70, 100)), (10, Err(10), Ok(())));
+        assert_eq!((index.left(100), index.provision("a", 71, 100), index.provision("a", 70, 100)), (10, Err(10), Ok(())));
         assert_eq!(index.left(100), 0);
         assert!(index.volumes(None, 9).is_empty(), "it is not whole yet");
         index.put_volume("a", Path::new("a"), 70, true);

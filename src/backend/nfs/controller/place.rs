@@ -23,7 +23,8 @@ impl Ready {
     /// `Unverified` where it is damaged, or another volume's.
     pub fn record(&self, local: &str) -> Result<Option<VolumeRecord>> {
         let name = record_name(local);
-        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.with_cause_of_share(error))? else {
+        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.with_cause_of_share(error))?
+        else {
             return Ok(None);
         };
         let sound =

@@ -268,7 +268,7 @@ impl Expand for Controller {
         let limit = ready.provisionable()?;
         ready
             .index
-            .promise(id.local(), capacity.0, limit)
+            .provision(id.local(), capacity.0, limit)
             .map_err(|left| no_room(&ready, Bytes(capacity.0 - before.0), left, limit))?;
         record.capacity = capacity;
         let grown = ready.write_record(&record).and_then(|()| ready.set_quota(&record));
@@ -277,8 +277,8 @@ impl Expand for Controller {
             // The record says which of both it is by now.
             Err(error) => {
                 let now = ready.record(id.local()).ok().flatten().map_or(capacity, |record| record.capacity);
-                if ready.index.promise(id.local(), now.0, u64::MAX).is_err() {
-                    tracing::debug!(volume = %id, "its promise could not be taken back");
+                if ready.index.provision(id.local(), now.0, u64::MAX).is_err() {
+                    tracing::debug!(volume = %id, "its provisioned capacity could not be reset");
                 }
                 Err(error)
             }
@@ -394,7 +394,7 @@ fn no_room(ready: &Ready, asked: Bytes, left: u64, limit: u64) -> Error {
     Error::NoCapacity {
         place: format!("share {}", ready.called),
         reason: format!(
-            "{asked} asked for, {} of {} left to promise; delete volumes or snapshots, raise the share's capacity, or add a share",
+            "{asked} asked for, {} of {} left to provision; delete volumes or snapshots, raise the share's capacity, or add a share",
             Bytes(left),
             Bytes(limit)
         ),
