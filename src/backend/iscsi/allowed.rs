@@ -24,6 +24,22 @@ impl AllowedPortals {
         texts.iter().map(|text| text.parse()).collect::<Result<_, _>>().map(AllowedPortals)
     }
 
+    /// Whether a session may be used that is connected to `peer`, which is another address than its portal's where the target redirected
+    /// the login.
+    ///
+    /// # Errors
+    /// Why not; `None` where it has no connection, so that it is not known.
+    pub fn check_peer(&self, peer: Option<SocketAddr>) -> Result<(), Option<String>> {
+        match peer {
+            _ if self.is_open() => Ok(()),
+            Some(peer) if self.permits(peer) => Ok(()),
+            Some(peer) => {
+                Err(Some(format!("it redirected the login to {peer}, which is not among the backend's allowedPortals")))
+            }
+            None => Err(None),
+        }
+    }
+
     pub fn is_open(&self) -> bool {
         self.0.is_empty()
     }
@@ -106,6 +122,23 @@ mod tests {
         }
         assert!(list.check(&"san.example.org".parse().expect("a portal")).is_err(), "a name may mean another address later");
         assert!(list.permits("[::ffff:203.0.113.7]:1".parse().expect("an address")), "IPv4 in an IPv6 socket");
+    }
+
+    #[test]
+    fn session_that_was_redirected_outside_of_all_networks_is_refused() {
+        let list = allowed(&["192.0.2.0/24", "198.51.100.1:3260"]);
+        let peer = |text: &str| Some(text.parse().expect("an address"));
+        for permitted in ["192.0.2.9:860", "198.51.100.1:3260"] {
+            assert_eq!(list.check_peer(peer(permitted)), Ok(()), "{permitted}");
+        }
+        for refused in ["203.0.113.1:3260", "198.51.100.1:860", "[2001:db8::1]:3260", "127.0.0.1:3260"] {
+            let reason = list.check_peer(peer(refused)).expect_err(refused).expect("it is connected");
+            assert!(reason.contains("redirected the login to") && reason.contains(refused), "{reason}");
+        }
+        assert_eq!(list.check_peer(None), Err(None), "where it is connected to is not known");
+        for any in [None, peer("203.0.113.1:3260")] {
+            assert_eq!(AllowedPortals::default().check_peer(any), Ok(()));
+        }
     }
 
     #[test]

@@ -199,12 +199,9 @@ impl IscsiBackend {
 
     /// A target may redirect a login, and iscsid follows by itself: only the session shows where to. Nothing was read by it yet.
     fn refuse_redirect(&self, entry: &Entry, session: &Session) -> Result<()> {
-        let allowed = self.allowed();
-        let reason = match session.peer {
-            _ if allowed.is_open() => return Ok(()),
-            Some(peer) if allowed.permits(peer) => return Ok(()),
-            Some(peer) => format!("it redirected the login to {peer}, which is not among the backend's allowedPortals"),
-            None => return Err(self.down(&format!("the session with {} has lost its connection", session.target))),
+        let Err(refusal) = self.allowed().check_peer(session.peer) else { return Ok(()) };
+        let Some(reason) = refusal else {
+            return Err(self.down(&format!("the session with {} has lost its connection", session.target)));
         };
         self.log_out_if_unused(session, Some(entry))?;
         Err(Error::Denied { object: format!("target {}", session.target), reason })
