@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test soak fuzz sanity shell-vm bench
+.PHONY: help deps build release test-release-full run test soak fuzz sanity shell-vm bench
 # For how long `make soak` and `make fuzz` run.
 SECONDS := 600
 
@@ -15,6 +15,10 @@ deps: ## install what is missing on Debian or Ubuntu (apt, as root)
 build: deps ## build target/release/longshore
 	@cargo build --release --locked
 
+release: ## build what a user downloads, into target/dist: archives, image, chart, SBOM, checksums; docs/release.md
+	@scripts/deps test
+	@scripts/release
+
 run: build ## start the driver and walk one volume through its life, as root
 	@scripts/demo
 
@@ -25,6 +29,10 @@ test: ## every ring of tests, with a table of what ran and how long it took
 test-%: ## one ring of tests; `scripts/test --list` prints them: make test-vm
 	@scripts/deps test
 	@scripts/test $*
+
+test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
+	@scripts/deps test
+	@tests/release/run --full
 
 test-backend-%: ## what one backend needs to be tested, in less than five minutes: make test-backend-nfs
 	@scripts/deps test
