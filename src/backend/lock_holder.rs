@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn record_of_a_released_lock_is_told_from_a_lock_that_is_held() {
+    fn record_of_a_released_lock_is_distinguished_from_a_lock_that_is_held() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let read = || LockRecord::read(file.path()).expect("readable");
         assert_eq!(read(), None);

@@ -274,7 +274,7 @@ Examples:
   longshore reload --check
   longshore reload";
 
-/// What `reload` is told by flags.
+/// The flags of `reload`.
 #[derive(Debug, Args)]
 #[command(after_help = RELOAD_EXAMPLES)]
 pub struct ReloadArgs {

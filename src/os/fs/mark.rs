@@ -241,7 +241,10 @@ mod tests {
                     assert!(made(&mark, &device, fstype), "{fstype} {options:?}");
                     assert!(size - size_on_device(&device, fstype).unwrap() < MIB, "{fstype} {options:?}");
                     let directory = tempfile::tempdir().unwrap();
-                    drop(Mounted::new(&under.device, directory.path(), fstype.as_str()));
+                    let mounted = Mounted::new(&under.device, directory.path(), fstype.as_str());
+                    // A lazy unmount may write the superblock later.
+                    std::fs::File::create(directory.path().join("file")).and_then(|file| file.sync_all()).unwrap();
+                    drop(mounted);
                     assert!(!made(&mark, &device, fstype), "{fstype} {options:?} was mounted");
                 }
             }

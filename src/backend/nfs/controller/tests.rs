@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -413,7 +414,7 @@ fn capacity_of_a_reload_limits_what_is_made_from_then_on() {
     assert_eq!(apply(Bytes::mib(2000)), Bytes::mib(2000));
     create(&controller, &large).expect("it fits now");
     assert_eq!(apply(Bytes::mib(100)), Bytes::mib(100));
-    assert_eq!(controller.capacity(&CapacityQuery::default()).expect("told").available, Bytes(0));
+    assert_eq!(controller.capacity(&CapacityQuery::default()).expect("reported").available, Bytes(0));
     create(&controller, &spec("three", &[])).expect_err("more is provisioned than the limit");
     create(&controller, &large).expect("what is there is found");
 }
@@ -616,6 +617,7 @@ fn soon() -> Instant {
 
 #[test]
 fn shares_that_hang_are_waited_for_once_for_the_first_lock() {
+    let _one_at_a_time = crate::os::lock(&SHARES_HANG);
     crate::os::mount::testing::in_own_namespace(|| {
         let names = ["a", "b", "c", "d"];
         let ground = ground(&names);
@@ -731,6 +733,9 @@ fn a_share_that_is_away_makes_nothing_look_gone() {
     assert!(controller.find(&id("there")).expect("looked").is_some());
 }
 
+/// Held by tests whose shares hang: [`asking`] counts the threads of all of them.
+static SHARES_HANG: Mutex<()> = Mutex::new(());
+
 /// Threads of this process that ask shares and have got no answer.
 fn asking() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
@@ -740,6 +745,7 @@ fn asking() -> usize {
 
 #[test]
 fn share_whose_server_hangs_holds_up_no_other_and_takes_one_thread() {
+    let _one_at_a_time = crate::os::lock(&SHARES_HANG);
     crate::os::mount::testing::in_own_namespace(|| {
         let ground = ground(&["a", "b"]);
         let controller = ground.open();
