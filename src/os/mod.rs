@@ -33,6 +33,7 @@ pub mod memfd;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;
+pub mod mounts;
 pub mod multipath;
 pub mod nfs;
 pub mod nvme;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{BlockDevice, Source};
 use crate::os::block::Device;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::multipath::Map;
 use crate::os::step::step;
 use crate::os::{dm, holders, udev};
@@ -21,17 +21,18 @@ use super::{mapping, observe};
 /// # Errors
 /// `InUse`, naming where it is mounted or published; `StillInUse`, which is not final, naming who has it elsewhere.
 pub(super) fn ensure_unused(node: &Node, id: &VolumeId, source: &Source) -> Result<()> {
-    let table = MountTable::read()?;
+    let mounts = Mounts::now()?;
     let sources = std::slice::from_ref(source);
-    if let Some(target) = node.journal.targets(id)?.iter().find(|target| mounted_target(&table, target, sources)) {
-        return Err(published_at(id, &target.target));
+    for target in node.journal.targets(id)? {
+        if mounted_target(&mounts, &target, sources)? {
+            return Err(published_at(id, &target.target));
+        }
     }
-    let exclusive = observe::exclusive(sources);
-    if let Some(mount) = table.iter().find(|mount| observe::is_of(mount, &exclusive)) {
+    if let Some(mount) = observe::find(&mounts, &observe::exclusive(sources), |_| true)? {
         return Err(published_at(id, &mount.mount_point));
     }
     match source {
-        Source::Device(device) => device_unused(&format!("volume {id}"), device, &table),
+        Source::Device(device) => device_unused(&format!("volume {id}"), device, &mounts),
         Source::Filesystem { .. } | Source::Directory(_) => Ok(()),
     }
 }
@@ -40,12 +41,15 @@ pub(super) fn ensure_unused(node: &Node, id: &VolumeId, source: &Source) -> Resu
 ///
 /// # Errors
 /// As [`ensure_unused`]; `object` is whose device it is, for messages.
-pub(super) fn device_unused(object: &str, device: &BlockDevice, table: &MountTable) -> Result<()> {
+pub(super) fn device_unused(object: &str, device: &BlockDevice, mounts: &Mounts) -> Result<()> {
     let holders = dm::holders(device.number)?;
     // multipathd also takes what was connected as a single disk: its map goes with the disk, if nothing uses that.
     let maps: Vec<Map> = holders.iter().filter_map(|holder| Map::of(holder).ok().flatten()).collect();
-    let idle = |map: &Map| dm::holders(map.number).is_ok_and(|holders| holders.is_empty());
-    if maps.len() < holders.len() || !maps.iter().all(|map| idle(map) && !table.iter().any(|mount| mount.device == map.number)) {
+    let mounted = |map: &Map| mounts.find(|fixed| fixed.device == map.number, |mount| mount.device == map.number);
+    let idle = |map: &Map| {
+        dm::holders(map.number).is_ok_and(|holders| holders.is_empty()) && mounted(map).is_ok_and(|mount| mount.is_none())
+    };
+    if maps.len() < holders.len() || !maps.iter().all(idle) {
         let (holders, path) = (holders.join(", "), device.path.display());
         let by = format!("{holders} lies on its device {path}; take that down first (`lsblk` shows it)");
         return Err(Error::InUse { object: object.to_owned(), by });

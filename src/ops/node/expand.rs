@@ -7,7 +7,7 @@ use crate::ops::lock::Key;
 use crate::os::block::Device;
 use crate::os::fs;
 use crate::os::luks;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, FsType, Result, VolumeId};
 
@@ -64,7 +64,7 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
 fn grow(node: &Node, entry: &StageEntry, fstype: &str, source: &Source) -> Result<()> {
     let Source::Device(device) = source else { return Ok(()) };
     let fstype: FsType = fstype.parse()?;
-    match observe::at(&MountTable::read()?, &entry.staging, std::slice::from_ref(source)) {
+    match observe::at(&Mounts::now()?, &entry.staging, std::slice::from_ref(source))? {
         MountState::Ours(_) => {}
         _ => return Err(not_staged(&entry.id, "its file system is not mounted at the staging path; stage it again")),
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::{BlockDevice, Source};
 use crate::os::block::Device;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity};
 
 use super::context::Node;
@@ -76,9 +76,9 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
         let reason = if matches!(error, Error::Stale { .. }) { "StaleMount" } else { "ServerUnreachable" };
         add(health, HealthProblem { severity: Severity::Inaccessible, reason, message: format!("volume {}: {error}", entry.id) });
     }
-    let table = MountTable::read()?;
+    let mounts = Mounts::now()?;
     for path in places(node, entry, publish_path)? {
-        let at = observe::at(&table, &path, std::slice::from_ref(&source));
+        let at = observe::at(&mounts, &path, std::slice::from_ref(&source))?;
         at_place(&at, &path, entry, health);
         if observe::is_stale(&at, &path, &source) {
             let message = format!(

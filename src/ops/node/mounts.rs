@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Source;
 use crate::os::mount::{self, Attributes};
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::path::Root;
 use crate::os::step::step;
 use crate::os::{self, udev};
@@ -38,8 +38,8 @@ pub(super) fn apply_group(root: &Root, path: &Path, source: &Source, gid: u32, r
 }
 
 /// Whether a journaled target is mounted, and by this volume.
-pub(super) fn mounted_target(table: &MountTable, target: &TargetEntry, sources: &[Source]) -> bool {
-    table.at(&target.target).iter().any(|mount| observe::is_of(mount, sources))
+pub(super) fn mounted_target(mounts: &Mounts, target: &TargetEntry, sources: &[Source]) -> Result<bool> {
+    Ok(mounts.at(&target.target)?.iter().any(|mount| observe::is_of(mount, sources)))
 }
 
 /// Unmounts all that lies at `path`, which must all be of `sources`; seen to be none on return. Answers how many there were.
@@ -48,11 +48,11 @@ pub(super) fn mounted_target(table: &MountTable, target: &TargetEntry, sources: 
 /// `InUse` for a mount of someone else, which stays; not final where the kernel says that it is busy.
 pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Result<usize> {
     for count in 0..HIGHEST_STACK {
-        let table = MountTable::read()?;
-        if let MountState::Foreign(mount) = observe::at(&table, path, sources) {
+        let stack = Mounts::now()?.at(path)?;
+        if let MountState::Foreign(mount) = observe::of_stack(&stack.iter().collect::<Vec<_>>(), sources) {
             return Err(taken(path, &mount));
         }
-        let Some(top) = table.at(path).last().map(|mount| mount.id) else { return Ok(count) };
+        let Some(top) = stack.last().map(|mount| mount.id) else { return Ok(count) };
         step("unmount", &path.display(), || unmount_patiently(root, path, top)).map_err(|error| {
             let busy = error.errno() == Some(libc::EBUSY);
             let error = Error::from(error);
@@ -86,7 +86,7 @@ fn unmount_patiently(root: &Root, path: &Path, id: u64) -> os::Result<()> {
 
 /// Removes the directory or file that was mounted on, once mountinfo shows that nothing is any more.
 pub(super) fn remove_place(root: &Root, path: &Path) -> Result<()> {
-    match observe::at(&MountTable::read()?, path, &[]) {
+    match observe::at(&Mounts::now()?, path, &[])? {
         MountState::Nothing => Ok(step("remove target", &path.display(), || root.remove(path))?),
         MountState::Foreign(mount) => Err(taken(path, &mount)),
         MountState::Ours(_) | MountState::Stack(_) => Err(unexpected(path, "something is still mounted there")),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::{BlockDevice, SharedConnection, Source};
 use crate::os;
 use crate::os::mountinfo::{Mount, MountTable};
+use crate::os::mounts::{Fixed, Mounts};
 use crate::os::path::Root;
 use crate::volume::{Error, Result};
 
@@ -68,6 +69,25 @@ pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
     })
 }
 
+/// Whether a mount can be of this volume, by what never changes of it.
+fn may_be_of(mount: &Fixed, sources: &[Source]) -> bool {
+    sources.iter().any(|source| match source {
+        Source::Device(device) => mount.device == device.number || mount.fstype == "btrfs" || mount.may_be_node_of(device.number),
+        Source::Filesystem { fstype, source, .. } => {
+            mount.fstype == *fstype && mount.source.as_deref().is_none_or(|mounted| mounted == Path::new(source))
+        }
+        Source::Directory(directory) => mount.fstype == directory.fstype,
+    })
+}
+
+/// A mount of this volume, as a file system or as a device node, wherever it is, that is `also` this.
+pub fn find(mounts: &Mounts, sources: &[Source], also: impl Fn(&Mount) -> bool) -> Result<Option<Mount>> {
+    if sources.is_empty() {
+        return Ok(None);
+    }
+    Ok(mounts.find(|fixed| may_be_of(fixed, sources), |mount| also(mount) && is_of(mount, sources))?)
+}
+
 /// A mount of what comes with a link, as a file system or as a device node.
 pub fn mounted_from<'a>(table: &'a MountTable, connection: &SharedConnection) -> Option<&'a Mount> {
     let sources: Vec<Source> = connection.devices.iter().cloned().map(Source::Device).collect();
@@ -82,8 +102,12 @@ pub fn is_stale(at: &MountState, place: &Path, source: &Source) -> bool {
 }
 
 /// What is at `path`; `sources` are what this volume is or was in this boot.
-pub fn at(table: &MountTable, path: &Path, sources: &[Source]) -> MountState {
-    of_stack(&table.at(path), sources)
+///
+/// # Errors
+/// Where the kernel does not tell.
+pub fn at(mounts: &Mounts, path: &Path, sources: &[Source]) -> Result<MountState> {
+    let stack = mounts.at(path)?;
+    Ok(of_stack(&stack.iter().collect::<Vec<_>>(), sources))
 }
 
 /// As [`at`], for the mounts that lie there.
@@ -107,15 +131,15 @@ pub fn open(root: &Root, path: &Path, source: &Source) -> Result<OwnedFd> {
     let gone = || unexpected(path, "the volume's mount is not there; repeat the call");
     let place = root.open_path(path)?.ok_or_else(gone)?;
     let id = os::mount::id(place.as_fd(), path)?;
-    match at(&MountTable::read()?, path, std::slice::from_ref(source)) {
+    match at(&Mounts::now()?, path, std::slice::from_ref(source))? {
         MountState::Ours(mount) if mount.id == id => Ok(place),
         _ => Err(gone()),
     }
 }
 
 /// Refuses a path in which something is mounted: it would be covered, or its unmounting fail.
-pub fn nothing_inside(table: &MountTable, path: &Path) -> Result<()> {
-    let Some(inside) = table.below(path).next() else { return Ok(()) };
+pub fn nothing_inside(mounts: &Mounts, path: &Path) -> Result<()> {
+    let Some(inside) = mounts.inside(path)? else { return Ok(()) };
     Err(Error::InUse {
         object: path.display().to_string(),
         by: format!("{} is mounted inside it at {}; unmount that first", inside.source.display(), inside.mount_point.display()),
@@ -189,7 +213,8 @@ mod tests {
                      19 1 0:9 /loop3 /i rw - tmpfs t rw\n\
                      20 1 0:5 /loop3//deleted /j rw - devtmpfs dev rw\n";
         let table = table(lines).with_node(14, (7, 3)).with_node(15, (7, 4)).with_node(20, (7, 3));
-        let at = |path: &str| at(&table, Path::new(path), &[device()]);
+        let table = Mounts::from(table);
+        let at = |path: &str| at(&table, Path::new(path), &[device()]).expect("a table");
         assert!(matches!(at("/a"), MountState::Ours(mount) if mount.id == 10));
         assert!(matches!(at("/b"), MountState::Foreign(_)), "a name may lie");
         assert!(matches!(at("/c"), MountState::Ours(_)));
@@ -201,7 +226,7 @@ mod tests {
         assert!(matches!(at("/g"), MountState::Stack(2)));
         assert!(matches!(at("/x"), MountState::Nothing));
         assert!(
-            matches!(super::at(&table, Path::new("/a"), &[]), MountState::Foreign(_)),
+            matches!(super::at(&table, Path::new("/a"), &[]), Ok(MountState::Foreign(_))),
             "of an unknown volume nothing is ours"
         );
     }
@@ -209,9 +234,10 @@ mod tests {
     #[test]
     fn a_share_is_ours_by_type_and_source() {
         let share = Source::Filesystem { fstype: "nfs4".to_owned(), source: "s:/x".to_owned(), options: Vec::new() };
-        let table = table("1 0 0:1 / / rw - rootfs rootfs rw\n2 1 0:9 / /a rw - nfs4 s:/x rw\n3 1 0:9 / /b rw - nfs4 s:/y rw\n");
-        assert!(matches!(at(&table, Path::new("/a"), std::slice::from_ref(&share)), MountState::Ours(_)));
-        assert!(matches!(at(&table, Path::new("/b"), &[share]), MountState::Foreign(_)));
+        let lines = "1 0 0:1 / / rw - rootfs rootfs rw\n2 1 0:9 / /a rw - nfs4 s:/x rw\n3 1 0:9 / /b rw - nfs4 s:/y rw\n";
+        let table = Mounts::from(table(lines));
+        assert!(matches!(at(&table, Path::new("/a"), std::slice::from_ref(&share)), Ok(MountState::Ours(_))));
+        assert!(matches!(at(&table, Path::new("/b"), &[share]), Ok(MountState::Foreign(_))));
     }
 
     #[test]

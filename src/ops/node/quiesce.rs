@@ -15,7 +15,7 @@ use crate::backend::{FreezeGuard, Quiesce, Source, Writers};
 use crate::os;
 use crate::os::block::Device;
 use crate::os::freeze::{self, Frozen};
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
@@ -97,11 +97,11 @@ fn freeze(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
 fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
     let entry = node.journal.stage(id)?.filter(|entry| node.same_boot(entry));
     let sources = Sources::observe(node, id, entry.as_ref())?;
-    let table = MountTable::read()?;
+    let mounts = Mounts::now()?;
     let staged = entry.filter(|entry| entry.phase == Phase::Staged);
     if let Some(entry) = staged.as_ref().filter(|entry| entry.access != Access::Block)
         && let Some(source) = sources.used(entry.encryption()?)
-        && let MountState::Ours(_) = observe::at(&table, &entry.staging, std::slice::from_ref(&source))
+        && let MountState::Ours(_) = observe::at(&mounts, &entry.staging, std::slice::from_ref(&source))?
     {
         let mount = open_mount(observe::open(node.root_of(entry), &entry.staging, &source)?, &entry.staging)?;
         return Ok(Prepared::Mounted(entry.staging.clone(), mount));
@@ -127,7 +127,7 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
     }
     let Some(device) = writable else { return Ok(Prepared::Unmounted(Writers::None)) };
     let writers = match staged {
-        Some(entry) if entry.access == Access::Block => writers_of_device(node, &entry, &sources, &table)?,
+        Some(entry) if entry.access == Access::Block => writers_of_device(node, &entry, &sources, &mounts)?,
         _ => Writers::Possible(format!(
             "{device} shows it on node {}, though no mount of it at its staging path can be frozen; unstage it, or stage it again",
             node.id()
@@ -139,7 +139,7 @@ fn prepare(node: &Node, id: &VolumeId) -> Result<Prepared> {
 /// Who can write to a staged raw block volume. The kernel does not report who has a block device open, so that one that is published
 /// for writing counts as written. A pod that was unpublished but still runs cannot be seen here; a backend that copies a volume without
 /// writers checks afterwards that its contents did not change.
-fn writers_of_device(node: &Node, entry: &StageEntry, sources: &Sources, table: &MountTable) -> Result<Writers> {
+fn writers_of_device(node: &Node, entry: &StageEntry, sources: &Sources, mounts: &Mounts) -> Result<Writers> {
     // A read-only publish sets the device's own flag, by which the kernel refuses write(2) of anyone who has it open, wherever.
     if let Some(Source::Device(used)) = sources.used(entry.encryption()?) {
         let open = Device::open(&used.path, false)?;
@@ -149,8 +149,11 @@ fn writers_of_device(node: &Node, entry: &StageEntry, sources: &Sources, table: 
     }
     let journaled = node.journal.targets(&entry.id)?.into_iter().find(|target| target.boot == node.boot);
     let target = journaled.map(|target| target.target);
-    let mounted = || table.iter().find(|mount| observe::is_of(mount, &sources.all)).map(|mount| mount.mount_point.clone());
-    Ok(match target.or_else(mounted) {
+    let place = match target {
+        Some(target) => Some(target),
+        None => observe::find(mounts, &sources.all, |_| true)?.map(|mount| mount.mount_point),
+    };
+    Ok(match place {
         None => Writers::None,
         Some(target) => Writers::Possible(format!(
             "it is published for writing as a raw block device at {} on node {}, and a raw device cannot be frozen",
@@ -216,8 +219,7 @@ pub(super) fn thaw_left(node: &Node) -> Result<()> {
 
 fn thaw_one(node: &Node, path: &Path) -> Result<()> {
     let root = if path.starts_with(node.kubelet.path()) { &node.kubelet } else { &node.state };
-    let table = MountTable::read()?;
-    if table.at(path).is_empty() {
+    if Mounts::now()?.at(path)?.is_empty() {
         return Ok(());
     }
     if let Some(place) = root.open_path(path)? {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::backend::Backend;
 use crate::ops::lock::{Guard, Key};
 use crate::os::mountinfo::{Mount, MountTable};
+use crate::os::mounts::Mounts;
 use crate::volume::error::chain;
 use crate::volume::{Result, VolumeId};
 
@@ -285,15 +286,15 @@ fn undo(node: &Node, entry: StageEntry) -> Result<()> {
 /// before, or after its unmounting.
 fn recover_targets(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, targets: &[TargetEntry]) -> Result<()> {
     let sources = Sources::observe(node, id, entry)?;
-    let table = MountTable::read()?;
+    let mounts = Mounts::now()?;
     let mut protected = false;
     for target in targets {
-        let mounted = sources.at_target(&table, Some(target), &node.boot);
-        if mounted_target(&table, target, &mounted) {
+        let mounted = sources.at_target(&mounts, Some(target), &node.boot)?;
+        if mounted_target(&mounts, target, &mounted)? {
             protected |= target.block && target.read_only;
             continue;
         }
-        if let MountState::Foreign(mount) = observe::at(&table, &target.target, &mounted) {
+        if let MountState::Foreign(mount) = observe::at(&mounts, &target.target, &mounted)? {
             tracing::error!(
                 volume = %id, path = %target.target.display(), source = %mount.source.display(),
                 "something else is mounted at a published target; unmount it, then unpublish the volume"

@@ -3,7 +3,8 @@
 use crate::backend::{BlockDevice, Source};
 use crate::os::block;
 use crate::os::dm::Mapped;
-use crate::os::mountinfo::MountTable;
+use crate::os::mountinfo::Mount;
+use crate::os::mounts::Mounts;
 use crate::volume::{Encryption, Result, VolumeId};
 
 use super::context::Node;
@@ -62,11 +63,11 @@ impl Sources {
     ///
     /// A mounted device node does not keep the number taken: another disk may have it by now. But then the node is not that disk's
     /// own; the one of the disk that is gone was removed with it.
-    pub fn at_target(&self, table: &MountTable, target: Option<&TargetEntry>, boot: &str) -> Vec<Source> {
-        let Some(target) = target.filter(|target| target.boot == boot) else { return self.all.clone() };
-        let removed = target.block && table.at(&target.target).iter().all(|mount| mount.is_removed());
+    pub fn at_target(&self, mounts: &Mounts, target: Option<&TargetEntry>, boot: &str) -> Result<Vec<Source>> {
+        let Some(target) = target.filter(|target| target.boot == boot) else { return Ok(self.all.clone()) };
+        let removed = target.block && mounts.at(&target.target)?.iter().all(Mount::is_removed);
         let recorded = self.recorded.iter().cloned().chain(target.device.clone().map(Source::Device));
-        self.all.iter().cloned().chain(recorded.filter(|source| removed || is_gone(source))).collect()
+        Ok(self.all.iter().cloned().chain(recorded.filter(|source| removed || is_gone(source))).collect())
     }
 
     /// What its backend made of it: what it is connected as, or was.

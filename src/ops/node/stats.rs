@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::Source;
 use crate::os;
 use crate::os::block::Device;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::path::Root;
 use crate::os::step::step;
 use crate::volume::{Error, Result, Topology, VolumeId};
@@ -74,15 +74,16 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
         return block_stats(node, &place, &source, missing);
     }
     // statfs of a bare directory would be the node's own disk.
-    let table = MountTable::read()?;
+    let mounts = Mounts::now()?;
     if let Source::Directory(_) = &source {
-        let MountState::Ours(_) = observe::at(&table, &place.path, &sources.all) else { return Err(missing()) };
+        let MountState::Ours(_) = observe::at(&mounts, &place.path, &sources.all)? else { return Err(missing()) };
         sources::reach(node, &place.entry.id, &source)?;
         let measure = || os::fs::usages(std::slice::from_ref(&place.path), PATIENCE);
         let mut found = step(MEASURE, &place.path.display(), measure)?;
         return found.remove(&place.path).map(stats_of).ok_or_else(missing);
     }
-    let MountState::Ours(_) = observe::at(&table, &place.path, std::slice::from_ref(&source)) else { return Err(missing()) };
+    let at = observe::at(&mounts, &place.path, std::slice::from_ref(&source))?;
+    let MountState::Ours(_) = at else { return Err(missing()) };
     let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;
     let usage = step(MEASURE, &place.path.display(), || os::fs::usage(open.as_fd()))?;
     Ok(stats_of(usage))

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::backend::Source;
 use crate::ops::lock::{Guard, Key};
 use crate::os;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::volume::{Error, Outcome, Result, VolumeId};
 
 use super::context::Node;
@@ -44,7 +44,7 @@ fn lock(node: &Node, id: &VolumeId) -> Result<Guard> {
 pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target: &Path) -> Result<Outcome<()>> {
     let sources = Sources::observe(node, id, entry)?;
     let journaled = node.journal.target(id, target)?;
-    let outcome = clear(node, target, &sources.at_target(&MountTable::read()?, journaled.as_ref(), &node.boot))?;
+    let outcome = clear(node, target, &sources.at_target(&Mounts::now()?, journaled.as_ref(), &node.boot)?)?;
     let Some(journaled) = journaled else { return Ok(outcome) };
     if journaled.block
         && journaled.read_only
@@ -59,8 +59,13 @@ pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target
 
 /// Takes this volume's mounts from the target, then the target itself.
 fn clear(node: &Node, target: &Path, sources: &[Source]) -> Result<Outcome<()>> {
-    observe::nothing_inside(&MountTable::read()?, target)?;
+    let mounts = Mounts::now()?;
+    observe::nothing_inside(&mounts, target)?;
     let count = unmount_all(&node.kubelet, target, sources)?;
+    if count > 0 {
+        // What the mount hid.
+        observe::nothing_inside(&mounts, target)?;
+    }
     let Some(place) = node.kubelet.open_path(target)? else {
         return Ok(if count == 0 { Outcome::Unchanged(()) } else { Outcome::Changed(()) });
     };
@@ -80,13 +85,13 @@ fn clear(node: &Node, target: &Path, sources: &[Source]) -> Result<Outcome<()>> 
 
 /// The device takes writes again once its last read-only target is gone.
 fn end_protection(node: &Node, id: &VolumeId, target: &Path, source: &Source) -> Result<()> {
-    let table = MountTable::read()?;
-    let sources = std::slice::from_ref(source);
+    let mounts = Mounts::now()?;
     let others = node.journal.targets(id)?;
-    let still = others.iter().any(|other| other.target != target && other.read_only && mounted_target(&table, other, sources));
-    if still {
-        tracing::debug!(volume = %id, "the device stays {}: another target is", access_word(true));
-        return Ok(());
+    for other in others.iter().filter(|other| other.target != target && other.read_only) {
+        if mounted_target(&mounts, other, std::slice::from_ref(source))? {
+            tracing::debug!(volume = %id, "the device stays {}: another target is", access_word(true));
+            return Ok(());
+        }
     }
     allow_writes(source)
 }

@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use crate::backend::Source;
 use crate::ops::lock::Key;
 use crate::os;
-use crate::os::mountinfo::MountTable;
+use crate::os::mountinfo::Mount;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::{Error, MountFlags, Outcome, Result, Secrets, VolumeId};
 
@@ -71,7 +72,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     unpublished(node, &id, &entry.staging, &sources)?;
     let mounted = sources.at_staging();
     // StageObservation before anything is undone, so that a refusal changes nothing.
-    if let observe::MountState::Foreign(mount) = observe::at(&MountTable::read()?, &entry.staging, &mounted) {
+    if let observe::MountState::Foreign(mount) = observe::at(&Mounts::now()?, &entry.staging, &mounted)? {
         return Err(taken(&entry.staging, &mount));
     }
     if entry.phase != Phase::Unstaging {
@@ -105,8 +106,8 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
 /// namespace may have that, and its node may be lost before. What a disk refuses to take is lost whatever we answer; it is logged, so that
 /// the volume does not stay on this node for ever.
 fn write_out(node: &Node, entry: &StageEntry, sources: &[Source]) {
-    let Ok(table) = MountTable::read() else { return };
-    let observe::MountState::Ours(mount) = observe::at(&table, &entry.staging, sources) else { return };
+    let at = Mounts::now().map_err(Error::from).and_then(|mounts| observe::at(&mounts, &entry.staging, sources));
+    let Ok(observe::MountState::Ours(mount)) = at else { return };
     let device = sources.iter().find(|source| matches!(source, Source::Device(_)) && observe::is_filesystem_of(&mount, source));
     let Some(source) = device.filter(|_| !mount.is_read_only()) else { return };
     let failed = |errno: Errno| os::Error::io("sync the file system at", &entry.staging, errno);
@@ -176,20 +177,19 @@ fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
 /// longer mounted is forgotten. Mounts outside are looked at after the staging mount is gone: they may be its copies in
 /// another view of the node's files, which go with it.
 fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &Sources) -> Result<()> {
-    let table = MountTable::read()?;
+    let mounts = Mounts::now()?;
     for target in node.journal.targets(id)? {
-        if mounted_target(&table, &target, &sources.at_target(&table, Some(&target), &node.boot)) {
+        if mounted_target(&mounts, &target, &sources.at_target(&mounts, Some(&target), &node.boot)?)? {
             return Err(published_at(id, &target.target));
         }
         tracing::warn!(volume = %id, path = %target.target.display(), "a published target is no longer mounted; forgotten");
         node.journal.remove_target(id, &target.target)?;
     }
-    let mut elsewhere = table.iter().filter(|mount| {
+    let elsewhere = |mount: &Mount| {
         let ours = [node.kubelet.path(), node.state.path()].iter().any(|directory| mount.mount_point.starts_with(directory));
         ours && mount.mount_point != staging
-    });
-    let sources = observe::exclusive(&sources.all);
-    match elsewhere.find(|mount| observe::is_of(mount, &sources)) {
+    };
+    match observe::find(&mounts, &observe::exclusive(&sources.all), elsewhere)? {
         Some(mount) => Err(published_at(id, &mount.mount_point)),
         None => Ok(()),
     }

@@ -13,7 +13,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
-use super::mountinfo::MountTable;
+use super::mounts::Mounts;
 use super::path::Root;
 use super::{Error, Result};
 use crate::volume::MountFlags;
@@ -195,7 +195,7 @@ pub fn unmount(root: &Root, path: &Path, id: u64) -> Result<()> {
     // so that from then on the name in the open directory leads to that mount.
     let is_directory =
         || rustix::fs::readlink(&directory, Vec::new()).is_ok_and(|link| Some(link.as_bytes()) == path.parent().map(bytes));
-    if !is_directory() || MountTable::read()?.at(path).last().map(|top| top.id) != Some(id) || !is_directory() {
+    if !is_directory() || Mounts::now()?.at(path)?.last().map(|top| top.id) != Some(id) || !is_directory() {
         return unexpected("another mount is there by now");
     }
     let place = Path::new(&directory).join(name);

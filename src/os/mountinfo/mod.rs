@@ -213,7 +213,8 @@ fn text(field: &[u8]) -> String {
     String::from_utf8(unescape(field)).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-fn options(field: &[u8]) -> Vec<String> {
+/// A list of options, as it stands in mountinfo.
+pub(super) fn options(field: &[u8]) -> Vec<String> {
     field.split(|byte| *byte == b',').filter(|option| !option.is_empty()).map(text).collect()
 }
 

@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::backend::{Backend, Provision, VolumeSpec};
 use crate::ops::lock::Key;
 use crate::ops::parameters::{CONTEXT_KEY, Parameters};
-use crate::os;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::parameters::KUBERNETES_PREFIX;
 use crate::volume::{
@@ -23,7 +23,7 @@ use crate::volume::{
 
 use super::context::Node;
 use super::errors::unexpected;
-use super::journal::{Access, Phase, StageEntry, TargetEntry, VERSION};
+use super::journal::{Access, Phase, StageEntry, VERSION};
 use super::mounts::mounted_target;
 use super::requests::PublishRequest;
 use super::sources::Sources;
@@ -77,9 +77,13 @@ pub(super) fn publish(node: &Node, request: &PublishRequest, name: &str) -> Resu
 
 fn is_mounted(node: &Node, id: &VolumeId) -> Result<bool> {
     let sources = Sources::observe(node, id, node.journal.stage(id)?.as_ref())?;
-    let table = os::mountinfo::MountTable::read()?;
-    let mounted = |target: &TargetEntry| mounted_target(&table, target, &sources.at_target(&table, Some(target), &node.boot));
-    Ok(node.journal.targets(id)?.iter().any(mounted))
+    let mounts = Mounts::now()?;
+    for target in node.journal.targets(id)? {
+        if mounted_target(&mounts, &target, &sources.at_target(&mounts, Some(&target), &node.boot)?)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn make(
@@ -292,7 +296,7 @@ pub(super) fn delete(node: &Node, id: &VolumeId) -> Result<()> {
         }
     }
     let staging = directory(node, id)?;
-    if !os::mountinfo::MountTable::read()?.at(&staging).is_empty() {
+    if !Mounts::now()?.at(&staging)?.is_empty() {
         return Err(unexpected(&staging, "something is still mounted there; unmount it"));
     }
     step("remove directory", &staging.display(), || node.state.remove(&staging))?;

@@ -7,6 +7,7 @@ use crate::backend::{Backend, BlockDevice, Inspect, Leftover, SharedConnection, 
 use crate::ops::lock::Locks;
 use crate::os::mount;
 use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
@@ -158,7 +159,8 @@ impl Repairer {
             return Err(unexpected(&mount.mount_point, "it is mounted from this connection"));
         }
         // Nor in another mount namespace.
-        connection.devices.iter().try_for_each(|device| device_unused(&connection.object, device, &table))?;
+        let mounts = Mounts::from(table);
+        connection.devices.iter().try_for_each(|device| device_unused(&connection.object, device, &mounts))?;
         connect.release_connection(connection)
     }
 

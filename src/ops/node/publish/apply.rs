@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::backend::{BlockDevice, Source};
 use crate::os::block::Device;
 use crate::os::mount::{self, Attributes};
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::path::Root;
 use crate::os::step::step;
 use crate::volume::{AccessType, Capability, Error, Outcome, Result};
@@ -93,17 +93,17 @@ impl<'a> PublishRun<'a> {
     }
 
     /// A target that shows an earlier mount of the share, or an earlier directory, shows nothing that is there any more.
-    pub(super) fn take_away_stale(&self, table: MountTable, sources: &[Source]) -> Result<MountTable> {
-        let Source::Directory(directory) = &self.source else { return Ok(table) };
+    pub(super) fn take_away_stale(&self, mounts: Mounts, sources: &[Source]) -> Result<Mounts> {
+        let Source::Directory(directory) = &self.source else { return Ok(mounts) };
         sources::reach(self.node, &self.entry.id, &self.source)?;
         let target = &self.target.target;
-        let at = observe::at(&table, target, sources);
+        let at = observe::at(&mounts, target, sources)?;
         let earlier = matches!(&at, MountState::Ours(mount) if mount.device != directory.device);
         if earlier || observe::is_stale(&at, target, &self.source) {
             unmount_all(self.root, target, sources)?;
-            return Ok(MountTable::read()?);
+            return Ok(Mounts::now()?);
         }
-        Ok(table)
+        Ok(mounts)
     }
 
     pub(super) fn run(&mut self, decision: PublishAction) -> Result<Outcome<()>> {
@@ -151,7 +151,7 @@ impl<'a> PublishRun<'a> {
         };
         self.bind(from, place)?;
         let target = &self.target.target;
-        match observe::at(&MountTable::read()?, target, std::slice::from_ref(&self.source)) {
+        match observe::at(&Mounts::now()?, target, std::slice::from_ref(&self.source))? {
             MountState::Ours(mount) if self.target.read_only && !mount.is_read_only() => {
                 Err(unexpected(target, "it was to be read-only, but is mounted read-write"))
             }
@@ -170,7 +170,7 @@ impl<'a> PublishRun<'a> {
             return Err(unexpected(&device.path, format!("it is no longer the device of volume {}", self.entry.id)));
         }
         self.bind(from, place)?;
-        match observe::at(&MountTable::read()?, &self.target.target, std::slice::from_ref(&self.source)) {
+        match observe::at(&Mounts::now()?, &self.target.target, std::slice::from_ref(&self.source))? {
             MountState::Ours(_) => self.seen_device(),
             other => Err(not_as_made(&self.target.target, &other)),
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::backend::Source;
 use crate::ops::lock::Key;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::volume::{AccessMode, AccessType, Capability, Error, Outcome, Result, VolumeId};
 
 use super::context::Node;
@@ -71,17 +71,16 @@ pub(super) fn run(
     capability: &Capability,
     read_only: bool,
 ) -> Result<Outcome<()>> {
-    let table = MountTable::read()?;
-    let (source, sources) = staged_source(node, entry, &table)?;
+    let mounts = Mounts::now()?;
+    let (source, sources) = staged_source(node, entry, &mounts)?;
     let mut job = PublishRun::new(node, entry, source, target, capability, read_only)?;
-    let table = job.take_away_stale(table, &sources)?;
-    let others = node
-        .journal
-        .targets(&entry.id)?
-        .into_iter()
-        .filter(|other| other.target != job.target.target && mounted_target(&table, other, &sources));
+    let mounts = job.take_away_stale(mounts, &sources)?;
+    let mut others = node.journal.targets(&entry.id)?;
+    others.retain(|other| other.target != job.target.target);
+    let mounted = others.iter().map(|other| mounted_target(&mounts, other, &sources)).collect::<Result<Vec<_>>>()?;
+    let others = others.into_iter().zip(mounted).filter_map(|(other, mounted)| mounted.then_some(other));
     let seen = TargetObservation {
-        at: observe::at(&table, &job.target.target, &sources),
+        at: observe::at(&mounts, &job.target.target, &sources)?,
         entry: node.journal.target(&entry.id, &job.target.target)?,
         others: others.collect(),
     };
@@ -92,7 +91,7 @@ pub(super) fn run(
     }
     let decision = plan::publish(&entry.id, &wanted, &seen)?;
     if decision == PublishAction::Mount {
-        observe::nothing_inside(&table, &job.target.target)?;
+        observe::nothing_inside(&mounts, &job.target.target)?;
         job.done.push(PublishUndo::Journal);
     }
     // The journal has it, but it is not there: an earlier publish did not come to its end or could not be rolled back, or the mount
@@ -109,7 +108,7 @@ pub(super) fn run(
 }
 
 /// What is staged, seen to be so: a pod must never be given the node's own disk.
-fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<(Source, Vec<Source>)> {
+fn staged_source(node: &Node, entry: &StageEntry, mounts: &Mounts) -> Result<(Source, Vec<Source>)> {
     let id = &entry.id;
     if !node.same_boot(entry) {
         return Err(not_staged(id, "its stage is of before the node's last boot; stage it again".to_owned()));
@@ -126,7 +125,7 @@ fn staged_source(node: &Node, entry: &StageEntry, table: &MountTable) -> Result<
     }
     if let Access::Filesystem { .. } = entry.access {
         let staging = entry.staging.display();
-        match observe::at(table, &entry.staging, std::slice::from_ref(&source)) {
+        match observe::at(mounts, &entry.staging, std::slice::from_ref(&source))? {
             MountState::Ours(_) => {}
             MountState::Nothing => return Err(not_staged(id, format!("nothing is mounted at {staging}; stage it again"))),
             MountState::Stack(count) => return Err(stacked(&entry.staging, count)),

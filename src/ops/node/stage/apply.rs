@@ -10,7 +10,7 @@ use crate::os::block::Device;
 use crate::os::fs::Mark;
 use crate::os::luks::State;
 use crate::os::mount::{self, Attributes};
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::{Error, FsType, MountFlags, Result};
 
@@ -98,11 +98,11 @@ impl<'a> StageRun<'a> {
                 Start::Disconnect => {
                     close_mapping(self.node, &self.entry.id)?;
                     let sources = Sources::observe(self.node, &self.entry.id, self.earlier.as_ref())?;
-                    let table = MountTable::read()?;
+                    let mounts = Mounts::now()?;
                     // Only devices: a share that went stale is mounted anew beside its targets.
                     for source in &sources.all {
                         if let Source::Device(device) = source {
-                            device_unused(&format!("volume {}", self.entry.id), device, &table)?;
+                            device_unused(&format!("volume {}", self.entry.id), device, &mounts)?;
                         }
                     }
                     let hint = self.earlier.as_ref().and_then(|entry| entry.source.as_ref());
@@ -288,7 +288,7 @@ impl<'a> StageRun<'a> {
     /// One mount, of this device, as it was asked for: else what follows would write somewhere else.
     fn seen_mounted(&self, fstype: &str, read_only: bool) -> Result<()> {
         let staging = &self.entry.staging;
-        match observe::at(&MountTable::read()?, staging, &self.entry.shown()) {
+        match observe::at(&Mounts::now()?, staging, &self.entry.shown())? {
             MountState::Ours(mount) if mount.fstype != fstype => {
                 Err(unexpected(staging, format!("{} is mounted there instead of {fstype}", mount.fstype)))
             }
@@ -303,8 +303,7 @@ impl<'a> StageRun<'a> {
     }
 
     fn adopt(&mut self) -> Result<()> {
-        let table = MountTable::read()?;
-        let MountState::Ours(mount) = observe::at(&table, &self.entry.staging, &self.entry.shown()) else {
+        let MountState::Ours(mount) = observe::at(&Mounts::now()?, &self.entry.staging, &self.entry.shown())? else {
             return Err(unexpected(&self.entry.staging, "the mount that was there is gone; repeat the call"));
         };
         tracing::warn!(volume = %self.entry.id, path = %self.entry.staging.display(), "a mount without a journal entry was taken over");

@@ -8,7 +8,7 @@ use crate::os::fs;
 use crate::os::fs::mark::Purpose;
 use crate::os::fs::{Contents, Evidence, Mark};
 use crate::os::luks::State;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::os::step::step;
 use crate::volume::{Error, FsType, Result};
 
@@ -64,7 +64,8 @@ impl StageRun<'_> {
             device_size: open.size()?,
             device_read_only: open.read_only()?,
             // Also in a mount namespace that we do not see.
-            mounted: MountTable::read()?.iter().any(|mount| observe::is_filesystem_of(mount, &source)) || open.is_claimed()?,
+            mounted: open.is_claimed()?
+                || observe::find(&Mounts::now()?, &[source], |mount| mount.block_node().is_none())?.is_some(),
         };
         self.device = Some(open);
         Ok(found)

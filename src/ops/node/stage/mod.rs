@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ops::lock::Key;
 use crate::ops::parameters::Parameters;
-use crate::os::mountinfo::MountTable;
+use crate::os::mounts::Mounts;
 use crate::volume::{AccessType, Capability, Error, Outcome, Result, Secrets, VolumeId};
 
 use super::context::Node;
@@ -114,10 +114,10 @@ fn look(node: &Node, order: &StageSpec<'_>, entry: Option<StageEntry>) -> Result
             other => return Err(other),
         }
     }
-    let table = MountTable::read()?;
-    let staging = observe::at(&table, &order.wanted.staging, &sources.all);
+    let mounts = Mounts::now()?;
+    let staging = observe::at(&mounts, &order.wanted.staging, &sources.all)?;
     if staging == MountState::Nothing {
-        observe::nothing_inside(&table, &order.wanted.staging)?;
+        observe::nothing_inside(&mounts, &order.wanted.staging)?;
     }
     if let Some(source) = &sources.connected
         && observe::is_stale(&staging, &order.wanted.staging, source)
