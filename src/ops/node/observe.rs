@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::backend::{BlockDevice, SharedConnection, Source};
 use crate::os;
-use crate::os::mountinfo::{Mount, MountTable};
+use crate::os::mountinfo::{Mount, MountTable, of_dev};
 use crate::os::mounts::{Fixed, Mounts};
 use crate::os::path::Root;
 use crate::volume::{Error, Result};
@@ -70,9 +70,11 @@ pub fn is_of(mount: &Mount, sources: &[Source]) -> bool {
 }
 
 /// Whether a mount can be of this volume, by what never changes of it.
-fn may_be_of(mount: &Fixed, sources: &[Source]) -> bool {
+fn may_be_of(mount: &Fixed, sources: &[Source], dev: Option<(u32, u32)>) -> bool {
     sources.iter().any(|source| match source {
-        Source::Device(device) => mount.device == device.number || mount.fstype == "btrfs" || mount.may_be_node_of(device.number),
+        Source::Device(device) => {
+            mount.device == device.number || mount.fstype == "btrfs" || mount.may_be_node_of(device.number, dev)
+        }
         Source::Filesystem { fstype, source, .. } => {
             mount.fstype == *fstype && mount.source.as_deref().is_none_or(|mounted| mounted == Path::new(source))
         }
@@ -85,7 +87,8 @@ pub fn find(mounts: &Mounts, sources: &[Source], also: impl Fn(&Mount) -> bool) 
     if sources.is_empty() {
         return Ok(None);
     }
-    Ok(mounts.find(|fixed| may_be_of(fixed, sources), |mount| also(mount) && is_of(mount, sources))?)
+    let dev = of_dev();
+    Ok(mounts.find(|fixed| may_be_of(fixed, sources, dev), |mount| also(mount) && is_of(mount, sources))?)
 }
 
 /// A mount of what comes with a link, as a file system or as a device node.

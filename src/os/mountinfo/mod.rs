@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use super::{Error, Result};
 
+pub use nodes::of_dev;
+
 mod nodes;
 
 /// Of the thread, which is the process's unless it has unshared its namespace.

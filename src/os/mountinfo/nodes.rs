@@ -25,11 +25,16 @@ fn number(mount: &Mount) -> Option<(u32, u32)> {
     if !matches!(mount.fstype.as_str(), "devtmpfs" | "tmpfs") || mount.root == Path::new("/") {
         return None;
     }
-    if device(rustix::fs::stat(DEV).ok()?.st_dev) != mount.device {
+    if of_dev()? != mount.device {
         return None;
     }
     let below = below_dev(mount).and_then(|path| rustix::fs::lstat(path).ok());
     below.and_then(|stat| block(&stat, mount)).or_else(|| at_mount_point(mount))
+}
+
+/// The device of the file system at /dev, of which alone nodes count.
+pub fn of_dev() -> Option<(u32, u32)> {
+    Some(device(rustix::fs::stat(DEV).ok()?.st_dev))
 }
 
 /// The mounted node's path; `None` where that was removed (`//deleted`), as is the node of a disk that is gone.

@@ -278,11 +278,12 @@ impl Fixed {
         }
     }
 
-    /// Whether it can be what shows the node of the block device with this number ([`Mount::block_node`]).
-    pub fn may_be_node_of(&self, number: (u32, u32)) -> bool {
+    /// Whether it can be what shows the node of the block device with this number ([`Mount::block_node`]); `dev` is the device of the
+    /// file system at /dev ([`super::mountinfo::of_dev`]).
+    pub fn may_be_node_of(&self, number: (u32, u32), dev: Option<(u32, u32)>) -> bool {
         match self.node {
             Some(node) => node == number,
-            None => matches!(self.fstype.as_str(), "devtmpfs" | "tmpfs") && !self.whole,
+            None => Some(self.device) == dev && !self.whole,
         }
     }
 }

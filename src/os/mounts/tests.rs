@@ -7,6 +7,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use test_support::{in_namespace, skipped};
 
 use super::*;
+use crate::os::mountinfo::of_dev;
 
 const NONE: Option<&str> = None;
 /// Names of directories, each with the same inside: two of them are odd for mountinfo.
@@ -247,7 +248,8 @@ fn node_of_a_block_device_is_found_and_its_number_remembered() {
         fs::write(&place, "").unwrap();
         mount(Some(&disk.device), &place, NONE, MsFlags::MS_BIND, NONE).unwrap();
         let find = |number| {
-            let found = Mounts::Kernel.find(|fixed| fixed.may_be_node_of(number), |mount| mount.block_node() == Some(number));
+            let found =
+                Mounts::Kernel.find(|fixed| fixed.may_be_node_of(number, of_dev()), |mount| mount.block_node() == Some(number));
             found.unwrap().map(|mount| mount.mount_point)
         };
         for _ in 0..2 {

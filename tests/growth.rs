@@ -1,0 +1,206 @@
+//! What a call to the node costs must not grow with what else there is on it. `benches/growth` prints figures by the same means.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Harness, Pool, create, isolated, text};
+use longshore::csi;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+const CALLS: [&str; 5] = ["stage", "publish", "stats", "unpublish", "unstage"];
+
+/// The times of each of [`CALLS`].
+type Times = [Vec<Duration>; CALLS.len()];
+
+struct Volume {
+    id: String,
+    capability: Option<csi::VolumeCapability>,
+    context: std::collections::HashMap<String, String>,
+    staging: PathBuf,
+    target: PathBuf,
+}
+
+impl Volume {
+    fn make(harness: &Harness, name: &str, backend: &str) -> Volume {
+        let request = create(name, 16, Some("ext4"), backend);
+        let made = harness.block_on(harness.controller().create_volume(request.clone())).expect("created").into_inner();
+        let volume = made.volume.expect("a volume");
+        let capability = request.volume_capabilities.first().cloned();
+        let (staging, target) = (harness.staging(name), harness.target(name));
+        Volume { id: volume.volume_id, capability, context: volume.volume_context, staging, target }
+    }
+
+    fn stage(&self, harness: &Harness) -> Duration {
+        let request = csi::NodeStageVolumeRequest {
+            volume_id: self.id.clone(),
+            staging_target_path: text(&self.staging),
+            volume_capability: self.capability.clone(),
+            volume_context: self.context.clone(),
+            ..Default::default()
+        };
+        timed(|| harness.block_on(harness.node().node_stage_volume(request)).map(drop))
+    }
+
+    fn publish(&self, harness: &Harness) -> Duration {
+        let request = csi::NodePublishVolumeRequest {
+            volume_id: self.id.clone(),
+            staging_target_path: text(&self.staging),
+            target_path: text(&self.target),
+            volume_capability: self.capability.clone(),
+            volume_context: self.context.clone(),
+            ..Default::default()
+        };
+        timed(|| harness.block_on(harness.node().node_publish_volume(request)).map(drop))
+    }
+
+    fn stats(&self, harness: &Harness) -> Duration {
+        let request =
+            csi::NodeGetVolumeStatsRequest { volume_id: self.id.clone(), volume_path: text(&self.target), ..Default::default() };
+        timed(|| harness.block_on(harness.node().node_get_volume_stats(request)).map(drop))
+    }
+
+    fn unpublish(&self, harness: &Harness) -> Duration {
+        let request = csi::NodeUnpublishVolumeRequest { volume_id: self.id.clone(), target_path: text(&self.target) };
+        timed(|| harness.block_on(harness.node().node_unpublish_volume(request)).map(drop))
+    }
+
+    fn unstage(&self, harness: &Harness) -> Duration {
+        let request = csi::NodeUnstageVolumeRequest { volume_id: self.id.clone(), staging_target_path: text(&self.staging) };
+        timed(|| harness.block_on(harness.node().node_unstage_volume(request)).map(drop))
+    }
+
+    fn cycle(&self, harness: &Harness, times: &mut Times) {
+        let each: [fn(&Volume, &Harness) -> Duration; CALLS.len()] =
+            [Volume::stage, Volume::publish, Volume::stats, Volume::unpublish, Volume::unstage];
+        for (call, times) in each.iter().zip(times) {
+            times.push(call(self, harness));
+        }
+    }
+}
+
+fn timed(call: impl FnOnce() -> Result<(), tonic::Status>) -> Duration {
+    let begun = Instant::now();
+    call().expect("the call succeeds");
+    begun.elapsed()
+}
+
+fn percentile(times: &[Duration], hundredths: usize) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted[(sorted.len() * hundredths / 100).min(sorted.len() - 1)]
+}
+
+/// Mounts of others, unmounted on drop.
+struct Mounts<'a>(&'a Path);
+
+impl Mounts<'_> {
+    fn add(place: &Path, count: usize) -> Mounts<'_> {
+        let none: Option<&str> = None;
+        mount(Some("others"), place, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
+        for number in 0..count {
+            let at = place.join(format!("{number}/volumes/kubernetes.io~empty-dir"));
+            fs::create_dir_all(&at).expect("a directory");
+            mount(Some(&at), &at, none, MsFlags::MS_BIND, none).expect("a bind mount");
+        }
+        Mounts(place)
+    }
+}
+
+impl Drop for Mounts<'_> {
+    fn drop(&mut self) {
+        umount2(self.0, MntFlags::MNT_DETACH).expect("unmounted");
+    }
+}
+
+#[test]
+fn node_calls_with_many_mounts_take_no_longer_than_with_few() {
+    const OTHERS: usize = 600;
+    const LIMIT: f64 = 1.5;
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        let others = harness.path("kubelet/pods/others");
+        fs::create_dir_all(&others).expect("a directory");
+        // The driver is to have the mounts that come later, too.
+        harness.start();
+        let volume = Volume::make(&harness, "grown", "image");
+        volume.cycle(&harness, &mut Times::default());
+        let (mut few, mut many) = (Times::default(), Times::default());
+        // In turns, so that another load of the machine meets both.
+        for _ in 0..4 {
+            for _ in 0..5 {
+                volume.cycle(&harness, &mut few);
+            }
+            let mounts = Mounts::add(&others, OTHERS);
+            // What is remembered of mounts is looked at once.
+            volume.cycle(&harness, &mut Times::default());
+            for _ in 0..5 {
+                volume.cycle(&harness, &mut many);
+            }
+            drop(mounts);
+        }
+        let ratios: Vec<(&str, f64)> = CALLS
+            .iter()
+            .zip(few.iter().zip(&many))
+            .map(|(call, (few, many))| (*call, percentile(many, 50).as_secs_f64() / percentile(few, 50).as_secs_f64()))
+            .collect();
+        eprintln!("with {OTHERS} more mounts: {ratios:.2?} of the time without them");
+        assert!(ratios.iter().all(|(_, ratio)| *ratio <= LIMIT), "{ratios:.2?}");
+        harness
+            .block_on(
+                harness
+                    .controller()
+                    .delete_volume(csi::DeleteVolumeRequest { volume_id: volume.id.clone(), ..Default::default() }),
+            )
+            .expect("deleted");
+    });
+}
+
+/// CPU time of the driver and of the programs that it has waited for, in clock ticks.
+fn cpu(harness: &Harness) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", harness.pid())).expect("it lives");
+    let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(4);
+    fields.map(|field| field.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+#[ignore = "figures for benches/growth; LONGSHORE_GROWTH says with how many volumes"]
+fn figures_of_node_calls_by_number_of_staged_volumes() {
+    const CYCLES: usize = 30;
+    let counts = std::env::var("LONGSHORE_GROWTH").unwrap_or_else(|_| "0,100".to_owned());
+    let counts: Vec<usize> = counts.split(',').map(|count| count.parse().expect("numbers, with commas")).collect();
+    println!("| backend | staged | {} | CPU of the five, ms |", CALLS.map(|call| format!("{call}, p50 / p99 ms")).join(" | "));
+    println!("|---|---|{}---|", "---|".repeat(CALLS.len()));
+    for backend in ["fake", "image"] {
+        isolated(|| {
+            let mut harness = Harness::new(Pool::Local);
+            harness.start();
+            let measured = Volume::make(&harness, "measured", backend);
+            let mut staged = Vec::new();
+            for count in &counts {
+                while staged.len() < *count {
+                    let volume = Volume::make(&harness, &format!("staged-{}", staged.len()), backend);
+                    volume.stage(&harness);
+                    volume.publish(&harness);
+                    staged.push(volume);
+                }
+                measured.cycle(&harness, &mut Times::default());
+                let (mut times, before) = (Times::default(), cpu(&harness));
+                for _ in 0..CYCLES {
+                    measured.cycle(&harness, &mut times);
+                }
+                let ticks = (cpu(&harness) - before) as f64;
+                let ms = |time: Duration| time.as_secs_f64() * 1e3;
+                let cells = times.map(|times| format!("{:.2} / {:.2}", ms(percentile(&times, 50)), ms(percentile(&times, 99))));
+                // A tick is 10 ms.
+                println!("| {backend} | {count} | {} | {:.1} |", cells.join(" | "), ticks * 10.0 / CYCLES as f64);
+            }
+            for volume in &staged {
+                volume.unpublish(&harness);
+                volume.unstage(&harness);
+            }
+        });
+    }
+}
