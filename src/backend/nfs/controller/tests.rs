@@ -617,7 +617,7 @@ fn soon() -> Instant {
 
 #[test]
 fn shares_that_hang_are_waited_for_once_for_the_first_lock() {
-    let _one_at_a_time = os::lock(&SHARES_HANG);
+    let _one_at_a_time = lock(&SHARES_HANG);
     crate::os::mount::testing::in_own_namespace(|| {
         let names = ["a", "b", "c", "d"];
         let ground = ground(&names);
@@ -745,7 +745,7 @@ fn asking() -> usize {
 
 #[test]
 fn share_whose_server_hangs_holds_up_no_other_and_takes_one_thread() {
-    let _one_at_a_time = os::lock(&SHARES_HANG);
+    let _one_at_a_time = lock(&SHARES_HANG);
     crate::os::mount::testing::in_own_namespace(|| {
         let ground = ground(&["a", "b"]);
         let controller = ground.open();
