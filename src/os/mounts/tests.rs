@@ -260,3 +260,28 @@ fn node_of_a_block_device_is_found_and_its_number_remembered() {
         assert_eq!(find(number), None);
     });
 }
+
+#[test]
+fn table_answers_where_the_kernel_shows_no_single_mounts() {
+    in_namespace(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("a");
+        let inner = place.join("b");
+        fs::create_dir(&place).unwrap();
+        mount(Some("lower"), &place, Some("tmpfs"), MsFlags::empty(), NONE).unwrap();
+        fs::create_dir(&inner).unwrap();
+        mount(Some("inner"), &inner, Some("tmpfs"), MsFlags::empty(), NONE).unwrap();
+        let sources = |mounts: Vec<Mount>| mounts.into_iter().map(|mount| mount.source).collect::<Vec<_>>();
+        let table = Mounts::from(MountTable::read().unwrap());
+        for mounts in [table, Mounts::now().unwrap()] {
+            assert_eq!(sources(mounts.at(&place).unwrap()), [Path::new("lower")]);
+            assert_eq!(sources(mounts.at(directory.path()).unwrap()), [] as [&Path; 0]);
+            assert_eq!(sources(mounts.inside(&place).unwrap().into_iter().collect()), [Path::new("inner")]);
+            assert_eq!(mounts.inside(&inner).unwrap(), None);
+            let found = mounts.find(|fixed| fixed.fstype == "tmpfs", |mount| mount.source == Path::new("inner")).unwrap();
+            assert_eq!(found.unwrap().mount_point, inner);
+        }
+        umount2(&inner, MntFlags::empty()).unwrap();
+        umount2(&place, MntFlags::empty()).unwrap();
+    });
+}
