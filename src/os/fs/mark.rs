@@ -170,6 +170,8 @@ pub(super) fn made(mark: &Mark, device: &Device, fstype: FsType) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::testing::{Loop, Mounted, in_namespace, tool};
     use super::*;
 
@@ -241,11 +243,17 @@ mod tests {
                     assert!(made(&mark, &device, fstype), "{fstype} {options:?}");
                     assert!(size - size_on_device(&device, fstype).unwrap() < MIB, "{fstype} {options:?}");
                     let directory = tempfile::tempdir().unwrap();
-                    let mounted = Mounted::new(&under.device, directory.path(), fstype.as_str());
-                    // A lazy unmount may write the superblock later.
-                    std::fs::File::create(directory.path().join("file")).and_then(|file| file.sync_all()).unwrap();
-                    drop(mounted);
-                    assert!(!made(&mark, &device, fstype), "{fstype} {options:?} was mounted");
+                    // btrfs shows it only if the mount lasted until the kernel had gone through the UUID tree.
+                    let mounted_once_more = || {
+                        let _mounted = Mounted::new(&under.device, directory.path(), fstype.as_str());
+                        std::fs::write(directory.path().join("file"), "data").unwrap();
+                    };
+                    let shown = || {
+                        mounted_once_more();
+                        Ok(!made(&mark, &device, fstype))
+                    };
+                    let until = Instant::now().checked_add(Duration::from_secs(60));
+                    assert!(crate::os::udev::wait_until(until, shown).unwrap(), "{fstype} {options:?} was mounted");
                 }
             }
         });

@@ -163,8 +163,9 @@ pub(super) fn never_mounted(fstype: FsType, read: Read<'_>) -> Option<bool> {
         // s_mtime, s_mnt_count
         FsType::Ext4 => Some(zero(1024 + 0x2c, 4)? && zero(1024 + 0x34, 2)?),
         FsType::Xfs => xfs_log_is_new(read),
-        // uuid_tree_generation: the first commit of any mount sets it.
-        FsType::Btrfs => zero(place(FsType::Btrfs) + 563, 8),
+        // log_root: set by an fsync until the next commit. uuid_tree_generation: set by the first commit after the kernel has gone through
+        // the UUID tree, which it begins at each mount for writing; a mount that ends before that leaves it as mkfs did.
+        FsType::Btrfs => Some(zero(place(FsType::Btrfs) + 96, 8)? && zero(place(FsType::Btrfs) + 563, 8)?),
     }
 }
 

@@ -236,7 +236,8 @@ fn is_empty(path: &Path) -> Option<bool> {
     if !is_local(directory.as_fd()) {
         return None;
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // It may be a directory of others: looking leaves no trace in it.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOATIME;
     let open = match rustix::fs::openat2(&directory, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
         Ok(open) => open,
         Err(Errno::NOENT | Errno::NOTDIR) => return Some(true),
