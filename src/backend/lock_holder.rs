@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Seek};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -26,6 +26,14 @@ pub struct LockHolder {
 impl LockHolder {
     pub(super) fn this() -> LockHolder {
         LockHolder { pid: Some(std::process::id()), host: Some(this_host()) }
+    }
+
+    /// From the start of a lock's file.
+    pub(super) fn read(file: &mut File) -> io::Result<LockHolder> {
+        let mut text = Vec::new();
+        file.rewind()?;
+        file.take(LONGEST).read_to_end(&mut text)?;
+        Ok(LockHolder::parse(&text))
     }
 
     pub(super) fn parse(text: &[u8]) -> LockHolder {
@@ -69,12 +77,10 @@ impl LockRecord {
     pub fn read(path: &Path) -> os::Result<Option<LockRecord>> {
         let mut file = match File::open(path) {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(os::Error::io("open", path, error)),
         };
-        let mut text = Vec::new();
-        file.by_ref().take(LONGEST).read_to_end(&mut text).map_err(|error| os::Error::io("read", path, error))?;
-        let written = LockHolder::parse(&text);
+        let written = LockHolder::read(&mut file).map_err(|error| os::Error::io("read", path, error))?;
         let since = file.metadata().and_then(|seen| seen.modified()).ok();
         let all = locks::read()?;
         Ok(match locks::on(&all, "FLOCK", path)? {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::{LockHolder, lock_holder};
+use crate::backend::LockHolder;
 use crate::os::step::step;
 use crate::os::{self, udev};
 use crate::volume::{Error, Result};
@@ -85,7 +85,8 @@ impl PoolLock {
                 let by = format!("process {pid}, this one, provisions from it as {}; name another directory", other.display());
                 return Err(Error::InUse { object, by });
             }
-            let holder = read_holder(&mut writable);
+            // For people: what cannot be read is not known.
+            let holder = LockHolder::read(&mut writable).unwrap_or_default();
             // A child that a killed driver was about to start has the lock for the moment that it takes to run its program, or to
             // see that it is an orphan.
             let waits = held(&holder) && may_be_orphaned(&holder);
@@ -118,13 +119,6 @@ fn open(path: &Path) -> os::Result<(File, File)> {
         options.open(path).map_err(failed)
     })?;
     Ok((writable, File::open(path).map_err(failed)?))
-}
-
-/// Who wrote it last; for people, so that what cannot be read is not known.
-fn read_holder(file: &mut File) -> LockHolder {
-    let mut text = Vec::new();
-    let read = file.rewind().and_then(|()| file.take(lock_holder::LONGEST).read_to_end(&mut text));
-    read.map(|_| LockHolder::parse(&text)).unwrap_or_default()
 }
 
 /// Whether the process that wrote this has ended. In a container that was started anew we have the number of the one before us.

@@ -49,7 +49,7 @@ pub(super) fn mounted_target(mounts: &Mounts, target: &TargetEntry, sources: &[S
 pub(super) fn unmount_all(root: &Root, path: &Path, sources: &[Source]) -> Result<usize> {
     for count in 0..HIGHEST_STACK {
         let stack = Mounts::now()?.at(path)?;
-        if let MountState::Foreign(mount) = observe::of_stack(&stack.iter().collect::<Vec<_>>(), sources) {
+        if let MountState::Foreign(mount) = observe::of_stack(&stack, sources) {
             return Err(taken(path, &mount));
         }
         let Some(top) = stack.last().map(|mount| mount.id) else { return Ok(count) };

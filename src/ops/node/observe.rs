@@ -1,5 +1,6 @@
 //! What the kernel shows: what is mounted where, and whether it is the volume's.
 
+use std::borrow::Borrow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -109,18 +110,17 @@ pub fn is_stale(at: &MountState, place: &Path, source: &Source) -> bool {
 /// # Errors
 /// Where the kernel does not tell.
 pub fn at(mounts: &Mounts, path: &Path, sources: &[Source]) -> Result<MountState> {
-    let stack = mounts.at(path)?;
-    Ok(of_stack(&stack.iter().collect::<Vec<_>>(), sources))
+    Ok(of_stack(&mounts.at(path)?, sources))
 }
 
 /// As [`at`], for the mounts that lie there.
-pub fn of_stack(stack: &[&Mount], sources: &[Source]) -> MountState {
-    if let Some(foreign) = stack.iter().rev().find(|mount| !is_of(mount, sources)) {
-        return MountState::Foreign((*foreign).clone());
+pub fn of_stack<M: Borrow<Mount>>(stack: &[M], sources: &[Source]) -> MountState {
+    if let Some(foreign) = stack.iter().map(Borrow::borrow).rev().find(|mount| !is_of(mount, sources)) {
+        return MountState::Foreign(foreign.clone());
     }
     match stack {
         [] => MountState::Nothing,
-        [one] => MountState::Ours((*one).clone()),
+        [one] => MountState::Ours(one.borrow().clone()),
         several => MountState::Stack(several.len()),
     }
 }
