@@ -41,7 +41,7 @@
 //!   changed ([`backend::cloud`]).
 //! - Which disk or snapshot of a cloud a call is about, the cloud's own id says, which is recorded in the volume's or snapshot's id
 //!   ([`volume::VolumeId::recorded`]); tags are copied by others, and alone prove nothing.
-//! - A static volume may be called anything: its backend is distinguished from its attributes, and later from the journal.
+//! - A static volume may be called anything: its backend is recognised by its attributes, and later from the journal.
 //! - One process at a time serves a node from a state directory, or repairs it ([`ops::node::lone`]); anyone who only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk
 //!   before the first side effect.

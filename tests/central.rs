@@ -130,7 +130,7 @@ impl Halves {
         said
     }
 
-    /// A name that no other test uses: without rights, devices are reported by what their files are called.
+    /// A name that no other test uses: without rights, devices are recognised by the names of their files.
     fn name(&self) -> String {
         self.directory.path().file_name().expect("a name").to_string_lossy().into_owned()
     }

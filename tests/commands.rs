@@ -183,7 +183,7 @@ fn the_log_says_more_and_less_while_the_driver_runs() {
         harness.start();
         let environment = BTreeMap::from([("CSI_ENDPOINT", format!("unix://{}", harness.path("csi.sock").display()))]);
         let level = |line: &str| said(&in_pod(&environment, line));
-        // A step of os/ is reported at debug only.
+        // A step of os/ is logged at debug only.
         let make = |name: &str| {
             let before = harness.log().len();
             harness.block_on(harness.controller().create_volume(create(name, 64, Some("ext4"), "image"))).expect("created");

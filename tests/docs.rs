@@ -19,11 +19,11 @@ use longshore::volume::{
 use serde::Deserialize;
 
 /// The first column of the first table in the section of this name.
-fn reported(section: &str) -> BTreeSet<String> {
-    reported_by(include_str!("../docs/parameters.md"), &format!("\n## {section}\n"))
+fn documented(section: &str) -> BTreeSet<String> {
+    documented_in(include_str!("../docs/parameters.md"), &format!("\n## {section}\n"))
 }
 
-fn reported_by(text: &str, title: &str) -> BTreeSet<String> {
+fn documented_in(text: &str, title: &str) -> BTreeSet<String> {
     let section = text.split(title).nth(1).unwrap_or_else(|| panic!("no section {title}"));
     let table = section.split("\n## ").next().unwrap_or_default().split("\n\n").find(|part| part.contains("|---|"));
     let rows = table.expect("a table").lines().filter_map(|line| line.strip_prefix("| `"));
@@ -73,7 +73,7 @@ fn rates() -> BTreeSet<String> {
 
 #[test]
 fn every_attribute_of_a_static_volume() {
-    let reported = reported("Static volumes");
+    let reported = documented("Static volumes");
     let iscsi: BTreeSet<String> = known(unheard_of().parse::<IscsiParameters>().map(|_| ()));
     let mut all: BTreeSet<String> = iscsi.into_iter().filter(|name| name != "sessionCHAPAuth").collect();
     all.extend(["server", "subDir"].map(str::to_owned));
@@ -95,7 +95,7 @@ fn every_parameter_of_a_storage_class() {
     all.extend(fields(FakeParameters::default()));
     all.extend(ec2());
     all.insert("backend".to_owned());
-    assert_eq!(reported("StorageClass"), all);
+    assert_eq!(documented("StorageClass"), all);
 }
 
 #[test]
@@ -106,19 +106,19 @@ fn every_parameter_that_may_change() {
     // In one row.
     all.extend(rates().into_iter().filter(|name| name == "type"));
     all.extend(known(fake.modify().expect("it modifies").check(&unheard_of())));
-    assert_eq!(reported("VolumeAttributesClass"), all);
+    assert_eq!(documented("VolumeAttributesClass"), all);
 }
 
 #[test]
 fn every_secret_and_every_parameter_of_snapshots() {
     let chap = ["node.session.auth.username", "discovery.sendtargets.auth.username"].map(str::to_owned);
-    assert_eq!(reported("Secrets"), chap.into_iter().chain([Encryption::SECRET.to_owned()]).collect());
+    assert_eq!(documented("Secrets"), chap.into_iter().chain([Encryption::SECRET.to_owned()]).collect());
     let fake = FakeConfig::named("fake".parse().expect("a name"));
     let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
     let mut snapshots = known(unheard_of().parse::<SnapshotSettings>().map(|_| ()));
     snapshots.insert("tagSpecification_1".to_owned());
     snapshots.extend(known(unheard_of().parse::<NfsSnapshotParameters>().map(|_| ())));
-    assert_eq!(reported("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
+    assert_eq!(documented("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
     fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");
 }
 

@@ -315,7 +315,7 @@ fn a_kubelet_that_starts_again_finds_the_driver() {
 }
 
 #[test]
-fn a_kubelet_that_sees_the_driver_elsewhere_is_reported_where() {
+fn kubelet_that_sees_the_driver_elsewhere_gets_that_endpoint() {
     isolated(|| {
         let mut harness = registering();
         let elsewhere = harness.path("elsewhere.sock");

@@ -9,7 +9,7 @@ fn volume() -> Key {
 }
 
 #[test]
-fn the_second_is_reported_what_the_first_does() {
+fn second_caller_gets_what_the_first_one_does() {
     let locks = Locks::default();
     let progress = Arc::new(Progress::default());
     let guard = step::with_progress(progress, || {

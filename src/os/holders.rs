@@ -167,7 +167,7 @@ mod tests {
     use crate::os::udev;
 
     #[test]
-    fn pod_is_reported_by_either_cgroup_driver() {
+    fn pod_is_recognised_under_either_cgroup_driver() {
         let uid = "0b9c3b8e-6d2f-4a55-9a53-2f9d1c6f7e11";
         let underscored = uid.replace('-', "_");
         for cgroup in [

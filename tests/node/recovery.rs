@@ -19,7 +19,7 @@ use crate::harness::{
 };
 
 #[test]
-fn a_stage_that_nobody_was_reported_of_is_undone_at_the_start() {
+fn stage_that_no_call_has_answered_is_undone_at_the_start() {
     harness(|harness| {
         let id = harness.volume("a", Bytes::mib(16));
         let staging = harness.staging("s");

@@ -20,10 +20,10 @@ use super::parameters::{DiskSettings, SnapshotSettings};
 const GIB: u64 = 1 << 30;
 
 /// What EC2 says of a type that it does not know any more, or did not tell, is asked again by the next driver only.
-type Types = BTreeMap<String, Option<Reported>>;
+type Types = BTreeMap<String, Option<TypeLimits>>;
 
 #[derive(Clone, Debug)]
-struct Reported {
+struct TypeLimits {
     attachments: Attachments,
     /// Where there are several.
     cards: Vec<u32>,
@@ -49,7 +49,7 @@ impl Ec2Cloud {
         }
         match self.api.describe_instance_types(&unknown) {
             Ok(reported) => {
-                let reported = reported.iter().map(|reported| (reported.instance_type.clone(), reported_type(reported)));
+                let reported = reported.iter().map(|reported| (reported.instance_type.clone(), type_limits(reported)));
                 let all: Types = unknown.into_iter().map(|kind| (kind, None)).chain(reported).collect();
                 self.types().extend(all);
             }
@@ -388,11 +388,11 @@ fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
 }
 
 /// What EC2 says of a type; `None` where it does not say how many.
-fn reported_type(reported: &api::InstanceType) -> Option<Reported> {
+fn type_limits(reported: &api::InstanceType) -> Option<TypeLimits> {
     let ebs = reported.ebs_info.as_ref()?;
     let shared = ebs.attachment_limit_type.as_deref() != Some("dedicated");
     let attachments = Attachments { most: ebs.maximum_ebs_attachments?, shared };
-    Some(Reported { attachments, cards: if ebs.cards.len() > 1 { ebs.cards.clone() } else { Vec::new() } })
+    Some(TypeLimits { attachments, cards: if ebs.cards.len() > 1 { ebs.cards.clone() } else { Vec::new() } })
 }
 
 fn status_words(reported: &api::VolumeStatus) -> String {

@@ -258,8 +258,8 @@ impl Node {
 impl Wanted {
     /// What publish_context says.
     fn of(request: &ConnectRequest<'_>) -> Result<Option<Wanted>> {
-        let reported = |key| request.publish_context.get(key).map(String::as_str);
-        let Some(volume) = reported(VOLUME) else { return Ok(None) };
+        let value = |key| request.publish_context.get(key).map(String::as_str);
+        let Some(volume) = value(VOLUME) else { return Ok(None) };
         // What was attached must be what the PersistentVolume names.
         if let Some(recorded) = request.id.recorded().filter(|recorded| *recorded != volume) {
             let reason = format!("{VOLUME}: {volume} was attached, but volume {} is {recorded}; detach it", request.id);
@@ -269,7 +269,7 @@ impl Wanted {
         if !is_serial(&serial) {
             return Err(Error::invalid("publish_context", format!("{VOLUME}: {volume:?} is no id of an EBS volume")));
         }
-        let name = reported(DEVICE).map(name_on_xen).transpose()?;
+        let name = value(DEVICE).map(name_on_xen).transpose()?;
         Ok(Some(Wanted { serial, name, sequence: None }))
     }
 

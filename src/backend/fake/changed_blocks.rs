@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_it_is_reported_to() {
+    fn it_ends_when_it_is_asked_to() {
         let bench = history();
         let mut seen = 0;
         let mut emit = |_: Extent| {

@@ -65,7 +65,7 @@ impl Entry {
     }
 }
 
-/// All of them, on disk and in connections.
+/// All of them, on disk and in memory.
 #[derive(Debug)]
 pub struct Connections {
     directory: PathBuf,

@@ -372,14 +372,14 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_used_as_reported_and_by_one_writer_if_not() {
+    fn volume_is_used_as_requested_or_else_by_one_writer() {
         let plain = flags("").expect("valid").usage;
         assert!(plain.capability_if_said().is_none());
         assert_eq!(plain.capability().access_mode.map(|access| access.mode()), Some(Mode::SingleNodeWriter));
         let line = "--fs xfs --mount-flag noatime --mount-flag nodiratime --group 1000 --access multi-node-reader-only";
-        let reported = flags(line).expect("valid").usage.capability();
-        assert_eq!(reported.access_mode.map(|access| access.mode()), Some(Mode::MultiNodeReaderOnly));
-        let Some(AccessType::Mount(mount)) = reported.access_type else { panic!("a file system") };
+        let requested = flags(line).expect("valid").usage.capability();
+        assert_eq!(requested.access_mode.map(|access| access.mode()), Some(Mode::MultiNodeReaderOnly));
+        let Some(AccessType::Mount(mount)) = requested.access_type else { panic!("a file system") };
         assert_eq!((mount.fs_type.as_str(), mount.volume_mount_group.as_str()), ("xfs", "1000"));
         assert_eq!(mount.mount_flags, ["noatime", "nodiratime"]);
         assert!(matches!(flags("--block").expect("valid").usage.capability().access_type, Some(AccessType::Block(_))));

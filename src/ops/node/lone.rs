@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_is_refused_and_reported_who_has_it() {
+    fn second_driver_is_refused_with_the_holder() {
         let state = tempfile::tempdir().unwrap();
         let first = StateDirLock::take(state.path()).unwrap();
         let said = std::fs::read_to_string(path(state.path())).unwrap();

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_reported_by_parents_not_by_lines() {
+    fn stack_is_ordered_by_parents_not_by_lines() {
         let table = table(
             "20 1 0:1 / / rw - a b rw\n\
              31 33 0:5 / /a rw - a b rw\n\

@@ -3,7 +3,7 @@
 //! given twice.
 //!
 //! [`MountTable`] stays the model, and is what answers where the kernel or a container's seccomp profile does not have these calls, and
-//! wherever they leave a doubt. A look-up that failed is never taken for "nothing is mounted".
+//! wherever their answer is not certain. A look-up that failed is never taken for "nothing is mounted".
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

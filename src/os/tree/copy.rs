@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_it_is_reported_to() {
+    fn it_ends_when_it_is_asked_to() {
         let directory = tempfile::tempdir().unwrap();
         let ground = Ground::at(directory.path());
         std::fs::write(ground.from("file"), "x").unwrap();

@@ -44,11 +44,11 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// What is given, else what the environment says, as in all AWS SDKs.
     pub fn new(ec2: Option<String>, ebs: Option<String>) -> Endpoint {
-        let reported = |name| std::env::var(name).ok().filter(|url| !url.is_empty());
-        let every = reported("AWS_ENDPOINT_URL");
+        let variable = |name| std::env::var(name).ok().filter(|url| !url.is_empty());
+        let every = variable("AWS_ENDPOINT_URL");
         Endpoint {
-            ec2: ec2.or_else(|| reported("AWS_ENDPOINT_URL_EC2")).or_else(|| every.clone()),
-            ebs: ebs.or_else(|| reported("AWS_ENDPOINT_URL_EBS")).or(every),
+            ec2: ec2.or_else(|| variable("AWS_ENDPOINT_URL_EC2")).or_else(|| every.clone()),
+            ebs: ebs.or_else(|| variable("AWS_ENDPOINT_URL_EBS")).or(every),
         }
     }
 

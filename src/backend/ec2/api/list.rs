@@ -79,7 +79,7 @@ impl Ec2 {
     /// EC2 refuses the whole request where one id is of nothing, so the rest is asked for by a filter, which never fails. Ids come
     /// first: more of them go into a request.
     fn by_ids<T: DeserializeOwned>(&self, listing: Listing, ids: &[String]) -> Answer<Vec<T>> {
-        // A page's size must not be reported with ids.
+        // A page's size must not be sent with ids.
         let query = Query::new(listing.action, Repeat::Reads).list(listing.id, ids);
         match self.all(&query) {
             Err(refusal) if matches!(refusal.because, CloudErrorKind::NotFound | CloudErrorKind::NoInstance) => {

@@ -27,7 +27,7 @@ pub(super) enum Source {
 enum State {
     Running,
     Ended(Result<Copied>),
-    /// Someone was reported.
+    /// A call has returned the result.
     Heard,
 }
 
