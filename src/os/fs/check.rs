@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::os::process::{Output, Run, Tool, run};
 
+const BTRFS: Tool = Tool { name: "btrfs", package: "btrfs-progs" };
 const E2FSCK: Tool = Tool { name: "e2fsck", package: "e2fsprogs" };
 /// A full check reads all metadata, of a large and slow disk for hours.
 const LONGEST: Duration = Duration::from_secs(6 * 3600);
@@ -53,6 +54,16 @@ pub enum Repair {
 /// `Tool` where errors are left.
 pub fn check_fully(device: &Device, repair: Repair) -> Result<Checked> {
     e2fsck(device, &["-f", if repair == Repair::All { "-y" } else { "-p" }])
+}
+
+/// Reads all metadata of a btrfs that is not mounted, and writes nothing: btrfs-check(8).
+///
+/// # Errors
+/// `Tool` where it has errors, or is mounted.
+pub(super) fn check_btrfs(device: &Device) -> Result<()> {
+    let arguments = ["check", "--readonly", "--", &device.argument()].map(str::to_owned).to_vec();
+    let output = run(Run { tool: BTRFS, arguments, keep: vec![device.file().as_fd()], stdin: Vec::new(), deadline: LONGEST })?;
+    output.accepted(BTRFS.name, &device_name(device), &[0]).map(drop)
 }
 
 /// The device must not be mounted; e2fsck refuses if it is.

@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 
+use super::mark::Made;
 use super::signature::{AT_START, START, Signature, places};
 use super::superblock::{self, Superblock};
 use super::*;
@@ -74,24 +75,43 @@ pub struct Probed {
     /// The format that was interrupted. `None` where a sound file system is there that the format did not make, or that was mounted since:
     /// then the mark means nothing.
     pub mark: Option<Mark>,
+    /// The format came to its end, but for the removal of this mark, which lies behind the file system.
+    pub finished: Option<Mark>,
 }
 
 /// As [`probe`], with the mark of a format in progress: see [`super::mark`]; `marked` is where the journal says that it may lie, too.
 ///
 /// # Errors
-/// Only of asking for the size. A mark that cannot be read is none: then nothing is repeated.
+/// Only of asking for the size. A mark that cannot be read is none: then nothing is repeated. A btrfs with a mark that does not pass
+/// its check is [`Contents::Unknown`]: a power failure may have left it so at the end of mkfs, but it may also have been used since.
 pub fn probe_marked(device: &Device, evidence: Evidence<'_>, marked: Option<u64>) -> Result<Probed> {
     let size = device.size()?;
     let Some(mark) = mark::find(device, marked).ok().flatten() else {
-        return Ok(Probed { contents: contents(device.file(), size, evidence), mark: None });
+        return Ok(Probed { contents: contents(device.file(), size, evidence), mark: None, finished: None });
     };
     let mut reader = Reader { file: device.file(), size, buffer: Vec::new(), hidden: mark.range() };
     let contents = look(&mut reader, evidence).unwrap_or_else(Contents::Unknown);
-    let holds = match &contents {
+    let made = match &contents {
         Contents::Filesystem(fstype) => mark::made(&mark, device, *fstype),
-        _ => true,
+        _ => Made::Interrupted,
     };
-    Ok(Probed { contents, mark: holds.then_some(mark) })
+    if let (Made::Finished, Contents::Filesystem(FsType::Btrfs)) = (made, &contents)
+        && let Err(error) = check::check_btrfs(device)
+    {
+        return Ok(Probed { contents: Contents::Unknown(unfinished(&error)), mark: None, finished: None });
+    }
+    let behind = |fstype| size_on_device(device, fstype).is_ok_and(|size| size <= mark.offset);
+    let finished = match (made, &contents) {
+        (Made::Finished, Contents::Filesystem(fstype)) if behind(*fstype) => Some(mark.clone()),
+        _ => None,
+    };
+    Ok(Probed { contents, mark: (made == Made::Interrupted).then_some(mark), finished })
+}
+
+fn unfinished(error: &Error) -> String {
+    format!(
+        "its mkfs.btrfs was interrupted, or it is mounted: {error}. If it was never used, run `wipefs --all` on it, and it is formatted again"
+    )
 }
 
 /// The same for whatever can be read; `size` in bytes.

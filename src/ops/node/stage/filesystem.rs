@@ -97,6 +97,9 @@ impl StageRun<'_> {
         let probed = step("probe", &open.path().display(), || fs::probe_marked(open, evidence, journaled))?;
         self.entry.format = probed.mark.as_ref().map(Format::from);
         self.mark = probed.mark;
+        if let Some(finished) = probed.finished.filter(|_| !self.entry.read_only) {
+            step("clear mark", &open.path().display(), || finished.clear(open))?;
+        }
         Ok(probed.contents)
     }
 
