@@ -182,7 +182,7 @@ fn a_device_with_data_is_never_formatted() {
         harness.start();
         harness.block_on(harness.controller().create_volume(create("v", 64, Some("ext4"), "image"))).expect("created");
         let image = harness.path("pool/images/volumes/v/image");
-        let content = [b"not a file system, but somebody's data".as_slice(), &[7; 4096]].concat();
+        let content = [b"not a file system, but data of a user".as_slice(), &[7; 4096]].concat();
         use std::os::unix::fs::FileExt;
         for offset in [0, 5 << 20, (64 << 20) - 8192] {
             let file = fs::OpenOptions::new().write(true).open(&image).expect("the image");

@@ -70,7 +70,7 @@ fn documented() -> BTreeSet<String> {
                 let spans = part.split('`').skip(1).step_by(2);
                 found.extend(spans.filter(|span| span.starts_with("longshore ")).map(words));
             } else if part.starts_with("console\n") {
-                // A line that goes on ends with a backslash.
+                // A line that continues ends with a backslash.
                 let joined = part.replace("\\\n", " ");
                 let after = |line: &str| {
                     let start =

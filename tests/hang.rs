@@ -72,7 +72,7 @@ fn a_stuck_volume_is_reported_and_no_other_waits_for_it() {
         println!("stage and unstage: {before:?} alone, {meanwhile:?} beside a stuck volume");
         assert!(meanwhile < before * 3 + Duration::from_millis(50), "{before:?} alone, {meanwhile:?} beside a stuck volume");
 
-        // Killed and started again, the stuck one goes on as if nothing had been.
+        // Killed and started again, the stuck one continues as if nothing had been.
         harness.kill();
         harness.set("LONGSHORE_FAULT", "");
         harness.start();

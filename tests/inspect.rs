@@ -606,7 +606,7 @@ fn anothers_device_and_mount_are_left_alone() -> bool {
     let report = inspect(&setup).expect("looked at");
     let repairs: Vec<&Repair> = report.findings.iter().filter_map(|finding| finding.repair.as_ref()).collect();
     assert!(matches!(repairs.as_slice(), [Repair::Unmount { .. }, Repair::Release { .. }]), "{repairs:?}");
-    // Somebody takes it down, and has the same device and place for something else.
+    // An administrator takes it down, and has the same device and place for something else.
     let device = world.harness.loops().remove(0);
     unmount(&staging);
     run("losetup", ["--detach", &device]);

@@ -1,4 +1,4 @@
-//! What a snapshot, a clone or a group holds while somebody writes: what was there at one instant, or the call is refused.
+//! What a snapshot, a clone or a group holds while a pod writes: what was there at one instant, or the call is refused.
 
 mod common;
 
@@ -185,7 +185,7 @@ fn snapshot_of_raw_block_without_writers_is_taken_without_reflinks() {
     });
 }
 
-/// A pod that was deleted by force goes on, with the device open that its node was asked to unpublish.
+/// A pod that was deleted by force continues, with the device open that its node was asked to unpublish.
 #[test]
 fn snapshot_of_unpublished_raw_block_with_open_writer_is_refused_without_reflinks() {
     isolated(|| {

@@ -583,7 +583,7 @@ fn a_killed_driver_finds_everything_again() {
         let placed = place(&harness, create("kept", 64, Some("ext4"), "image"));
         fs::write(placed.target.join("file"), "kept").expect("written");
         harness.kill();
-        assert_eq!(fs::read_to_string(placed.target.join("file")).expect("pods go on"), "kept");
+        assert_eq!(fs::read_to_string(placed.target.join("file")).expect("pods continue"), "kept");
         harness.start();
         harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published already");
         assert_eq!(mounts_at(&placed.target), 1);

@@ -180,7 +180,7 @@ fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
     }
 }
 
-/// The step never ends. Its caller gives up; who asks again hears that it is not over; others go on. Then the driver is killed.
+/// The step never ends. Its caller gives up; who asks again hears that it is not over; others continue. Then the driver is killed.
 fn hang(story: &mut Story, index: usize, count: &mut Count) {
     for way in WAYS {
         for step in 1.. {

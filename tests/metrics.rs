@@ -97,7 +97,7 @@ impl Watch {
     }
 }
 
-/// mkfs.ext4 waits until somebody opens the pipe that is answered, for writing.
+/// mkfs.ext4 waits until the test opens the pipe that is answered, for writing.
 fn slow_mkfs(harness: &Harness) -> PathBuf {
     let pipe = harness.path("mkfs.pipe");
     nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe");
@@ -178,7 +178,7 @@ fn declared_metrics_exist_and_change() {
         let age = |now: &Scrape| now.value(&format!("longshore_operations_oldest_seconds{{{method}}}"));
         watch.until(&harness, |now| age(now) > age(&running));
         assert!(running.value("longshore_loop_devices").expect("counted") >= 1.0);
-        fs::write(&pipe, "").expect("it goes on");
+        fs::write(&pipe, "").expect("it continues");
         staged.join().expect("no panic").expect("staged");
         let publish = csi::NodePublishVolumeRequest {
             volume_id: "image:measured".to_owned(),

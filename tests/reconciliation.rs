@@ -1,4 +1,4 @@
-//! Journal against kernel: what a reboot, a lost or torn journal, or somebody's hand left, is seen for what it is. Without a valid
+//! Journal against kernel: what a reboot, a lost or torn journal, or an administrator left, is seen for what it is. Without a valid
 //! stage nothing is published: a pod never writes into the node's own disk.
 
 mod common;

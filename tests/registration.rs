@@ -139,7 +139,7 @@ impl Kubelet {
     }
 }
 
-/// A socket's file is there an instant before anybody listens; the kubelet goes on dialing, too.
+/// A socket's file is there an instant before anybody listens; the kubelet continues dialing, too.
 async fn patiently<T>(call: impl AsyncFn() -> Result<T, tonic::Status>) -> T {
     let until = Instant::now() + LONG;
     loop {

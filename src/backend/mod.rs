@@ -6,7 +6,7 @@
 //! Rules for all of them:
 //! - Calls are synchronous and run on a thread of their own; they may block, but what can hang needs a deadline.
 //! - The caller (`ops`) holds the lock of the volume or snapshot. No two mutating calls about one object overlap.
-//! - Each mutating call is repeatable: it may find what an earlier, killed call of the same kind left, and goes on.
+//! - Each mutating call is repeatable: it may find what an earlier, killed call of the same kind left, and continues.
 //! - Each side effect runs in [`crate::os::step::step`], so that it is named, timed, and can be interrupted by tests.
 //! - A failure whose rollback was not seen stays as `Error::failed` made it: not final.
 //!

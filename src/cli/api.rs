@@ -94,7 +94,7 @@ impl Api {
         let url = self.url(path);
         let refused =
             |status| format!("watch {url}: the API server answers {status}; see the rights of the pod's service account");
-        // Of version 0: out of the API server's memory; etcd is not asked. It may be old, and the watch goes on from there.
+        // Of version 0: out of the API server's memory; etcd is not asked. It may be old, and the watch continues from there.
         let (status, body) = self.call(&format!("{path}?resourceVersion=0&{selector}"), Body::None).await?;
         if status != 200 {
             return Err(refused(status));

@@ -126,7 +126,7 @@ pub struct ServeArgs {
     /// off, error, warn, info, debug or trace, or pairs such as info,longshore::os=debug [env: LONGSHORE_LOG] [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<LogLevel>,
-    /// How long running calls may go on after SIGTERM; a second signal ends them at once [default: 30s]
+    /// How long running calls may continue after SIGTERM; a second signal ends them at once [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub grace: Option<Grace>,
     /// How large an ephemeral inline volume may be [default: 16GiB]

@@ -248,13 +248,13 @@ fn head(report: &Report) -> String {
         let (free, total) = (bytes(place.free), bytes(place.total));
         writeln!(text, "pool {} of {}: {}, {free} free of {total}{more}", place.name, place.backend, place.at).ok();
     }
-    for link in &report.links {
-        let volumes = match link.volumes.len() {
+    for connection in &report.connections {
+        let volumes = match connection.volumes.len() {
             1 => "1 volume".to_owned(),
             count => format!("{count} volumes"),
         };
-        let down = if link.up { "" } else { ", NOT UP" };
-        writeln!(text, "link of {}: {}: {}, {volumes}{down}", link.backend, link.object, link.state).ok();
+        let down = if connection.up { "" } else { ", NOT UP" };
+        writeln!(text, "connection of {}: {}: {}, {volumes}{down}", connection.backend, connection.object, connection.state).ok();
     }
     text.push('\n');
     text

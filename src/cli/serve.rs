@@ -45,7 +45,7 @@ use super::{Failure, in_pod, print, variable};
 const WORKERS: usize = 2;
 /// Each running operation has a thread; a stuck one must not be waited for by others.
 const MOST_OPERATIONS: usize = 2048;
-/// How long the start waits for the recovery of what was interrupted. Most of it takes milliseconds; what hangs goes on meanwhile.
+/// How long the start waits for the recovery of what was interrupted. Most of it takes milliseconds; what hangs continues meanwhile.
 /// Longer than recovery waits for a program of an earlier process (3 s), so that the next call gets that reason.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(4);
 /// Bytes. Nothing here recurses deeply; the memory is only taken as far as it is used.

@@ -67,7 +67,7 @@ pub struct Layer {
     pub kubelet_dir: Option<DirectoryPath>,
     /// How and what is logged.
     pub log: LogLayer,
-    /// How long running calls may go on after SIGTERM, at most `1h`. Default `30s`.
+    /// How long running calls may continue after SIGTERM, at most `1h`. Default `30s`.
     pub grace: Option<Grace>,
     /// How large an ephemeral inline volume may be. Default `16GiB`.
     pub inline_max_size: Option<Bytes>,

@@ -396,7 +396,7 @@ impl fmt::Display for OtlpEndpoint {
 
 as_text!(OtlpEndpoint);
 
-/// How long calls that run may go on after SIGTERM: `30s`, `2m`, at most an hour.
+/// How long calls that run may continue after SIGTERM: `30s`, `2m`, at most an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grace(pub Duration);
 

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_goes_on_when_the_caller_has_gone() {
+    async fn work_continues_when_the_caller_has_gone() {
         let tasks = Tasks::default();
         let (finish, wait) = mpsc::channel::<()>();
         let (done, seen) = mpsc::channel::<()>();

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// Runs `work` on a thread of its own; `None` where it has not come to its end after `limit`, or where no thread can be had. It
-/// then goes on unseen, until it or the process ends.
+/// then continues unseen, until it or the process ends.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("look".to_owned()).spawn(move || {

@@ -32,7 +32,7 @@ pub fn write(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
 }
 
 fn fill(directory: &OwnedFd, name: &str, content: &[u8]) -> Result<(), (&'static str, Errno)> {
-    // O_NOFOLLOW: nobody's link may turn this into another file.
+    // O_NOFOLLOW: no link may turn this into another file.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     let fd = rustix::fs::openat(directory, name, flags, mode).map_err(|errno| ("create", errno))?;

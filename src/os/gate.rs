@@ -41,7 +41,7 @@ pub(super) fn enter(name: &str, object: &dyn std::fmt::Display) -> Option<Within
         && let Ok(mut held) = UnixStream::connect(&gate.socket)
         && held.write_all(text.as_bytes()).and_then(|()| held.shutdown(std::net::Shutdown::Write)).is_ok()
     {
-        // Nothing comes; an error says as well as an end that it may go on.
+        // Nothing comes; an error says as well as an end that it may continue.
         held.read_to_end(&mut Vec::new()).ok();
     }
     Some(Within { operation })

@@ -1,4 +1,4 @@
-//! Who holds which lock, from /proc/locks (proc_locks(5)): looking takes no lock, so it is in nobody's way.
+//! Who holds which lock, from /proc/locks (proc_locks(5)): looking takes no lock, so it delays no other process.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

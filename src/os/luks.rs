@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(parse(&[0; 512]), None);
     }
 
-    /// Whichever of the two headers was being written, cryptsetup goes on with the other.
+    /// Whichever of the two headers was being written, cryptsetup continues with the other.
     #[test]
     fn killed_at_any_write_a_mark_is_made_or_not() {
         let Some(under) = Loop::new(32 << 20) else { return };

@@ -87,7 +87,7 @@ impl<T: Clone + Send + 'static> Single<T> {
         Single { shared: Arc::new(Shared { name, state: Mutex::new(state), next: Condvar::new() }) }
     }
 
-    /// The result of the attempt that runs, else of a new one by `work`. Waits until the attempt is `patience` old; it then goes on, and
+    /// The result of the attempt that runs, else of a new one by `work`. Waits until the attempt is `patience` old; it then continues, and
     /// the next call joins it.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Whether somebody listens on a Unix socket, and who.
+//! Whether a process listens on a Unix socket, and who.
 #![allow(unsafe_code, reason = "SO_PEERCRED has no safe wrapper that knows a peer of another PID namespace, whose id is 0")]
 
 use std::io;

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn published_nodes_are_claimed_only_where_somebody_knows_them() {
+    fn published_nodes_are_claimed_only_where_a_backend_knows_them() {
         let claims = |capabilities: Capabilities| {
             capabilities.controller().iter().any(|capability| match &capability.r#type {
                 Some(csi::controller_service_capability::Type::Rpc(rpc)) => {

@@ -1,7 +1,7 @@
 //! How CSI messages may be printed.
 //!
 //! Their derived `Debug` is switched off (build.rs), since many hold secrets. Those written here show only what is named:
-//! a field that a later version of the protocol adds is not printed until somebody has put it into one of the groups.
+//! a field that a later version of the protocol adds is not printed until a developer has put it into one of the groups.
 //! - `{ ... }`: shown as it is;
 //! - `maps { ... }`: the keys, and the values of those in [`SHOWN`]. The kubelet puts service account tokens into volume_context
 //!   (CVE-2024-3744 is a driver that logged them), a target server its CHAP password into publish_context, and anyone may

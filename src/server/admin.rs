@@ -96,7 +96,7 @@ impl admin_server::Admin for Service {
         Ok(Response::new(LogLevelResponse { level: level.map_err(Status::invalid_argument)? }))
     }
 
-    /// Goes on if its caller does not wait: it is applied as a whole.
+    /// Continues if its caller does not wait: it is applied as a whole.
     async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadResponse>, Status> {
         let check = request.into_inner().check;
         let reread = Arc::clone(&self.admin.reload.0);

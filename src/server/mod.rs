@@ -103,7 +103,7 @@ pub struct Settings {
     /// Where metrics are.
     pub metrics: Metrics,
     pub admin: Admin,
-    /// How long running calls may go on at the end.
+    /// How long running calls may continue at the end.
     pub grace: Duration,
 }
 

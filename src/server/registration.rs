@@ -2,7 +2,7 @@
 //!
 //! The kubelet watches a directory for sockets. It asks each who it is, and says whether it has taken the plugin up. A socket
 //! that comes anew is asked anew: that is how a registration that failed is tried again, and how one is renewed whose
-//! socket somebody has removed. A kubelet that starts again asks the sockets that it finds.
+//! socket another process has removed. A kubelet that starts again asks the sockets that it finds.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -71,7 +71,7 @@ pub enum Error {
     #[error("starting_token {token:?} is not one of ours; list again from the start")]
     InvalidPageToken { token: String },
 
-    /// Our deadline passed, work goes on; or a device is not visible yet.
+    /// Our deadline passed, work continues; or a device is not visible yet.
     #[error("{object}: {reason}; it is still in progress, retry")]
     InProgress { object: String, reason: String },
 

@@ -10,7 +10,7 @@
 //! Codes and messages are those of "Error codes for the Amazon EC2 API" in the Amazon EC2 Developer Guide.
 //!
 //! Towards the driver it is at least as unkind as EC2 ([`Act::unkind`], [`Act::late`]), by these rules:
-//! - Every list that is not of given ids begins with an empty page that has a NextToken, and goes on with short ones (boto3 issue 1776,
+//! - Every list that is not of given ids begins with an empty page that has a NextToken, and continues with short ones (boto3 issue 1776,
 //!   aws-cli issue 3928; EC2 API reference, DescribeVolumes: the end is where there is no NextToken).
 //! - What was just made is not described for a while; by its id InvalidVolume.NotFound, which refuses the whole request (EC2 API reference,
 //!   "Eventual consistency").

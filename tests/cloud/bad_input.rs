@@ -110,7 +110,7 @@ fn credentials_that_are_wrong_or_may_not() {
 #[test]
 fn an_address_where_nobody_answers() {
     let Some(cloud) = Cloud::start(SPEED) else { return };
-    // Nobody listens where somebody has just been.
+    // Nobody listens where a server has just been.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
     // And one listens who never answers.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -242,7 +242,7 @@ fn quotas_and_a_cloud_without_room() {
 }
 
 #[test]
-fn stuck_disk_is_reported_and_goes_on_when_it_can() {
+fn stuck_disk_is_reported_and_continues_when_it_can() {
     let Some((cloud, driver, instances)) = start() else { return };
     driver.create("data").expect("created");
     let mut driver = driver;
@@ -259,7 +259,7 @@ fn stuck_disk_is_reported_and_goes_on_when_it_can() {
         assert!(status.message().contains(word) && status.message().contains(&instances[0]), "{state}: {status}");
         driver.persistent = true;
         cloud.release();
-        begin(&driver).expect("it goes on");
+        begin(&driver).expect("it continues");
         if state != "attaching" {
             assert_eq!(driver.disk().get("status"), "available");
             driver.attach("ebs:data", &instances[0]).expect("attached again");

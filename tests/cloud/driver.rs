@@ -27,7 +27,7 @@ const CLUSTER_TAG: &str = "longshore.dev/cluster";
 
 /// How long a call may take, in the cloud's time, as long as the sidecars' `--timeout`.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a caller goes on asking, in real time.
+/// How long a caller continues asking, in real time.
 const GIVES_UP: Duration = Duration::from_secs(60);
 
 pub type Called<T> = Result<T, Status>;

@@ -216,7 +216,7 @@ troubles! {
     throttled_requests: Trouble::Refuse { status: 503, code: "RequestLimitExceeded", message: "Request limit exceeded." };
     requests_that_arrived_twice: Trouble::Twice;
     answers_that_came_twice: Trouble::AnswerTwice;
-    answers_of_somebody_in_between: Trouble::Garbage;
+    answers_of_a_proxy_in_between: Trouble::Garbage;
     answers_that_came_late: Trouble::Late(Duration::from_secs(90));
 }
 

@@ -239,7 +239,7 @@ fn one_name_is_one_disk_however_often_it_is_asked_for() {
     driver.assert_clean("at the end");
 }
 
-/// Somebody else's, or another cluster's, is never touched, whatever it is called.
+/// Another program's, or another cluster's, is never touched, whatever it is called.
 #[test]
 fn disk_without_the_clusters_tag_is_left_alone() {
     let Some(cloud) = Cloud::start(SPEED) else { return };

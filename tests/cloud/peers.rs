@@ -117,7 +117,7 @@ impl Peers {
     fn perform(&mut self, call: Call) {
         let (id, a) = (self.id(), self.a.clone());
         self.replicas[0].persistent = false;
-        // Whatever it answered: somebody takes over.
+        // Whatever it answered: another process takes over.
         let _answer = match call {
             Call::Attach => self.replicas[0].attach(&id, &a).map(drop),
             Call::Detach => self.replicas[0].detach(&id, &a),
@@ -166,7 +166,7 @@ impl Peers {
         let (id, a, b) = (self.id(), self.a.clone(), self.b.clone());
         self.replicas[0].create(&format!("cell-{}", self.cells)).expect("created");
         let happened = self.happen(event);
-        // A replica that was not killed goes on, and knows what it knew, no matter who leads now.
+        // A replica that was not killed continues, and knows what it knew, no matter who leads now.
         if by == 0 && self.replicas[0].harness.has_ended() {
             self.replicas[0].harness.start();
         }

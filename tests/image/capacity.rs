@@ -23,7 +23,7 @@ fn assert_full<T: std::fmt::Debug>(result: Result<T, Error>) {
 }
 
 #[test]
-fn promises_are_counted_and_given_back() {
+fn provisioned_capacity_is_counted_and_given_back() {
     let directory = directory();
     let backend = open(vec![limited(directory.path(), 50, 2.0)]);
     assert_eq!(available(&backend), 100);
@@ -93,7 +93,7 @@ fn a_disk_that_fills_up_on_the_way_is_rolled_back() {
             create(&backend, "v", 64 * MIB);
             write(&disk.pool().join("volumes/v/image"), 0, 64 * MIB, 1);
             take(&backend, "s", "v");
-            // Somebody else fills the disk, and leaves too little for another copy.
+            // Another program fills the disk, and leaves too little for another copy.
             let stuffing = disk.mountpoint().join("stuffing");
             let file = File::create_new(&stuffing).expect("created");
             let free = {

@@ -200,7 +200,7 @@ fn a_volume_grows_and_never_shrinks() {
     assert_eq!(grow(&backend, 9 * MIB - 1), Outcome::Changed(Bytes(9 * MIB)));
     assert_eq!(length(&image), 9 * MIB);
     assert_eq!(grow(&backend, 2 * MIB), Outcome::Unchanged(Bytes(9 * MIB)));
-    // Killed after the image grew, before its promise did.
+    // Killed after the image grew, before its recorded capacity did.
     std::fs::File::options().write(true).open(&image).expect("opens").set_len(32 * MIB).expect("longer");
     let backend = {
         drop(backend);

@@ -31,7 +31,7 @@ fn a_directory_that_is_not_ours_is_left_as_it_is() {
 }
 
 #[test]
-fn a_first_use_that_was_interrupted_goes_on() {
+fn a_first_use_that_was_interrupted_continues() {
     let directory = directory();
     // As a kill between the lock and the marker leaves it, on a fresh ext4.
     fs::write(directory.path().join("lock"), "").expect("written");

@@ -299,7 +299,7 @@ fn shared_volume_that_a_node_holds_is_refused_to_another_and_not_deleted() {
 }
 
 #[test]
-fn crashed_holder_keeps_its_lease_and_goes_on_with_it() {
+fn crashed_holder_keeps_its_lease_and_continues_with_it() {
     isolated(|| {
         let mut world = World::new();
         stages(&world.a, &[]);
@@ -483,7 +483,7 @@ fn lease_that_cannot_be_read_is_refused_and_named() {
             assert_eq!(fs::read_to_string(&lease).expect("it stays"), text);
             assert!(world.devices().is_empty());
         }
-        // A deletion that was interrupted: no node gets it any more, and it goes on.
+        // A deletion that was interrupted: no node gets it any more, and it continues.
         fs::write(&lease, whole.replace("\"access\": \"write\"", "\"access\": \"delete\"")).expect("written");
         assert!(stage_is_refused(&world.a, &[]).contains("deletion"));
         world.controller.call(&["delete-volume", ID]);

@@ -104,7 +104,7 @@ impl Call {
     pub const READ_ONLY_BLOCK: [Call; 8] =
         [Create, Stage, Publish, Unpublish, PublishReadOnly, UnpublishReadOnly, Unstage, Delete];
     pub const INLINE: [Call; 2] = [PublishInline, UnpublishInline];
-    /// Of a share, which has no devices and grows by a promise.
+    /// Of a share, which has no devices and grows in its record only.
     pub const SHARE: [Call; 16] = [
         Create,
         Stage,

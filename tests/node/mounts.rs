@@ -188,7 +188,7 @@ fn paths_outside_and_links_are_refused() {
 }
 
 #[test]
-fn a_busy_target_is_not_final_and_goes_on() {
+fn a_busy_target_is_not_final_and_continues() {
     harness(|harness| {
         let node = harness.node();
         let id = harness.volume("a", Bytes::mib(16));

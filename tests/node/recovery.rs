@@ -209,7 +209,7 @@ fn volume_filled_by_another_node_after_interrupted_mkfs_is_kept() {
     }
 }
 
-/// A mark is believed only where nothing speaks against it: a file system that another mkfs made, or that was mounted since, is somebody's
+/// A mark is believed only where nothing speaks against it: a file system that another mkfs made, or that was mounted since, is a user's
 /// data, whatever lies near its end.
 #[test]
 fn format_mark_beside_a_file_system_of_others_or_in_use_is_no_reason_to_format() {
@@ -542,7 +542,7 @@ fn raw_and_unused_volumes_are_held_without_a_freeze() {
     });
 }
 
-/// Its backend has left the configuration: no call says that the volume does not exist, and those that need no backend go on.
+/// Its backend has left the configuration: no call says that the volume does not exist, and those that need no backend continue.
 #[test]
 fn volume_of_a_backend_that_left_the_configuration_is_not_called_missing() {
     for capability in [filesystem(None), block()] {

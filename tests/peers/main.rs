@@ -2,13 +2,13 @@
 //!
 //! Three drivers on one pool that all share (`image`, `shared: true`): a controller, and two nodes on machines of their own, each
 //! with its mounts, its network, its state and its view of the pool. Each cell is one volume's life: node A has it, something
-//! happens to A, somebody takes the volume over, and in the end both have had it and it is deleted. In each cell:
+//! happens to A, another node takes the volume over, and in the end both have had it and it is deleted. In each cell:
 //! - never two writers: no two nodes have the image attached read-write at once;
 //! - never a reformatted volume: what one wrote and synced, the next reads;
 //! - nothing forgotten: no device, mount, journal entry, or file in the pool is left;
 //! - a refusal with a final code left nothing on the node that was refused.
 //!
-//! Files cannot shut out a node that goes on writing. So the controller is asked to detach a volume from a node that did not release it
+//! Files cannot shut out a node that continues writing. So the controller is asked to detach a volume from a node that did not release it
 //! (`Forced`) only where that node's power is off, as Kubernetes' `out-of-service` taint demands.
 #![cfg(feature = "faults")]
 #![allow(clippy::disallowed_methods, reason = "what a failed cell left in directories of the test, on machines that are off")]
@@ -83,7 +83,7 @@ impl Backend {
         fs::write(harness.path("config.yaml"), format!("backends: [{backend}]\n")).expect("a configuration");
     }
 
-    /// Whether the storage shuts out a node from which a volume is detached, though that node goes on.
+    /// Whether the storage shuts out a node from which a volume is detached, though that node continues.
     fn fences(self) -> bool {
         self == Backend::Iscsi
     }
@@ -123,9 +123,9 @@ enum Event {
     KilledStaged,
     /// The machine goes down after the driver staged.
     PowerLostStaged,
-    /// A's storage answers no request, until somebody is to release the volume on A.
+    /// A's storage answers no request, until the volume is to be released on A.
     IsolatedFromStorage,
-    /// Nobody hears of A's driver; its kernel goes on.
+    /// Nobody hears of A's driver; its kernel continues.
     IsolatedFromController,
     /// Unstaged and detached.
     Moved,
@@ -531,7 +531,7 @@ impl Peers {
 
     /// B stages, with A as it is. Whether it was let.
     fn try_b(&mut self, volume: &mut Volume) -> Result<bool, String> {
-        // A hostile CO would go on without what ControllerPublishVolume answers.
+        // A hostile CO would continue without what ControllerPublishVolume answers.
         self.attach(volume, self.b.name, Hold::Writing).ok();
         let answer = self.b.stage(volume, Hold::Writing);
         self.one_writer()?;

@@ -179,7 +179,7 @@ impl<'s> Soak<'s> {
         });
     }
 
-    /// What each pool can still promise.
+    /// What each pool can still provision.
     fn provisioned(&self) -> Vec<Option<i64>> {
         let mut worker = Worker::new(self.shared, WORKERS);
         let place = &self.shared.places[VOLUMES];
@@ -206,7 +206,7 @@ impl<'s> Soak<'s> {
             self.provisioned()
         });
         if kept != made {
-            shared.violation(None, &format!("it could promise {kept:?} bytes, and after a restart {made:?}"));
+            shared.violation(None, &format!("it could provision {kept:?} bytes, and after a restart {made:?}"));
         }
         let pid_now = self.harness.pid();
         let fresh = idle_descriptors(pid_now, usize::MAX);
@@ -218,7 +218,7 @@ impl<'s> Soak<'s> {
         }
         let left = self.provisioned();
         if left != empty {
-            shared.violation(None, &format!("it can promise {left:?} bytes with nothing there, {empty:?} at first"));
+            shared.violation(None, &format!("it can provision {left:?} bytes with nothing there, {empty:?} at first"));
         }
         if !self.harness.stop() {
             shared.violation(None, "it did not end with success");

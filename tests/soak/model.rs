@@ -298,7 +298,7 @@ impl Op {
         }
     }
 
-    /// Whether it can be left open while the rest goes on: not if it copies what others may change.
+    /// Whether it can be left open while the rest continues: not if it copies what others may change.
     pub fn can_wait(&self) -> bool {
         match self {
             Op::Create(volume) => volume.request.volume_content_source.is_none(),

@@ -180,7 +180,7 @@ impl<'w> Worker<'w> {
         Some((of_snapshot(id.clone()), snapshot.clone()))
     }
 
-    /// Half of them while somebody writes.
+    /// Half of them while a pod writes.
     fn snapshot(&mut self, place: &'w Place, slot: &mut Slot) {
         let Some(number) = (0..SNAPSHOTS).find(|number| slot.snapshots[*number].is_none()) else {
             return self.unsnapshot(place, slot);

@@ -1,7 +1,7 @@
 //! Clients give up at every step of every mutating call.
 //!
 //! The step is held at the gate while its client leaves. Anyone who repeats the call then, or calls its inverse, gets
-//! who is at work, at which step and since when, and comes to no step of his own. Once the step goes on, the repeated
+//! who is at work, at which step and since when, and comes to no step of his own. Once the step continues, the repeated
 //! call, or the inverse, is OK, and everything is as after a call that nobody disturbed.
 
 use std::cell::Cell;

@@ -118,7 +118,7 @@ pub enum Which<Id> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<T> {
     pub items: Vec<T>,
-    /// Where it goes on.
+    /// Where it continues.
     pub next: Option<String>,
 }
 
@@ -222,7 +222,7 @@ pub enum ChangeState {
     Failed,
 }
 
-/// A change of a disk that goes on or has ended.
+/// A change of a disk that continues or has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changing {
     pub disk: DiskId,
@@ -281,7 +281,7 @@ pub struct Instance {
     pub cards: BTreeMap<u32, usize>,
 }
 
-/// Where a list of blocks goes on.
+/// Where a list of blocks continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlocksFrom {
     /// Bytes.

@@ -1,7 +1,7 @@
 //! A copy of a volume: directly, where the cloud copies a disk and accepts the request; else through a snapshot, which is the copy's alone
 //! and is deleted afterwards.
 //!
-//! One copy goes one way only, whatever process goes on with it: with the temporary snapshot there, or not known to be absent, it is the
+//! One copy goes one way only, whatever process continues with it: with the temporary snapshot there, or not known to be absent, it is the
 //! snapshot's. A direct copy that was refused goes through a snapshot once it is known that no earlier request made a disk: neither this
 //! one's, nor one whose answer was lost, nor one of a process before this one.
 
@@ -18,7 +18,7 @@ use super::tags::TEMPORARY;
 use super::timeouts::WAIT;
 
 impl Controller {
-    /// Makes the disk of a copy, or goes on with what an earlier call began; nothing else of it is left then.
+    /// Makes the disk of a copy, or continues with what an earlier call began; nothing else of it is left then.
     pub fn make_copy(&self, copy: &VolumeId, source: &VolumeId, spec: DiskSpec, quiesce: &dyn Quiesce) -> Result<Disk> {
         if self.memory.is_torn(copy.derived()) {
             self.delete_torn(copy)?;

@@ -1,6 +1,6 @@
 //! The disk of a volume: by the cloud's id where it is recorded in the volume's id or remembered, else by tag.
 //!
-//! A recorded disk is the volume's, or the volume has none: another that carries the same tag is a copy that somebody made, and is left
+//! A recorded disk is the volume's, or the volume has none: another that carries the same tag is a copy that a person made, and is left
 //! alone. An id without a recorded disk has only CreateVolume, before its answer, and what was made by a driver that recorded none.
 
 use std::collections::BTreeMap;

@@ -15,7 +15,7 @@ use super::tags::{Owner, SNAPSHOT, TEMPORARY, VOLUME};
 /// Handles of other backends are left out. Without the snapshots' handles, pass no snapshots.
 ///
 /// A handle without a recorded disk, of a volume that a driver made that recorded none, names the disk with its tag where there is one.
-/// A snapshot that only has a volume's tags is a backup that somebody else took of it, and is left out.
+/// A snapshot that only has a volume's tags is a backup that another program took of it, and is left out.
 pub(super) fn compare(owner: &Owner, handles: &BTreeSet<String>, disks: &[Disk], snapshots: &[CloudSnapshot]) -> Garbage {
     let mut garbage = Garbage::default();
     let mut there = BTreeSet::new();

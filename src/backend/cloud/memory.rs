@@ -269,7 +269,7 @@ impl RecentOperations {
         }
     }
 
-    /// Somebody has had it.
+    /// It has been attached.
     pub fn is_used(&self, disk: &DiskId) {
         if let Some(known) = self.state().withdrawn.get_mut(disk) {
             known.first = false;

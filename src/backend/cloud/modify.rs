@@ -1,7 +1,7 @@
 //! Volumes grow and change.
 //!
 //! A cloud allows a change of a disk once in hours (EC2: six), and it takes size and settings in one request. The CO asks for the two
-//! by separate calls; those that come together become one change. One that goes on is waited for, never sent again.
+//! by separate calls; those that come together become one change. One that continues is waited for, never sent again.
 
 use std::time::SystemTime;
 
@@ -123,7 +123,7 @@ impl Controller {
         })
     }
 
-    /// A cooldown is not over: UNAVAILABLE, so that the resizer goes on asking, and its words say from when on it helps.
+    /// A cooldown is not over: UNAVAILABLE, so that the resizer continues asking, and its words say from when on it helps.
     fn too_soon(&self, id: &VolumeId, last: Option<&Changing>, refusal: &Refusal) -> Error {
         let from = last.and_then(|last| last.since).zip(self.policy.cooldown()).map(|(since, cooldown)| since + cooldown);
         let from = refusal.retry_after.map(|rest| SystemTime::now() + rest).or(from);

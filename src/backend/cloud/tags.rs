@@ -167,7 +167,7 @@ pub(super) fn is_copy(tags: &Tags) -> bool {
     tags.get(SOURCE).is_some_and(|text| text.starts_with("volume/"))
 }
 
-/// Whether a disk that carries a volume's tags was restored from a snapshot of which these tags know nothing: somebody restored a backup
+/// Whether a disk that carries a volume's tags was restored from a snapshot of which these tags know nothing: a person restored a backup
 /// with its tags (AWS Backup, "Copy tags during a restore"), and the volume's own disk is, or was, another one.
 pub(super) fn is_restored_backup(disk: &Disk) -> bool {
     let Some(snapshot) = &disk.snapshot else { return false };

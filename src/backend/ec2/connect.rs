@@ -140,7 +140,7 @@ impl Connect for Node {
         Ok(if found.len() == 1 { found.pop().map(Source::Device) } else { None })
     }
 
-    /// So it is, too, where its number is nobody's any more: a volume may be detached under a mount, which keeps the number from others.
+    /// So it is, too, where its number is used by no mount any more: a volume may be detached under a mount, which keeps the number from others.
     fn is_same_device(&self, source: &Source) -> Result<bool> {
         let Some((reported, wanted)) = known(source) else { return Ok(false) };
         Ok(block::is_gone(reported.number) || self.open(reported, &wanted)?.is_some())

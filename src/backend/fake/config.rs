@@ -98,7 +98,7 @@ pub struct MutableParameters {
     pub tier: Option<Tier>,
 }
 
-/// A promise of performance that means nothing in memory.
+/// A performance class, which means nothing in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {

@@ -1,6 +1,6 @@
 //! A storage system in memory: for a first try, for tests of everything above it, and as the example of a backend.
 //!
-//! It is honest: it models sizes, promises, attachments, nodes and their limits, and answers from that model; nothing
+//! It is honest: it models sizes, provisioned capacity, attachments, nodes and their limits, and answers from that model; nothing
 //! depends on what a name looks like. What it holds is gone when the process ends, so one process must be controller and
 //! node at once.
 //!

@@ -15,7 +15,7 @@ pub(super) const UNIT: u64 = 1 << 20;
 /// The smallest volume.
 const LEAST: Bytes = Bytes::MIB;
 
-/// Sets `bytes` of a pool's promise aside.
+/// Sets `bytes` of a pool's capacity aside.
 ///
 /// # Errors
 /// `NoCapacity`, naming the pool, what was asked for and what is left.

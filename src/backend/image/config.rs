@@ -118,7 +118,7 @@ impl PoolConfig {
         if !self.overcommit.is_finite() || self.overcommit <= 0.0 {
             return Err(Error::invalid(
                 "pools.overcommit",
-                format!("{} must be more than 0; 1 promises no more than there is", self.overcommit),
+                format!("{} must be more than 0; 1 provisions no more than there is", self.overcommit),
             ));
         }
         if self.capacity.is_some_and(|capacity| capacity < Bytes::MIB) {

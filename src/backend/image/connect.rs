@@ -30,7 +30,7 @@ impl Connect for ImageBackend {
         let (meta, image) = seen.whole()?;
         let acquired = if self.shared { Some(self.take_lease(&ready, request)?) } else { None };
         let named = |inode| match request.earlier {
-            // As an older version named it: what it has begun goes on.
+            // As an older version named it: what it has begun continues.
             Some(Source::Device(reported)) if reported.identity == numbers(inode) => numbers(inode),
             _ => identity(&ready, &meta, inode),
         };

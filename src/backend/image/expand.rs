@@ -15,7 +15,7 @@ use super::ready::Ready;
 use super::{ImageBackend, Located, capacity, scan};
 
 impl Expand for ImageBackend {
-    /// The image grows first, then the promise in the metadata: an image longer than its promise is whole, a promise longer
+    /// The image grows first, then the capacity in the metadata: an image longer than its capacity is whole, a capacity longer
     /// than its image is damage.
     fn expand(&self, id: &VolumeId, wanted: Bytes) -> Result<Outcome<Bytes>> {
         let wanted = wanted.round_up(capacity::UNIT);

@@ -85,7 +85,7 @@ pub(super) fn open(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os:
         Access::Read => OFlags::RDONLY,
         Access::Write => OFlags::RDWR,
     };
-    // Non-blocking, so that a pipe somebody put there can't hold us; it means nothing for regular files.
+    // Non-blocking, so that a pipe that a user put there can't hold us; it means nothing for regular files.
     let flags = mode | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW) {
         Ok(descriptor) => File::from(descriptor),

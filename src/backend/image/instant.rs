@@ -88,7 +88,7 @@ enum State {
     Frozen,
     /// Nobody, as far as can be seen.
     Idle,
-    /// Perhaps somebody; how it is in use.
+    /// Perhaps a pod; how it is in use.
     Written(String),
 }
 
@@ -96,7 +96,7 @@ impl ImageBackend {
     /// Copies volumes as they are at one instant; returns when that was.
     ///
     /// # Errors
-    /// `InUse` where they have no common instant, because somebody may write to them meanwhile, or did. Also where the freeze broke
+    /// `InUse` where they have no common instant, because a pod may write to them meanwhile, or did. Also where the freeze broke
     /// before all was copied: then the copies are worth nothing.
     pub(super) fn copy_at_one_instant(&self, quiesce: &dyn Quiesce, jobs: &[Job<'_>]) -> Result<SystemTime> {
         let sources: Vec<VolumeId> = jobs.iter().map(|job| job.source.clone()).collect();

@@ -6,7 +6,7 @@
 //! ```
 //! A lease is taken before the loop device is attached, and released after it was seen detached and the image is synced.
 //!
-//! - It does not expire: no clock decides about data. It survives a crash of its holder, who finds it again and goes on. It ends
+//! - It does not expire: no clock decides about data. It survives a crash of its holder, who finds it again and continues. It ends
 //!   when its holder releases it, when the controller detaches the node (`super::attach`), or when an administrator removes it.
 //! - It needs no locks of the file system. `lease` appears by link(2), complete and once, decided where the storage is: so on
 //!   NFS, CephFS, GlusterFS, GFS2 and OCFS2. Between a writer and readers: each makes its own entry, and then lists the directory
@@ -109,7 +109,7 @@ impl Lease {
     /// Whether a holder may have `access` beside this lease.
     fn allows(&self, holder: &Holder, access: Access) -> bool {
         match (self.access, access) {
-            // Only the one process that holds the pool's lock deletes: it goes on where a killed one was.
+            // Only the one process that holds the pool's lock deletes: it continues where a killed one was.
             (Access::Delete, Access::Delete) | (Access::Read, Access::Read) => true,
             (Access::Delete, _) | (_, Access::Delete) => false,
             _ => self.holder == *holder,

@@ -219,7 +219,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Turns what is reserved into a volume's promise.
+    /// Turns what is reserved into the provisioned capacity of a volume.
     pub fn keep_volume(mut self, id: &str, capacity: u64) {
         let ledger = Arc::clone(&self.ledger);
         let mut inner = ledger.inner();
@@ -227,7 +227,7 @@ impl Reservation {
         inner.put_volume(id, capacity);
     }
 
-    /// Turns what is reserved into a snapshot's promise.
+    /// Turns what is reserved into the provisioned capacity of a snapshot.
     pub fn keep_snapshot(mut self, entry: Entry<'_>) {
         let ledger = Arc::clone(&self.ledger);
         let mut inner = ledger.inner();

@@ -5,7 +5,7 @@
 //! [`draft`].
 //!
 //! Invariants:
-//! - The disk is the truth: a volume exists iff its directory does. The [`ledger`] in memory orders lists and sums promises.
+//! - The disk is the truth: a volume exists iff its directory does. The [`ledger`] in memory orders lists and sums provisioned capacity.
 //! - "Not there" is only said when every pool could be looked into; a pool that is away makes it an error.
 //! - Damaged files are reported and left as they are: their volume can't be used, deleted or replaced, all others can.
 //! - One process provisions from a pool at a time; any number may read and connect.

@@ -219,7 +219,7 @@ impl Pool {
     /// Opens it on a thread of its own, or joins the opening that runs.
     ///
     /// # Errors
-    /// `BackendUnavailable`, also where that opening is `patience` old; it goes on.
+    /// `BackendUnavailable`, also where that opening is `patience` old; it continues.
     fn attempt(&self, patience: Duration, lock: bool) -> Result<()> {
         let Some(pool) = self.this.upgrade() else { return Err(self.down("it is closed")) };
         match self.opening.run(patience, move || pool.open_now(lock)) {

@@ -60,7 +60,7 @@ impl Connect for IscsiBackend {
         let was_whole = entry.wwid.is_some();
         match self.make(&way, &mut entry) {
             Ok(made) => Ok(made),
-            // Somebody may use it.
+            // A pod may use it.
             Err(error) if was_whole => Err(error),
             Err(error) => Err(self.roll_back(&entry, error)),
         }

@@ -29,9 +29,9 @@ struct Failure {
 enum Kind {
     /// Nobody answers there.
     Silent,
-    /// Somebody does, and refuses us.
+    /// A server listens there, and refuses us.
     Refused,
-    /// Somebody does, but no session came of it.
+    /// A server listens there, but no session came of it.
     Failed,
 }
 

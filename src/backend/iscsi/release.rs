@@ -127,7 +127,7 @@ impl IscsiBackend {
         Ok(())
     }
 
-    /// A login that was interrupted may still come: iscsid goes on with it.
+    /// A login that was interrupted may still come: iscsid continues with it.
     ///
     /// # Errors
     /// `InProgress` where it is neither there nor over.

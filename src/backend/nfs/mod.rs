@@ -5,7 +5,7 @@
 //!
 //! Invariants of the controller's side:
 //! - The share is the truth: a volume exists iff its record says that it is whole. The index in memory orders lists and sums
-//!   promises.
+//!   provisioned capacity.
 //! - "Not there" is only said when every share could be looked into.
 //! - Nothing that is not ours is replaced or removed: a place is claimed before it is taken, a directory goes by one rename, into the
 //!   trash, and only from there by its files.

@@ -222,7 +222,7 @@ fn file_name(id: &VolumeId) -> String {
     format!("{id}.json")
 }
 
-/// Half-written files are nobody's.
+/// Half-written files are orphaned.
 fn is_user(name: &std::ffi::OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "json")
 }
@@ -279,7 +279,7 @@ mod tests {
         share.release(&user("a").id).expect("released");
         assert_eq!(shares.used_by(&user("a").id).expect("readable"), None);
         assert!(!share.is_unused().expect("readable"));
-        // Half written when somebody was killed: nobody's.
+        // Half written when its writer was killed: orphaned.
         fs::write(share.users().join(".nfs:c.json.tmp"), "x").expect("written");
         share.release(&user("b").id).expect("released");
         assert!(shares.all().expect("readable").is_empty());

@@ -25,7 +25,7 @@ pub(super) fn capabilities_answer<'a>(names: impl Iterator<Item = &'a str>) -> A
     Answer { json: json!({ "capabilities": capabilities }), text }
 }
 
-/// What to do where a list goes on after this page.
+/// What to do where a list continues after this page.
 pub(super) fn more(next: &str) -> String {
     if next.is_empty() { String::new() } else { format!("There are more: --token {next}, or --all\n") }
 }

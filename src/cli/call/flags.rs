@@ -291,7 +291,7 @@ pub struct PageArgs {
     /// At most so many entries a page [default: as the driver likes]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(i32).range(1..))]
     max: Option<i32>,
-    /// Go on where an earlier page ended
+    /// Continue where an earlier page ended
     #[arg(long)]
     token: Option<String>,
     /// All pages

@@ -48,7 +48,7 @@ pub struct CallArgs {
     /// The driver's Unix socket [env: CSI_ENDPOINT] [default: unix:///run/longshore/csi.sock]
     #[arg(long, global = true, value_name = "SOCKET", help_heading = "How to call")]
     endpoint: Option<Endpoint>,
-    /// How long to wait for an answer; what is running then goes on
+    /// How long to wait for an answer; what is running then continues
     #[arg(long, global = true, value_name = "DURATION", default_value = "60s", help_heading = "How to call")]
     timeout: humantime::Duration,
     /// One JSON document with the field names of csi.proto, sizes in bytes

@@ -17,7 +17,7 @@ use crate::config::Endpoint;
 use crate::csi;
 use crate::os::lock;
 
-/// How long the driver is waited for; what it has begun goes on.
+/// How long the driver is waited for; what it has begun continues.
 const CALL: Duration = Duration::from_secs(60);
 /// Between two tries of what failed: at first, and at most.
 const PAUSE: Duration = Duration::from_secs(1);

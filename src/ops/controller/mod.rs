@@ -162,7 +162,7 @@ impl Controller {
     /// Who has the volume, by its handle and its attributes.
     ///
     /// # Errors
-    /// `NotFound` where it can be nobody's.
+    /// `NotFound` where it can be no backend's.
     fn whose<'a>(&'a self, handle: &'a Handle, context: &BTreeMap<String, String>) -> Result<Whose<'a>> {
         match (handle, static_volume_backend(&self.registry, context)) {
             (_, Some(backend)) => Ok(Whose::Static(backend)),

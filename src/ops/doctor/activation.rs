@@ -1,4 +1,4 @@
-//! What a node does by itself with what somebody else writes onto a disk: LVM activates, MD assembles, iscsid logs in. A tenant writes
+//! What a node does by itself with what a tenant writes onto a disk: LVM activates, MD assembles, iscsid logs in. A tenant writes
 //! what he likes onto a raw block volume, and a target server onto any.
 
 use std::path::Path;

@@ -29,7 +29,7 @@ use super::{inline, quiesce, resolve};
 
 /// Threads that recovery begins with.
 const THREADS: usize = 4;
-/// Where nothing was recovered for so long, what runs may hang: one more thread goes on with the rest.
+/// Where nothing was recovered for so long, what runs may hang: one more thread continues with the rest.
 const STALLED: Duration = Duration::from_millis(100);
 
 /// What is to be recovered, and what is at it.
@@ -109,7 +109,7 @@ impl Recovery {
         queue.unfinished
     }
 
-    /// Thaws, then sees to it that something goes on with what waits.
+    /// Thaws, then sees to it that something continues with what waits.
     fn supervise(self: &Arc<Self>) {
         thaw(&self.node);
         let mut threads = 0;
@@ -126,7 +126,7 @@ impl Recovery {
                 match spawn(move || own.work()) {
                     Ok(()) => threads += 1,
                     Err(_) if threads == 0 => return self.work(),
-                    // Those that there are go on.
+                    // Those that there are continue.
                     Err(error) => {
                         tracing::debug!(%error, "no further thread for the recovery");
                         self.pause();

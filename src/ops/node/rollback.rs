@@ -2,7 +2,7 @@
 
 use crate::volume::Result;
 
-/// Undoes the latest first, going on after an error; answers what could not be undone. The journal goes only when nothing
+/// Undoes the latest first, continuing after an error; answers what could not be undone. The journal goes only when nothing
 /// else is left: what it says must be true to the last.
 pub(super) fn undo_in_reverse<U: Copy + PartialEq>(done: Vec<U>, journal: U, undo_one: impl Fn(U) -> Result<()>) -> Vec<String> {
     let mut left = Vec::new();

@@ -87,7 +87,7 @@ fn says(arguments: &[String], option: &str, part: &str) -> bool {
 }
 
 /// mkfs.btrfs asks every mounted loop device what it shows, and gives up, before it writes anything, where one of them went
-/// away in between: on a busy node that is nobody's error, and soon over.
+/// away in between: on a busy node that is no error, and soon over.
 fn attempts(mut run: impl FnMut() -> Result<Output>) -> Result<Output> {
     const MOST: usize = 8;
     let mut output = run()?;

@@ -36,7 +36,7 @@ impl Portal {
         self.port
     }
 
-    /// Whether somebody listens there: a TCP connection is made, and closed again.
+    /// Whether a server listens there: a TCP connection is made, and closed again.
     ///
     /// # Errors
     /// What the resolver or the kernel says, of the last address that was tried.

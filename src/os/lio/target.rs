@@ -143,7 +143,7 @@ impl Lio {
     /// Removes a target that lets nobody in.
     ///
     /// # Errors
-    /// `Unexpected` where somebody is let in.
+    /// `Unexpected` where an initiator is let in.
     pub fn remove_target(&self, target: &str) -> Result<()> {
         let group = group(target);
         if self.kind(&group)?.is_some() {

@@ -190,7 +190,7 @@ impl Drop for Asking {
 }
 
 /// What these are bound to, by number, and those that cannot be asked. One thread asks them one after the other; where a device hangs, it
-/// is left with that one, which is not asked again before it has answered, and another thread goes on.
+/// is left with that one, which is not asked again before it has answered, and another thread continues.
 fn ask(names: Vec<OsString>) -> Result<(Vec<Loop>, Vec<Silent>)> {
     let device = |name: &OsStr| Path::new("/dev").join(name);
     let (mut left, mut found, mut silent) = (names, Vec::new(), Vec::new());

@@ -90,7 +90,7 @@ fn said(context: &OwnedFd) -> String {
 /// is mounted inside.
 ///
 /// Each directory on the way is asked of its server before its name for the next is believed (statx(2), AT_STATX_FORCE_SYNC): a client of
-/// NFS keeps names for a minute, and one of them may be another directory's by now, its old one being in somebody's trash.
+/// NFS keeps names for a minute, and one of them may be another directory's by now, its old one being in a trash directory.
 ///
 /// # Errors
 /// `Path` where a link or a file is in the way; `Io`: ENOENT, ESTALE.

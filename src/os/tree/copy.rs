@@ -527,7 +527,7 @@ mod tests {
         copy(&open("from"), &open("to"), &open("links"), &control).unwrap_err();
     }
 
-    /// Anyone who owns the files goes on renaming, planting, cutting and swapping while they are copied.
+    /// Anyone who owns the files continues renaming, planting, cutting and swapping while they are copied.
     #[test]
     fn copy_of_a_tree_in_use_takes_nothing_from_outside() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! Trees are removed flat: a directory found in another is not descended into, but moved up beside the one that is being emptied.
-//! So no depth costs anything, nothing needs to be remembered, and a removal that was interrupted goes on with what lies there.
+//! So no depth costs anything, nothing needs to be remembered, and a removal that was interrupted continues with what lies there.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -268,7 +268,7 @@ mod tests {
         });
     }
 
-    /// Anyone who has a directory of it open goes on renaming, planting and swapping while it is removed.
+    /// Anyone who has a directory of it open continues renaming, planting and swapping while it is removed.
     #[test]
     fn directory_open_elsewhere_does_not_mislead_the_removal() {
         let ground = ground();

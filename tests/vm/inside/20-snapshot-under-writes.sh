@@ -25,10 +25,10 @@ writer=$!
 within 10 test -s acknowledged
 acknowledged=$(cat acknowledged)
 snapshot=$(call create-snapshot "$id" --name nightly | jq -er .snapshot.snapshot_id)
-# The file system was thawed: writing goes on.
+# The file system was thawed: writing continues.
 after=$(cat acknowledged)
-goes_on() { [ "$(cat acknowledged)" -gt "$after" ]; }
-within 10 goes_on
+continues() { [ "$(cat acknowledged)" -gt "$after" ]; }
+within 10 continues
 touch stop
 wait "$writer" || fail "writing failed while the snapshot was taken"
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A LUKS mapping and its loop device that a killed driver and a lost journal leave: inspect names both, the commands that it prints
-# close them, and so does --fix; a mapping and a mount of somebody else's stay.
+# close them, and so does --fix; a mapping and a mount of another program stay.
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

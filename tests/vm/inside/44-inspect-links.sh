@@ -46,8 +46,8 @@ start_driver
 for round in by-hand fix; do
     up
     found 0 "$round: all is in use"
-    is 2 "$(jq '.links[] | select(.backend == "nfs") | .volumes | length' seen)" "the volumes of the share"
-    is "$target_name true" "$(jq -r '.links[] | select(.backend == "san") | "\(.object) \(.up)"' seen)" "the session"
+    is 2 "$(jq '.connections[] | select(.backend == "nfs") | .volumes | length' seen)" "the volumes of the share"
+    is "$target_name true" "$(jq -r '.connections[] | select(.backend == "san") | "\(.object) \(.up)"' seen)" "the session"
     kill_driver
     umount "$staging"{a,b,one}
     rm -r state/journal/*:*
@@ -57,7 +57,7 @@ for round in by-hand fix; do
         jq -r '.findings[].commands[]' seen >commands
         sh -e commands >commands.log 2>&1 || fail "the printed commands fail: $(cat commands commands.log)"
     else
-        # In use again, by somebody of whom nothing is journaled.
+        # In use again, by a process of which nothing is journaled.
         mkdir elsewhere
         mount "/dev/$(scsi_disks)" elsewhere
         inspect --fix --yes >fixed && fail "repaired what is in use: $(cat fixed)"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A server that hangs does no harm: beside its volumes twenty others stage and publish as fast as before, anyone who asks about it is
-# answered in seconds, its volumes can be taken down, and when it is back, everything goes on by itself. Then what is mounted goes
+# answered in seconds, its volumes can be taken down, and when it is back, everything continues by itself. Then what is mounted goes
 # stale, and is mounted anew.
 #
 # The server has a network namespace of its own and two addresses; the cable of one is pulled. It is spoken to as version 3 by the one and as
@@ -163,7 +163,7 @@ nfs_unpublish two
 nfs_unstage two
 is '' "$(awk -v dir="$DIR/kubelet" '$5 ~ dir "/[st]/two" { print $5 }' /proc/self/mountinfo)" "mounts of what was taken down"
 
-# It is back. What hung goes on, and nobody did anything.
+# It is back. What hung continues, and nobody did anything.
 ip -n server link set far1 up
 finished() { ! kill -0 $writer 2>/dev/null; }
 within 90 finished

@@ -64,7 +64,7 @@ refused 'fast/shop/data' make four --parameter subDir=shop/data/in --parameter "
 refused 'left to provision' call create-volume --name five --size 2GiB
 is mine "$(cat fast/foreign/file)" "a directory of someone else"
 
-# Growth is a promise.
+# Growth changes the record only.
 call expand-volume "$one" --size 900MiB >/dev/null
 refused 'left to provision' call expand-volume "$one" --size 2GiB
 
@@ -137,7 +137,7 @@ refused 'provisions from it; this one does' longshore call --endpoint "unix://$D
 kill -TERM $second
 wait $second || true
 
-# A full volume goes at once, its files later; a killed driver goes on. None of what the links lead to goes.
+# A full volume goes at once, its files later; a killed driver continues. None of what the links lead to goes.
 mkdir -p outside
 echo precious >outside/file
 (cd fast/shop/data && mkdir -p a/b && seq -f 'a/b/%g' 800 | xargs touch)

@@ -59,7 +59,7 @@ start_driver
 call list-volumes >/dev/null
 within 60 fewer $((left - 250))
 
-# The server is away: reported in seconds, at once to anyone who comes next; and all goes on when it is back.
+# The server is away: reported in seconds, at once to anyone who comes next; and all continues when it is back.
 other=$(make other)
 nfs_stop
 start=$(now)

@@ -92,7 +92,7 @@ mutual=("${chap[@]}" --secret-file node.session.auth.username_in=user_in --secre
 by_hand some/thing#1 0 ext4 '' "${mutual[@]}" || fail "mutual CHAP: $(cat stage.log)"
 is 'what was written' "$(cat "$staging/file")" "what was written before"
 
-# iscsid starts anew, the target goes and comes back: the session goes on, by what the kernel keeps.
+# iscsid starts anew, the target goes and comes back: the session continues, by what the kernel keeps.
 kill -TERM "$iscsid_pid"
 within 10 eval '! kill -0 $iscsid_pid 2>/dev/null'
 setsid iscsid -f >>iscsid.log 2>&1 &

@@ -22,7 +22,7 @@ lio_lun $target_name 1 two
 lio_acl $target_name $machine user "$(cat password)"
 initiator_start $machine
 
-# Somebody else's session with the same target, and a disk of it.
+# Another program's session with the same target, and a disk of it.
 iscsiadm -m node -o new -T $target_name -p 127.0.0.1:3260 >/dev/null
 for setting in authmethod=CHAP username=user "password=$(cat password)"; do
     iscsiadm -m node -T $target_name -p 127.0.0.1:3260 -o update -n "node.session.auth.${setting%%=*}" -v "${setting#*=}"

@@ -38,7 +38,7 @@ nothing_is_connected "after three ways"
 # Only one whose interface has another initiator's name is let in.
 lio_remove_acl $target_name $machine
 lio_acl $target_name $second
-if stage_it --context portals=127.0.0.1; then fail "staged as somebody whom the target does not know"; fi
+if stage_it --context portals=127.0.0.1; then fail "staged as an initiator that the target does not know"; fi
 grep -q PERMISSION_DENIED stage.log || fail "refused: $(cat stage.log)"
 iscsiadm -m iface -I second -o new >/dev/null
 for setting in transport_name=tcp initiatorname=$second; do

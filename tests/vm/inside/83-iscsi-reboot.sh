@@ -27,11 +27,11 @@ session=$(session_of a)
 ) &
 writer=$!
 within 20 test -s acknowledged
-goes_on() { [ "$(cat acknowledged)" -gt "$1" ]; }
+continues() { [ "$(cat acknowledged)" -gt "$1" ]; }
 
 kill_driver
 start_controller
-within 20 goes_on "$(($(cat acknowledged) + 3))"
+within 20 continues "$(($(cat acknowledged) + 3))"
 [ "$session" = "$(session_of a)" ] && [ "$(cat "$session/state")" = LOGGED_IN ] || fail "a restart of the driver broke the session"
 ! grep -q 'exported again' driver.log || fail "something was exported again, though all was there"
 
@@ -44,7 +44,7 @@ start_controller
 grep -q 'exported again.*data\|data.*exported again' driver.log || fail "the log does not say that the volume is exported again"
 grep -q 'could not be exported again' driver.log || fail "the log does not say that the other is not"
 is a "$(ls "$(target_of data)/tpgt_1/acls" | sed 's/.*://')" "who is let in"
-within 30 goes_on $((before + 3))
+within 30 continues $((before + 3))
 touch stop
 wait $writer || fail "a write failed over the reboot"
 attach "$id" a
@@ -61,7 +61,7 @@ call probe >/dev/null
 is b "$(ls "$(target_of other)/tpgt_1/acls" | sed 's/.*://')" "who is let in after the probe"
 is '[]' "$(call get-volume-health "$other" | jq -c '.volume_health.errors // []')" "the health of what is back"
 
-# Nothing records the one, and the other is somebody else's.
+# Nothing records the one, and the other is another program's.
 stop_driver
 mv pool/images/exports/other.json .
 foreign=$authority:san:foreign

@@ -31,12 +31,12 @@ PERL
 last() { perl -e 'open(F, $ARGV[0]); $m = 0; while (read(F, $b, 4096)) { $m = $1 if $b =~ /^(\d+) / && $1 > $m } print $m' "$1"; }
 perl writer.pl "$(device_of a)" "$(device_of b)" >acknowledged 2>writer.err &
 writer=$!
-goes_on() { kill -0 $writer && [ "$(cat acknowledged)" -gt "$1" ]; }
+continues() { kill -0 $writer && [ "$(cat acknowledged)" -gt "$1" ]; }
 within 20 test -s acknowledged
 
 acknowledged=$(cat acknowledged)
 snapshot=$(call create-snapshot "$one" --name nightly | jq -er .snapshot.snapshot_id)
-within 10 goes_on $((acknowledged + 50))
+within 10 continues $((acknowledged + 50))
 copy=$(create copy 8MiB block --from-snapshot "$snapshot")
 lines=$(last "$(image_of copy)")
 [ "$lines" -ge "$acknowledged" ] || fail "$acknowledged were acknowledged, the snapshot has $lines"
@@ -44,7 +44,7 @@ is "$lines" "$(perl -e 'open(F, $ARGV[0]); while (read(F, $b, 4096)) { $n++ if $
 cmp "$(image_of copy)" pool/images/snapshots/nightly/image || fail "what was restored is not the snapshot byte for byte"
 
 for group in 1 2; do
-    within 20 goes_on "$(($(cat acknowledged) + 20))"
+    within 20 continues "$(($(cat acknowledged) + 20))"
     call create-group-snapshot --name "g$group" "$one" "$two" >group.$group
     jq -er '.group_snapshot.snapshots | sort_by(.source_volume_id)[].snapshot_id' group.$group >members
     first=$(last "pool/images/snapshots/$(sed -n 's/^san://;1p' members)/image")
@@ -54,7 +54,7 @@ for group in 1 2; do
 done
 is "0 0" "$(cat "$kernel"/core/fileio_*/longshore-*/alua/default_tg_pt_gp/alua_access_state | xargs)" "the state of the disks after the groups"
 
-# Killed while they are paused: the next process lets them go on.
+# Killed while they are paused: the next process lets them continue.
 echo '2 crash@0' >order
 call create-group-snapshot --name counted "$one" "$two" >group.3
 step=$(grep 'fault: step .*: resume disk' driver.log | tail -n 2 | sed -n '1s/.*step \([0-9]*\):.*/\1/p')
@@ -65,7 +65,7 @@ is "15 15" "$(cat "$kernel"/core/fileio_*/longshore-*/alua/default_tg_pt_gp/alua
 stuck=$(cat acknowledged)
 echo '4 crash@0' >order
 start_controller
-within 20 goes_on $((stuck + 20))
+within 20 continues $((stuck + 20))
 
 # Growth under writes.
 call expand-volume "$one" --size 16MiB >/dev/null
@@ -74,7 +74,7 @@ is 16777216 "$(blockdev --getsize64 "$(device_of a)")" "the size that the node s
 head -c 1M /dev/urandom >data
 dd if=data of="$(device_of a)" bs=1M seek=15 oflag=direct status=none
 cmp data <(dd if="$(image_of one)" bs=1M skip=15 status=none) || fail "what was written beyond the old end is not in the image"
-within 20 goes_on "$(($(cat acknowledged) + 20))"
+within 20 continues "$(($(cat acknowledged) + 20))"
 touch stop
 wait $writer || fail "a write failed: $(cat writer.err)"
 log_out a

@@ -77,13 +77,13 @@ call expand-volume "$id" --size 128MiB >/dev/null
 on b node-expand-volume "$id" --path "$(at b target)" --staging "$(at b staging)" --size 128MiB >/dev/null
 [ "$(size_of "$(at b target)")" -gt $((before * 3 / 2)) ] || fail "it did not grow: $before and $(size_of "$(at b target)")"
 
-# Power is lost under it. What was acknowledged stays, and writing goes on by itself.
+# Power is lost under it. What was acknowledged stays, and writing continues by itself.
 kill_driver
 power_off
 seen=$(cat lines)
 start_controller
-goes_on() { [ "$(cat lines)" -gt $((seen + 2)) ]; }
-within 60 goes_on
+continues() { [ "$(cat lines)" -gt $((seen + 2)) ]; }
+within 60 continues
 touch stop
 wait $writer || fail "a write failed"
 is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$(at b target)/during")" "what was written meanwhile"
@@ -119,7 +119,7 @@ take_off b "$id" || take_off b "$id" || fail "node b cannot let go"
 is '' "$(iscsi_sessions)" "sessions at the end"
 delete "$id"
 
-# Of what nobody has written to, little is read before it is formatted; of what somebody has, all, also between the samples.
+# Of what nobody has written to, little is read before it is formatted; of what was written to, all, also between the samples.
 id=$(create large 3GiB ext4)
 attach "$id" a --fs ext4
 is true "$(said a blank)" "what a node gets of a volume that nobody has written to"
@@ -137,7 +137,7 @@ delete "$id"
 id=$(create dirty 3GiB ext4)
 printf x | dd of="$(image_of dirty)" bs=1 seek=$(((100 << 20) + 123457)) conv=notrunc status=none
 attach "$id" a --fs ext4
-is null "$(jq -r .blank a.context)" "what a node gets of a volume that somebody has written to"
+is null "$(jq -r .blank a.context)" "what a node gets of a volume that was written to"
 refused 'there is data at' stage_on a "$id"
 detach "$id" a
 delete "$id"

@@ -49,7 +49,7 @@ fn a_new_volume_has_its_attributes_at_once() {
 }
 
 #[test]
-fn a_change_that_goes_on_is_waited_for() {
+fn a_change_that_continues_is_waited_for() {
     let mut bench = Bench::new();
     bench.create("one").expect("made");
     bench.cloud.state().delays.change = None;
@@ -57,7 +57,7 @@ fn a_change_that_goes_on_is_waited_for() {
     let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("no answer");
     assert!(!is_final(&error), "{error}");
     bench.restart();
-    let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("it goes on");
+    let error = bench.expanding().expand(&bench.id("one"), twice()).expect_err("it continues");
     assert!(matches!(error, Error::InProgress { .. }), "{error}");
     std::thread::scope(|scope| {
         let grown = scope.spawn(|| bench.expanding().expand(&bench.id("one"), twice()).expect("grown").into_inner());

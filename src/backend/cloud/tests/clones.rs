@@ -1,4 +1,4 @@
-//! Copies of volumes, directly and through a snapshot, whatever the cloud does, and whichever driver goes on with them.
+//! Copies of volumes, directly and through a snapshot, whatever the cloud does, and whichever driver continues with them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,7 +108,7 @@ fn clone_is_copied_directly_while_its_source_is_frozen() {
     assert_eq!(bench.counts(), [1, 1, 0, 0]);
     assert_eq!(bench.only_copy("two", "copied").snapshot, None);
     assert_eq!(bench.cloud.state().taken_frozen, [true]);
-    assert!(!bench.cloud.state().frozen.load(Ordering::Relaxed), "it goes on");
+    assert!(!bench.cloud.state().frozen.load(Ordering::Relaxed), "it continues");
     assert_eq!(bench.clone_one("two").expect("a repeat"), copy);
     // What was made of data is never reported as blank.
     let attached =
@@ -294,7 +294,7 @@ fn disk_of_an_earlier_driver_whose_snapshot_is_gone_is_found_before_a_direct_cop
     let mut bench = Bench::with_source(false);
     bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);
     bench.clone_one("two").expect_err("no answer");
-    // Somebody cleans up; the disk is not shown yet.
+    // Another process cleans up; the disk is not shown yet.
     let snapshot = bench.cloud.snapshots_now().remove(0);
     assert_eq!(snapshot.tags[TEMPORARY], "two");
     super::super::Cloud::delete_snapshot(bench.cloud.as_ref(), &snapshot.id).expect("deleted");

@@ -1,5 +1,5 @@
 //! A cloud in memory, at least as unkind as a real one. Each rule with where it is from:
-//! - What it lists by tag begins with an empty page, and goes on with short ones (boto3 issue 1776, aws-cli issue 3928; EC2 API reference,
+//! - What it lists by tag begins with an empty page, and continues with short ones (boto3 issue 1776, aws-cli issue 3928; EC2 API reference,
 //!   DescribeVolumes: only a missing NextToken ends a list).
 //! - Tags are no identity: [`FakeCloud::restore_backup`] (AWS Backup developer guide, "Copy tags during a restore"),
 //!   [`FakeCloud::copy_snapshot`] (EBS user guide, "Copy an Amazon EBS snapshot": a copy's volume id is arbitrary).

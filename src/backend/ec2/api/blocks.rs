@@ -23,7 +23,7 @@ pub struct BlockPage {
     pub block_size: u64,
     /// GiB, of the volume.
     pub volume_size: u64,
-    /// Where it goes on. Expires after an hour.
+    /// Where it continues. Expires after an hour.
     pub next: Option<String>,
 }
 

@@ -231,7 +231,7 @@ impl TargetServer {
     }
 
     /// Reads the records of pools that were not there before, exports what they say, and takes down what none of them says. On a thread
-    /// of its own, which goes on where it takes long.
+    /// of its own, which continues where it takes long.
     fn restore_exports(&self) {
         if !self.all_read()
             && let Some(san) = self.this.upgrade()

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_are_summed() {
+    fn provisioned_capacity_is_summed() {
         let index = Index::default();
         index.claim("a", Path::new("a"), 60, 100).expect("fits");
         assert_eq!(index.claim("b", Path::new("b"), 41, 100), Err(Refused::NoRoom(40)));

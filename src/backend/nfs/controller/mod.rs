@@ -32,7 +32,7 @@ use record::{Phase, VolumeRecord};
 use share::{Access, Ready, Share};
 use work::{Source, Work};
 
-/// How long a call waits for a copy before it says that it goes on.
+/// How long a call waits for a copy before it says that it continues.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a copy may take to see that it is to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
@@ -245,7 +245,7 @@ impl Controller {
     /// Whether no copy of it runs.
     ///
     /// # Errors
-    /// `InProgress`: the copy goes on, and then it may go.
+    /// `InProgress`: the copy continues, and then it may go.
     fn check_not_copied(&self, source: &Source) -> Result<()> {
         // Those of this process, also onto a share that is away by now.
         for ready in self.shares.iter().filter_map(|share| share.current()) {

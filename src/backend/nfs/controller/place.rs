@@ -142,7 +142,7 @@ impl Ready {
             Ok(()) => Ok(()),
             Err(error) if error.errno() == Some(libc::EEXIST) => {
                 match parent.stat(name).map_err(|error| self.failure(error))? {
-                    // Nobody's data: what an interrupted call left, or one whose answer was lost.
+                    // Data of no volume: what an interrupted call left, or one whose answer was lost.
                     Some(stat) if is_claim(&stat) => Ok(()),
                     _ => Err(self.in_the_way(parent, name)),
                 }

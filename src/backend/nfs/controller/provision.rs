@@ -111,7 +111,7 @@ impl Provision for Controller {
 }
 
 impl Controller {
-    /// What an earlier call began of the same volume, where its copy goes on. All else that one left is removed.
+    /// What an earlier call began of the same volume, where its copy continues. All else that one left is removed.
     fn begun(&self, spec: &VolumeSpec) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         let local = spec.id.local();
         let Some((ready, record)) = self.locate_for_create(local, &asked(&spec.parameters)?)? else { return Ok(None) };

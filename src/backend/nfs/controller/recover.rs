@@ -80,7 +80,7 @@ impl Ready {
         Ok(())
     }
 
-    /// Begins again what goes on in the background.
+    /// Begins again what continues in the background.
     pub fn go_on(self: &Arc<Self>) {
         self.sweeper.wake();
         for local in self.index.unready() {

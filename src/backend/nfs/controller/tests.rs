@@ -167,7 +167,7 @@ fn create(controller: &Controller, spec: &VolumeSpec) -> Result<Volume> {
     }
 }
 
-/// Repeats a call while it says that it goes on.
+/// Repeats a call while it says that it continues.
 fn at_last<T>(call: impl Fn() -> Result<T>) -> Result<T> {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -420,7 +420,7 @@ fn capacity_of_a_reload_limits_what_is_made_from_then_on() {
 }
 
 #[test]
-fn promises_are_kept_and_no_more_are_made() {
+fn provisioned_capacity_is_limited_to_the_share() {
     let ground = ground(&["a"]);
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
@@ -534,7 +534,7 @@ fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
     ground.assert_nothing_left();
 }
 
-/// What takes long goes on behind the call, is asked for again, is stopped by a deletion, and survives the end of the process.
+/// What takes long continues behind the call, is asked for again, is stopped by a deletion, and survives the end of the process.
 #[test]
 fn long_deletion_continues_in_the_background() {
     let ground = ground(&["a"]);
@@ -563,7 +563,7 @@ fn long_deletion_continues_in_the_background() {
     assert!(!controller.create_snapshot(&taken, &NothingMounted).expect("begun").ready);
     assert!(matches!(controller.delete(&id("one")), Err(Error::InProgress { .. })), "it is being copied");
     drop(controller);
-    // The thread of the old process goes on and holds the share, as a process does until it has ended.
+    // The thread of the old process continues and holds the share, as a process does until it has ended.
     let controller = at_last(|| {
         let controller = ground.open();
         controller.probe().map(|()| controller).map_err(|_| Error::InProgress { object: String::new(), reason: String::new() })

@@ -1,4 +1,4 @@
-//! Copies that take longer than a call may: they go on in a thread of their own, and a repeated call reports how far they are.
+//! Copies that take longer than a call may: they continue in a thread of their own, and a repeated call reports how far they are.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;

@@ -94,7 +94,7 @@ fn make(
     target: PathBuf,
 ) -> Result<Outcome<()>> {
     let id = &recipe.spec.id;
-    // Before anything of it is in the journal: what is somebody else's is not undone either.
+    // Before anything of it is in the journal: what is another program's is not undone either.
     let is_there = is_there(node, recipe)?;
     let staging = directory(node, id)?;
     let mut wanted = spec::wanted(id, staging, &recipe.capability)?;

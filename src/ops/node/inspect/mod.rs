@@ -17,8 +17,8 @@ mod setup;
 
 pub use repair::{Repair, Repairer};
 pub use report::{
-    Device, Filesystem, Finding, Journaled, Kind, Linked, Mapping, NotSeen, Operation, Place, Problem, Process, Program, Report,
-    Role, Running, State, Storage, Stored, Volume, shell,
+    Connection, Device, Filesystem, Finding, Journaled, Kind, Mapping, NotSeen, Operation, Place, Problem, Process, Program,
+    Report, Role, Running, State, Storage, Stored, Volume, shell,
 };
 pub use setup::{Configured, Setup};
 

@@ -24,7 +24,7 @@ pub struct Report {
     pub time: u64,
     pub running: Running,
     pub storage: Vec<Storage>,
-    pub links: Vec<Linked>,
+    pub connections: Vec<Connection>,
     pub volumes: Vec<Volume>,
     /// orphaned resources, or is not as it should be, in the order in which it is to be repaired.
     pub findings: Vec<Finding>,
@@ -114,7 +114,7 @@ pub struct RecordedProvisioner {
 /// What the node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Linked {
+pub struct Connection {
     pub backend: String,
     /// A path, or a target's name.
     pub object: String,
@@ -359,7 +359,7 @@ impl Report {
     pub fn retain(&mut self, id: &str) {
         self.volumes.retain(|volume| volume.id == id);
         self.findings.retain(|finding| finding.volume.as_deref() == Some(id));
-        self.links.retain(|link| link.volumes.iter().any(|volume| volume == id));
+        self.connections.retain(|connection| connection.volumes.iter().any(|volume| volume == id));
         self.running.operations.retain(|operation| operation.volume == id);
         self.running.programs.retain(|program| program.volume.as_deref() == Some(id));
     }

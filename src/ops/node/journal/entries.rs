@@ -14,7 +14,7 @@ use crate::volume::{AccessMode, Encryption, Error, MountFlags, NodeParameters, R
 
 /// The form of the files; earlier ones are read as well. A file of a later form is left as it is, and its volume's calls are refused.
 ///
-/// Any field that is added needs a new form: to an earlier version a field that it does not know is damage, and it would go on without
+/// Any field that is added needs a new form: to an earlier version a field that it does not know is damage, and it would continue without
 /// the entry.
 pub const VERSION: u32 = 3;
 

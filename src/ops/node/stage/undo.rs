@@ -10,7 +10,7 @@ use super::super::rollback::undo_in_reverse;
 use super::apply::{StageRun, StageUndo};
 
 impl StageRun<'_> {
-    /// Undoes what was done, in reverse, going on after an error; says in the error what is left.
+    /// Undoes what was done, in reverse, continuing after an error; says in the error what is left.
     pub fn undo(mut self, error: Error) -> Error {
         self.device = None;
         self.luks = None;

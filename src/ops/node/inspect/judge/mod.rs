@@ -12,7 +12,7 @@ use super::report::{Finding, Kind, Report, VERSION, shell};
 
 use remedies::{command, text};
 use story::Story;
-use view::{View, is_staged, shown_link, surveys};
+use view::{View, is_staged, shown_connection, surveys};
 
 mod findings;
 mod remedies;
@@ -43,7 +43,7 @@ pub(super) fn judge(facts: &Facts, node: &str, driver: &str) -> Report {
         time: facts.now,
         running: view.running(),
         storage: view.storage(),
-        links: facts.connections.iter().map(|(backend, connection)| shown_link(backend, connection)).collect(),
+        connections: facts.connections.iter().map(|(backend, connection)| shown_connection(backend, connection)).collect(),
         volumes,
         findings,
         not_seen: facts.not_seen.clone(),

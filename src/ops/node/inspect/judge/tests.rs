@@ -358,7 +358,7 @@ fn shared_connection_without_journaled_volume_is_unowned() {
         |connection: SharedConnection| judge(&Facts { connections: vec![("nfs".to_owned(), connection)], ..facts() }, "n", "d");
     let well = found(connection(&["a", "gone"]));
     assert!(well.is_well(), "{:?}", well.findings);
-    assert_eq!(well.links.first().map(|link| link.volumes.len()), Some(2));
+    assert_eq!(well.connections.first().map(|connection| connection.volumes.len()), Some(2));
     for (users, volume) in [(&[][..], None), (&["gone"], Some("image:gone")), (&["gone", "too"], None)] {
         let report = found(connection(users));
         let [finding] = report.findings.as_slice() else { panic!("{:?}", report.findings) };

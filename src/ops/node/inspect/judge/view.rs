@@ -8,7 +8,7 @@ use crate::os::mountinfo::{Index, Mount};
 use crate::volume::VolumeId;
 
 use super::super::facts::{Entry, Facts, Ours, seconds};
-use super::super::report::{Linked, Operation, Program, RecordedProvisioner, Running, Storage};
+use super::super::report::{Connection, Operation, Program, RecordedProvisioner, Running, Storage};
 use crate::ops::node::journal::Phase;
 use crate::ops::node::observe::{self};
 
@@ -172,8 +172,8 @@ pub(super) fn is_staged(facts: &Facts, id: &str) -> bool {
     })
 }
 
-pub(super) fn shown_link(backend: &str, connection: &SharedConnection) -> Linked {
-    Linked {
+pub(super) fn shown_connection(backend: &str, connection: &SharedConnection) -> Connection {
+    Connection {
         backend: backend.to_owned(),
         object: connection.object.clone(),
         state: connection.state.clone(),

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_mkfs_is_done_again_unless_somebody_else_wrote() {
+    fn an_interrupted_mkfs_is_done_again_unless_another_writer_came() {
         let xfs = FsType::Xfs;
         let again = [Prepare::RecordMkfs(xfs), Prepare::Wipe, Prepare::Mkfs(xfs), Prepare::Mount(xfs)];
         let half = [
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_growth_is_repaired_and_goes_on_unless_somebody_else_wrote() {
+    fn an_interrupted_growth_is_repaired_and_continues_unless_another_writer_came() {
         let ext4 = FsType::Ext4;
         let growing = |contents| DeviceContents { growing: true, ..found(contents) };
         let half = [

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_luks_format_is_done_again_unless_somebody_else_wrote() {
+    fn an_interrupted_luks_format_is_done_again_unless_another_writer_came() {
         use Unlock::*;
         let interrupted = |contents| LuksObservation { interrupted: true, ..locked(contents, None) };
         for contents in [

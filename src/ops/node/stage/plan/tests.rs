@@ -128,7 +128,7 @@ fn interrupted_stage_is_begun_afresh() {
         (at(Phase::Staged), true, Some(device(4)), ours(), &afresh),
         (at(Phase::Staging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
         (at(Phase::Unstaging), true, Some(device(3)), ours(), &[Start::ClearMounts, Start::Begin, Start::Connect]),
-        // Somebody unmounted it.
+        // An administrator unmounted it.
         (at(Phase::Staged), true, Some(device(3)), MountState::Nothing, &[Start::ClearMounts, Start::Begin, Start::Connect]),
         // A reboot: numbers and mounts of before mean nothing.
         (at(Phase::Staged), false, None, MountState::Nothing, &[Start::Begin, Start::Connect]),
@@ -142,7 +142,7 @@ fn interrupted_stage_is_begun_afresh() {
     ];
     for (entry, same_boot, connected, staging, steps) in cases {
         let seen = StageObservation { entry: Some(entry), same_boot, used: connected.clone(), connected, staging };
-        assert_eq!(start(&wanted, &seen).expect("goes on"), steps, "{seen:?}");
+        assert_eq!(start(&wanted, &seen).expect("continues"), steps, "{seen:?}");
     }
 }
 
