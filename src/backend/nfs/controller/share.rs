@@ -365,36 +365,8 @@ impl Share {
             .map_err(|error| if is_denied(&error) { self.down(denied(&error)) } else { error.into() })?;
         let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         self.check_ours(&root, &own)?;
-        match rustix::fs::flock(&lock_file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => *lock(&self.elsewhere) = None,
-            Err(Errno::WOULDBLOCK) if lock(&self.previous).upgrade().is_some() => {
-                return Err(self.down("calls of this process that still end have its lock; it is tried again"));
-            }
-            Err(Errno::WOULDBLOCK) => {
-                let text = own.read(LOCK, lock_holder::LONGEST)?.unwrap_or_default();
-                let holder = LockHolder::parse(&text);
-                let reason = holder.provisions();
-                *lock(&self.elsewhere) = Some(holder);
-                return Err(self.down(reason));
-            }
-            Err(errno) => {
-                return Err(self.down(format!(
-                    "its server gives no lock ({errno}); use nfsvers=4.2, or nolock where no other machine has a controller for it"
-                )));
-            }
-        }
-        let marker = match record::read::<Marker>(&own, MARKER)? {
-            Some(marker) => marker,
-            None => {
-                let marker = Marker { format: FORMAT, backend: self.backend.clone(), id: format!("{:x}", record::now()) };
-                own.write(MARKER, &record::encode(&marker)?)?;
-                marker
-            }
-        };
-        if marker.backend != self.backend {
-            return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
-        }
-        self.known_share.keep(&marker.id);
+        self.take_lock(&own, &lock_file)?;
+        self.known_share.keep(&self.share_id(&own)?);
         // For people only, so that a full share is no reason to stop.
         if let Err(error) = lock_file.write_all_at(LockHolder::this().encode().as_bytes(), 0) {
             tracing::warn!(share = called, %error, "the lock is held, but our process id could not be written into it");
@@ -423,6 +395,45 @@ impl Share {
             root,
             own,
         })
+    }
+
+    /// One process provisions from a share.
+    fn take_lock(&self, own: &OpenDir, lock_file: &File) -> Result<()> {
+        match rustix::fs::flock(lock_file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                *lock(&self.elsewhere) = None;
+                Ok(())
+            }
+            Err(Errno::WOULDBLOCK) if lock(&self.previous).upgrade().is_some() => {
+                Err(self.down("calls of this process that still end have its lock; it is tried again"))
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let text = own.read(LOCK, lock_holder::LONGEST)?.unwrap_or_default();
+                let holder = LockHolder::parse(&text);
+                let reason = holder.provisions();
+                *lock(&self.elsewhere) = Some(holder);
+                Err(self.down(reason))
+            }
+            Err(errno) => Err(self.down(format!(
+                "its server gives no lock ({errno}); use nfsvers=4.2, or nolock where no other machine has a controller for it"
+            ))),
+        }
+    }
+
+    /// The share's id, which its first opening makes.
+    fn share_id(&self, own: &OpenDir) -> Result<String> {
+        let marker = match record::read::<Marker>(own, MARKER)? {
+            Some(marker) => marker,
+            None => {
+                let marker = Marker { format: FORMAT, backend: self.backend.clone(), id: format!("{:x}", record::now()) };
+                own.write(MARKER, &record::encode(&marker)?)?;
+                marker
+            }
+        };
+        if marker.backend != self.backend {
+            return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
+        }
+        Ok(marker.id)
     }
 
     /// Nobody else may have made our directory, or look into it.

@@ -178,7 +178,7 @@ impl Repairer {
         }
     }
 
-    /// The journal still knows nothing of it, and it is still this volume's.
+    /// The journal still has no entry for it, and it is still this volume's.
     fn unmount(&self, id: &VolumeId, path: &PathBuf, mount: u64) -> Result<()> {
         let node = &self.node;
         let stage = node.journal.stage(id)?;

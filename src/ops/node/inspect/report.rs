@@ -258,7 +258,7 @@ pub enum Role {
     Target,
     /// A directory of the volume that the kubelet shows to a container.
     Subpath,
-    /// The journal knows nothing of it.
+    /// The journal has no entry for it.
     Unknown,
 }
 
@@ -278,7 +278,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A volume of ours is mounted where the journal knows nothing of it.
+    /// A volume of ours is mounted where the journal has no entry for it.
     MountUnknown,
     /// The journal has a stage that is no longer mounted, or no longer has its mapping.
     MountMissing,

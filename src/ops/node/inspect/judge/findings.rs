@@ -94,7 +94,7 @@ impl Story<'_> {
         let facts = self.view.facts;
         let top = self.view.index.at(path).last().is_some_and(|top| top.id == mount.id);
         let within = [&facts.kubelet, &facts.state].into_iter().any(|directory| path.starts_with(directory));
-        let what = "the volume is mounted here, but the journal knows nothing of it".to_owned();
+        let what = "the volume is mounted here, but the journal has no entry for it".to_owned();
         let finding = self.finding(Kind::MountUnknown, text(path), what);
         let repair = if !top {
             Err("something else is mounted over it".to_owned())
