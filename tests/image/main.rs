@@ -7,6 +7,7 @@ mod capacity;
 mod content;
 mod groups;
 mod harness;
+mod lists;
 mod node;
 mod pools;
 mod shared;

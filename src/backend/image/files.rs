@@ -38,6 +38,22 @@ pub(super) struct Seen {
     pub allocated: u64,
     pub regular: bool,
     pub directory: bool,
+    /// When its content, name or owner changed last (ctime), in nanoseconds since 1970; the kernel alone sets it.
+    pub changed: i64,
+}
+
+/// Which file it is, and as of when: of a file that is replaced and not written to, the same stamp means the same content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    inode: (u64, u64),
+    length: u64,
+    changed: i64,
+}
+
+impl Seen {
+    pub fn stamp(&self) -> Stamp {
+        Stamp { inode: self.inode, length: self.length, changed: self.changed }
+    }
 }
 
 #[allow(clippy::useless_conversion, reason = "the fields' types differ between architectures")]
@@ -49,6 +65,7 @@ fn seen(stat: &rustix::fs::Stat) -> Seen {
         allocated: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         regular: kind == FileType::RegularFile,
         directory: kind == FileType::Directory,
+        changed: i64::from(stat.st_ctime).saturating_mul(1_000_000_000).saturating_add_unsigned(stat.st_ctime_nsec.into()),
     }
 }
 
@@ -56,6 +73,15 @@ fn seen(stat: &rustix::fs::Stat) -> Seen {
 pub(super) fn look(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<Seen>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW).and_then(rustix::fs::fstat) {
+        Ok(stat) => Ok(Some(seen(&stat))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(Error::io("stat", relative, error)),
+    }
+}
+
+/// As [`look`], by one system call, which follows links in directories: for what is only compared with what was seen before.
+pub(super) fn glance(root: BorrowedFd<'_>, relative: &Path) -> os::Result<Option<Seen>> {
+    match rustix::fs::statat(root, relative, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(seen(&stat))),
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(Error::io("stat", relative, error)),
@@ -81,6 +107,10 @@ pub(super) enum Access {
 
 /// Opens the regular file `relative`, through no link at any component; `None` where there is nothing.
 pub(super) fn open(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os::Result<Option<File>> {
+    Ok(open_seen(root, relative, access)?.map(|(file, _)| file))
+}
+
+fn open_seen(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os::Result<Option<(File, Seen)>> {
     let mode = match access {
         Access::Read => OFlags::RDONLY,
         Access::Write => OFlags::RDWR,
@@ -92,16 +122,23 @@ pub(super) fn open(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os:
         Err(Errno::NOENT) => return Ok(None),
         Err(error) => return Err(Error::io("open", relative, error)),
     };
-    if !look_at(&file, relative)?.regular {
+    let seen = look_at(&file, relative)?;
+    if !seen.regular {
         return Err(Error::Unexpected { object: relative.display().to_string(), reason: "it is no regular file".to_owned() });
     }
-    Ok(Some(file))
+    Ok(Some((file, seen)))
 }
 
 /// The whole of a small file; `None` where there is none.
 pub(super) fn read(root: BorrowedFd<'_>, relative: &Path, limit: u64) -> os::Result<Option<Vec<u8>>> {
-    let Some(file) = open(root, relative, Access::Read)? else { return Ok(None) };
-    let mut text = Vec::new();
+    Ok(read_seen(root, relative, limit)?.map(|(text, _)| text))
+}
+
+/// As [`read`], with the file as it was before it was read.
+pub(super) fn read_seen(root: BorrowedFd<'_>, relative: &Path, limit: u64) -> os::Result<Option<(Vec<u8>, Seen)>> {
+    let Some((file, seen)) = open_seen(root, relative, Access::Read)? else { return Ok(None) };
+    // With room for all of it and one byte more, it takes one read to get it and one to see its end.
+    let mut text = Vec::with_capacity(usize::try_from(seen.length.min(limit)).unwrap_or(0).saturating_add(1));
     file.take(limit + 1).read_to_end(&mut text).map_err(|error| Error::io("read", relative, error))?;
     if text.len() as u64 > limit {
         return Err(Error::Unexpected {
@@ -109,7 +146,7 @@ pub(super) fn read(root: BorrowedFd<'_>, relative: &Path, limit: u64) -> os::Res
             reason: format!("it is longer than {limit} bytes"),
         });
     }
-    Ok(Some(text))
+    Ok(Some((text, seen)))
 }
 
 /// Makes a directory that only we may enter.

@@ -3,14 +3,18 @@
 //! The disk is the truth about what exists; the ledger gives order to lists and sums to capacity. Its mutex is only
 //! ever held for arithmetic and map operations, never for I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::backend::Provisioned;
-use crate::volume::Bytes;
+use serde_json::Value;
 
+use crate::backend::Provisioned;
+use crate::volume::{Bytes, ContentSource};
+
+use super::files::Stamp;
 use super::layout::Kind;
+use super::meta::{SnapshotMeta, VolumeMeta};
 
 /// Records of some hundred bytes per volume or snapshot; everything else is read from the disk when asked for.
 #[derive(Debug, Default)]
@@ -20,8 +24,8 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Local ids and capacities.
-    volumes: BTreeMap<Box<str>, u64>,
+    /// By local id.
+    volumes: BTreeMap<Box<str>, Counted>,
     snapshots: BTreeMap<Box<str>, Taken>,
     /// (local id of the volume, of the snapshot)
     by_source: BTreeSet<(Box<str>, Box<str>)>,
@@ -32,6 +36,16 @@ struct Inner {
     reserved: u64,
     /// Allocated by what was deleted but kept: retained and archived.
     kept: u64,
+    /// Those of all volumes: most volumes share theirs with others.
+    parameters: HashSet<Arc<Value>>,
+    /// How often something was entered.
+    entered: u64,
+}
+
+#[derive(Debug)]
+struct Counted {
+    capacity: u64,
+    read: AsRead<VolumeRow>,
 }
 
 #[derive(Debug)]
@@ -39,6 +53,46 @@ struct Taken {
     source: Box<str>,
     group: Option<Box<str>>,
     provisioned: u64,
+    read: AsRead<SnapshotMeta>,
+}
+
+/// What was read last of a metadata file.
+#[derive(Debug)]
+pub(super) struct AsRead<T> {
+    /// Of which entry in the ledger: what was read before a volume was changed, or made anew, is not remembered of it.
+    entry: u64,
+    row: Option<(Stamp, Arc<T>)>,
+}
+
+impl<T> AsRead<T> {
+    /// What was read, if the file is still the same.
+    pub fn of(&self, stamp: Stamp) -> Option<&Arc<T>> {
+        self.row.as_ref().filter(|(of, _)| *of == stamp).map(|(_, row)| row)
+    }
+
+    fn new(entry: u64) -> AsRead<T> {
+        AsRead { entry, row: None }
+    }
+
+    fn share(&self) -> AsRead<T> {
+        AsRead { entry: self.entry, row: self.row.clone() }
+    }
+
+    fn remember(&mut self, before: Option<&AsRead<T>>, stamp: Stamp, row: &Arc<T>) {
+        if before.is_some_and(|before| before.entry == self.entry) {
+            self.row = Some((stamp, Arc::clone(row)));
+        }
+    }
+}
+
+/// What a list shows of a volume, besides its id.
+#[derive(Debug)]
+pub(super) struct VolumeRow {
+    pub capacity: Bytes,
+    /// `None` where it is the local id.
+    pub name: Option<Box<str>>,
+    pub source: Option<Box<ContentSource>>,
+    pub parameters: Arc<Value>,
 }
 
 /// Bytes set aside for a call that runs; given back when dropped.
@@ -57,13 +111,43 @@ pub(super) struct Entry<'a> {
     pub provisioned: u64,
 }
 
+impl<'a> Entry<'a> {
+    pub fn of(meta: &'a SnapshotMeta) -> Entry<'a> {
+        Entry {
+            id: meta.id.local(),
+            source: meta.source.local(),
+            group: meta.group.as_ref().map(|member| member.id.local()),
+            provisioned: meta.provisioned.0,
+        }
+    }
+}
+
 impl Inner {
     fn left(&self, limit: u64) -> u64 {
         limit.saturating_sub(self.provisioned).saturating_sub(self.reserved).saturating_sub(self.kept)
     }
 
+    fn new_entry<T>(&mut self) -> AsRead<T> {
+        self.entered += 1;
+        AsRead::new(self.entered)
+    }
+
+    /// The one copy of these parameters.
+    fn shared(&mut self, parameters: Value) -> Arc<Value> {
+        if let Some(known) = self.parameters.get(&parameters) {
+            return Arc::clone(known);
+        }
+        if self.parameters.len() == self.parameters.capacity() {
+            self.parameters.retain(|known| Arc::strong_count(known) > 1);
+        }
+        let parameters = Arc::new(parameters);
+        self.parameters.insert(Arc::clone(&parameters));
+        parameters
+    }
+
     fn put_volume(&mut self, id: &str, capacity: u64) {
-        let before = self.volumes.insert(id.into(), capacity).unwrap_or(0);
+        let read = self.new_entry();
+        let before = self.volumes.insert(id.into(), Counted { capacity, read }).map_or(0, |before| before.capacity);
         self.provisioned = self.provisioned.saturating_sub(before).saturating_add(capacity);
     }
 
@@ -73,14 +157,15 @@ impl Inner {
         if let Some(group) = entry.group {
             self.by_group.insert((group.into(), entry.id.into()));
         }
-        let taken = Taken { source: entry.source.into(), group: entry.group.map(Into::into), provisioned: entry.provisioned };
+        let (source, group) = (entry.source.into(), entry.group.map(Into::into));
+        let taken = Taken { source, group, provisioned: entry.provisioned, read: self.new_entry() };
         self.snapshots.insert(entry.id.into(), taken);
         self.provisioned = self.provisioned.saturating_add(entry.provisioned);
     }
 
     fn remove_volume(&mut self, id: &str) -> bool {
-        let Some(capacity) = self.volumes.remove(id) else { return false };
-        self.provisioned = self.provisioned.saturating_sub(capacity);
+        let Some(counted) = self.volumes.remove(id) else { return false };
+        self.provisioned = self.provisioned.saturating_sub(counted.capacity);
         true
     }
 
@@ -157,7 +242,49 @@ impl Ledger {
 
     /// The capacity that the ledger counts for a volume.
     pub fn volume(&self, id: &str) -> Option<u64> {
-        self.inner().volumes.get(id).copied()
+        self.inner().volumes.get(id).map(|counted| counted.capacity)
+    }
+
+    /// What was read last of a volume's metadata file; `None` where the ledger has no such volume.
+    pub fn volume_as_read(&self, id: &str) -> Option<AsRead<VolumeRow>> {
+        self.inner().volumes.get(id).map(|counted| counted.read.share())
+    }
+
+    pub fn snapshot_as_read(&self, id: &str) -> Option<AsRead<SnapshotMeta>> {
+        self.inner().snapshots.get(id).map(|taken| taken.read.share())
+    }
+
+    /// Remembers what was read of a volume's metadata file, unless the volume was changed or replaced since `before` was asked for.
+    pub fn remember_volume(
+        &self,
+        id: &str,
+        before: Option<&AsRead<VolumeRow>>,
+        stamp: Stamp,
+        meta: VolumeMeta,
+    ) -> Arc<VolumeRow> {
+        let VolumeMeta { name, capacity, source, parameters, .. } = meta;
+        let mut inner = self.inner();
+        let parameters = inner.shared(parameters);
+        let row =
+            Arc::new(VolumeRow { capacity, name: (name != id).then(|| name.into()), source: source.map(Box::new), parameters });
+        if let Some(counted) = inner.volumes.get_mut(id) {
+            counted.read.remember(before, stamp, &row);
+        }
+        row
+    }
+
+    pub fn remember_snapshot(
+        &self,
+        id: &str,
+        before: Option<&AsRead<SnapshotMeta>>,
+        stamp: Stamp,
+        meta: SnapshotMeta,
+    ) -> Arc<SnapshotMeta> {
+        let row = Arc::new(meta);
+        if let Some(taken) = self.inner().snapshots.get_mut(id) {
+            taken.read.remember(before, stamp, &row);
+        }
+        row
     }
 
     /// Whether it is there, or its disk is not given back yet.

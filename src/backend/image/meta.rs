@@ -53,7 +53,7 @@ pub(super) struct VolumeMeta {
 }
 
 /// `snapshots/<id>/meta.json`.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SnapshotMeta {
     pub format: u32,

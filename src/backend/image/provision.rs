@@ -12,10 +12,10 @@ use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volu
 
 use super::draft::{self, Draft};
 use super::export::check_not_exported;
-use super::files::{self, Access, IMAGE, META, Seen};
+use super::files::{self, Access, IMAGE, Seen};
 use super::instant::{Job, devices_of};
 use super::layout::{ARCHIVE, EXCLUSIVE, Kind, RETAINED};
-use super::meta::{self, FORMAT, VolumeMeta, to_nanos};
+use super::meta::{FORMAT, VolumeMeta, to_nanos};
 use super::ready::Ready;
 use super::{ImageBackend, ImageParameters, Ledger, Located, capacity, scan};
 
@@ -194,25 +194,26 @@ impl ImageBackend {
     /// A volume for a list, from its metadata alone. One whose metadata is damaged is listed with what is known of it: its absence
     /// would say that it does not exist.
     fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
-        let path = ready.place(Kind::Volume, local).join(META);
-        if let Ok(Some(text)) = ready.read_meta(Kind::Volume, local)
-            && let Ok(meta) = meta::decode::<VolumeMeta>(&path, &text)
-            && meta.id.local() == local
-        {
-            return Ok(Some(self.volume(meta)));
-        }
-        if !ready.has(Kind::Volume, local)? {
-            return Ok(None);
-        }
-        Ok(Some(Volume {
+        let mut volume = Volume {
             id: VolumeId::from_parts(&self.name, local)?,
             name: String::new(),
-            capacity: Bytes(ready.ledger.volume(local).unwrap_or(0)),
+            capacity: Bytes(0),
             source: None,
             parameters: serde_json::Value::Null,
             topology: self.topology.clone(),
             for_one_node: false,
-        }))
+        };
+        if let Some(row) = scan::volume_row(ready, local) {
+            volume.name = row.name.as_deref().unwrap_or(local).to_owned();
+            volume.capacity = row.capacity;
+            volume.source = row.source.as_deref().cloned();
+            volume.parameters = (*row.parameters).clone();
+        } else if ready.has(Kind::Volume, local)? {
+            volume.capacity = Bytes(ready.ledger.volume(local).unwrap_or(0));
+        } else {
+            return Ok(None);
+        }
+        Ok(Some(volume))
     }
 }
 

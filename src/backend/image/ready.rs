@@ -9,7 +9,7 @@ use crate::os::{self, copy};
 use crate::volume::{BackendName, Error, Result};
 
 use super::config::PoolConfig;
-use super::files::{self, Access, IMAGE, META, Room, Seen};
+use super::files::{self, Access, IMAGE, META, Room, Seen, Stamp};
 use super::layout::{ESSENTIAL, Kind, Limits};
 use super::ledger::Ledger;
 use super::lock::{NoLock, PoolLock};
@@ -99,9 +99,15 @@ impl Ready {
         opened.ok_or_else(|| Damage::image_missing(&self.path.join(&relative)).into())
     }
 
-    /// The text of a metadata file; `None` where it is missing.
-    pub fn read_meta(&self, kind: Kind, local: &str) -> os::Result<Option<Vec<u8>>> {
-        files::read(self.root(), &Path::new(kind.directory()).join(local).join(META), meta::LONGEST)
+    /// The text of a metadata file, and the file; `None` where it is missing.
+    pub fn read_meta(&self, kind: Kind, local: &str) -> os::Result<Option<(Vec<u8>, Seen)>> {
+        files::read_seen(self.root(), &Path::new(kind.directory()).join(local).join(META), meta::LONGEST)
+    }
+
+    /// Which metadata file is there, as far as that can be seen.
+    pub fn meta_stamp(&self, kind: Kind, local: &str) -> Option<Stamp> {
+        let seen = files::glance(self.root(), &Path::new(kind.directory()).join(local).join(META));
+        seen.ok().flatten().map(|seen| seen.stamp())
     }
 
     /// How full the file system is.

@@ -1,15 +1,21 @@
 //! What the disk shows of volumes, snapshots and groups: whole, damaged, or not there.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 
 use crate::os;
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
-use super::files::{self, IMAGE, META, Seen};
+use super::files::{self, IMAGE, META, Seen, Stamp};
 use super::layout::{ARCHIVE, GROUPS, Kind, RETAINED};
-use super::ledger::Entry;
+use super::ledger::{Entry, VolumeRow};
 use super::meta::{self, Damage, GroupRecord, SnapshotMeta, VolumeMeta};
 use super::ready::Ready;
+
+/// So many threads read a pool when it is opened, each at least so many files: a thread costs as much as some of them.
+const THREADS: usize = 4;
+const FEW: usize = 256;
 
 /// What was seen of a volume or snapshot.
 #[derive(Debug)]
@@ -69,7 +75,7 @@ impl<M> Examined<M> {
 /// Looks at the files of one volume or snapshot. Whatever can't be read is damage: it must not stop the others.
 pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
     let directory = ready.place(M::KIND, local);
-    let (meta_path, image_path) = (directory.join(META), directory.join(IMAGE));
+    let image_path = directory.join(IMAGE);
     let mut damage = Vec::new();
     let image = match ready.look_at_image(M::KIND, local) {
         Ok(Some(seen)) if seen.regular => Some(seen),
@@ -86,7 +92,7 @@ pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
             None
         }
     };
-    let meta = read_meta::<M>(ready, local, &meta_path).map_err(|found| damage.push(found)).ok();
+    let meta = read_meta::<M>(ready, local).map(|(meta, _)| meta).map_err(|found| damage.push(found)).ok();
     if let (Some(meta), Some(seen)) = (&meta, image)
         && seen.length < meta.length().0
     {
@@ -95,18 +101,41 @@ pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
     Examined { meta, image, damage }
 }
 
-fn read_meta<M: About>(ready: &Ready, local: &str, path: &Path) -> Result<M, Damage> {
-    let text = match ready.read_meta(M::KIND, local) {
-        Ok(Some(text)) => text,
-        Ok(None) => return Err(Damage::metadata(path, "the file is gone; restore it from a backup")),
-        Err(error) => return Err(Damage::metadata(path, format!("it cannot be read ({error}); check the disk"))),
+/// The metadata of a volume or snapshot, and of which file that is.
+fn read_meta<M: About>(ready: &Ready, local: &str) -> Result<(M, Stamp), Damage> {
+    let path = ready.place(M::KIND, local).join(META);
+    let (text, seen) = match ready.read_meta(M::KIND, local) {
+        Ok(Some(read)) => read,
+        Ok(None) => return Err(Damage::metadata(&path, "the file is gone; restore it from a backup")),
+        Err(error) => return Err(Damage::metadata(&path, format!("it cannot be read ({error}); check the disk"))),
     };
-    let meta: M = meta::decode(path, &text)?;
+    let meta: M = meta::decode(&path, &text)?;
     let expected = format!("{}:{local}", &ready.backend);
     if meta.id() != expected {
-        return Err(Damage::metadata(path, format!("it belongs to {}, not to {expected}; restore the right one", meta.id())));
+        return Err(Damage::metadata(&path, format!("it belongs to {}, not to {expected}; restore the right one", meta.id())));
     }
-    Ok(meta)
+    Ok((meta, seen.stamp()))
+}
+
+/// What a list shows of a volume: as it was read last, where the metadata file is still the same one, else read now. `None` where it is
+/// damaged or not there.
+pub(super) fn volume_row(ready: &Ready, local: &str) -> Option<Arc<VolumeRow>> {
+    let known = ready.ledger.volume_as_read(local);
+    if let Some(row) = known.as_ref().and_then(|known| known.of(ready.meta_stamp(Kind::Volume, local)?)) {
+        return Some(Arc::clone(row));
+    }
+    let (meta, stamp) = read_meta::<VolumeMeta>(ready, local).ok()?;
+    Some(ready.ledger.remember_volume(local, known.as_ref(), stamp, meta))
+}
+
+/// As [`volume_row`], of a snapshot.
+pub(super) fn snapshot_row(ready: &Ready, local: &str) -> Option<Arc<SnapshotMeta>> {
+    let known = ready.ledger.snapshot_as_read(local);
+    if let Some(row) = known.as_ref().and_then(|known| known.of(ready.meta_stamp(Kind::Snapshot, local)?)) {
+        return Some(Arc::clone(row));
+    }
+    let (meta, stamp) = read_meta::<SnapshotMeta>(ready, local).ok()?;
+    Some(ready.ledger.remember_snapshot(local, known.as_ref(), stamp, meta))
 }
 
 /// As [`examine`]; `None` where there is nothing of that id in this pool.
@@ -159,34 +188,60 @@ pub(super) fn volume_names(ready: &Ready) -> Result<Vec<String>> {
 
 /// Fills the ledger from the disk. Damaged volumes count with what their image shows.
 pub(super) fn load(ready: &Ready) -> os::Result<()> {
-    for local in files::names(&ready.path.join(Kind::Volume.directory()))? {
-        if !is_ours(ready, Kind::Volume, &local) {
-            continue;
-        }
-        let found = examine::<VolumeMeta>(ready, &local);
-        warn(&found.damage);
-        let capacity = found.meta.map(|meta| meta.capacity.0).or(found.image.map(|image| image.length));
-        ready.ledger.put_volume(&local, capacity.unwrap_or(0));
-    }
-    for local in files::names(&ready.path.join(Kind::Snapshot.directory()))? {
-        if !is_ours(ready, Kind::Snapshot, &local) {
-            continue;
-        }
-        let found = examine::<SnapshotMeta>(ready, &local);
-        warn(&found.damage);
-        let entry = match &found.meta {
-            Some(meta) => Entry {
-                id: &local,
-                source: meta.source.local(),
-                group: meta.group.as_ref().map(|member| member.id.local()),
-                provisioned: meta.provisioned.0,
-            },
-            None => Entry { id: &local, source: "", group: None, provisioned: found.image.map_or(0, |image| image.allocated) },
-        };
-        ready.ledger.put_snapshot(entry);
+    for (kind, load) in [(Kind::Volume, load_volume as fn(&Ready, &str)), (Kind::Snapshot, load_snapshot)] {
+        let mut names = files::names(&ready.path.join(kind.directory()))?;
+        names.retain(|local| is_ours(ready, kind, local));
+        for_each(&names, |local| load(ready, local));
     }
     ready.ledger.set_kept(kept(ready));
     Ok(())
+}
+
+/// Does `work` for all, on several threads where there are many.
+fn for_each(names: &[String], work: impl Fn(&str) + Sync) {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let share = names.len().div_ceil(threads).max(FEW);
+    let work = &work;
+    let of = |names: &[String]| names.iter().for_each(|local| work(local));
+    let mut shares = names.chunks(share);
+    let own = shares.next().unwrap_or_default();
+    thread::scope(|scope| {
+        for names in shares {
+            if thread::Builder::new().name("load pool".to_owned()).spawn_scoped(scope, move || of(names)).is_err() {
+                of(names);
+            }
+        }
+        of(own);
+    });
+}
+
+fn load_volume(ready: &Ready, local: &str) {
+    let Some((meta, stamp)) = whole::<VolumeMeta>(ready, local) else {
+        let found = examine::<VolumeMeta>(ready, local);
+        warn(&found.damage);
+        let capacity = found.meta.map(|meta| meta.capacity.0).or(found.image.map(|image| image.length));
+        return ready.ledger.put_volume(local, capacity.unwrap_or(0));
+    };
+    ready.ledger.put_volume(local, meta.capacity.0);
+    ready.ledger.remember_volume(local, ready.ledger.volume_as_read(local).as_ref(), stamp, meta);
+}
+
+fn load_snapshot(ready: &Ready, local: &str) {
+    let Some((meta, stamp)) = whole::<SnapshotMeta>(ready, local) else {
+        let found = examine::<SnapshotMeta>(ready, local);
+        warn(&found.damage);
+        let lost = Entry { id: local, source: "", group: None, provisioned: found.image.map_or(0, |image| image.allocated) };
+        return ready.ledger.put_snapshot(found.meta.as_ref().map_or(lost, Entry::of));
+    };
+    ready.ledger.put_snapshot(Entry::of(&meta));
+    ready.ledger.remember_snapshot(local, ready.ledger.snapshot_as_read(local).as_ref(), stamp, meta);
+}
+
+/// The metadata where all is well, by fewer system calls than [`examine`] makes, which says what is wrong.
+fn whole<M: About>(ready: &Ready, local: &str) -> Option<(M, Stamp)> {
+    let (meta, stamp) = read_meta::<M>(ready, local).ok()?;
+    let image = files::glance(ready.root(), &Path::new(M::KIND.directory()).join(local).join(IMAGE)).ok()??;
+    (image.regular && image.length >= meta.length().0).then_some((meta, stamp))
 }
 
 /// Whether a name in one of our directories can be an id.

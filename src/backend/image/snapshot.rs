@@ -61,13 +61,13 @@ impl Snapshots for ImageBackend {
         let ids = |ready: &Ready, after: Option<&str>, max| Ok(ready.ledger.snapshots(source, after, max));
         self.page(after.map(SnapshotId::local), max, ids, |ready, local| {
             // A damaged one is left out: of which volume it is, which a list must tell, is not known. Its health is logged.
-            let Some(meta) = scan::find::<SnapshotMeta>(ready, local)?.and_then(|seen| seen.meta) else { return Ok(None) };
+            let Some(meta) = scan::snapshot_row(ready, local) else { return ready.has(Kind::Snapshot, local).map(|_| None) };
             // Where the group's record can't be looked for, its members most likely exist.
             let visible = self.is_visible(&meta).unwrap_or_else(|error| {
                 tracing::warn!(snapshot = %meta.id, %error, "listed, though its group cannot be seen");
                 true
             });
-            Ok(visible.then(|| meta.into_snapshot(self.topology.clone())))
+            Ok(visible.then(|| (*meta).clone().into_snapshot(self.topology.clone())))
         })
     }
 }
@@ -124,12 +124,7 @@ pub(super) fn place(draft: Draft<'_>, pool: &Ready, reservation: Reservation, me
     let local = meta.id.local();
     let placed = draft.place();
     if placed.is_ok() || pool.has(Kind::Snapshot, local).unwrap_or(true) {
-        reservation.keep_snapshot(Entry {
-            id: local,
-            source: meta.source.local(),
-            group: meta.group.as_ref().map(|member| member.id.local()),
-            provisioned: meta.provisioned.0,
-        });
+        reservation.keep_snapshot(Entry::of(meta));
     }
     placed
 }

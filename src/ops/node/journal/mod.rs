@@ -140,7 +140,7 @@ impl Journal {
         Ok(!names(&self.of(id))?.is_empty())
     }
 
-    /// All volumes that the journal knows. Only for the start: it costs as much as there are.
+    /// All volumes that the journal knows. For the start and for long lists: it costs as much as there are.
     pub fn volumes(&self) -> Result<Vec<VolumeId>> {
         Ok(names(&self.directory)?.iter().filter_map(|name| name.parse().ok()).collect())
     }
