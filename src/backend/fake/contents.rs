@@ -1,7 +1,8 @@
 //! The bytes of a volume or snapshot: a sparse file in memory.
 
 use std::fs::File;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 
 use crate::os::loopdev::{self, Loop};
 use crate::os::{copy, memfd};
@@ -25,7 +26,11 @@ impl Contents {
 
     /// The loop devices that show them, of the volume that they are of.
     pub(super) fn devices(&self, id: &VolumeId) -> Result<Vec<Loop>> {
-        Ok(loopdev::find(self.identity, Path::new(&format!("memfd:{id}")))?)
+        let name = PathBuf::from(format!("memfd:{id}"));
+        match File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
+            Ok(file) => Ok(loopdev::find_unless_unbound(file, self.identity, &name)?),
+            Err(_) => Ok(loopdev::find(self.identity, &name)?),
+        }
     }
 
     /// What `self` holds now, holes included, with zeroes behind it up to `size`.

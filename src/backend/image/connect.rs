@@ -37,7 +37,7 @@ impl Connect for ImageBackend {
         // Of several readers, each has a device of its own.
         let new_reader = request.read_only && acquired == Some(Acquired::Now);
         let there = match confirm(id, request.earlier, image.inode)? {
-            None if !new_reader => bound(id, image.inode)?,
+            None if !new_reader => bound(&ready, id, image.inode)?,
             confirmed => confirmed,
         };
         if let Some(device) = there {
@@ -70,7 +70,7 @@ impl Connect for ImageBackend {
                     Some(device) => Some(device),
                     // On a machine with several drivers it may be another's.
                     None if self.shared && !self.holds(&ready, id)? => None,
-                    None => bound(id, inode)?,
+                    None => bound(&ready, id, inode)?,
                 };
                 Ok(found.map(|device| hinted_or_named(&device, hint, &ready, id)))
             }
@@ -93,17 +93,23 @@ impl Connect for ImageBackend {
     }
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
+        let mut changed = false;
         let devices = match self.inode(id) {
             Ok(Some((ready, inode))) => match confirm(id, hint, inode)? {
                 Some(device) if self.shared => vec![device],
                 None if self.shared && !self.holds(&ready, id)? => self.orphan(hint)?.into_iter().collect(),
                 confirmed => {
-                    let mut devices = loopdev::find(inode, &image_name(id))?;
+                    // The one that is known first: then it is mostly proven that there is no other.
+                    if let Some(device) = &confirmed {
+                        detach(device)?;
+                    }
+                    let mut devices = devices(&ready, id, inode)?;
                     // The image may have been replaced by another since: then the device shows what is no file of the pool's any
                     // more.
                     if confirmed.is_none() {
                         devices.extend(self.orphan(hint)?);
                     }
+                    changed |= confirmed.is_some();
                     devices
                 }
             },
@@ -111,11 +117,10 @@ impl Connect for ImageBackend {
             // Without its pool the image can't be looked at, but its device can still be let go.
             Err(away) => vec![self.orphan(hint)?.ok_or(away)?],
         };
-        for device in &devices {
-            step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?;
-        }
-        let released = self.shared && self.release_lease(id)?;
-        Ok(if devices.is_empty() && !released { Outcome::Unchanged(()) } else { Outcome::Changed(()) })
+        devices.iter().try_for_each(detach)?;
+        changed |= !devices.is_empty();
+        changed |= self.shared && self.release_lease(id)?;
+        Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
@@ -208,10 +213,27 @@ pub(super) fn status(path: &Path) -> Result<Option<Loop>> {
     }
 }
 
-/// The device that shows this image, found by a walk. There should be one; of several the first serves, and all are let go
-/// together.
-fn bound(id: &VolumeId, inode: Inode) -> Result<Option<Loop>> {
-    let mut devices = loopdev::find(inode, &image_name(id))?;
+fn detach(device: &Loop) -> Result<()> {
+    Ok(step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?)
+}
+
+/// Whether it is proven that no loop device of this machine shows the image, at no cost that grows with their number.
+pub(super) fn is_unbound(ready: &Ready, id: &VolumeId, inode: Inode) -> bool {
+    let image = ready.open_image(Kind::Volume, id.local(), Access::Read);
+    image.is_ok_and(|image| {
+        let same = files::look_at(&image, Path::new(IMAGE)).is_ok_and(|seen| seen.inode == inode);
+        same && loopdev::is_unbound(image)
+    })
+}
+
+/// The devices that show this image.
+fn devices(ready: &Ready, id: &VolumeId, inode: Inode) -> Result<Vec<Loop>> {
+    if is_unbound(ready, id, inode) { Ok(Vec::new()) } else { Ok(loopdev::find(inode, &image_name(id))?) }
+}
+
+/// The device that shows this image. There should be one; of several the first serves, and all are let go together.
+fn bound(ready: &Ready, id: &VolumeId, inode: Inode) -> Result<Option<Loop>> {
+    let mut devices = devices(ready, id, inode)?;
     if devices.len() > 1 {
         let paths: Vec<_> = devices.iter().map(|device| device.path.display().to_string()).collect();
         tracing::warn!(volume = %id, devices = paths.join(" "), "several loop devices show one image; the first is used");

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -120,13 +120,37 @@ fn open_seen(root: BorrowedFd<'_>, relative: &Path, access: Access) -> os::Resul
     let file = match rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW) {
         Ok(descriptor) => File::from(descriptor),
         Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::AGAIN) => match open_leased(root, relative, mode)? {
+            Some(file) => file,
+            None => return Ok(None),
+        },
         Err(error) => return Err(Error::io("open", relative, error)),
     };
     let seen = look_at(&file, relative)?;
     if !seen.regular {
-        return Err(Error::Unexpected { object: relative.display().to_string(), reason: "it is no regular file".to_owned() });
+        return Err(not_regular(relative));
     }
     Ok(Some((file, seen)))
+}
+
+/// As [`open`], where another has a lease on the file (F_SETLEASE in fcntl(2)), as [`os::loopdev::is_unbound`] has for a moment: waits
+/// until it is given back, which the kernel enforces (lease-break-time in proc(5)).
+fn open_leased(root: BorrowedFd<'_>, relative: &Path, mode: OFlags) -> os::Result<Option<File>> {
+    let place = match rustix::fs::openat2(root, relative, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), BELOW)
+    {
+        Ok(place) => File::from(place),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(Error::io("open", relative, error)),
+    };
+    if !look_at(&place, relative)?.regular {
+        return Err(not_regular(relative));
+    }
+    let opened = rustix::fs::open(format!("/proc/self/fd/{}", place.as_raw_fd()), mode | OFlags::CLOEXEC, Mode::empty());
+    opened.map(|file| Some(File::from(file))).map_err(|error| Error::io("open", relative, error))
+}
+
+fn not_regular(relative: &Path) -> Error {
+    Error::Unexpected { object: relative.display().to_string(), reason: "it is no regular file".to_owned() }
 }
 
 /// The whole of a small file; `None` where there is none.
@@ -341,8 +365,17 @@ pub(super) fn random_id() -> os::Result<String> {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "F_SETLEASE has no safe wrapper")]
 mod tests {
     use super::*;
+
+    /// F_SETSIG.
+    const SET_SIGNAL: libc::c_int = 10;
+
+    fn fcntl(file: &File, action: libc::c_int, value: libc::c_int) -> libc::c_int {
+        // SAFETY: the descriptor is open, and these actions take a plain number.
+        unsafe { libc::fcntl(file.as_raw_fd(), action, value) }
+    }
 
     #[test]
     fn rename_of_a_directory_without_flags_replaces_nothing() {
@@ -360,6 +393,27 @@ mod tests {
         remove_file(&to).expect("removed");
         rename_directory(&from, &to).expect("renamed");
         assert!(!from.exists() && to.join(META).exists());
+    }
+
+    /// As [`os::loopdev::is_unbound`] has one for a moment.
+    #[test]
+    fn open_of_a_file_under_a_lease_waits_until_it_is_given_back() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        make_file(&directory.path().join(IMAGE)).expect("made");
+        let root = File::open(directory.path()).expect("opened");
+        let holder = || File::open(directory.path().join(IMAGE)).expect("opened");
+        let lease =
+            std::iter::repeat_with(holder).find(|file| fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) == 0).expect("a lease");
+        fcntl(&lease, SET_SIGNAL, libc::SIGURG);
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| open(root.as_fd(), Path::new(IMAGE), Access::Write));
+            // From the attempt on, the kernel says what is to become of the lease.
+            while fcntl(&lease, libc::F_GETLEASE, 0) == libc::F_WRLCK && !opening.is_finished() {
+                std::thread::yield_now();
+            }
+            fcntl(&lease, libc::F_SETLEASE, libc::F_UNLCK);
+            assert!(opening.join().expect("no panic").expect("opened").is_some());
+        });
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::os::copy;
 use crate::os::step::step;
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
+use super::connect::is_unbound;
 use super::draft::{self, Draft};
 use super::export::check_not_exported;
 use super::files::{self, Access, IMAGE, Seen};
@@ -80,7 +81,7 @@ impl Provision for ImageBackend {
         let ready = pool.writable()?;
         let (meta, image) = seen.whole()?;
         let deletion = self.begin_deletion(&ready, id)?;
-        if let Err(error) = check_unused(id, &image).and_then(|()| check_not_exported(&ready, id)) {
+        if let Err(error) = check_unused(&ready, id, &image).and_then(|()| check_not_exported(&ready, id)) {
             return Err(match deletion {
                 Some(deletion) => deletion.give_up(error),
                 None => error,
@@ -218,7 +219,10 @@ impl ImageBackend {
 }
 
 /// A loop device on the image means that someone uses it, whatever the CO believes.
-fn check_unused(id: &VolumeId, image: &Seen) -> Result<()> {
+fn check_unused(ready: &Ready, id: &VolumeId, image: &Seen) -> Result<()> {
+    if is_unbound(ready, id, image.inode) {
+        return Ok(());
+    }
     let devices = devices_of(id, image.inode)?;
     let Some(path) = devices.first().map(|path| path.display()) else { return Ok(()) };
     Err(Error::InUse {

@@ -15,11 +15,13 @@ use super::block::Device;
 use super::{Error, Result, holders, udev};
 
 pub use status::{Loop, Silent, backing_of, file_of, find, find_by_name, in_use, list, shows, status, status_in_time};
+pub use unbound::{find_unless_unbound, is_unbound};
 
 use status::{READ_STATUS, backing, described, info, is_bound};
 
 mod kernel;
 mod status;
+mod unbound;
 
 const CONTROL: &str = "/dev/loop-control";
 /// What every device presents, whatever its backing file lies on. A file system made on a device with blocks of 4096 bytes cannot

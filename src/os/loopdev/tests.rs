@@ -576,3 +576,104 @@ fn a_missing_device_is_detached_already() {
     detach(Path::new("/dev/loop9999999"), (1, 2)).unwrap();
     assert!(status(Path::new("/dev/loop9999999")).unwrap_err().is_missing());
 }
+
+/// A program that another test starts has a copy of each descriptor until its exec.
+fn comes_to_be_unbound(file: impl Fn() -> File) -> bool {
+    let until = Instant::now().checked_add(Duration::from_secs(10));
+    udev::wait_until(until, || Ok(is_unbound(file()))).unwrap()
+}
+
+/// On each file system that a lease is believed of and this test can have without a device.
+#[test]
+fn file_of_a_loop_device_is_not_taken_as_unbound_whoever_bound_it() {
+    let Some(backing) = backing() else { return };
+    in_own_namespace(|| {
+        let root = Root::open(backing.directory.path()).unwrap();
+        let [place, other] = ["tmpfs", "other"].map(|name| {
+            let path = root.path().join(name);
+            root.make_dir(&path, 0o700).unwrap();
+            path
+        });
+        nix::mount::mount(Some("none"), &place, Some("tmpfs"), nix::mount::MsFlags::empty(), None::<&str>).unwrap();
+        let [path, link] = ["image", "link"].map(|name| place.join(name));
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        std::fs::hard_link(&path, &link).unwrap();
+        nix::mount::mount(Some(&place), &other, None::<&str>, nix::mount::MsFlags::MS_BIND, None::<&str>).unwrap();
+        let look = || File::open(&path).unwrap();
+        assert!(comes_to_be_unbound(look));
+        for (name, read_only) in [(&path, false), (&path, true), (&link, false), (&other.join("image"), true)] {
+            // In a mount namespace of its own, which is gone by the time of the question.
+            let bind = || {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+                attach(&File::open(name).unwrap(), "label", read_only).unwrap()
+            };
+            let device = std::thread::scope(|scope| scope.spawn(bind).join().unwrap());
+            let _guard = Guard(device.clone());
+            assert!(!is_unbound(look()));
+            assert_eq!(find_unless_unbound(look(), device.backing, Path::new("image")).unwrap().len(), 1);
+            detach(&device.path, device.backing).unwrap();
+            assert!(comes_to_be_unbound(look));
+        }
+        rustix::mount::unmount(&other, rustix::mount::UnmountFlags::DETACH).unwrap();
+        rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH).unwrap();
+    });
+}
+
+/// The kernel would grant it the lease: see [`is_unbound`].
+#[test]
+fn descriptor_of_a_memfd_itself_proves_nothing() {
+    if backing().is_none() {
+        return;
+    }
+    let memfd = crate::os::memfd::create("image", 1 << 20).unwrap();
+    let identity = crate::os::memfd::identity(&memfd).unwrap();
+    let again = || File::open(format!("/proc/self/fd/{}", memfd.as_raw_fd())).unwrap();
+    assert!(comes_to_be_unbound(again));
+    let device = attach(&memfd, "label", false).unwrap();
+    let unbound = [is_unbound(memfd.try_clone().unwrap()), is_unbound(again())];
+    detach(&device.path, identity).unwrap();
+    assert_eq!(unbound, [false; 2]);
+    assert!(comes_to_be_unbound(again));
+}
+
+#[test]
+fn file_of_an_overlay_is_not_taken_as_unbound() {
+    in_own_namespace(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::open(directory.path()).unwrap();
+        let place = root.path().join("disk");
+        root.make_dir(&place, 0o700).unwrap();
+        let none: Option<&str> = None;
+        nix::mount::mount(Some("none"), &place, Some("tmpfs"), nix::mount::MsFlags::empty(), none).unwrap();
+        let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| {
+            std::fs::create_dir(place.join(name)).unwrap();
+            place.join(name)
+        });
+        File::create(lower.join("image")).unwrap().set_len(1 << 20).unwrap();
+        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        nix::mount::mount(Some("none"), &merged, Some("overlay"), nix::mount::MsFlags::empty(), Some(options.as_str())).unwrap();
+        assert!(!is_unbound(File::open(merged.join("image")).unwrap()));
+        rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH).unwrap();
+    });
+}
+
+/// Who opens the file while the lease is held makes the kernel send a signal; that of its choice would end this process.
+#[test]
+fn opening_the_file_at_that_moment_ends_nothing_and_waits() {
+    let memfd = crate::os::memfd::create("image", 1 << 20).unwrap();
+    let open = || File::open(format!("/proc/self/fd/{}", memfd.as_raw_fd())).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(open());
+            }
+        });
+        for _ in 0..20_000 {
+            is_unbound(open());
+        }
+        stop.store(true, Ordering::Relaxed);
+        opening.join().unwrap();
+    });
+    assert!(comes_to_be_unbound(open));
+}
