@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::metrics::Steps;
 pub use crate::os::step::last as last_step;
 use crate::os::step::{self, Progress};
-use crate::os::{lock, memory};
+use crate::os::{lock, loopdev, memory};
 use crate::volume::{Error, Result};
 
 /// Often enough that a burst leaves nothing, seldom enough to cost nothing.
@@ -160,14 +160,29 @@ impl Tasks {
         result.unwrap_or_else(|panic| Err(Error::failed("run", "the operation", panic)))
     }
 
-    /// Gives free memory back to the kernel some seconds after work was done, again and again; never ends.
-    pub async fn tidy_memory(self) {
+    /// Gives free memory and loop devices back to the kernel some seconds after work was done, again and again; never ends.
+    pub async fn tidy(self) {
         let mut running = self.running.subscribe();
         while running.changed().await.is_ok() {
             tokio::time::sleep(TIDY_AFTER).await;
             running.mark_unchanged();
             if let Err(panic) = tokio::task::spawn_blocking(memory::give_back).await {
                 tracing::error!(%panic, "memory is not given back");
+            }
+            // In small turns, since the end of the process waits for one that has begun.
+            loop {
+                match tokio::task::spawn_blocking(loopdev::remove_spare).await {
+                    Ok(Ok(true)) => {}
+                    Ok(Ok(false)) => break,
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "unused loop devices stay");
+                        break;
+                    }
+                    Err(panic) => {
+                        tracing::error!(%panic, "unused loop devices stay");
+                        break;
+                    }
+                }
             }
         }
     }

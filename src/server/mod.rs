@@ -146,7 +146,7 @@ pub async fn serve(settings: Settings, services: Services, shutdown: impl Future
     services.readiness().set_ready(true);
     tracing::info!(%endpoint, "listening");
     let mut beside = JoinSet::new();
-    beside.spawn(services.tasks().clone().tidy_memory());
+    beside.spawn(services.tasks().clone().tidy());
     let asked = Asked { services: services.clone(), registration: registrar.as_ref().map(Registrar::watched) };
     for port in ports {
         beside.spawn(port.run(asked.clone()));

@@ -56,4 +56,5 @@ nix::ioctl_read_bad!(get_status, 0x4C05, Info);
 nix::ioctl_none_bad!(set_capacity, 0x4C07);
 nix::ioctl_write_ptr_bad!(configure, 0x4C0A, Config);
 nix::ioctl_write_int_bad!(add, 0x4C80);
+nix::ioctl_write_int_bad!(remove, 0x4C81);
 nix::ioctl_none_bad!(get_free, 0x4C82);

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use loopdev::{LoopControl, LoopDevice};
@@ -14,12 +14,14 @@ use nix::errno::Errno;
 use super::block::Device;
 use super::{Error, Result, holders, udev};
 
+pub use spare::remove_spare;
 pub use status::{Loop, Silent, backing_of, file_of, find, find_by_name, in_use, list, shows, status, status_in_time};
 pub use unbound::{find_unless_unbound, is_unbound};
 
 use status::{READ_STATUS, backing, described, info, is_bound};
 
 mod kernel;
+mod spare;
 mod status;
 mod unbound;
 
@@ -73,18 +75,26 @@ fn reopen(backing: &File, label: &str, read_only: bool) -> Result<(File, (u64, u
 fn open_free(control: &LoopControl, attempt: u32) -> Result<Option<LoopDevice>> {
     // A device that has no backing file but is held by someone is offered as free again and again; after a few refusals a
     // new one is made now and then.
+    let before = spare::now();
     if attempt.is_multiple_of(16) {
         // SAFETY: the descriptor is open, -1 asks for any new number, no memory is passed.
         unsafe { kernel::add(control.as_raw_fd(), -1) }.map_err(|errno| Error::io("add loop device", CONTROL, errno))?;
     }
     match control.next_free() {
-        Ok(device) => Ok(Some(device)),
+        Ok(device) => {
+            if let Some(path) = device.path() {
+                spare::mark_if_new(&path, before);
+            }
+            Ok(Some(device))
+        }
         // The device was made, its node was not yet, unless the device is gone again.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
             // SAFETY: the descriptor is open, no memory is passed.
             let number = unsafe { kernel::get_free(control.as_raw_fd()) }
                 .map_err(|errno| Error::io("find free loop device", CONTROL, errno))?;
-            udev::wait_for_node(Path::new(&format!("/dev/loop{number}")), NODE_DEADLINE)?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            udev::wait_for_node(&path, NODE_DEADLINE)?;
+            spare::mark_if_new(&path, before);
             Ok(None)
         }
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::EBUSY)) => Ok(None),
@@ -152,6 +162,7 @@ pub fn detach(path: &Path, backing: (u64, u64)) -> Result<()> {
     }
     // The kernel unbinds when the last who has it open closes it; from Linux 6.10 on that is true of ourselves.
     drop(device);
+    spare::note_detached();
     let until = Instant::now().checked_add(DETACH_DEADLINE);
     if udev::wait_until(until, || is_unbound_from(path, backing))? {
         return Ok(());

@@ -677,3 +677,35 @@ fn opening_the_file_at_that_moment_ends_nothing_and_waits() {
     });
     assert!(comes_to_be_unbound(open));
 }
+
+/// Those that another test binds meanwhile come and go.
+#[test]
+fn unused_devices_of_ours_are_removed_but_for_a_few_and_no_others() {
+    let Some(backing) = backing() else { return };
+    let control = LoopControl::open().unwrap();
+    // SAFETY: the descriptor is open, no memory is passed.
+    let foreign = unsafe { kernel::add(control.as_raw_fd(), -1) }.unwrap();
+    // The unused ones of the machine first, until the kernel has made enough.
+    let (mut devices, mut made) = (Vec::new(), 0);
+    while made < 2 * spare::KEPT {
+        let device = attach(&backing.file, "label", false).unwrap();
+        made += usize::from(spare::is_ours(device.path.file_name().unwrap()));
+        devices.push(device);
+    }
+    let last = devices.pop().unwrap();
+    let keeps_last_open = File::open(&last.path).unwrap();
+    devices.iter().for_each(|device| detach(&device.path, device.backing).unwrap());
+    assert!(spare::unused().unwrap().len() > spare::KEPT);
+    let until = Instant::now().checked_add(Duration::from_secs(60));
+    let few = udev::wait_until(until, || {
+        while remove_spare()? {}
+        Ok(spare::unused()?.len() <= spare::KEPT)
+    });
+    drop(keeps_last_open);
+    let (bound, foreign_stays) = (status(&last.path), Path::new(SYS_BLOCK).join(format!("loop{foreign}")).exists());
+    // SAFETY: the descriptor is open, no memory is passed.
+    let _ = unsafe { kernel::remove(control.as_raw_fd(), foreign) };
+    assert!(few.unwrap(), "{:?}", spare::unused());
+    assert_eq!(bound.unwrap().as_ref(), Some(&last), "what is bound stays");
+    assert!(foreign_stays, "what another has made stays");
+}
