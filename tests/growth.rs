@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use common::{Harness, Pool, create, isolated, text};
 use longshore::csi;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-const CALLS: [&str; 5] = ["stage", "publish", "stats", "unpublish", "unstage"];
+const CALLS: [&str; 7] = ["stage", "publish", "stats", "unpublish", "unstage", "create", "delete"];
 
 /// The times of each of [`CALLS`].
 type Times = [Vec<Duration>; CALLS.len()];
@@ -72,12 +73,24 @@ impl Volume {
         timed(|| harness.block_on(harness.node().node_unstage_volume(request)).map(drop))
     }
 
+    fn delete(&self, harness: &Harness) -> Duration {
+        let request = csi::DeleteVolumeRequest { volume_id: self.id.clone(), ..Default::default() };
+        timed(|| harness.block_on(harness.controller().delete_volume(request)).map(drop))
+    }
+
+    /// The last two with another volume.
     fn cycle(&self, harness: &Harness, times: &mut Times) {
-        let each: [fn(&Volume, &Harness) -> Duration; CALLS.len()] =
+        let each: [fn(&Volume, &Harness) -> Duration; 5] =
             [Volume::stage, Volume::publish, Volume::stats, Volume::unpublish, Volume::unstage];
-        for (call, times) in each.iter().zip(times) {
+        let backend = self.id.split(':').next().expect("a backend");
+        let [nodes @ .., create, delete] = times;
+        for (call, times) in each.iter().zip(nodes) {
             times.push(call(self, harness));
         }
+        let begun = Instant::now();
+        let other = Volume::make(harness, "passing", backend);
+        create.push(begun.elapsed());
+        delete.push(other.delete(harness));
     }
 }
 
@@ -115,46 +128,138 @@ impl Drop for Mounts<'_> {
     }
 }
 
-#[test]
-fn node_calls_with_many_mounts_take_no_longer_than_with_few() {
-    const OTHERS: usize = 600;
+/// Loop devices without a backing file, removed on drop unless somebody uses them.
+struct Unused(Vec<i32>);
+
+#[allow(unsafe_code, reason = "LOOP_CTL_ADD and LOOP_CTL_REMOVE have no safe wrapper")]
+mod ioctl {
+    nix::ioctl_write_int_bad!(add, 0x4C80);
+    nix::ioctl_write_int_bad!(remove, 0x4C81);
+}
+
+#[allow(unsafe_code, reason = "LOOP_CTL_ADD and LOOP_CTL_REMOVE have no safe wrapper")]
+impl Unused {
+    fn control() -> fs::File {
+        fs::File::options().read(true).write(true).open("/dev/loop-control").expect("loop devices")
+    }
+
+    fn add(count: usize) -> Unused {
+        let control = Unused::control();
+        // SAFETY: the descriptor is open, no memory is passed.
+        let add = || unsafe { ioctl::add(control.as_raw_fd(), -1) }.expect("a loop device");
+        Unused((0..count).map(|_| add()).collect())
+    }
+}
+
+#[allow(unsafe_code, reason = "LOOP_CTL_ADD and LOOP_CTL_REMOVE have no safe wrapper")]
+impl Drop for Unused {
+    fn drop(&mut self) {
+        // The kernel waits for some 50 ms with each.
+        std::thread::scope(|scope| {
+            for numbers in self.0.chunks(self.0.len().div_ceil(32).max(1)) {
+                scope.spawn(move || {
+                    let control = Unused::control();
+                    for number in numbers {
+                        // SAFETY: the descriptor is open, no memory is passed.
+                        let _ = unsafe { ioctl::remove(control.as_raw_fd(), *number) };
+                    }
+                });
+            }
+        });
+    }
+}
+
+const OTHERS: usize = 600;
+
+/// How many times as long the calls take with what `others` adds.
+fn check_growth<T>(harness: &Harness, what: &str, others: impl Fn() -> T) {
     const LIMIT: f64 = 1.5;
+    let volume = Volume::make(harness, "grown", "image");
+    volume.cycle(harness, &mut Times::default());
+    let (mut few, mut many) = (Times::default(), Times::default());
+    // In turns, so that another load of the machine meets both.
+    for _ in 0..4 {
+        for _ in 0..5 {
+            volume.cycle(harness, &mut few);
+        }
+        let others = others();
+        // What is remembered is looked at once.
+        volume.cycle(harness, &mut Times::default());
+        for _ in 0..5 {
+            volume.cycle(harness, &mut many);
+        }
+        drop(others);
+    }
+    let ratios: Vec<(&str, f64)> = CALLS
+        .iter()
+        .zip(few.iter().zip(&many))
+        .map(|(call, (few, many))| (*call, percentile(many, 50).as_secs_f64() / percentile(few, 50).as_secs_f64()))
+        .collect();
+    eprintln!("with {what}: {ratios:.2?} of the time without them");
+    assert!(ratios.iter().all(|(_, ratio)| *ratio <= LIMIT), "{ratios:.2?}");
+    volume.delete(harness);
+}
+
+#[test]
+fn calls_with_many_mounts_take_no_longer_than_with_few() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Local);
         let others = harness.path("kubelet/pods/others");
         fs::create_dir_all(&others).expect("a directory");
         // The driver is to have the mounts that come later, too.
         harness.start();
-        let volume = Volume::make(&harness, "grown", "image");
-        volume.cycle(&harness, &mut Times::default());
-        let (mut few, mut many) = (Times::default(), Times::default());
-        // In turns, so that another load of the machine meets both.
-        for _ in 0..4 {
-            for _ in 0..5 {
-                volume.cycle(&harness, &mut few);
-            }
-            let mounts = Mounts::add(&others, OTHERS);
-            // What is remembered of mounts is looked at once.
-            volume.cycle(&harness, &mut Times::default());
-            for _ in 0..5 {
-                volume.cycle(&harness, &mut many);
-            }
-            drop(mounts);
+        check_growth(&harness, "600 more mounts", || Mounts::add(&others, OTHERS));
+    });
+}
+
+#[test]
+fn calls_with_many_loop_devices_take_no_longer_than_with_few() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        check_growth(&harness, "1,200 more loop devices", || Unused::add(2 * OTHERS));
+    });
+}
+
+/// What the driver has now: threads, and resident memory in KiB.
+fn threads_and_memory(harness: &Harness) -> (usize, u64) {
+    let status = fs::read_to_string(format!("/proc/{}/status", harness.pid())).expect("it lives");
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()).expect("a field");
+    (field("Threads:").parse().expect("a number"), field("VmRSS:").parse().expect("a number"))
+}
+
+/// The kernel wakes idle threads in turns: a few calls a second would keep all of a burst alive if each waited long for the next.
+#[test]
+fn threads_of_a_burst_end_within_seconds_though_calls_go_on() {
+    const AT_ONCE: usize = 48;
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        let mut controller = harness.controller();
+        harness.block_on(controller.list_volumes(csi::ListVolumesRequest::default())).expect("listed");
+        let idle = threads_and_memory(&harness);
+        let volumes: Vec<_> = (0..AT_ONCE).map(|name| Volume::make(&harness, &format!("burst-{name}"), "image")).collect();
+        // Each starts programs, and waits for them on a thread.
+        std::thread::scope(|scope| volumes.iter().for_each(|volume| drop(scope.spawn(|| volume.stage(&harness)))));
+        let loaded = threads_and_memory(&harness);
+        let begun = Instant::now();
+        // Ten calls a second.
+        let mut now = loaded;
+        while now.0 > idle.0 + 12 && begun.elapsed() < Duration::from_secs(10) {
+            harness.block_on(async {
+                controller.list_volumes(csi::ListVolumesRequest::default()).await.expect("listed");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            });
+            now = threads_and_memory(&harness);
         }
-        let ratios: Vec<(&str, f64)> = CALLS
-            .iter()
-            .zip(few.iter().zip(&many))
-            .map(|(call, (few, many))| (*call, percentile(many, 50).as_secs_f64() / percentile(few, 50).as_secs_f64()))
-            .collect();
-        eprintln!("with {OTHERS} more mounts: {ratios:.2?} of the time without them");
-        assert!(ratios.iter().all(|(_, ratio)| *ratio <= LIMIT), "{ratios:.2?}");
-        harness
-            .block_on(
-                harness
-                    .controller()
-                    .delete_volume(csi::DeleteVolumeRequest { volume_id: volume.id.clone(), ..Default::default() }),
-            )
-            .expect("deleted");
+        let after = begun.elapsed();
+        eprintln!("threads and KiB: {idle:?}, after {AT_ONCE} at once {loaded:?}, {after:.1?} later {now:?}");
+        for volume in &volumes {
+            volume.unstage(&harness);
+            volume.delete(&harness);
+        }
+        assert!(loaded.0 > idle.0 + 16, "the burst made no threads: {loaded:?}");
+        assert!(now.0 <= idle.0 + 12, "{now:?} threads {after:?} after a burst");
     });
 }
 
@@ -171,21 +276,26 @@ fn figures_of_node_calls_by_number_of_staged_volumes() {
     const CYCLES: usize = 30;
     let counts = std::env::var("LONGSHORE_GROWTH").unwrap_or_else(|_| "0,100".to_owned());
     let counts: Vec<usize> = counts.split(',').map(|count| count.parse().expect("numbers, with commas")).collect();
-    println!("| backend | staged | {} | CPU of the five, ms |", CALLS.map(|call| format!("{call}, p50 / p99 ms")).join(" | "));
-    println!("|---|---|{}---|", "---|".repeat(CALLS.len()));
+    println!(
+        "| backend | staged | unused loop devices | {} | CPU of all, ms |",
+        CALLS.map(|call| format!("{call}, p50 / p99 ms")).join(" | ")
+    );
+    println!("|---|---|---|{}---|", "---|".repeat(CALLS.len()));
     for backend in ["fake", "image"] {
         isolated(|| {
             let mut harness = Harness::new(Pool::Local);
             harness.start();
             let measured = Volume::make(&harness, "measured", backend);
             let mut staged = Vec::new();
-            for count in &counts {
-                while staged.len() < *count {
+            let rows = counts.iter().map(|count| (*count, 0)).chain([(counts.last().copied().unwrap_or(0), OTHERS)]);
+            for (count, unused) in rows {
+                while staged.len() < count {
                     let volume = Volume::make(&harness, &format!("staged-{}", staged.len()), backend);
                     volume.stage(&harness);
                     volume.publish(&harness);
                     staged.push(volume);
                 }
+                let _unused = Unused::add(unused);
                 measured.cycle(&harness, &mut Times::default());
                 let (mut times, before) = (Times::default(), cpu(&harness));
                 for _ in 0..CYCLES {
@@ -195,12 +305,14 @@ fn figures_of_node_calls_by_number_of_staged_volumes() {
                 let ms = |time: Duration| time.as_secs_f64() * 1e3;
                 let cells = times.map(|times| format!("{:.2} / {:.2}", ms(percentile(&times, 50)), ms(percentile(&times, 99))));
                 // A tick is 10 ms.
-                println!("| {backend} | {count} | {} | {:.1} |", cells.join(" | "), ticks * 10.0 / CYCLES as f64);
+                println!("| {backend} | {count} | {unused} | {} | {:.1} |", cells.join(" | "), ticks * 10.0 / CYCLES as f64);
             }
             for volume in &staged {
                 volume.unpublish(&harness);
                 volume.unstage(&harness);
+                volume.delete(&harness);
             }
+            measured.delete(&harness);
         });
     }
 }

@@ -1,5 +1,7 @@
 //! linux/loop.h
 
+pub(super) const CONTROL: &str = "/dev/loop-control";
+
 pub(super) const READ_ONLY: u32 = 1;
 pub(super) const AUTOCLEAR: u32 = 4;
 pub(super) const DIRECT_IO: u32 = 16;

@@ -18,6 +18,7 @@ pub use spare::remove_spare;
 pub use status::{Loop, Silent, backing_of, file_of, find, find_by_name, in_use, list, shows, status, status_in_time};
 pub use unbound::{find_unless_unbound, is_unbound};
 
+use kernel::CONTROL;
 use status::{READ_STATUS, backing, described, info, is_bound};
 
 mod kernel;
@@ -25,7 +26,6 @@ mod spare;
 mod status;
 mod unbound;
 
-const CONTROL: &str = "/dev/loop-control";
 /// What every device presents, whatever its backing file lies on. A file system made on a device with blocks of 4096 bytes cannot
 /// be mounted on one of 512 and the other way round, so this must never depend on where the file is or on whether direct I/O works.
 const BLOCK_SIZE: u32 = 512;

@@ -15,10 +15,10 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, Timespec, XattrFlags};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::super::{Error, Result};
+use super::kernel::{self, CONTROL};
 use super::status::{SYS_BLOCK, is_bound};
-use super::{CONTROL, kernel};
 
-/// How many unused ones stay: those of the lowest numbers, which the kernel offers first, so that whoever was just offered one finds it.
+/// How many unused ones stay: those of the lowest numbers, which the kernel offers first, so that anyone who was just offered one finds it.
 pub(super) const KEPT: usize = 8;
 /// How many are removed in one go. One takes the kernel about 50 ms.
 const AT_ONCE: usize = 16;

@@ -585,7 +585,7 @@ fn comes_to_be_unbound(file: impl Fn() -> File) -> bool {
 
 /// On each file system that a lease is believed of and this test can have without a device.
 #[test]
-fn file_of_a_loop_device_is_not_taken_as_unbound_whoever_bound_it() {
+fn file_of_a_loop_device_is_not_taken_as_unbound_no_matter_who_bound_it() {
     let Some(backing) = backing() else { return };
     in_own_namespace(|| {
         let root = Root::open(backing.directory.path()).unwrap();

@@ -3,12 +3,12 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use nix::errno::Errno;
 
 use super::super::{Error, Result};
-use super::Loop;
-use super::status::find;
+use super::status::{Loop, find};
 
 /// F_SETSIG of fcntl(2), which libc has for some architectures only.
 const SET_SIGNAL: libc::c_int = 10;
@@ -21,12 +21,12 @@ const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 ///
 /// # Errors
 /// As [`find`].
-pub fn find_unless_unbound(file: File, backing: (u64, u64), name: &std::path::Path) -> Result<Vec<Loop>> {
+pub fn find_unless_unbound(file: File, backing: (u64, u64), name: &Path) -> Result<Vec<Loop>> {
     if is_unbound(file) { Ok(Vec::new()) } else { find(backing, name) }
 }
 
 /// Whether nobody else in this kernel has the file open, and hence no loop device has it either: one keeps its file open while it is
-/// bound, whoever bound it and in whatever mount namespace. `file` must have been opened for reading only, by name. `false` is no
+/// bound, no matter who bound it, in which mount namespace. `file` must have been opened for reading only, by name. `false` is no
 /// statement: another has it open, be it to read a backup, or the question cannot be asked.
 ///
 /// A write lease (F_SETLEASE) is granted only to the sole opener: the kernel compares the inode's counts of writers and of readers with
