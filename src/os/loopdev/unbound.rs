@@ -51,6 +51,7 @@ pub fn is_unbound(file: File) -> bool {
 }
 
 /// Takes the lease and gives it back.
+#[allow(clippy::useless_conversion, reason = "the constants' types differ between C libraries")]
 fn lease(file: &File) -> Result<()> {
     let failed = |errno: Errno| Error::io("take a lease on", "a backing file", errno);
     let set = |action, value: libc::c_int| {
