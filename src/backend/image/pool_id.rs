@@ -38,9 +38,39 @@ impl PoolIdFile {
         if durable::read(&self.path(), LONGEST_ID)?.is_some() {
             return Ok(());
         }
-        if !self.directory.is_dir() {
-            files::make_directory(&self.directory)?;
+        match files::make_directory(&self.directory) {
+            // Also by the opening of another pool at this moment.
+            Err(error) if error.errno() == Some(libc::EEXIST) => {}
+            made => made?,
         }
         durable::write(&self.directory, &self.name, format!("{id}\n").as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// Pools are opened at the same time, and the first makes the directory.
+    #[test]
+    fn ids_kept_at_the_same_time_in_a_missing_directory_are_all_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        for round in 0..20 {
+            let directory = parent.path().join(round.to_string());
+            let files: Vec<PoolIdFile> =
+                (0..4).map(|pool| PoolIdFile::new(&directory, &"image".parse().unwrap(), &pool.to_string())).collect();
+            let barrier = Barrier::new(files.len());
+            std::thread::scope(|scope| {
+                for file in &files {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        file.keep("id").unwrap();
+                    });
+                }
+            });
+            assert!(files.iter().all(|file| file.load_pool_id().unwrap().as_deref() == Some("id")), "round {round}");
+        }
     }
 }
