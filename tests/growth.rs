@@ -128,7 +128,7 @@ impl Drop for Mounts<'_> {
     }
 }
 
-/// Loop devices without a backing file, removed on drop unless somebody uses them.
+/// Loop devices without a backing file, removed on drop unless another program uses them.
 struct Unused(Vec<i32>);
 
 #[allow(unsafe_code, reason = "LOOP_CTL_ADD and LOOP_CTL_REMOVE have no safe wrapper")]

@@ -39,7 +39,7 @@ pub(super) fn now() -> Timespec {
 }
 
 /// Notes on the node of a device that was offered as free that it is ours to remove, if it was made since `before`: then it was made
-/// because we asked. Where that cannot be seen or noted it is nobody's, and stays.
+/// because we asked. Where that cannot be seen or noted, it stays.
 pub(super) fn mark_if_new(path: &Path, before: Timespec) {
     let Ok(node) = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BTIME) else { return };
     let made = (node.stx_btime.tv_sec, i64::from(node.stx_btime.tv_nsec));
