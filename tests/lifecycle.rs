@@ -194,6 +194,32 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
 }
 
 #[test]
+fn list_of_many_volumes_names_the_node_of_the_one_that_is_staged() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        harness.start();
+        for number in 0..150 {
+            harness
+                .block_on(harness.controller().create_volume(create(&format!("v{number}"), 16, Some("ext4"), "image")))
+                .expect("created");
+        }
+        let placed = place(&harness, create("v77", 16, Some("ext4"), "image"));
+        let published = || {
+            let list = harness.block_on(harness.controller().list_volumes(csi::ListVolumesRequest::default()));
+            let entries = list.expect("a list").into_inner().entries;
+            let count = entries.len();
+            let nodes = |entry: &csi::list_volumes_response::Entry| entry.status.clone().unwrap_or_default().published_node_ids;
+            let published = entries.iter().filter(|entry| !nodes(entry).is_empty());
+            let published = published.map(|entry| (entry.volume.clone().unwrap_or_default().volume_id, nodes(entry)));
+            (count, published.collect::<Vec<_>>())
+        };
+        assert_eq!(published(), (150, vec![(placed.volume.volume_id.clone(), vec!["node-1".to_owned()])]));
+        remove(&harness, &placed);
+        assert_eq!(published(), (149, vec![]));
+    });
+}
+
+#[test]
 fn ext4_on_a_pool_with_reflinks() {
     life(Pool::Xfs, "ext4", false);
 }
