@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::Path;
 
 use crate::os::loopdev::{self, Loop};
 use crate::os::{copy, memfd};
@@ -26,11 +26,10 @@ impl Contents {
 
     /// The loop devices that show them, of the volume that they are of.
     pub(super) fn devices(&self, id: &VolumeId) -> Result<Vec<Loop>> {
-        let name = PathBuf::from(format!("memfd:{id}"));
-        match File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
-            Ok(file) => Ok(loopdev::find_unless_unbound(file, self.identity, &name)?),
-            Err(_) => Ok(loopdev::find(self.identity, &name)?),
+        if File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())).is_ok_and(loopdev::is_unbound) {
+            return Ok(Vec::new());
         }
+        Ok(loopdev::find(self.identity, Path::new(&format!("memfd:{id}")))?)
     }
 
     /// What `self` holds now, holes included, with zeroes behind it up to `size`.

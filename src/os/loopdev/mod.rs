@@ -16,7 +16,7 @@ use super::{Error, Result, holders, udev};
 
 pub use spare::remove_spare;
 pub use status::{Loop, Silent, backing_of, file_of, find, find_by_name, in_use, list, shows, status, status_in_time};
-pub use unbound::{find_unless_unbound, is_unbound};
+pub use unbound::is_unbound;
 
 use kernel::CONTROL;
 use status::{READ_STATUS, backing, described, info, is_bound};

@@ -3,27 +3,16 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 
 use nix::errno::Errno;
 
 use super::super::{Error, Result};
-use super::status::{Loop, find};
 
 /// F_SETSIG of fcntl(2), which libc has for some architectures only.
 const SET_SIGNAL: libc::c_int = 10;
 /// Which file systems a lease is believed of, by statfs(2): ext4, xfs, btrfs, tmpfs. In these all who open a file share one inode of
 /// this kernel. Not so where another machine may have it open (NFS, CephFS), or another file system shows it (overlayfs, FUSE).
 const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
-
-/// As [`find`], but for a walk only where it is not proven at once that there is none. `file` is opened anew for this, or it is in
-/// its own way.
-///
-/// # Errors
-/// As [`find`].
-pub fn find_unless_unbound(file: File, backing: (u64, u64), name: &Path) -> Result<Vec<Loop>> {
-    if is_unbound(file) { Ok(Vec::new()) } else { find(backing, name) }
-}
 
 /// Whether nobody else in this kernel has the file open, and hence no loop device has it either: one keeps its file open while it is
 /// bound, no matter who bound it, in which mount namespace. `file` must have been opened for reading only, by name. `false` is no
