@@ -260,6 +260,8 @@ mod tests {
                     let directory = tempfile::tempdir().unwrap();
                     {
                         let _mounted = Mounted::new(&under.device, directory.path(), fstype.as_str());
+                        let probed = probe_marked(&device, Evidence::None, None).unwrap();
+                        assert_eq!(probed.finished, None, "{fstype} {options:?} is mounted");
                     }
                     assert_eq!(made(&mark, &device, fstype), Made::Finished, "{fstype} {options:?} was mounted");
                     let probed = probe_marked(&device, Evidence::None, None).unwrap();

@@ -75,7 +75,8 @@ pub struct Probed {
     /// The format that was interrupted. `None` where a sound file system is there that the format did not make, or that was mounted since:
     /// then the mark means nothing.
     pub mark: Option<Mark>,
-    /// The format came to its end, but for the removal of this mark, which lies behind the file system.
+    /// The format came to its end, but for the removal of this mark, which lies behind the file system; nothing has the file system
+    /// mounted, so that it cannot grow over the mark meanwhile.
     pub finished: Option<Mark>,
 }
 
@@ -100,7 +101,9 @@ pub fn probe_marked(device: &Device, evidence: Evidence<'_>, marked: Option<u64>
     {
         return Ok(Probed { contents: Contents::Unknown(unfinished(&error)), mark: None, finished: None });
     }
-    let behind = |fstype| size_on_device(device, fstype).is_ok_and(|size| size <= mark.offset);
+    let behind = |fstype| {
+        device.is_claimed().is_ok_and(|claimed| !claimed) && size_on_device(device, fstype).is_ok_and(|size| size <= mark.offset)
+    };
     let finished = match (made, &contents) {
         (Made::Finished, Contents::Filesystem(fstype)) if behind(*fstype) => Some(mark.clone()),
         _ => None,
