@@ -178,6 +178,14 @@ pub(super) fn make_directory(path: &Path) -> os::Result<()> {
     rustix::fs::mkdir(path, Mode::RWXU).map_err(|error| Error::io("make directory", path, error))
 }
 
+/// As [`make_directory`], where another may make the same directory at this moment.
+pub(super) fn ensure_directory(path: &Path) -> os::Result<()> {
+    match make_directory(path) {
+        Err(error) if error.errno() == Some(libc::EEXIST) => Ok(()),
+        made => made,
+    }
+}
+
 /// Makes a file that is not there yet.
 pub(super) fn make_file(path: &Path) -> os::Result<File> {
     File::options()

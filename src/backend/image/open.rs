@@ -116,11 +116,8 @@ impl Opening<'_> {
     fn make_directory(&self) -> Result<()> {
         let path = &self.config.path;
         let made = step("make pool", &path.display(), || {
-            match files::make_directory(path) {
-                // Another process has made it meanwhile; the lock says whose it is.
-                Err(error) if error.errno() == Some(libc::EEXIST) => {}
-                made => made?,
-            }
+            // The lock says whose it is.
+            files::ensure_directory(path)?;
             durable::sync_dir(path.parent().unwrap_or(path))
         });
         made.map_err(|error| self.down(format!("{error}; mount or make the directory")))

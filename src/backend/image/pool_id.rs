@@ -38,11 +38,7 @@ impl PoolIdFile {
         if durable::read(&self.path(), LONGEST_ID)?.is_some() {
             return Ok(());
         }
-        match files::make_directory(&self.directory) {
-            // Also by the opening of another pool at this moment.
-            Err(error) if error.errno() == Some(libc::EEXIST) => {}
-            made => made?,
-        }
+        files::ensure_directory(&self.directory)?;
         durable::write(&self.directory, &self.name, format!("{id}\n").as_bytes())
     }
 }
