@@ -222,7 +222,7 @@ pub enum ChangeState {
     Failed,
 }
 
-/// A change of a disk that continues or has ended.
+/// A change of a disk that runs or has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changing {
     pub disk: DiskId,

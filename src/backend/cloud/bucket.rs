@@ -185,7 +185,7 @@ impl Bucket {
         (self.limit.capacity * BURST * self.share).max(1.0)
     }
 
-    /// Continues to `now`.
+    /// Advances to `now`.
     fn advance(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.at).as_secs_f64();
         let recovery = RECOVERY.as_secs_f64();

@@ -413,7 +413,7 @@ fn is_old(disk: &Disk) -> bool {
     disk.created.is_some_and(|created| created.elapsed().is_ok_and(|age| age >= SETTLED))
 }
 
-/// Whether nothing continues behind an error.
+/// Whether nothing still runs behind an error.
 pub(super) fn is_over(error: &Error) -> bool {
     match error {
         Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
