@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, capability, create, isolated, run, text};
+use common::{Harness, LoopDevice, MIB, Pool, capability, create, isolated, run, text};
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
 use longshore::csi::node_client::NodeClient;
@@ -694,8 +694,9 @@ fn links_swapped_in_while_volumes_are_staged() {
 
 /// The victim's own file system, of another size than its device, in the way of a growth.
 struct Ungrown {
-    device: String,
     mounted: PathBuf,
+    // Dropped after the unmount.
+    _device: LoopDevice,
 }
 
 impl Ungrown {
@@ -703,10 +704,10 @@ impl Ungrown {
         fs::File::create(image).expect("a file").set_len(300 << 20).expect("sized");
         run("mkfs.xfs", ["-q", &text(image)]);
         fs::OpenOptions::new().write(true).open(image).expect("the file").set_len(400 << 20).expect("sized");
-        let device = run("losetup", ["--find", "--show", &text(image)]);
+        let device = LoopDevice::over(image);
         umount2(mounted, MntFlags::UMOUNT_NOFOLLOW).expect("unmounted");
-        mount(Some(device.as_str()), mounted, Some("xfs"), MsFlags::empty(), None::<&str>).expect("mounted");
-        Ungrown { device, mounted: mounted.to_owned() }
+        mount(Some(device.0.as_str()), mounted, Some("xfs"), MsFlags::empty(), None::<&str>).expect("mounted");
+        Ungrown { mounted: mounted.to_owned(), _device: device }
     }
 }
 
@@ -716,10 +717,8 @@ fn blocks(mounted: &Path) -> u64 {
 }
 
 impl Drop for Ungrown {
-    #[allow(clippy::disallowed_methods, reason = "tests start programs")]
     fn drop(&mut self) {
         umount2(&self.mounted, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
-        std::process::Command::new("losetup").args(["--detach", &self.device]).status().ok();
     }
 }
 
@@ -802,8 +801,7 @@ fn links_planted_in_the_pool() {
             fs::rename(&from, &to).expect("moved");
             symlink(&to, &from).expect("a link");
         }
-        let device = run("losetup", ["--find", "--show", &text(&stolen.join("directory/image"))]);
-        let _detached = Detached(device);
+        let _device = LoopDevice::over(&stolen.join("directory/image"));
         // What is made or removed next, and what is swept at a start.
         for name in ["tmp/volume~made", "trash/volume~gone", "trash/volume~old", "snapshots/s"] {
             symlink(stolen.join("directory"), pool.join(name)).expect("a link");
@@ -863,16 +861,6 @@ fn links_planted_in_the_pool() {
         ground.harness.kill();
         ground.figure("links in the pool", 0);
     });
-}
-
-/// A loop device, detached when dropped.
-struct Detached(String);
-
-impl Drop for Detached {
-    #[allow(clippy::disallowed_methods, reason = "tests start programs")]
-    fn drop(&mut self) {
-        std::process::Command::new("losetup").args(["--detach", &self.0]).status().ok();
-    }
 }
 
 #[test]

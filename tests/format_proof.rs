@@ -5,25 +5,24 @@
 #![allow(clippy::disallowed_methods, reason = "the tools that it belongs to put it on a device")]
 
 mod common;
+#[path = "common/one_file.rs"]
+mod one_file;
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, UNIX_EPOCH};
 
-use common::{Harness, Pool, capability, create, isolated, mounts_at, run, skipped, text};
-use fuser::{
-    BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
-    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
-};
+use common::{Harness, LoopDevice, Pool, capability, create, isolated, mounts_at, run, skipped, text};
+use fuser::BackgroundSession;
 use longshore::csi;
 use longshore::csi::volume_capability::access_mode::Mode;
 use longshore::os::copy;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use one_file::Storage;
 use tonic::{Code, Status};
 
 const MIB: u64 = 1 << 20;
@@ -149,7 +148,7 @@ fn made(program: &str, arguments: &[&str], image: &Path) -> bool {
     let named = arguments.iter().map(|argument| argument.replace("IMAGE", &text(image)));
     let output = Command::new(program).args(named).stdin(Stdio::null()).output();
     match output {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             skipped(&format!("no {program}"));
             return false;
         }
@@ -181,7 +180,7 @@ fn zeroed(image: &Path, length: u64) -> bool {
 /// No tool made these, and none knows them.
 fn noise(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    std::io::Read::read_exact(&mut File::open("/dev/urandom").expect("random"), &mut bytes).expect("random bytes");
+    io::Read::read_exact(&mut File::open("/dev/urandom").expect("random"), &mut bytes).expect("random bytes");
     // 55 AA at the end of the first sector would have a name, one time in 65536.
     for byte in &mut bytes {
         *byte |= 1;
@@ -410,98 +409,28 @@ enum Fault {
     Cut { by: u64, to: u64 },
 }
 
-const FILE: INodeNo = INodeNo(2);
-
-impl Faulty {
-    fn attributes(&self, inode: INodeNo) -> FileAttr {
-        let (kind, size) = match inode {
-            FILE => (FileType::RegularFile, self.file.metadata().map_or(0, |stat| stat.len())),
-            _ => (FileType::Directory, 0),
-        };
-        let times = UNIX_EPOCH;
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: times,
-            mtime: times,
-            ctime: times,
-            crtime: times,
-            kind,
-            perm: 0o700,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
-    }
-}
-
-impl Filesystem for Faulty {
-    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match name.to_str() {
-            Some("image") => reply.entry(&Duration::ZERO, &self.attributes(FILE), Generation(0)),
-            _ => reply.error(Errno::ENOENT),
-        }
+impl Storage for Faulty {
+    fn size(&self) -> u64 {
+        self.file.metadata().map_or(0, |stat| stat.len())
     }
 
-    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::ZERO, &self.attributes(inode));
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // No cache of the kernel's between a reader and the fault.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let end = offset + u64::from(size);
+    fn read(&self, offset: u64, size: usize) -> io::Result<Vec<u8>> {
+        let end = offset + size as u64;
         match self.fault {
             Fault::Unreadable(at) if (offset..end).contains(&at) || (at..at + 512).contains(&offset) => {
-                return reply.error(Errno::EIO);
+                return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             Fault::Cut { by, to } if end > by => self.file.set_len(to).expect("cut"),
             _ => {}
         }
-        let mut bytes = vec![0; size as usize];
-        match self.file.read_at(&mut bytes, offset) {
-            Ok(length) => reply.data(&bytes[..length]),
-            Err(_) => reply.error(Errno::EIO),
-        }
+        let mut bytes = vec![0; size];
+        let length = self.file.read_at(&mut bytes, offset)?;
+        bytes.truncate(length);
+        Ok(bytes)
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        match self.file.write_all_at(data, offset) {
-            Ok(()) => reply.written(u32::try_from(data.len()).expect("small")),
-            Err(_) => reply.error(Errno::EIO),
-        }
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
     }
 }
 
@@ -510,10 +439,10 @@ fn faulty(proof: &Proof, name: &str, fault: Fault, backing: &Path) -> Background
     let point = proof.harness.path("fuse").join(name);
     fs::create_dir_all(&point).expect("a mount point");
     let file = File::options().read(true).write(true).open(backing).expect("the bytes");
-    let session = fuser::spawn_mount(Faulty { file, fault }, &point, &fuser::Config::default()).expect("FUSE");
+    let session = one_file::serve(Faulty { file, fault }, &point);
     let image = proof.image(name);
     let none: Option<&str> = None;
-    mount(Some(&point.join("image")), &image, none, MsFlags::MS_BIND, none).expect("the image is over FUSE");
+    mount(Some(&point.join(one_file::NAME)), &image, none, MsFlags::MS_BIND, none).expect("the image is over FUSE");
     session
 }
 
@@ -558,21 +487,6 @@ fn unreadable(proof: &mut Proof) {
     }
 }
 
-/// A loop device of the test's own, let go also when it fails.
-struct Bound(String);
-
-impl Bound {
-    fn to(file: &Path) -> Bound {
-        Bound(run("losetup", ["--find", "--show", &text(file)]))
-    }
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        Command::new("losetup").args(["--detach", &self.0]).status().ok();
-    }
-}
-
 /// Another image, another node of the device's name, another file under the device: between the probe and mkfs. mkfs has the
 /// descriptor that was probed, so none of them is hit.
 fn swapped(proof: &mut Proof) {
@@ -593,7 +507,7 @@ fn swapped(proof: &mut Proof) {
         File::create(&other).and_then(|file| file.set_len(SMALL * MIB)).expect("another image");
         assert!(made("mkfs.ext4", &["-q", "-F", "IMAGE"], &other));
         let before = bytes(&other);
-        let bound = (name == "swapped-node").then(|| Bound::to(&other));
+        let bound = (name == "swapped-node").then(|| LoopDevice::over(&other));
         let node = bound.as_ref().map_or("", |bound| bound.0.as_str());
         let swap = swap.replace("NODE", node).replace("OTHER", &text(&other)).replace("IMAGE", &text(&image));
         let real = text(&directory.join("mkfs.ext4"));

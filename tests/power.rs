@@ -4,24 +4,21 @@
 #![allow(clippy::disallowed_methods, reason = "the test puts file systems on devices of its own")]
 
 mod common;
+#[path = "common/one_file.rs"]
+mod one_file;
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
 
-use common::{Harness, Pool, create, isolated, run, skipped, text};
-use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr,
-    ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
-};
+use common::{Harness, LoopDevice, Pool, create, isolated, run, skipped, text};
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use one_file::Storage;
 
 const MIB: u64 = 1 << 20;
 const DISK: u64 = 512 * MIB;
@@ -29,7 +26,6 @@ const CLIENTS: usize = 8;
 const ROUNDS: usize = 3;
 /// What the storage writes whole or not at all.
 const SECTOR: usize = 4096;
-const FILE: INodeNo = INodeNo(2);
 
 /// Writes in the order in which they came, and the number of writes before each flush.
 #[derive(Default)]
@@ -38,96 +34,35 @@ struct Log {
     flushes: Vec<usize>,
 }
 
-/// The file `disk` over FUSE. Nothing between it and the loop device keeps a write back.
+/// The disk under the pool. Nothing between it and the loop device keeps a write back.
 struct Recorder {
     file: File,
     log: Arc<Mutex<Log>>,
 }
 
-impl Recorder {
-    fn attributes(inode: INodeNo) -> FileAttr {
-        let (kind, size) = if inode == FILE { (FileType::RegularFile, DISK) } else { (FileType::Directory, 0) };
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm: 0o700,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
-    }
-}
-
-impl Filesystem for Recorder {
-    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match name.to_str() {
-            Some("disk") => reply.entry(&Duration::ZERO, &Recorder::attributes(FILE), Generation(0)),
-            _ => reply.error(Errno::ENOENT),
-        }
+impl Storage for Recorder {
+    fn size(&self) -> u64 {
+        DISK
     }
 
-    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::ZERO, &Recorder::attributes(inode));
+    fn read(&self, offset: u64, size: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; size];
+        let length = self.file.read_at(&mut bytes, offset)?;
+        bytes.truncate(length);
+        Ok(bytes)
     }
 
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let mut bytes = vec![0; size as usize];
-        match self.file.read_at(&mut bytes, offset) {
-            Ok(length) => reply.data(&bytes[..length]),
-            Err(_) => reply.error(Errno::EIO),
-        }
-    }
-
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut log = self.log.lock().expect("the log");
-        match self.file.write_all_at(data, offset) {
-            Ok(()) => {
-                log.writes.push((offset, data.to_vec()));
-                reply.written(u32::try_from(data.len()).expect("small"));
-            }
-            Err(_) => reply.error(Errno::EIO),
-        }
+        self.file.write_all_at(data, offset)?;
+        log.writes.push((offset, data.to_vec()));
+        Ok(())
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+    fn sync(&self) {
         let mut log = self.log.lock().expect("the log");
         let writes = log.writes.len();
         log.flushes.push(writes);
-        reply.ok();
     }
 }
 
@@ -193,28 +128,28 @@ fn wrong(listed: &BTreeMap<String, i64>, lives: &BTreeMap<String, Life>, flushes
     wrong
 }
 
-/// A loop device of the test's own, mounted as the pool; also let go when the test fails.
+/// A loop device, mounted as the pool; also let go when the test fails.
 struct Mounted<'a> {
-    device: String,
     pool: &'a Path,
+    // Dropped after the unmount.
+    _device: LoopDevice,
 }
 
 impl Mounted<'_> {
     fn over<'a>(file: &Path, fstype: &str, pool: &'a Path, new: bool) -> Mounted<'a> {
-        let mounted = Mounted { device: run("losetup", ["--find", "--show", &text(file)]), pool };
+        let device = LoopDevice::over(file);
         if new {
             let whole = if fstype == "xfs" { "-K" } else { "-Enodiscard,lazy_itable_init=0,lazy_journal_init=0" };
-            run(&format!("mkfs.{fstype}"), ["-q", whole, &mounted.device]);
+            run(&format!("mkfs.{fstype}"), ["-q", whole, &device.0]);
         }
-        mount(Some(mounted.device.as_str()), pool, Some(fstype), MsFlags::empty(), None::<&str>).expect("the pool is mounted");
-        mounted
+        mount(Some(device.0.as_str()), pool, Some(fstype), MsFlags::empty(), None::<&str>).expect("the pool is mounted");
+        Mounted { pool, _device: device }
     }
 }
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         umount2(self.pool, MntFlags::empty()).or_else(|_| umount2(self.pool, MntFlags::MNT_DETACH)).ok();
-        Command::new("losetup").args(["--detach", &self.device]).status().ok();
     }
 }
 
@@ -266,8 +201,8 @@ fn power_cuts(fstype: &str) {
     fs::create_dir(&point).expect("a mount point");
     let file = File::options().read(true).write(true).create_new(true).open(harness.path("recorded")).expect("a file");
     file.set_len(DISK).expect("its size");
-    let session = fuser::spawn_mount(Recorder { file, log: log.clone() }, &point, &fuser::Config::default()).expect("FUSE");
-    let mounted = Mounted::over(&point.join("disk"), fstype, &pool, true);
+    let session = one_file::serve(Recorder { file, log: log.clone() }, &point);
+    let mounted = Mounted::over(&point.join(one_file::NAME), fstype, &pool, true);
     fs::create_dir(pool.join("images")).expect("a directory");
     harness.start();
     run("sync", ["-f", &text(&pool)]);
@@ -297,7 +232,8 @@ fn power_cuts(fstype: &str) {
     let lost = lives_by_answer.iter().any(|answered| {
         *answered > first && {
             cut(&log, answered - 1, None, &disk);
-            !wrong(&listed(&mut harness, &disk, fstype, &pool), &lives, *answered).is_empty()
+            let wrong = wrong(&listed(&mut harness, &disk, fstype, &pool), &lives, *answered);
+            wrong.iter().any(|line| line.contains("its create was answered, and it is lost"))
         }
     });
     assert!(lost, "{fstype}: no create needs the last flush before its answer: the record of flushes is not one");

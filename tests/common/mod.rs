@@ -521,6 +521,21 @@ impl Drop for Harness {
     }
 }
 
+/// A loop device of the test's own, detached on drop.
+pub struct LoopDevice(pub String);
+
+impl LoopDevice {
+    pub fn over(file: &Path) -> LoopDevice {
+        LoopDevice(run("losetup", ["--find", "--show", &text(file)]))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        Command::new("losetup").args(["--detach", &self.0]).status().ok();
+    }
+}
+
 /// A channel to a driver's socket, connected at its first use; to be called in a runtime.
 pub fn connect(socket: PathBuf) -> Channel {
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
