@@ -218,7 +218,7 @@ impl Provision for Stand {
             name: spec.name.clone(),
             capacity: spec.capacity,
             source: None,
-            parameters: spec.parameters.clone(),
+            parameters: spec.parameters.clone().into(),
             topology: None,
             for_one_node: false,
         };

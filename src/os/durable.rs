@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Error, Result};
+use super::{Error, Result, lock};
 
 /// Replaces `directory/name` by `content`: a temporary file (`.name.tmp`), fsync, rename, fsync of the directory. Only our user may
 /// read it. Two writers of the same file must keep each other out.
@@ -79,6 +80,55 @@ pub fn remove(directory: &Path, name: &str) -> Result<()> {
     match rustix::fs::unlinkat(&open, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => sync(&open, directory),
         Err(errno) => Err(Error::io("remove", directory.join(name), errno)),
+    }
+}
+
+/// fsyncs of one directory by many threads: those that come while one runs share the next one (group commit).
+#[derive(Debug, Default)]
+pub struct SharedSync {
+    state: Mutex<SyncState>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SyncState {
+    running: bool,
+    /// The result of the fsync that has not begun; whoever comes now shares it.
+    next: Arc<OnceLock<Result<(), Errno>>>,
+}
+
+impl SharedSync {
+    /// What was created, renamed or removed in `directory`, which is always the same, before this call is durable.
+    ///
+    /// # Errors
+    /// `Io`: to all that share an fsync that failed.
+    pub fn sync(&self, directory: &Path) -> Result<()> {
+        let mut state = lock(&self.state);
+        let ours = Arc::clone(&state.next);
+        while state.running && ours.get().is_none() {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if ours.get().is_none() {
+            state.running = true;
+            state.next = Arc::default();
+            drop(state);
+            let _ended = Ended(self);
+            let synced = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .and_then(rustix::fs::fsync);
+            ours.get_or_init(|| synced);
+        }
+        let synced = ours.get().copied().unwrap_or(Err(Errno::IO));
+        synced.map_err(|errno| Error::io("sync directory", directory, errno))
+    }
+}
+
+/// Lets the next one begin, also after a panic.
+struct Ended<'a>(&'a SharedSync);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).running = false;
+        self.0.ended.notify_all();
     }
 }
 

@@ -78,7 +78,7 @@ impl csi::controller_server::Controller for ControllerService {
         let controller = self.controller.clone();
         let work = move |list: List| controller.list(list.max, &list.token);
         let Page { entries, next_token } = self.services.read(Rpc::ListVolumes, request, work).await?;
-        let entries = entries.iter().map(encode::volume_entry).collect();
+        let entries = encode::volume_entries(&entries);
         Ok(Response::new(csi::ListVolumesResponse { entries, next_token }))
     }
 

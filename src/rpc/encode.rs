@@ -1,5 +1,10 @@
 //! What the operations answer, as messages.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use crate::backend::CapacityAnswer;
 use crate::csi;
 use crate::ops::controller::{Expanded, VolumeEntry};
@@ -13,10 +18,14 @@ pub(super) fn bytes(count: u64) -> i64 {
 }
 
 pub(super) fn volume(volume: &Volume) -> csi::Volume {
+    volume_with(volume, Parameters::to_context(&volume.parameters).into_iter().collect())
+}
+
+fn volume_with(volume: &Volume, volume_context: HashMap<String, String>) -> csi::Volume {
     csi::Volume {
         capacity_bytes: bytes(volume.capacity.0),
         volume_id: volume.id.to_string(),
-        volume_context: Parameters::to_context(&volume.parameters).into_iter().collect(),
+        volume_context,
         content_source: volume.source.as_ref().map(content_source),
         accessible_topology: volume.topology.iter().map(topology).collect(),
     }
@@ -32,16 +41,26 @@ fn content_source(source: &ContentSource) -> csi::VolumeContentSource {
 }
 
 fn topology(topology: &Topology) -> csi::Topology {
-    csi::Topology { segments: topology.0.clone().into_iter().collect() }
+    csi::Topology { segments: topology.0.iter().map(|(key, value)| (key.clone(), value.clone())).collect() }
 }
 
 fn node_ids(nodes: &[NodeId]) -> Vec<String> {
     nodes.iter().map(ToString::to_string).collect()
 }
 
-pub(super) fn volume_entry(entry: &VolumeEntry) -> csi::list_volumes_response::Entry {
-    let status = csi::list_volumes_response::VolumeStatus { published_node_ids: node_ids(&entry.published) };
-    csi::list_volumes_response::Entry { volume: Some(volume(&entry.volume)), status: Some(status) }
+pub(super) fn volume_entries(entries: &[VolumeEntry]) -> Vec<csi::list_volumes_response::Entry> {
+    // Most volumes share their parameters with the one before: these are serialized once.
+    let mut last: Option<(&Arc<Value>, HashMap<String, String>)> = None;
+    let encoded = entries.iter().map(|VolumeEntry { volume, published }| {
+        let context = match last.take() {
+            Some((parameters, context)) if Arc::ptr_eq(parameters, &volume.parameters) => context,
+            _ => Parameters::to_context(&volume.parameters).into_iter().collect(),
+        };
+        last = Some((&volume.parameters, context.clone()));
+        let status = csi::list_volumes_response::VolumeStatus { published_node_ids: node_ids(published) };
+        csi::list_volumes_response::Entry { volume: Some(volume_with(volume, context)), status: Some(status) }
+    });
+    encoded.collect()
 }
 
 pub(super) fn volume_found(entry: &VolumeEntry) -> csi::ControllerGetVolumeResponse {
@@ -187,7 +206,7 @@ mod tests {
             name: "a".to_owned(),
             capacity: Bytes::GIB,
             source: Some(ContentSource::Snapshot("image:s".parse().expect("an id"))),
-            parameters: serde_json::json!({ "node": {}, "backend": null }),
+            parameters: serde_json::json!({ "node": {}, "backend": null }).into(),
             topology: Some(Topology(BTreeMap::from([("topology.longshore.csi.dev/node".to_owned(), "n1".to_owned())]))),
             for_one_node: false,
         });

@@ -1,5 +1,6 @@
 //! What there is: volumes, snapshots, groups.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,8 @@ pub struct Volume {
     pub name: String,
     pub capacity: Bytes,
     pub source: Option<ContentSource>,
-    /// Its parameters as typed JSON (`{"node": ..., "backend": ...}`): travels to the node in volume_context.
-    pub parameters: serde_json::Value,
+    /// Its parameters as typed JSON (`{"node": ..., "backend": ...}`): travels to the node in volume_context. Many volumes share theirs.
+    pub parameters: Arc<serde_json::Value>,
     /// From where it can be reached; `None` is from everywhere.
     pub topology: Option<Topology>,
     /// It was made so that only one node at a time can have it, whatever else its backend can make.

@@ -75,7 +75,7 @@ impl Example {
         })?;
         let Record { name, capacity, parameters } = record;
         let (id, source, topology) = (id.clone(), None, None);
-        Ok(Some(Volume { id, name, capacity, source, parameters, topology, for_one_node: false }))
+        Ok(Some(Volume { id, name, capacity, source, parameters: parameters.into(), topology, for_one_node: false }))
     }
 
     fn existing(&self, id: &VolumeId) -> Result<Volume> {

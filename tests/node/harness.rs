@@ -130,7 +130,7 @@ impl Provision for Files {
             name: self.names.lock().unwrap().get(id.local()).cloned().unwrap_or_else(|| id.local().to_owned()),
             capacity: Bytes(fs::metadata(self.path(id)).map_or(0, |stat| stat.len())),
             source: None,
-            parameters: serde_json::Value::Null,
+            parameters: Arc::default(),
             topology: None,
             for_one_node: false,
         }))

@@ -129,7 +129,7 @@ impl Owner {
                 name: disk.tags.get(NAME)?.clone(),
                 capacity: disk.capacity,
                 source,
-                parameters: parameters(&disk.tags)?,
+                parameters: parameters(&disk.tags)?.into(),
                 topology: Some(policy.place(disk)),
                 for_one_node: !disk.multi_attach,
             })

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(bench.fake.find(&id("a")).expect("in memory"), None);
         let made = bench.create("a", GIB);
         assert_eq!((made.capacity, made.name.as_str(), &made.topology), (GIB, "a", &None));
-        assert_eq!(made.parameters, spec("a", GIB).parameters);
+        assert_eq!(*made.parameters, spec("a", GIB).parameters);
         assert_eq!(bench.fake.find(&id("a")).expect("in memory"), Some(made.clone()));
         assert_eq!(bench.create("a", GIB), made, "a repeat finds it");
         assert_eq!(bench.provisioned(), GIB);
@@ -247,7 +247,11 @@ mod tests {
         let copy = VolumeSpec { source: Some(ContentSource::Volume(id("a"))), ..spec("b", GIB) };
         assert!(matches!(bench.fake.create(&copy, &Still::default()), Err(Error::Unsupported { .. })));
         bench.create("c", GIB);
-        let into = VolumeSpec { source: Some(ContentSource::Volume(id("c"))), parameters: tmpfs.parameters, ..spec("b", GIB) };
+        let into = VolumeSpec {
+            source: Some(ContentSource::Volume(id("c"))),
+            parameters: (*tmpfs.parameters).clone(),
+            ..spec("b", GIB)
+        };
         assert!(matches!(bench.fake.create(&into, &Still::default()), Err(Error::Unsupported { .. })));
         bench.connect("a").expect("a tmpfs needs nothing");
         assert!(matches!(bench.fake.expand(&id("a"), Bytes(2 * GIB.0)), Err(Error::InUse { .. })));

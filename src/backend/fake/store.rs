@@ -62,18 +62,6 @@ struct StoredGroup {
     members: Vec<SnapshotId>,
 }
 
-/// A volume as it is answered. Its parameters are copied only after the lock was freed.
-pub(super) struct Found {
-    volume: Volume,
-    parameters: Arc<Value>,
-}
-
-impl From<Found> for Volume {
-    fn from(found: Found) -> Volume {
-        Volume { parameters: Value::clone(&found.parameters), ..found.volume }
-    }
-}
-
 /// All that there is.
 #[derive(Debug)]
 pub(super) struct State {
@@ -114,11 +102,11 @@ impl State {
         self.volumes.get_mut(id).ok_or_else(|| Error::volume_not_found(id))
     }
 
-    pub(super) fn found(&self, id: &VolumeId) -> Option<Found> {
+    pub(super) fn found(&self, id: &VolumeId) -> Option<Volume> {
         self.volumes.get(id).map(|stored| stored.found(id))
     }
 
-    pub(super) fn volumes_after(&self, after: Option<&VolumeId>, max: usize) -> Vec<Found> {
+    pub(super) fn volumes_after(&self, after: Option<&VolumeId>, max: usize) -> Vec<Volume> {
         self.volumes.range(from(after)).take(max).map(|(id, stored)| stored.found(id)).collect()
     }
 
@@ -283,17 +271,16 @@ fn from<K>(after: Option<&K>) -> (Bound<&K>, Bound<&K>) {
 }
 
 impl StoredVolume {
-    fn found(&self, id: &VolumeId) -> Found {
-        let volume = Volume {
+    fn found(&self, id: &VolumeId) -> Volume {
+        Volume {
             id: id.clone(),
             name: self.name.to_string(),
             capacity: self.capacity,
             source: self.source.as_deref().cloned(),
-            parameters: Value::Null,
+            parameters: Arc::clone(&self.parameters),
             topology: None,
             for_one_node: false,
-        };
-        Found { volume, parameters: self.parameters.clone() }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Something in the making: a directory in `tmp`, renamed into place when it is whole and synced, removed when not.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use crate::os::durable;
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, Result};
 
-use super::files::{self, IMAGE, META};
+use super::files::{self, IMAGE, META, Stamp};
 use super::layout::{Kind, TMP, TRASH};
 use super::meta;
 use super::ready::Ready;
@@ -23,6 +24,8 @@ pub(super) struct Draft<'a> {
     local: String,
     directory: PathBuf,
     image: File,
+    /// Nothing was copied into the image.
+    empty: Cell<bool>,
 }
 
 impl<'a> Draft<'a> {
@@ -35,7 +38,7 @@ impl<'a> Draft<'a> {
             .map_err(|error| remove(&directory, pool.failure(error)))?;
         let image = step("create image", &shown, || files::make_file(&directory.join(IMAGE)));
         match image {
-            Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), directory, image }),
+            Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), directory, image, empty: Cell::new(true) }),
             Err(error) => Err(remove(&directory, pool.failure(error))),
         }
     }
@@ -52,12 +55,14 @@ impl<'a> Draft<'a> {
     /// Fills the image from another; see [`copy::clone_or_copy`].
     pub fn copy_from(&self, from: &File) -> Result<Method> {
         let path = self.image_path();
+        self.empty.set(false);
         step("copy image", &path.display(), || copy::clone_or_copy(from, &self.image)).map_err(|error| self.pool.failure(error))
     }
 
     /// Fills the image with what another holds at one instant, while that may be written: see [`copy::clone_only`].
     pub fn share_from(&self, from: &File) -> Result<bool> {
         let path = self.image_path();
+        self.empty.set(false);
         step("share image", &path.display(), || copy::clone_only(from, &self.image)).map_err(|error| self.pool.failure(error))
     }
 
@@ -86,20 +91,27 @@ impl<'a> Draft<'a> {
         Ok(Bytes(seen.length))
     }
 
-    /// Writes the metadata and syncs all of it. The metadata goes first: its fsync makes a journaling file system commit
-    /// everything, and the other two find nothing left to do.
-    pub fn finish<M: Serialize>(&self, record: &M) -> Result<()> {
+    /// Writes the metadata and syncs all of it. Which metadata file that is.
+    ///
+    /// The metadata goes first. Where the file system commits changes in order, its fsync makes all that was done before durable: the
+    /// directory, the image, its length. Only what was written into the image is not among that.
+    pub fn finish<M: Serialize>(&self, record: &M) -> Result<Stamp> {
         let path = self.directory.join(META);
         let text = meta::encode(record, &path)?;
         let finished = step("write metadata", &path.display(), || {
             let file = files::write_new(&path, &text)?;
-            files::sync(&file, &path)
+            files::sync(&file, &path)?;
+            Ok(files::look_at(&file, &path)?.stamp())
         })
-        .and_then(|()| {
+        .and_then(|stamp| {
+            if self.empty.get() && self.pool.commits_in_order() {
+                return Ok(stamp);
+            }
             step("sync", &self.directory.display(), || {
                 files::sync(&self.image, &self.image_path())?;
                 durable::sync_dir(&self.directory)
-            })
+            })?;
+            Ok(stamp)
         });
         finished.map_err(|error| self.pool.failure(error))
     }
@@ -122,8 +134,7 @@ impl<'a> Draft<'a> {
             };
             return Err(self.discard(failure));
         }
-        let parent = self.pool.path.join(self.kind.directory());
-        step("sync directory", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| {
+        self.pool.sync_directory(self.kind).map_err(|error| {
             let failure = self.pool.failure(error);
             let left = format!("{} may come back after a crash", to.display());
             let undone = step("undo the rename", &to.display(), || files::rename_new(&to, &self.directory));
@@ -161,8 +172,7 @@ pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
     })
     .map_err(|error| pool.failure(error))?;
     // What must last is that it is gone from here. Whether the trash shows it after a crash is all the same.
-    let parent = pool.path.join(kind.directory());
-    step("sync directory", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
+    pool.sync_directory(kind).map_err(|error| pool.failure(error))?;
     step("empty trash", &to.display(), || files::remove_directory(&to)).map_err(|error| pool.failure(error))?;
     // Not before: until its disk is given back it counts, and by the ledger a repeated call finds what is left.
     pool.ledger.remove(kind, local);
@@ -183,8 +193,7 @@ pub(super) fn sync_both(pool: &Ready, kind: Kind, to: &Path) -> Result<()> {
 /// away, and removes what is left of it. Whether the failed call had left something that still counted.
 pub(super) fn clear_leftovers(pool: &Ready, kind: Kind, local: &str) -> Result<bool> {
     // Always: a rename whose sync failed leaves nothing else to see. Where it is in order this costs nothing.
-    let parent = pool.path.join(kind.directory());
-    step("sync directory", &parent.display(), || durable::sync_dir(&parent)).map_err(|error| pool.failure(error))?;
+    pool.sync_directory(kind).map_err(|error| pool.failure(error))?;
     remove_passing(pool, kind, local)?;
     Ok(pool.ledger.remove(kind, local))
 }

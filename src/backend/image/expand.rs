@@ -43,6 +43,8 @@ impl Expand for ImageBackend {
             return Err(error);
         }
         reservation.keep_volume(id.local(), wanted.0);
+        // Into the index.
+        scan::volume_row(&ready, id.local());
         Ok(Outcome::Changed(wanted))
     }
 }

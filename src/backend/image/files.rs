@@ -50,9 +50,23 @@ pub(super) struct Stamp {
     changed: i64,
 }
 
+/// A [`Stamp`] as it is kept on disk: without the device, whose number may be another one after a reboot.
+pub(super) type StoredStamp = (u64, u64, i64);
+
 impl Seen {
     pub fn stamp(&self) -> Stamp {
         Stamp { inode: self.inode, length: self.length, changed: self.changed }
+    }
+}
+
+impl Stamp {
+    pub fn stored(self) -> StoredStamp {
+        (self.inode.1, self.length, self.changed)
+    }
+
+    /// Of a file of this device.
+    pub fn of_stored(device: u64, (inode, length, changed): StoredStamp) -> Stamp {
+        Stamp { inode: (device, inode), length, changed }
     }
 }
 
@@ -171,6 +185,14 @@ pub(super) fn read_seen(root: BorrowedFd<'_>, relative: &Path, limit: u64) -> os
         });
     }
     Ok(Some((text, seen)))
+}
+
+/// Opens a regular file to append to it.
+pub(super) fn append(root: BorrowedFd<'_>, relative: &Path) -> os::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = rustix::fs::openat2(root, relative, flags, Mode::empty(), BELOW).map(File::from);
+    let file = file.map_err(|error| Error::io("open", relative, error))?;
+    if look_at(&file, relative)?.regular { Ok(file) } else { Err(not_regular(relative)) }
 }
 
 /// Makes a directory that only we may enter.

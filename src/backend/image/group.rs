@@ -13,11 +13,11 @@ use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result};
 
 use super::draft::{self, Draft};
 use super::layout::{GROUPS, Kind};
-use super::ledger::{Entry, Reservation};
+use super::ledger::Entry;
 use super::meta::{self, FORMAT, GroupRecord, Membership, SnapshotMeta, from_nanos, to_nanos};
 use super::ready::Ready;
 use super::scan::{self, group_file};
-use super::snapshot::{self, Begun};
+use super::snapshot::{self, Begun, Complete};
 use super::{ImageBackend, Pool};
 
 impl Groups for ImageBackend {
@@ -124,7 +124,7 @@ impl ImageBackend {
             Ok(instant) => to_nanos(instant),
             Err(error) => return Err(discard(drafts, error)),
         };
-        let mut complete: Vec<(SnapshotMeta, Reservation)> = Vec::with_capacity(members.len());
+        let mut complete: Vec<Complete> = Vec::with_capacity(members.len());
         for ((begun, member), draft) in begun.into_iter().zip(members).zip(&drafts) {
             match begun.complete(member, Some(group), created, draft) {
                 Ok(done) => complete.push(done),
@@ -188,21 +188,19 @@ fn remember_drafts(group: &GroupId, members: &[SnapshotSpec], pools: &[Arc<Ready
     }
 }
 
-fn place_all(
-    drafts: Vec<Draft<'_>>,
-    complete: Vec<(SnapshotMeta, Reservation)>,
-    pools: &[Arc<Ready>],
-) -> Result<Vec<SnapshotMeta>> {
+fn place_all(drafts: Vec<Draft<'_>>, complete: Vec<Complete>, pools: &[Arc<Ready>]) -> Result<Vec<SnapshotMeta>> {
     let mut metas: Vec<SnapshotMeta> = Vec::with_capacity(complete.len());
     let mut drafts = drafts.into_iter();
-    for ((meta, reservation), pool) in complete.into_iter().zip(pools) {
+    for (complete, pool) in complete.into_iter().zip(pools) {
         let Some(draft) = drafts.next() else { break };
-        if let Err(error) = snapshot::place(draft, pool, reservation, &meta) {
-            let error = discard(drafts.collect(), error);
-            let placed = metas.iter().zip(pools).map(|(meta, pool)| (&**pool, meta.id.local()));
-            return Err(take_back(placed, error));
+        match snapshot::place(draft, pool, complete) {
+            Ok(meta) => metas.push(meta),
+            Err(error) => {
+                let error = discard(drafts.collect(), error);
+                let placed = metas.iter().zip(pools).map(|(meta, pool)| (&**pool, meta.id.local()));
+                return Err(take_back(placed, error));
+            }
         }
-        metas.push(meta);
     }
     Ok(metas)
 }

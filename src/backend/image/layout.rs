@@ -3,6 +3,7 @@
 //! ```text
 //! longshore-pool.json   says that this is a pool, and of which backend
 //! lock                  held (flock) by the one process that provisions; says which that is
+//! index                 a cache of what the metadata files say (see [`super::index`]); may be removed
 //! volumes/<id>/         image, meta.json: the directory's presence is the volume's existence
 //! snapshots/<id>/       image, meta.json
 //! groups/<id>.json      a group's record: its presence is the existence of its members
@@ -15,6 +16,7 @@
 
 pub(super) const MARKER: &str = "longshore-pool.json";
 pub(super) const LOCK: &str = "lock";
+pub(super) const INDEX: &str = "index";
 pub(super) const GROUPS: &str = "groups";
 pub(super) const TMP: &str = "tmp";
 pub(super) const TRASH: &str = "trash";

@@ -78,10 +78,13 @@ impl<T> AsRead<T> {
         AsRead { entry: self.entry, row: self.row.clone() }
     }
 
-    fn remember(&mut self, before: Option<&AsRead<T>>, stamp: Stamp, row: &Arc<T>) {
-        if before.is_some_and(|before| before.entry == self.entry) {
+    /// Whether it is remembered.
+    fn remember(&mut self, before: Option<&AsRead<T>>, stamp: Stamp, row: &Arc<T>) -> bool {
+        let same = before.is_some_and(|before| before.entry == self.entry);
+        if same {
             self.row = Some((stamp, Arc::clone(row)));
         }
+        same
     }
 }
 
@@ -132,21 +135,30 @@ impl Inner {
         AsRead::new(self.entered)
     }
 
+    fn row(&mut self, id: &str, meta: VolumeMeta) -> Arc<VolumeRow> {
+        let VolumeMeta { name, capacity, source, parameters, .. } = meta;
+        let parameters = self.shared(Arc::new(parameters));
+        Arc::new(VolumeRow { capacity, name: (name != id).then(|| name.into()), source: source.map(Box::new), parameters })
+    }
+
     /// The one copy of these parameters.
-    fn shared(&mut self, parameters: Value) -> Arc<Value> {
+    fn shared(&mut self, parameters: Arc<Value>) -> Arc<Value> {
         if let Some(known) = self.parameters.get(&parameters) {
             return Arc::clone(known);
         }
         if self.parameters.len() == self.parameters.capacity() {
             self.parameters.retain(|known| Arc::strong_count(known) > 1);
         }
-        let parameters = Arc::new(parameters);
         self.parameters.insert(Arc::clone(&parameters));
         parameters
     }
 
     fn put_volume(&mut self, id: &str, capacity: u64) {
         let read = self.new_entry();
+        self.put_volume_as_read(id, capacity, read);
+    }
+
+    fn put_volume_as_read(&mut self, id: &str, capacity: u64, read: AsRead<VolumeRow>) {
         let before = self.volumes.insert(id.into(), Counted { capacity, read }).map_or(0, |before| before.capacity);
         self.provisioned = self.provisioned.saturating_sub(before).saturating_add(capacity);
     }
@@ -254,23 +266,24 @@ impl Ledger {
         self.inner().snapshots.get(id).map(|taken| taken.read.share())
     }
 
-    /// Remembers what was read of a volume's metadata file, unless the volume was changed or replaced since `before` was asked for.
+    /// Remembers what was read of a volume's metadata file, unless the volume was changed or replaced since `before` was asked for. The
+    /// row, and whether it is remembered.
     pub fn remember_volume(
         &self,
         id: &str,
         before: Option<&AsRead<VolumeRow>>,
         stamp: Stamp,
         meta: VolumeMeta,
-    ) -> Arc<VolumeRow> {
-        let VolumeMeta { name, capacity, source, parameters, .. } = meta;
+    ) -> (Arc<VolumeRow>, bool) {
         let mut inner = self.inner();
-        let parameters = inner.shared(parameters);
-        let row =
-            Arc::new(VolumeRow { capacity, name: (name != id).then(|| name.into()), source: source.map(Box::new), parameters });
-        if let Some(counted) = inner.volumes.get_mut(id) {
-            counted.read.remember(before, stamp, &row);
+        let row = inner.row(id, meta);
+        let Some(counted) = inner.volumes.get_mut(id) else { return (row, false) };
+        let remembered = counted.read.remember(before, stamp, &row);
+        if remembered {
+            let counted = std::mem::replace(&mut counted.capacity, row.capacity.0);
+            inner.provisioned = inner.provisioned.saturating_sub(counted).saturating_add(row.capacity.0);
         }
-        row
+        (row, remembered)
     }
 
     pub fn remember_snapshot(
@@ -279,12 +292,55 @@ impl Ledger {
         before: Option<&AsRead<SnapshotMeta>>,
         stamp: Stamp,
         meta: SnapshotMeta,
-    ) -> Arc<SnapshotMeta> {
+    ) -> (Arc<SnapshotMeta>, bool) {
         let row = Arc::new(meta);
-        if let Some(taken) = self.inner().snapshots.get_mut(id) {
-            taken.read.remember(before, stamp, &row);
+        let mut inner = self.inner();
+        let taken = inner.snapshots.get_mut(id);
+        let remembered = taken.is_some_and(|taken| taken.read.remember(before, stamp, &row));
+        (row, remembered)
+    }
+
+    /// Enters volumes whose rows are known.
+    pub fn put_volumes(&self, volumes: Vec<(String, Stamp, VolumeRow)>) {
+        let mut inner = self.inner();
+        // Most volumes have the parameters of the one before.
+        let mut last: Option<(Arc<Value>, Arc<Value>)> = None;
+        for (id, stamp, mut row) in volumes {
+            let shared = match last.take() {
+                Some((same, shared)) if Arc::ptr_eq(&same, &row.parameters) => shared,
+                _ => inner.shared(Arc::clone(&row.parameters)),
+            };
+            last = Some((std::mem::replace(&mut row.parameters, Arc::clone(&shared)), shared));
+            let mut read = inner.new_entry();
+            let capacity = row.capacity.0;
+            read.row = Some((stamp, Arc::new(row)));
+            inner.put_volume_as_read(&id, capacity, read);
         }
-        row
+    }
+
+    /// As [`Ledger::put_volume`], of a volume that was not changed or replaced since `before` was asked for.
+    pub fn correct_volume(&self, id: &str, before: &AsRead<VolumeRow>, capacity: u64) {
+        let mut inner = self.inner();
+        if inner.volumes.get(id).is_some_and(|counted| counted.read.entry == before.entry) {
+            inner.put_volume(id, capacity);
+        }
+    }
+
+    /// What was read of all metadata files.
+    #[allow(clippy::type_complexity, reason = "rows, and of which files they are")]
+    pub fn rows(&self) -> (Vec<(Box<str>, Stamp, Arc<VolumeRow>)>, Vec<(Stamp, Arc<SnapshotMeta>)>) {
+        let inner = self.inner();
+        let volumes = inner.volumes.iter().filter_map(|(id, counted)| {
+            let (stamp, row) = counted.read.row.as_ref()?;
+            Some((id.clone(), *stamp, Arc::clone(row)))
+        });
+        (volumes.collect(), inner.snapshots.values().filter_map(|taken| taken.read.row.clone()).collect())
+    }
+
+    /// How many volumes and snapshots there are.
+    pub fn count(&self) -> usize {
+        let inner = self.inner();
+        inner.volumes.len() + inner.snapshots.len()
     }
 
     /// Whether it is there, or its disk is not given back yet.

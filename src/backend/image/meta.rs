@@ -4,6 +4,7 @@
 //! damage, as is a file that was interrupted. Damage is reported, never repaired and never taken for absence.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::de::DeserializeOwned;
@@ -103,7 +104,7 @@ impl VolumeMeta {
             name: self.name,
             capacity: self.capacity,
             source: self.source,
-            parameters: self.parameters,
+            parameters: Arc::new(self.parameters),
             topology,
             for_one_node: false,
         }

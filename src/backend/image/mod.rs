@@ -40,6 +40,7 @@ mod export;
 mod files;
 mod group;
 mod health;
+mod index;
 mod instant;
 mod layout;
 mod lease;

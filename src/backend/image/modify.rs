@@ -7,7 +7,7 @@ use super::config::MutableParameters;
 use super::files::{Access, IMAGE};
 use super::layout::Kind;
 use super::meta::VolumeMeta;
-use super::{ImageBackend, Located, capacity, expand};
+use super::{ImageBackend, Located, capacity, expand, scan};
 
 impl Modify for ImageBackend {
     fn check(&self, raw: &RawParameters) -> Result<()> {
@@ -39,6 +39,8 @@ impl Modify for ImageBackend {
         }
         (meta.on_delete, meta.preallocate) = (on_delete, preallocate);
         expand::rewrite(&ready, &meta)?;
+        // Into the index.
+        scan::volume_row(&ready, id.local());
         Ok(Outcome::Changed(()))
     }
 }

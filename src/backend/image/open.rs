@@ -12,11 +12,12 @@ use crate::os::{self, durable};
 use crate::volume::{BackendName, Error, Result};
 
 use super::config::PoolConfig;
+use super::index::Index;
 use super::layout::{DIRECTORIES, ESSENTIAL, GROUPS, LOCK, Limits, MARKER, PASSING, TMP, TRASH};
 use super::lock::{NoLock, PoolLock};
 use super::meta::{self, Marker};
 use super::pool_id::PoolIdFile;
-use super::ready::{Ready, down};
+use super::ready::{Ready, Syncs, down};
 use super::{files, scan};
 
 /// The way from a path to a [`Ready`].
@@ -76,7 +77,10 @@ impl Opening<'_> {
             lock,
             limits: Arc::clone(self.limits),
             ledger: Arc::default(),
+            index: Index::default(),
             shares: OnceLock::new(),
+            in_order: OnceLock::new(),
+            syncs: Syncs::default(),
         };
         ready.check_essential().map_err(|reason| self.down(reason))?;
         if ready.lock.is_ok() {

@@ -18,6 +18,7 @@ use super::lock::{NoLock, PoolLock};
 use super::open::Opening;
 use super::pool_id::PoolIdFile;
 use super::ready::{Ready, down};
+use super::scan;
 
 /// How long the start waits for pools to open. Most take milliseconds; one whose file system is frozen or hangs is opened later.
 const START_PATIENCE: Duration = Duration::from_secs(2);
@@ -177,7 +178,11 @@ impl Pool {
         if let Some(Err(error)) = self.memory.as_ref().map(|memory| memory.keep(id)) {
             tracing::warn!(pool = self.config.name, %error, "after a restart an empty directory would be taken for a new pool");
         }
-        *lock_of(&self.current) = Some(Arc::new(ready));
+        let ready = Arc::new(ready);
+        if ready.has_ledger() {
+            verify_in_background(&ready);
+        }
+        *lock_of(&self.current) = Some(ready);
     }
 
     /// Whether it has what was found in another pool. Where this process provisions, only looked at if its ledger says so.
@@ -334,5 +339,18 @@ impl Pool {
 
     fn down(&self, reason: impl Into<String>) -> Error {
         down(&self.backend, &self.config, reason)
+    }
+}
+
+/// Has what was entered from the index compared with the disk, on a thread that ends with the pool.
+fn verify_in_background(ready: &Arc<Ready>) {
+    let own = Arc::downgrade(ready);
+    // Another one: the lock must not outlive the pool.
+    let started = ready.for_reading().and_then(|reader| {
+        let verify = move || scan::verify(&reader, &|| own.strong_count() == 0);
+        std::thread::Builder::new().name("verify pool".to_owned()).spawn(verify)
+    });
+    if let Err(error) = started {
+        tracing::warn!(pool = ready.name, %error, "damage of volumes is only seen when they are used");
     }
 }

@@ -13,9 +13,10 @@ use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volu
 use super::connect::is_unbound;
 use super::draft::{self, Draft};
 use super::export::check_not_exported;
-use super::files::{self, Access, IMAGE, Seen};
+use super::files::{self, Access, IMAGE, Seen, Stamp};
 use super::instant::{Job, devices_of};
 use super::layout::{ARCHIVE, EXCLUSIVE, Kind, RETAINED};
+use super::ledger::VolumeRow;
 use super::meta::{FORMAT, VolumeMeta, to_nanos};
 use super::ready::Ready;
 use super::{ImageBackend, ImageParameters, Ledger, Located, capacity, scan};
@@ -62,15 +63,19 @@ impl Provision for ImageBackend {
         }
         let local = spec.id.local();
         let draft = Draft::begin(&pool, Kind::Volume, local)?;
-        let meta = match self.fill(&draft, spec, &parameters, origin.as_ref(), quiesce) {
-            Ok(meta) => meta,
+        let (meta, stamp) = match self.fill(&draft, spec, &parameters, origin.as_ref(), quiesce) {
+            Ok(filled) => filled,
             Err(error) => return Err(draft.discard(error)),
         };
-        let placed = draft.place();
-        if placed.is_ok() || pool.has(Kind::Volume, local).unwrap_or(true) {
-            reservation.keep_volume(local, spec.capacity.0);
+        if let Err(error) = draft.place() {
+            if pool.has(Kind::Volume, local).unwrap_or(true) {
+                reservation.keep_volume(local, spec.capacity.0);
+            }
+            return Err(error);
         }
-        placed.map(|()| self.volume(meta))
+        reservation.keep_volume(local, spec.capacity.0);
+        let row = scan::remember_new_volume(&pool, stamp, meta);
+        Ok(self.volume_of_row(spec.id.clone(), &row))
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
@@ -160,7 +165,7 @@ impl ImageBackend {
         parameters: &ImageParameters,
         origin: Option<&Origin>,
         quiesce: &dyn Quiesce,
-    ) -> Result<VolumeMeta> {
+    ) -> Result<(VolumeMeta, Stamp)> {
         match origin {
             Some(Origin { volume: Some(source), image, pool, .. }) => {
                 self.copy_at_one_instant(quiesce, &[Job { source, pool, image, into: draft }])?;
@@ -188,33 +193,35 @@ impl ImageBackend {
             preallocate: parameters.preallocate,
             created: to_nanos(SystemTime::now()),
         };
-        draft.finish(&meta)?;
-        Ok(meta)
+        let stamp = draft.finish(&meta)?;
+        Ok((meta, stamp))
     }
 
     /// A volume for a list, from its metadata alone. One whose metadata is damaged is listed with what is known of it: its absence
     /// would say that it does not exist.
     fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
-        let mut volume = Volume {
-            id: VolumeId::from_parts(&self.name, local)?,
-            name: String::new(),
-            capacity: Bytes(0),
-            source: None,
-            parameters: serde_json::Value::Null,
-            topology: self.topology.clone(),
-            for_one_node: false,
-        };
+        let id = VolumeId::from_parts(&self.name, local)?;
         if let Some(row) = scan::volume_row(ready, local) {
-            volume.name = row.name.as_deref().unwrap_or(local).to_owned();
-            volume.capacity = row.capacity;
-            volume.source = row.source.as_deref().cloned();
-            volume.parameters = (*row.parameters).clone();
-        } else if ready.has(Kind::Volume, local)? {
-            volume.capacity = Bytes(ready.ledger.volume(local).unwrap_or(0));
-        } else {
+            return Ok(Some(self.volume_of_row(id, &row)));
+        }
+        if !ready.has(Kind::Volume, local)? {
             return Ok(None);
         }
-        Ok(Some(volume))
+        let capacity = Bytes(ready.ledger.volume(local).unwrap_or(0));
+        let unknown = VolumeRow { capacity, name: Some("".into()), source: None, parameters: Arc::default() };
+        Ok(Some(self.volume_of_row(id, &unknown)))
+    }
+
+    fn volume_of_row(&self, id: VolumeId, row: &VolumeRow) -> Volume {
+        Volume {
+            name: row.name.as_deref().unwrap_or(id.local()).to_owned(),
+            id,
+            capacity: row.capacity,
+            source: row.source.as_deref().cloned(),
+            parameters: Arc::clone(&row.parameters),
+            topology: self.topology.clone(),
+            for_one_node: false,
+        }
     }
 }
 

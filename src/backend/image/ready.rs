@@ -5,11 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::os::durable::SharedSync;
+use crate::os::step::step;
 use crate::os::{self, copy};
 use crate::volume::{BackendName, Error, Result};
 
 use super::config::PoolConfig;
 use super::files::{self, Access, IMAGE, META, Room, Seen, Stamp};
+use super::index::Index;
 use super::layout::{ESSENTIAL, Kind, Limits};
 use super::ledger::Ledger;
 use super::lock::{NoLock, PoolLock};
@@ -30,7 +33,17 @@ pub(super) struct Ready {
     /// The pool's, which a reload changes.
     pub limits: Arc<Mutex<Limits>>,
     pub ledger: Arc<Ledger>,
+    pub index: Index,
     pub shares: OnceLock<bool>,
+    pub in_order: OnceLock<bool>,
+    pub syncs: Syncs,
+}
+
+/// The fsyncs of the directories that all calls change.
+#[derive(Debug, Default)]
+pub(super) struct Syncs {
+    volumes: SharedSync,
+    snapshots: SharedSync,
 }
 
 pub(super) fn down(backend: &BackendName, pool: &PoolConfig, reason: impl Into<String>) -> Error {
@@ -39,6 +52,28 @@ pub(super) fn down(backend: &BackendName, pool: &PoolConfig, reason: impl Into<S
 }
 
 impl Ready {
+    /// The same, with the same ledger, for reading.
+    ///
+    /// # Errors
+    /// Where there are no more descriptors.
+    pub fn for_reading(&self) -> std::io::Result<Ready> {
+        Ok(Ready {
+            name: self.name.clone(),
+            path: self.path.clone(),
+            id: self.id.clone(),
+            backend: self.backend.clone(),
+            directory: self.directory.try_clone()?,
+            inode: self.inode,
+            lock: Err(NoLock::NotTaken("this is for reading")),
+            limits: Arc::clone(&self.limits),
+            ledger: Arc::clone(&self.ledger),
+            index: Index::default(),
+            shares: OnceLock::new(),
+            in_order: OnceLock::new(),
+            syncs: Syncs::default(),
+        })
+    }
+
     /// The open directory.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
@@ -57,6 +92,16 @@ impl Ready {
     /// Where a volume or snapshot lies.
     pub fn place(&self, kind: Kind, local: &str) -> PathBuf {
         self.path.join(kind.directory()).join(local)
+    }
+
+    /// fsync of the directory of all volumes or snapshots; calls that come at the same time share it.
+    pub fn sync_directory(&self, kind: Kind) -> os::Result<()> {
+        let directory = self.path.join(kind.directory());
+        let shared = match kind {
+            Kind::Volume => &self.syncs.volumes,
+            Kind::Snapshot => &self.syncs.snapshots,
+        };
+        step("sync directory", &directory.display(), || shared.sync(&directory))
     }
 
     /// Whether there is a volume or snapshot of this id, whole or damaged.
@@ -108,6 +153,15 @@ impl Ready {
     pub fn meta_stamp(&self, kind: Kind, local: &str) -> Option<Stamp> {
         let seen = files::glance(self.root(), &Path::new(kind.directory()).join(local).join(META));
         seen.ok().flatten().map(|seen| seen.stamp())
+    }
+
+    /// Whether the file system makes changes of names, lengths and owners durable in the order in which they were made, so that the fsync
+    /// of a new file makes those before it durable: ext4 and xfs, with one journal each. btrfs may log the file alone; of others it is not
+    /// known.
+    pub fn commits_in_order(&self) -> bool {
+        const EXT4: i64 = 0xef53;
+        const XFS: i64 = 0x5846_5342;
+        *self.in_order.get_or_init(|| rustix::fs::fstatfs(self.root()).is_ok_and(|found| [EXT4, XFS].contains(&found.f_type)))
     }
 
     /// How full the file system is.

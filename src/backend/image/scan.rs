@@ -8,8 +8,9 @@ use crate::os;
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, IMAGE, META, Seen, Stamp};
-use super::layout::{ARCHIVE, GROUPS, Kind, RETAINED};
-use super::ledger::{Entry, VolumeRow};
+use super::index::Rows;
+use super::layout::{ARCHIVE, GROUPS, Kind, RETAINED, VOLUMES};
+use super::ledger::{AsRead, Entry, VolumeRow};
 use super::meta::{self, Damage, GroupRecord, SnapshotMeta, VolumeMeta};
 use super::ready::Ready;
 
@@ -125,7 +126,48 @@ pub(super) fn volume_row(ready: &Ready, local: &str) -> Option<Arc<VolumeRow>> {
         return Some(Arc::clone(row));
     }
     let (meta, stamp) = read_meta::<VolumeMeta>(ready, local).ok()?;
-    Some(ready.ledger.remember_volume(local, known.as_ref(), stamp, meta))
+    Some(remember_volume(ready, local, known.as_ref(), stamp, meta))
+}
+
+/// Remembers what was read of a metadata file, or written to it, in the ledger and in the index.
+fn remember_volume(
+    ready: &Ready,
+    local: &str,
+    before: Option<&AsRead<VolumeRow>>,
+    stamp: Stamp,
+    meta: VolumeMeta,
+) -> Arc<VolumeRow> {
+    let (row, remembered) = ready.ledger.remember_volume(local, before, stamp, meta);
+    if remembered {
+        ready.index.put_volume(ready, local, stamp, &row);
+    }
+    row
+}
+
+/// Remembers the metadata of a volume that was just entered into the ledger.
+pub(super) fn remember_new_volume(ready: &Ready, stamp: Stamp, meta: VolumeMeta) -> Arc<VolumeRow> {
+    let local = meta.id.local().to_owned();
+    remember_volume(ready, &local, ready.ledger.volume_as_read(&local).as_ref(), stamp, meta)
+}
+
+fn remember_snapshot(
+    ready: &Ready,
+    local: &str,
+    before: Option<&AsRead<SnapshotMeta>>,
+    stamp: Stamp,
+    meta: SnapshotMeta,
+) -> Arc<SnapshotMeta> {
+    let (row, remembered) = ready.ledger.remember_snapshot(local, before, stamp, meta);
+    if remembered {
+        ready.index.put_snapshot(ready, stamp, &row);
+    }
+    row
+}
+
+/// As [`remember_new_volume`].
+pub(super) fn remember_new_snapshot(ready: &Ready, stamp: Stamp, meta: SnapshotMeta) {
+    let local = meta.id.local().to_owned();
+    remember_snapshot(ready, &local, ready.ledger.snapshot_as_read(&local).as_ref(), stamp, meta);
 }
 
 /// As [`volume_row`], of a snapshot.
@@ -135,7 +177,7 @@ pub(super) fn snapshot_row(ready: &Ready, local: &str) -> Option<Arc<SnapshotMet
         return Some(Arc::clone(row));
     }
     let (meta, stamp) = read_meta::<SnapshotMeta>(ready, local).ok()?;
-    Some(ready.ledger.remember_snapshot(local, known.as_ref(), stamp, meta))
+    Some(remember_snapshot(ready, local, known.as_ref(), stamp, meta))
 }
 
 /// As [`examine`]; `None` where there is nothing of that id in this pool.
@@ -182,59 +224,130 @@ pub(super) fn has_group(ready: &Ready, local: &str) -> Result<bool> {
 
 /// The local ids of the volumes in a pool, from the disk.
 pub(super) fn volume_names(ready: &Ready) -> Result<Vec<String>> {
-    let names = files::names(&ready.path.join(Kind::Volume.directory())).map_err(|error| ready.down(error.to_string()))?;
-    Ok(names.into_iter().filter(|local| is_ours(ready, Kind::Volume, local)).collect())
+    our_names(ready, Kind::Volume).map_err(|error| ready.down(error.to_string()))
 }
 
-/// Fills the ledger from the disk. Damaged volumes count with what their image shows.
+/// Fills the ledger: with the rows of the index, of what is there; from the disk, of what has none. Damaged volumes count with what their
+/// image shows.
 pub(super) fn load(ready: &Ready) -> os::Result<()> {
-    for (kind, load) in [(Kind::Volume, load_volume as fn(&Ready, &str)), (Kind::Snapshot, load_snapshot)] {
-        let mut names = files::names(&ready.path.join(kind.directory()))?;
-        names.retain(|local| is_ours(ready, kind, local));
-        for_each(&names, |local| load(ready, local));
+    let Rows { mut volumes, mut snapshots, lines } = Rows::read(ready);
+    let names = our_names(ready, Kind::Volume)?;
+    let (known, unknown): (Vec<_>, Vec<_>) = names.into_iter().map(|local| (volumes.remove(&local), local)).partition(is_known);
+    let known = known.into_iter().filter_map(|(row, local)| row.map(|(stamp, row)| (local, stamp, row)));
+    ready.ledger.put_volumes(known.collect());
+    let read = map_each(&unknown, |(_, local)| load_volume(ready, local, None)).contains(&true);
+
+    let names = our_names(ready, Kind::Snapshot)?;
+    let (known, unknown): (Vec<_>, Vec<_>) = names.into_iter().map(|local| (snapshots.remove(&local), local)).partition(is_known);
+    for (stamp, meta) in known.into_iter().filter_map(|(row, _)| row) {
+        enter_snapshot(ready, stamp, meta);
     }
+    let read = map_each(&unknown, |(_, local)| load_snapshot(ready, local)).contains(&true) || read;
+
     ready.ledger.set_kept(kept(ready));
+    if ready.is_writable() {
+        ready.index.begin(ready, lines.filter(|_| !read));
+    }
     Ok(())
 }
 
-/// Does `work` for all, on several threads where there are many.
-fn for_each(names: &[String], work: impl Fn(&str) + Sync) {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let share = names.len().div_ceil(threads).max(FEW);
-    let work = &work;
-    let of = |names: &[String]| names.iter().for_each(|local| work(local));
-    let mut shares = names.chunks(share);
-    let own = shares.next().unwrap_or_default();
-    thread::scope(|scope| {
-        for names in shares {
-            if thread::Builder::new().name("load pool".to_owned()).spawn_scoped(scope, move || of(names)).is_err() {
-                of(names);
+fn is_known<R>(row: &(Option<R>, String)) -> bool {
+    row.0.is_some()
+}
+
+/// The names in a directory that can be ids.
+fn our_names(ready: &Ready, kind: Kind) -> os::Result<Vec<String>> {
+    let mut names = files::names(&ready.path.join(kind.directory()))?;
+    names.retain(|local| is_ours(ready, kind, local));
+    Ok(names)
+}
+
+/// Looks at the files of all volumes that the ledger has from the index: what is damaged is logged, what another version of the driver or
+/// an administrator has changed is counted as it is. Until `stop`.
+pub(super) fn verify(ready: &Ready, stop: &dyn Fn() -> bool) {
+    let mut after: Option<Box<str>> = None;
+    while !stop() {
+        let page = ready.ledger.volumes(after.as_deref(), FEW);
+        let Some(last) = page.last() else { return };
+        after = Some(last.clone());
+        for local in page {
+            let Some(known) = ready.ledger.volume_as_read(&local) else { continue };
+            let same = ready.meta_stamp(Kind::Volume, &local).and_then(|stamp| known.of(stamp)).is_some_and(|row| {
+                let image = files::glance(ready.root(), &Path::new(VOLUMES).join(&*local).join(IMAGE));
+                image.is_ok_and(|image| image.is_some_and(|image| image.regular && image.length >= row.capacity.0))
+            });
+            if !same {
+                load_volume(ready, &local, Some(&known));
             }
         }
-        of(own);
-    });
+    }
 }
 
-fn load_volume(ready: &Ready, local: &str) {
+/// Does `work` for all, on several threads where there are many.
+pub(super) fn map_each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let share = items.len().div_ceil(threads).max(FEW);
+    let work = &work;
+    let of = |items: &[T]| items.iter().map(work).collect::<Vec<R>>();
+    let mut shares = items.chunks(share);
+    let own = shares.next().unwrap_or_default();
+    thread::scope(|scope| {
+        let others: Vec<_> = shares
+            .map(|items| {
+                let spawned = thread::Builder::new().name("load pool".to_owned()).spawn_scoped(scope, move || of(items));
+                spawned.map_err(|_| items)
+            })
+            .collect();
+        let mut done = of(own);
+        for other in others {
+            done.extend(match other.map(thread::ScopedJoinHandle::join) {
+                Ok(Ok(part)) => part,
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                Err(items) => of(items),
+            });
+        }
+        done
+    })
+}
+
+/// Enters a volume from the disk, unless it was changed or replaced since `before` was asked for. Whether it is whole.
+fn load_volume(ready: &Ready, local: &str, before: Option<&AsRead<VolumeRow>>) -> bool {
+    let put = |capacity| match before {
+        Some(before) => ready.ledger.correct_volume(local, before, capacity),
+        None => ready.ledger.put_volume(local, capacity),
+    };
     let Some((meta, stamp)) = whole::<VolumeMeta>(ready, local) else {
         let found = examine::<VolumeMeta>(ready, local);
+        if before.is_some() && ready.has(Kind::Volume, local).is_ok_and(|there| !there) {
+            // It was deleted meanwhile, or moved away.
+            return false;
+        }
         warn(&found.damage);
         let capacity = found.meta.map(|meta| meta.capacity.0).or(found.image.map(|image| image.length));
-        return ready.ledger.put_volume(local, capacity.unwrap_or(0));
+        put(capacity.unwrap_or(0));
+        return false;
     };
-    ready.ledger.put_volume(local, meta.capacity.0);
-    ready.ledger.remember_volume(local, ready.ledger.volume_as_read(local).as_ref(), stamp, meta);
+    put(meta.capacity.0);
+    remember_new_volume(ready, stamp, meta);
+    true
 }
 
-fn load_snapshot(ready: &Ready, local: &str) {
+/// Enters a snapshot from the disk. Whether it is whole.
+fn load_snapshot(ready: &Ready, local: &str) -> bool {
     let Some((meta, stamp)) = whole::<SnapshotMeta>(ready, local) else {
         let found = examine::<SnapshotMeta>(ready, local);
         warn(&found.damage);
         let lost = Entry { id: local, source: "", group: None, provisioned: found.image.map_or(0, |image| image.allocated) };
-        return ready.ledger.put_snapshot(found.meta.as_ref().map_or(lost, Entry::of));
+        ready.ledger.put_snapshot(found.meta.as_ref().map_or(lost, Entry::of));
+        return false;
     };
+    enter_snapshot(ready, stamp, meta);
+    true
+}
+
+fn enter_snapshot(ready: &Ready, stamp: Stamp, meta: SnapshotMeta) {
     ready.ledger.put_snapshot(Entry::of(&meta));
-    ready.ledger.remember_snapshot(local, ready.ledger.snapshot_as_read(local).as_ref(), stamp, meta);
+    remember_new_snapshot(ready, stamp, meta);
 }
 
 /// The metadata where all is well, by fewer system calls than [`examine`] makes, which says what is wrong.

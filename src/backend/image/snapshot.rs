@@ -7,7 +7,7 @@ use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::draft::{self, Draft};
-use super::files::Access;
+use super::files::{Access, Stamp};
 use super::instant::Job;
 use super::layout::Kind;
 use super::ledger::{Entry, Reservation};
@@ -32,9 +32,7 @@ impl Snapshots for ImageBackend {
         let draft = Draft::begin(&pool, Kind::Snapshot, spec.id.local())?;
         let instant = self.copy_at_one_instant(quiesce, &[begun.job(spec, &draft)]);
         match instant.and_then(|instant| begun.complete(spec, None, to_nanos(instant), &draft)) {
-            Ok((meta, reservation)) => {
-                place(draft, &pool, reservation, &meta).map(|()| meta.into_snapshot(self.topology.clone()))
-            }
+            Ok(complete) => place(draft, &pool, complete).map(|meta| meta.into_snapshot(self.topology.clone())),
             Err(error) => Err(draft.discard(error)),
         }
     }
@@ -100,7 +98,7 @@ impl Begun {
         group: Option<&Membership>,
         created: u64,
         draft: &Draft<'_>,
-    ) -> Result<(SnapshotMeta, Reservation)> {
+    ) -> Result<Complete> {
         // The volume may have taken more blocks since they were counted.
         let provisioned = Bytes(draft.allocated()?);
         capacity::grow(&self.pool, &mut self.reservation, provisioned)?;
@@ -114,19 +112,27 @@ impl Begun {
             created,
             group: group.cloned(),
         };
-        draft.finish(&meta)?;
-        Ok((meta, self.reservation))
+        let stamp = draft.finish(&meta)?;
+        Ok(Complete { meta, stamp, reservation: self.reservation })
     }
 }
 
+/// A snapshot of which all is written.
+pub(super) struct Complete {
+    meta: SnapshotMeta,
+    stamp: Stamp,
+    reservation: Reservation,
+}
+
 /// Renames a complete snapshot into place, and enters it into the ledger.
-pub(super) fn place(draft: Draft<'_>, pool: &Ready, reservation: Reservation, meta: &SnapshotMeta) -> Result<()> {
-    let local = meta.id.local();
+pub(super) fn place(draft: Draft<'_>, pool: &Ready, complete: Complete) -> Result<SnapshotMeta> {
+    let Complete { meta, stamp, reservation } = complete;
     let placed = draft.place();
-    if placed.is_ok() || pool.has(Kind::Snapshot, local).unwrap_or(true) {
-        reservation.keep_snapshot(Entry::of(meta));
+    if placed.is_ok() || pool.has(Kind::Snapshot, meta.id.local()).unwrap_or(true) {
+        reservation.keep_snapshot(Entry::of(&meta));
+        scan::remember_new_snapshot(pool, stamp, meta.clone());
     }
-    placed
+    placed.map(|()| meta)
 }
 
 impl ImageBackend {

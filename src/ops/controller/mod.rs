@@ -137,21 +137,21 @@ impl Controller {
         if volume.for_one_node && several_nodes(capabilities) {
             return Ok(Some("it was made for one node".to_owned()));
         }
-        let kept: Parameters = serde_json::from_value(volume.parameters.clone())
+        let kept = <Parameters as serde::Deserialize>::deserialize(&*volume.parameters)
             .map_err(|error| Error::failed("read parameters", id.to_string(), error))?;
         let least = kept.least(capabilities);
         if least > volume.capacity {
             return Ok(Some(format!("{} is too small: it takes {least}", volume.capacity)));
         }
         if let Some(reported) = volume_context.get(CONTEXT_KEY)
-            && serde_json::from_str::<serde_json::Value>(reported).ok().as_ref() != Some(&volume.parameters)
+            && serde_json::from_str::<serde_json::Value>(reported).ok().as_ref() != Some(&*volume.parameters)
         {
             return Ok(Some(format!("volume_context {CONTEXT_KEY} is {reported}, the volume has {}", volume.parameters)));
         }
         if !parameters.is_empty() {
             let wanted = Parameters::parse(&self.registry, parameters).map(|(_, parameters)| parameters.to_json());
             match wanted {
-                Ok(wanted) if wanted == volume.parameters => {}
+                Ok(wanted) if wanted == *volume.parameters => {}
                 Ok(wanted) => return Ok(Some(format!("parameters are {wanted}, the volume has {}", volume.parameters))),
                 Err(error) => return Ok(Some(error.to_string())),
             }

@@ -14,7 +14,7 @@ fn a_volume_comes_and_goes() {
     let bench = Bench::new();
     let made = bench.create("one").expect("made");
     assert_eq!((made.id.to_string().as_str(), made.name.as_str(), made.capacity), ("cloud:d-vol-0001.one", "one", GIB));
-    assert_eq!((made.topology.as_ref(), &made.parameters), (Some(&zone("a")), &spec("one").parameters));
+    assert_eq!((made.topology.as_ref(), &*made.parameters), (Some(&zone("a")), &spec("one").parameters));
     let disks = bench.cloud.disks_now();
     let tags = &disks[0].tags;
     assert_eq!((tags[CLUSTER].as_str(), tags[BACKEND].as_str(), tags[VOLUME].as_str()), ("ours", "cloud", "one"));

@@ -247,7 +247,7 @@ impl Controller {
                 name: String::new(),
                 capacity: Bytes(ready.index.capacity(local).unwrap_or(0)),
                 source: None,
-                parameters: serde_json::Value::Null,
+                parameters: Arc::default(),
                 topology: None,
                 for_one_node: false,
             })),

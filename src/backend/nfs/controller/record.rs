@@ -96,7 +96,7 @@ pub(super) struct SnapshotRecord {
 impl VolumeRecord {
     pub fn into_volume(self) -> Volume {
         let VolumeRecord { id, name, capacity, source, parameters, .. } = self;
-        Volume { id, name, capacity, source, parameters, topology: None, for_one_node: false }
+        Volume { id, name, capacity, source, parameters: parameters.into(), topology: None, for_one_node: false }
     }
 
     pub fn on_delete(&self) -> Result<OnDelete> {
