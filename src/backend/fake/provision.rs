@@ -11,8 +11,7 @@ use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, Volume
 
 impl Provision for Fake {
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        let found = self.store.lock().found(id);
-        Ok(found.map(Volume::from))
+        Ok(self.store.lock().found(id))
     }
 
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
@@ -58,8 +57,7 @@ impl Provision for Fake {
     }
 
     fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
-        let page = self.store.lock().volumes_after(after, max);
-        Ok(page.into_iter().map(Volume::from).collect())
+        Ok(self.store.lock().volumes_after(after, max))
     }
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
