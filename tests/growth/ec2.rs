@@ -4,6 +4,8 @@
 //! `tests/cloud`, this one keeps no volumes: it makes each description from the volume's number when it is asked, so that 100,000 cost it
 //! nothing. It has what lists and attachments need, no more.
 
+#![allow(clippy::disallowed_methods, reason = "an idle minute is one in which nothing happens")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
