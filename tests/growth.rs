@@ -300,7 +300,7 @@ fn figures_of_node_calls_by_number_of_staged_volumes() {
     let counts = std::env::var("LONGSHORE_GROWTH").unwrap_or_else(|_| "0,100".to_owned());
     let counts: Vec<usize> = counts.split(',').map(|count| count.parse().expect("numbers, with commas")).collect();
     println!(
-        "| backend | staged | unused loop devices | {} | CPU of all, ms |",
+        "| backend | staged | unused loop devices | {} | CPU of all, driver / its programs ms |",
         CALLS.map(|call| format!("{call}, p50 / p99 ms")).join(" | ")
     );
     println!("|---|---|---|{}---|", "---|".repeat(CALLS.len()));
@@ -320,16 +320,19 @@ fn figures_of_node_calls_by_number_of_staged_volumes() {
                 }
                 let _unused = Unused::add(unused);
                 measured.cycle(&harness, &mut Times::default());
-                let (mut times, before) = (Times::default(), cpu(&harness));
+                let (mut times, before, own) = (Times::default(), cpu(&harness), process::own_cpu(harness.pid()));
                 for _ in 0..CYCLES {
                     measured.cycle(&harness, &mut times);
                 }
+                let own = milliseconds(process::own_cpu(harness.pid()) - own);
                 let ticks = (cpu(&harness) - before) as f64;
                 let cells = times.map(|times| {
                     format!("{:.2} / {:.2}", milliseconds(percentile(&times, 50)), milliseconds(percentile(&times, 99)))
                 });
                 // A tick is 10 ms.
-                println!("| {backend} | {count} | {unused} | {} | {:.1} |", cells.join(" | "), ticks * 10.0 / CYCLES as f64);
+                let programs = (ticks * 10.0 - own).max(0.0);
+                let [own, programs] = [own, programs].map(|time| time / CYCLES as f64);
+                println!("| {backend} | {count} | {unused} | {} | {own:.1} / {programs:.1} |", cells.join(" | "));
             }
             for volume in &staged {
                 volume.unpublish(&harness);
