@@ -1,6 +1,17 @@
 //! What a call to the node costs must not grow with what else there is on it. `benches/growth` prints figures by the same means.
 
 mod common;
+#[cfg(feature = "ec2")]
+#[path = "growth/ec2.rs"]
+mod ec2;
+#[path = "growth/pool.rs"]
+mod pool;
+#[path = "growth/process.rs"]
+mod process;
+#[cfg(feature = "ec2")]
+#[allow(dead_code, reason = "of the emulated cloud's HTTP, another part than tests/cloud uses")]
+#[path = "cloud/wire.rs"]
+mod wire;
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -28,9 +39,14 @@ impl Volume {
     fn make(harness: &Harness, name: &str, backend: &str) -> Volume {
         let request = create(name, 16, Some("ext4"), backend);
         let made = harness.block_on(harness.controller().create_volume(request.clone())).expect("created").into_inner();
+        Volume::of(harness, &request, made)
+    }
+
+    /// What was made on request.
+    fn of(harness: &Harness, request: &csi::CreateVolumeRequest, made: csi::CreateVolumeResponse) -> Volume {
         let volume = made.volume.expect("a volume");
         let capability = request.volume_capabilities.first().cloned();
-        let (staging, target) = (harness.staging(name), harness.target(name));
+        let (staging, target) = (harness.staging(&request.name), harness.target(&request.name));
         Volume { id: volume.volume_id, capability, context: volume.volume_context, staging, target }
     }
 
@@ -104,6 +120,14 @@ fn percentile(times: &[Duration], hundredths: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
     sorted[(sorted.len() * hundredths / 100).min(sorted.len() - 1)]
+}
+
+fn ratio(much: Duration, less: Duration) -> f64 {
+    much.as_secs_f64() / less.as_secs_f64()
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// Mounts of others, unmounted on drop.
@@ -193,7 +217,7 @@ fn check_growth<T>(harness: &Harness, what: &str, others: impl Fn() -> T) {
     let ratios: Vec<(&str, f64)> = CALLS
         .iter()
         .zip(few.iter().zip(&many))
-        .map(|(call, (few, many))| (*call, percentile(many, 50).as_secs_f64() / percentile(few, 50).as_secs_f64()))
+        .map(|(call, (few, many))| (*call, ratio(percentile(many, 50), percentile(few, 50))))
         .collect();
     eprintln!("with {what}: {ratios:.2?} of the time without them");
     assert!(ratios.iter().all(|(_, ratio)| *ratio <= LIMIT), "{ratios:.2?}");
@@ -222,10 +246,9 @@ fn calls_with_many_loop_devices_take_no_longer_than_with_few() {
 }
 
 /// What the driver has now: threads, and resident memory in KiB.
-fn threads_and_memory(harness: &Harness) -> (usize, u64) {
-    let status = fs::read_to_string(format!("/proc/{}/status", harness.pid())).expect("it lives");
-    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()).expect("a field");
-    (field("Threads:").parse().expect("a number"), field("VmRSS:").parse().expect("a number"))
+fn threads_and_memory(harness: &Harness) -> (u64, u64) {
+    let memory = process::Memory::of(harness.pid());
+    (memory.threads, memory.resident)
 }
 
 /// The kernel wakes idle threads in turns: a few calls a second would keep all of a burst alive if each waited long for the next.
@@ -277,7 +300,7 @@ fn figures_of_node_calls_by_number_of_staged_volumes() {
     let counts = std::env::var("LONGSHORE_GROWTH").unwrap_or_else(|_| "0,100".to_owned());
     let counts: Vec<usize> = counts.split(',').map(|count| count.parse().expect("numbers, with commas")).collect();
     println!(
-        "| backend | staged | unused loop devices | {} | CPU of all, ms |",
+        "| backend | staged | unused loop devices | {} | CPU of all, driver / its programs ms |",
         CALLS.map(|call| format!("{call}, p50 / p99 ms")).join(" | ")
     );
     println!("|---|---|---|{}---|", "---|".repeat(CALLS.len()));
@@ -297,15 +320,19 @@ fn figures_of_node_calls_by_number_of_staged_volumes() {
                 }
                 let _unused = Unused::add(unused);
                 measured.cycle(&harness, &mut Times::default());
-                let (mut times, before) = (Times::default(), cpu(&harness));
+                let (mut times, before, own) = (Times::default(), cpu(&harness), process::own_cpu(harness.pid()));
                 for _ in 0..CYCLES {
                     measured.cycle(&harness, &mut times);
                 }
+                let own = milliseconds(process::own_cpu(harness.pid()) - own);
                 let ticks = (cpu(&harness) - before) as f64;
-                let ms = |time: Duration| time.as_secs_f64() * 1e3;
-                let cells = times.map(|times| format!("{:.2} / {:.2}", ms(percentile(&times, 50)), ms(percentile(&times, 99))));
+                let cells = times.map(|times| {
+                    format!("{:.2} / {:.2}", milliseconds(percentile(&times, 50)), milliseconds(percentile(&times, 99)))
+                });
                 // A tick is 10 ms.
-                println!("| {backend} | {count} | {unused} | {} | {:.1} |", cells.join(" | "), ticks * 10.0 / CYCLES as f64);
+                let programs = (ticks * 10.0 - own).max(0.0);
+                let [own, programs] = [own, programs].map(|time| time / CYCLES as f64);
+                println!("| {backend} | {count} | {unused} | {} | {own:.1} / {programs:.1} |", cells.join(" | "));
             }
             for volume in &staged {
                 volume.unpublish(&harness);

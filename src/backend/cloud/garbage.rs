@@ -74,8 +74,8 @@ impl CloudBackend {
     /// Where the cloud could not be asked: then nothing is said of anything.
     pub fn garbage(&self, handles: &BTreeSet<String>) -> Result<Garbage> {
         let controller = self.controller()?;
-        let disks = controller.all_disks(false)?;
-        let snapshots = controller.all_snapshots(false)?;
+        let disks: Vec<Disk> = controller.all_disks(false)?.iter().collect();
+        let snapshots: Vec<CloudSnapshot> = controller.all_snapshots(false)?.iter().collect();
         Ok(compare(&controller.owner, handles, &disks, &snapshots))
     }
 

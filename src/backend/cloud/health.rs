@@ -1,6 +1,6 @@
 //! What is wrong with disks, with attachments, and with the cloud.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::backend::ReportHealth;
@@ -9,6 +9,8 @@ use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 use super::api::{Answer, AttachmentState, Disk, DiskId, DiskState, MOST_IDS};
 use super::controller::Controller;
 use super::errors::stuck;
+use super::list::SERVES;
+use super::lists::Impaired;
 use super::memory::STUCK;
 
 /// How long an answer of the cloud, be it a bad one, is good for a probe.
@@ -18,7 +20,7 @@ const FRESH_FAILURE: Duration = Duration::from_secs(5);
 impl ReportHealth for Controller {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
         let disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let impaired = self.impairments(std::slice::from_ref(&disk.id))?;
+        let impaired = self.impairments(std::iter::once(disk.id.clone()))?;
         Ok(self.problems(&disk, &impaired))
     }
 
@@ -30,20 +32,14 @@ impl ReportHealth for Controller {
 
     fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>> {
         let disks = self.all_disks(after.is_some())?;
-        let ids: Vec<DiskId> = disks.iter().map(|disk| disk.id.clone()).collect();
-        let impaired = self.impairments(&ids)?;
-        let mut found: Vec<(VolumeId, Health)> = disks
-            .iter()
-            .filter(|disk| self.is_there(disk))
-            .filter_map(|disk| {
-                let id = self.owner.volume_id(disk)?;
-                let problems = self.problems(disk, &impaired);
-                (!problems.is_empty() && after.is_none_or(|after| id > *after)).then_some((id, problems))
-            })
-            .collect();
-        found.sort_by(|(one, _), (other, _)| one.cmp(other));
-        found.truncate(max);
-        Ok(found)
+        let impaired = self.impairments_of_list(after.is_some(), || disks.iter().map(|disk| disk.id))?;
+        let from = disks.count_before(|disk| self.owner.volume_id(disk).is_none_or(|id| after.is_some_and(|after| id <= *after)));
+        let there = disks.iter_from(from).filter(|disk| self.is_there(disk));
+        let found = there.filter_map(|disk| {
+            let problems = self.problems(&disk, &impaired);
+            (!problems.is_empty()).then_some((self.owner.volume_id(&disk)?, problems))
+        });
+        Ok(found.take(max).collect())
     }
 }
 
@@ -71,22 +67,41 @@ impl Controller {
         answer
     }
 
-    fn impairments(&self, disks: &[DiskId]) -> Result<Vec<(DiskId, String)>> {
-        let mut all = Vec::new();
-        for some in disks.chunks(MOST_IDS) {
-            let reported = self.cloud.impaired(some);
+    fn impairments(&self, mut disks: impl Iterator<Item = DiskId>) -> Result<Impaired> {
+        let mut all = Impaired::new();
+        loop {
+            let some: Vec<DiskId> = disks.by_ref().take(MOST_IDS).collect();
+            if some.is_empty() {
+                return Ok(all);
+            }
+            let reported = self.cloud.impaired(&some);
             all.extend(reported.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the state of disks", &refusal))?);
         }
-        Ok(all)
     }
 
-    fn problems(&self, disk: &Disk, impaired: &[(DiskId, String)]) -> Health {
+    /// The same of a list: for its further pages as of the first, which costs a request for each [`MOST_IDS`] disks.
+    fn impairments_of_list<Ids: Iterator<Item = DiskId>>(
+        &self,
+        kept_will_do: bool,
+        disks: impl FnOnce() -> Ids,
+    ) -> Result<Arc<Impaired>> {
+        let now = self.clock.now();
+        let before = self.lists.impaired.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, impaired)) = before.filter(|(when, _)| kept_will_do && now < *when + SERVES) {
+            return Ok(impaired);
+        }
+        let impaired = Arc::new(self.impairments(disks())?);
+        *self.lists.impaired.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::clone(&impaired)));
+        Ok(impaired)
+    }
+
+    fn problems(&self, disk: &Disk, impaired: &Impaired) -> Health {
         let mut health = Health::new();
         if disk.state == DiskState::Failed {
             let message = format!("the cloud reports that disk {} has failed; its data is lost: restore a snapshot", disk.id);
             health.push(problem(Severity::DataLoss, "DiskFailed", message));
         }
-        if let Some((_, words)) = impaired.iter().find(|(id, _)| *id == disk.id) {
+        if let Some(words) = impaired.get(&disk.id) {
             health.push(problem(Severity::Degraded, "DiskImpaired", format!("the cloud reports for disk {}: {words}", disk.id)));
         }
         let stuck = disk.held_by().find_map(|place| {

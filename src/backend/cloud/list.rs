@@ -1,9 +1,9 @@
 //! Lists, in the order of our ids, which no cloud has.
 //!
 //! The first page of a list fetches all; the next pages are of the same moment, and cost no request, for at most [`SERVES`]. So a page is
-//! at most that old, and the list as a whole is of one instant.
+//! at most that old, and the list as a whole is of one instant. What was fetched is kept packed and in order: a page costs what it holds,
+//! whatever the length of the list.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
 use super::api::{Answer, CloudSnapshot, Disk, Page, SnapshotState, Which};
 use super::controller::Controller;
 use super::lists::Kept;
+use super::packed::{Pack, Packed, Packer};
 use super::pages;
 
 /// How long what was fetched serves for the pages after the first.
@@ -20,79 +21,87 @@ pub(super) const SERVES: Duration = Duration::from_secs(120);
 impl Controller {
     pub fn list_volumes(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
         let all = self.all_disks(after.is_some())?;
-        let volumes = self.by_volume(&all);
-        let page: Vec<Volume> =
-            volumes.into_values().filter(|volume| after.is_none_or(|after| volume.id > *after)).take(max).collect();
+        let from = after.map_or(0, |after| all.count_before(|disk| self.owner.volume_id(disk).is_none_or(|id| id <= *after)));
+        let disks = all.iter_from(from).filter(|disk| disk.is_whole() && self.is_there(disk));
+        let page: Vec<Volume> = disks.filter_map(|disk| self.listed_volume(&disk)).take(max).collect();
         forget_at_end(&self.lists.disks, page.len() < max);
         Ok(page)
     }
 
-    /// Those disks that are whole, by their volume.
-    fn by_volume(&self, disks: &[Disk]) -> BTreeMap<VolumeId, Volume> {
-        let mut volumes = BTreeMap::new();
-        for disk in disks.iter().filter(|disk| disk.is_whole() && self.is_there(disk)) {
-            match self.owner.volume(disk, self.policy.as_ref()) {
-                Ok(volume) => drop(volumes.insert(volume.id.clone(), volume)),
-                Err(error) => tracing::warn!(disk = %disk.id, %error, "a disk of this cluster is left out of the list"),
-            }
-        }
-        volumes
+    fn listed_volume(&self, disk: &Disk) -> Option<Volume> {
+        let volume = self.owner.volume(disk, self.policy.as_ref());
+        volume.inspect_err(|error| tracing::warn!(disk = %disk.id, %error, "a disk of this cluster is left out of the list")).ok()
     }
 
-    /// All disks of ours, whatever their state.
-    pub fn all_disks(&self, kept_will_do: bool) -> Result<Arc<Vec<Disk>>> {
+    /// All disks of ours, whatever their state, in the order of their volumes; those whose tags name no volume are the first.
+    pub fn all_disks(&self, kept_will_do: bool) -> Result<Arc<Packed<Disk>>> {
         let ours = |disk: &Disk| self.owner.owns(&disk.tags);
-        let disks = self.all(&self.lists.disks, kept_will_do, ours, |which, page| self.cloud.disks(which, page))?;
+        let volume = |disk: &Disk| self.owner.volume_id(disk);
+        let mut attachments = 0;
+        let fetch = |which: &_, page: Option<&str>| {
+            let page = self.cloud.disks(which, page)?;
+            attachments += page.items.iter().filter(|disk| ours(disk)).map(|disk| disk.held_by().count() as u64).sum::<u64>();
+            Ok(page)
+        };
+        let disks = self.all(&self.lists.disks, kept_will_do, ours, volume, fetch)?;
         if !kept_will_do {
-            self.memory.set_attachments(disks.iter().map(|disk| disk.held_by().count() as u64).sum());
+            self.memory.set_attachments(attachments);
         }
         Ok(disks)
     }
 
     pub fn list_taken(&self, source: Option<&VolumeId>, after: Option<&SnapshotId>, max: usize) -> Result<Vec<Snapshot>> {
         let all = self.all_snapshots(after.is_some())?;
-        let mut by_id: BTreeMap<SnapshotId, Snapshot> = BTreeMap::new();
-        let there = |found: &&CloudSnapshot| {
+        let from = after.map_or(0, |after| all.count_before(|found| self.owner.snapshot_id(found).is_none_or(|id| id <= *after)));
+        let there = |found: &CloudSnapshot| {
             found.state != SnapshotState::Failed
                 && found.tags.contains_key(super::tags::SNAPSHOT)
                 && !self.memory.is_gone(&found.id.0)
         };
-        for found in all.iter().filter(there) {
-            match self.owner.taken(found) {
-                Ok(taken) => drop(by_id.insert(taken.id.clone(), taken)),
-                Err(error) => tracing::warn!(snapshot = %found.id, %error, "a snapshot of this cluster is left out of the list"),
-            }
-        }
-        let wanted =
-            |taken: &Snapshot| source.is_none_or(|source| taken.source == *source) && after.is_none_or(|after| taken.id > *after);
-        let page: Vec<Snapshot> = by_id.into_values().filter(wanted).take(max).collect();
+        let taken = all.iter_from(from).filter(there).filter_map(|found| self.listed_snapshot(&found));
+        let page: Vec<Snapshot> = taken.filter(|taken| source.is_none_or(|source| taken.source == *source)).take(max).collect();
         forget_at_end(&self.lists.snapshots, page.len() < max);
         Ok(page)
     }
 
-    /// All snapshots of ours, whatever their state.
-    pub fn all_snapshots(&self, kept_will_do: bool) -> Result<Arc<Vec<CloudSnapshot>>> {
-        let ours = |snapshot: &CloudSnapshot| self.owner.owns(&snapshot.tags);
-        self.all(&self.lists.snapshots, kept_will_do, ours, |which, page| self.cloud.snapshots(which, page))
+    fn listed_snapshot(&self, found: &CloudSnapshot) -> Option<Snapshot> {
+        let taken = self.owner.taken(found);
+        taken
+            .inspect_err(
+                |error| tracing::warn!(snapshot = %found.id, %error, "a snapshot of this cluster is left out of the list"),
+            )
+            .ok()
     }
 
-    fn all<T, Id>(
+    /// All snapshots of ours, whatever their state, in the order of their ids; those whose tags name none are the first.
+    pub fn all_snapshots(&self, kept_will_do: bool) -> Result<Arc<Packed<CloudSnapshot>>> {
+        let ours = |snapshot: &CloudSnapshot| self.owner.owns(&snapshot.tags);
+        let id = |snapshot: &CloudSnapshot| self.owner.snapshot_id(snapshot);
+        self.all(&self.lists.snapshots, kept_will_do, ours, id, |which, page| self.cloud.snapshots(which, page))
+    }
+
+    fn all<T: Pack, Id, Key: Ord>(
         &self,
         kept: &Kept<T>,
         kept_will_do: bool,
         ours: impl Fn(&T) -> bool,
-        fetch: impl Fn(&Which<Id>, Option<&str>) -> Answer<Page<T>>,
-    ) -> Result<Arc<Vec<T>>> {
+        key: impl Fn(&T) -> Option<Key>,
+        mut fetch: impl FnMut(&Which<Id>, Option<&str>) -> Answer<Page<T>>,
+    ) -> Result<Arc<Packed<T>>> {
         let now = self.clock.now();
         let before = kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, all)) = before.filter(|(when, _)| kept_will_do && now < *when + SERVES) {
             return Ok(all);
         }
         let which = Which::All { tags: self.owner.tags() };
-        let read = pages::all("list", |page| fetch(&which, page));
-        let mut all = read.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the list", &refusal))?;
-        all.retain(ours);
-        let all = Arc::new(all);
+        let mut packer = Packer::default();
+        let read = pages::each(
+            "list",
+            |page| fetch(&which, page),
+            |items| items.iter().filter(|item| ours(item)).for_each(|item| packer.push(item)),
+        );
+        read.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the list", &refusal))?;
+        let all = Arc::new(packer.sorted(key));
         *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::clone(&all)));
         Ok(all)
     }

@@ -4,8 +4,8 @@
 //! (`poller`), what a cloud allows at a time is kept (`bucket`), a request whose answer was lost is found out about, and what
 //! the CSI state machine wants is made of them.
 //!
-//! From below: `api`; clock, bucket, retry, poller, pages and errors; what is remembered (`memory`, `changes`, `device_names`, `lists`,
-//! `probe`); `controller` and `find`; a file for each capability; `backend`.
+//! From below: `api`; clock, bucket, retry, poller, pages and errors; what is remembered (`memory`, `changes`, `device_names`,
+//! `packed`, `lists`, `probe`); `controller` and `find`; a file for each capability; `backend`.
 //!
 //! Words: a *disk* is what the cloud calls a volume, by the cloud's id; a *volume* is ours, by an id derived from the CO's name, in which the
 //! cloud's id of its disk is recorded once there is one. The CO keeps that id: each call is about exactly that disk. A disk carries its
@@ -31,6 +31,7 @@ mod lists;
 mod memory;
 mod modify;
 mod nodes;
+mod packed;
 pub mod pages;
 pub mod policy;
 mod poller;

@@ -58,16 +58,29 @@ impl Pages {
 ///
 /// # Errors
 /// Where a page could not be read, or the list does not end: never a part of it.
-pub fn all<T>(action: &'static str, mut fetch: impl FnMut(Option<&str>) -> Answer<Page<T>>) -> Answer<Vec<T>> {
-    let mut pages = Pages::new(action);
+pub fn all<T>(action: &'static str, fetch: impl FnMut(Option<&str>) -> Answer<Page<T>>) -> Answer<Vec<T>> {
     let mut items = Vec::new();
+    each(action, fetch, |page| items.extend(page))?;
+    Ok(items)
+}
+
+/// As [`all`], but `take` gets each page as it comes: what it made of them is of no list where this fails.
+///
+/// # Errors
+/// As `all`.
+pub fn each<T>(
+    action: &'static str,
+    mut fetch: impl FnMut(Option<&str>) -> Answer<Page<T>>,
+    mut take: impl FnMut(Vec<T>),
+) -> Answer<()> {
+    let mut pages = Pages::new(action);
     let mut token: Option<String> = None;
     loop {
         let page = fetch(token.as_deref())?;
         token = pages.after(page.items.is_empty(), page.next)?;
-        items.extend(page.items);
+        take(page.items);
         if token.is_none() {
-            return Ok(items);
+            return Ok(());
         }
     }
 }

@@ -71,6 +71,8 @@ struct State<S: Source> {
 struct Ask<S: Source> {
     key: S::Key,
     due: Duration,
+    /// Of one who asks about several at once, and not the first of them: such a one waits for others as anyone does.
+    is_further: bool,
     sender: mpsc::Sender<Answer<Vec<S::Item>>>,
 }
 
@@ -102,7 +104,8 @@ impl<S: Source> Poller<S> {
     pub fn look_all(&self, keys: &[S::Key]) -> Answer<BTreeMap<S::Key, Vec<S::Item>>> {
         let now = self.shared.clock.now();
         let asked: BTreeSet<&S::Key> = keys.iter().collect();
-        let asked: Vec<_> = asked.into_iter().map(|key| (key.clone(), self.ask(key, now + WINDOW))).collect();
+        let asked = asked.into_iter().enumerate();
+        let asked: Vec<_> = asked.map(|(number, key)| (key.clone(), self.ask(key, now + WINDOW, number > 0))).collect();
         let mut found = BTreeMap::new();
         for (key, answer) in asked {
             let items = self.receive(&answer, now + PATIENCE)?;
@@ -127,7 +130,7 @@ impl<S: Source> Poller<S> {
         loop {
             let now = clock.now();
             let due = next(now, now.saturating_sub(began)).min(until.max(now));
-            match self.receive(&self.ask(key, due), due + PATIENCE) {
+            match self.receive(&self.ask(key, due, false), due + PATIENCE) {
                 Ok(items) => {
                     if let Some(result) = done(&items) {
                         return Ok(result);
@@ -147,10 +150,10 @@ impl<S: Source> Poller<S> {
         self.shared.state().last.clone()
     }
 
-    fn ask(&self, key: &S::Key, due: Duration) -> mpsc::Receiver<Answer<Vec<S::Item>>> {
+    fn ask(&self, key: &S::Key, due: Duration, is_further: bool) -> mpsc::Receiver<Answer<Vec<S::Item>>> {
         let (sender, receiver) = mpsc::channel();
         let mut state = self.shared.state();
-        state.asks.push(Ask { key: key.clone(), due, sender });
+        state.asks.push(Ask { key: key.clone(), due, is_further, sender });
         if !state.runs {
             let shared = Arc::clone(&self.shared);
             // Where no thread can be had, the channel is closed at once: a caller gets that as an error.
@@ -194,7 +197,8 @@ impl<S: Source> Shared<S> {
                 return None;
             }
             let now = self.clock.now();
-            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(state.asks.len()));
+            let waiting = state.asks.iter().filter(|ask| !ask.is_further).count();
+            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(waiting));
             match state.asks.iter().map(|ask| ask.due).min().map(|due| due.max(spaced.unwrap_or_default())) {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {

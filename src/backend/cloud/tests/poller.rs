@@ -58,6 +58,20 @@ fn questions_of_one_moment_are_few_requests() {
     assert_eq!(poller.look(&3).expect("answered"), [0; 0]);
 }
 
+/// A list's page asks about hundreds, and the next page is asked for at once.
+#[test]
+fn one_who_asks_about_many_at_once_waits_no_longer_than_one_who_asks_about_one() {
+    // Not a faster one: a busy machine is not to be mistaken for a wait.
+    let clock = Clock::fast(1, Duration::ZERO);
+    let poller = Poller::new(Arc::new(Numbers::default()), clock);
+    let keys: Vec<u32> = (0..500).collect();
+    poller.look_all(&keys).expect("answered");
+    let begun = clock.now();
+    poller.look_all(&keys).expect("answered");
+    let took = clock.now() - begun;
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
 #[test]
 fn failure_reaches_the_look_up_and_not_the_wait() {
     let (numbers, poller, clock) = numbers();
