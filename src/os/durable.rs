@@ -93,7 +93,7 @@ pub struct SharedSync {
 #[derive(Debug, Default)]
 struct SyncState {
     running: bool,
-    /// The result of the fsync that has not begun; whoever comes now shares it.
+    /// The result of the fsync that has not begun; the callers that come now share it.
     next: Arc<OnceLock<Result<(), Errno>>>,
 }
 

@@ -128,7 +128,8 @@ fn files(what: &str, directory: &Path, lines: &mut Vec<String>) {
             if !name.ends_with("/mount") && !name.ends_with("/data") {
                 files(&name, &path, lines);
             }
-        } else if name != "pool/lock" {
+        } else if name != "pool/lock" && !name.ends_with("pool/index") {
+            // The index is a cache: it also has lines about what was deleted.
             let text = if name.ends_with(".json") { fs::read(&path).unwrap_or_default() } else { Vec::new() };
             match serde_json::from_slice::<Value>(&text) {
                 Ok(mut value) => {
