@@ -103,22 +103,28 @@ impl SharedSync {
     /// # Errors
     /// `Io`: to all that share an fsync that failed.
     pub fn sync(&self, directory: &Path) -> Result<()> {
+        let fsync = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(directory, flags, Mode::empty()).and_then(rustix::fs::fsync)
+        };
+        self.share(fsync).map_err(|errno| Error::io("sync directory", directory, errno))
+    }
+
+    /// The result of an `fsync` that began after this call: of its own, or of another caller's.
+    fn share(&self, fsync: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         let ours = Arc::clone(&state.next);
         while state.running && ours.get().is_none() {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if ours.get().is_none() {
-            state.running = true;
-            state.next = Arc::default();
-            drop(state);
-            let _ended = Ended(self);
-            let synced = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-                .and_then(rustix::fs::fsync);
-            ours.get_or_init(|| synced);
+        if let Some(shared) = ours.get() {
+            return *shared;
         }
-        let synced = ours.get().copied().unwrap_or(Err(Errno::IO));
-        synced.map_err(|errno| Error::io("sync directory", directory, errno))
+        state.running = true;
+        state.next = Arc::default();
+        drop(state);
+        let _ended = Ended(self);
+        *ours.get_or_init(fsync)
     }
 }
 
@@ -153,6 +159,41 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn shared_sync_covers_what_was_done_before_the_call_and_reports_its_failure_to_all() {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let (shared, done, synced, calls) = (SharedSync::default(), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (shared, done, synced, calls) = (&shared, &done, &synced, &calls);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let own = done.fetch_add(1, Ordering::SeqCst) + 1;
+                        let result = shared.share(|| {
+                            calls.fetch_add(1, Ordering::SeqCst);
+                            let covered = done.load(Ordering::SeqCst);
+                            std::thread::yield_now();
+                            synced.fetch_max(covered, Ordering::SeqCst);
+                            if covered % 7 == 0 { Err(Errno::IO) } else { Ok(()) }
+                        });
+                        assert!(synced.load(Ordering::SeqCst) >= own, "thread {thread}, round {round}: {result:?}");
+                    }
+                });
+            }
+        });
+        assert!(calls.load(Ordering::SeqCst) <= 1600);
+        let missing = Path::new("/proc/self/no-such-directory");
+        assert_eq!(shared.sync(missing).unwrap_err().errno(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn shared_sync_that_panics_lets_the_next_one_begin() {
+        let shared = SharedSync::default();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.share(|| panic!("within fsync"))));
+        assert!(panicked.is_err());
+        assert_eq!(shared.share(|| Ok(())), Ok(()));
+    }
 
     fn names(directory: &Path) -> Vec<String> {
         let mut names: Vec<_> =

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -19,10 +20,9 @@ use crate::volume::{Bytes, ContentSource};
 
 use super::files::{self, Stamp, StoredStamp};
 use super::layout::INDEX;
-use super::ledger::VolumeRow;
+use super::ledger::{Ledger, VolumeRow};
 use super::meta::SnapshotMeta;
-use super::ready::Ready;
-use super::scan::map_each;
+use super::parallel::map_each;
 
 const FORMAT: u32 = 1;
 /// A longer file is not read, in bytes: there are never so many volumes.
@@ -31,6 +31,16 @@ const LONGEST: u64 = 1 << 30;
 const SPARE_LINES: usize = 1024;
 const CRC32C: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI);
 const DIGITS: usize = 8;
+
+/// The pool that an index is of.
+pub(super) struct Contents<'a> {
+    pub root: BorrowedFd<'a>,
+    pub path: &'a Path,
+    pub id: &'a str,
+    /// The number of the device that it lies on.
+    pub device: u64,
+    pub ledger: &'a Ledger,
+}
 
 #[derive(Serialize, Deserialize)]
 enum Line<'a> {
@@ -70,11 +80,11 @@ struct Lines {
 
 impl Rows {
     /// Reads the index of a pool. What cannot be read is left out.
-    pub fn read(ready: &Ready) -> Rows {
-        match files::read(ready.root(), Path::new(INDEX), LONGEST) {
-            Ok(text) => text.and_then(|text| Rows::parse(&text, &ready.id, ready.inode.0)).unwrap_or_default(),
+    pub fn read(pool: &Contents<'_>) -> Rows {
+        match files::read(pool.root, Path::new(INDEX), LONGEST) {
+            Ok(text) => text.and_then(|text| Rows::parse(&text, pool.id, pool.device)).unwrap_or_default(),
             Err(error) => {
-                tracing::warn!(pool = ready.name, %error, "the index cannot be read; each metadata file is read instead");
+                tracing::warn!(pool = %pool.path.display(), %error, "the index cannot be read; each metadata file is read instead");
                 Rows::default()
             }
         }
@@ -114,63 +124,63 @@ impl Rows {
 
 impl Index {
     /// From now on rows are put. The file is written anew, from the ledger, unless it is good as it is, with so many lines.
-    pub fn begin(&self, ready: &Ready, lines: Option<usize>) {
+    pub fn begin(&self, pool: &Contents<'_>, lines: Option<usize>) {
         let begun = match lines {
             // The last line may be interrupted.
-            Some(count) if !is_long(ready, count) => append(ready, b"\n").map(|()| Lines { count, ..Lines::default() }),
-            _ => write_anew(ready),
+            Some(count) if !is_long(pool, count) => append(pool, b"\n").map(|()| Lines { count, ..Lines::default() }),
+            _ => write_anew(pool),
         };
-        *os::lock(&self.0) = begun.map_err(|error| give_up(ready, &error)).ok();
+        *os::lock(&self.0) = begun.map_err(|error| give_up(pool, &error)).ok();
     }
 
     /// A volume's metadata file was written or read.
-    pub fn put_volume(&self, ready: &Ready, local: &str, stamp: Stamp, row: &VolumeRow) {
-        self.put(ready, |lines, text| lines.put_volume(text, local, stamp, row));
+    pub fn put_volume(&self, pool: &Contents<'_>, local: &str, stamp: Stamp, row: &VolumeRow) {
+        self.put(pool, |lines, text| lines.put_volume(text, local, stamp, row));
     }
 
-    pub fn put_snapshot(&self, ready: &Ready, stamp: Stamp, meta: &SnapshotMeta) {
-        self.put(ready, |lines, text| lines.put_snapshot(text, stamp, meta));
+    pub fn put_snapshot(&self, pool: &Contents<'_>, stamp: Stamp, meta: &SnapshotMeta) {
+        self.put(pool, |lines, text| lines.put_snapshot(text, stamp, meta));
     }
 
-    fn put(&self, ready: &Ready, encode: impl FnOnce(&mut Lines, &mut Vec<u8>)) {
+    fn put(&self, pool: &Contents<'_>, encode: impl FnOnce(&mut Lines, &mut Vec<u8>)) {
         let mut index = os::lock(&self.0);
         let Some(lines) = index.as_mut() else { return };
-        let put = if is_long(ready, lines.count) {
-            write_anew(ready).map(|anew| *lines = anew)
+        let put = if is_long(pool, lines.count) {
+            write_anew(pool).map(|anew| *lines = anew)
         } else {
             let mut text = Vec::new();
             encode(lines, &mut text);
-            append(ready, &text)
+            append(pool, &text)
         };
         if let Err(error) = put {
-            give_up(ready, &error);
+            give_up(pool, &error);
             *index = None;
         }
     }
 }
 
 /// Whether most lines are about what is no longer there.
-fn is_long(ready: &Ready, lines: usize) -> bool {
-    lines > 2 * ready.ledger.count() + SPARE_LINES
+fn is_long(pool: &Contents<'_>, lines: usize) -> bool {
+    lines > 2 * pool.ledger.count() + SPARE_LINES
 }
 
-fn give_up(ready: &Ready, error: &os::Error) {
-    tracing::warn!(pool = ready.name, %error, "the index cannot be written; the next start reads each metadata file");
+fn give_up(pool: &Contents<'_>, error: &os::Error) {
+    tracing::warn!(pool = %pool.path.display(), %error, "the index cannot be written; the next start reads each metadata file");
 }
 
-fn append(ready: &Ready, text: &[u8]) -> os::Result<()> {
-    let mut file = files::append(ready.root(), Path::new(INDEX))?;
-    file.write_all(text).map_err(|error| os::Error::io("write", ready.path.join(INDEX), error))
+fn append(pool: &Contents<'_>, text: &[u8]) -> os::Result<()> {
+    let mut file = files::append(pool.root, Path::new(INDEX))?;
+    file.write_all(text).map_err(|error| os::Error::io("write", pool.path.join(INDEX), error))
 }
 
 /// Replaces the file by what the ledger has read.
-fn write_anew(ready: &Ready) -> os::Result<Lines> {
+fn write_anew(pool: &Contents<'_>) -> os::Result<Lines> {
     let (mut lines, mut text) = (Lines::default(), Vec::new());
-    lines.put(&mut text, &Line::Pool { format: FORMAT, id: &ready.id });
-    let (volumes, snapshots) = ready.ledger.rows();
+    lines.put(&mut text, &Line::Pool { format: FORMAT, id: pool.id });
+    let (volumes, snapshots) = pool.ledger.rows();
     volumes.iter().for_each(|(local, stamp, row)| lines.put_volume(&mut text, local, *stamp, row));
     snapshots.iter().for_each(|(stamp, meta)| lines.put_snapshot(&mut text, *stamp, meta));
-    durable::write(&ready.path, INDEX, &text).map(|()| lines)
+    durable::write(pool.path, INDEX, &text).map(|()| lines)
 }
 
 impl Lines {

@@ -50,6 +50,7 @@ mod lock;
 mod meta;
 mod modify;
 mod open;
+mod parallel;
 mod pool;
 mod pool_id;
 mod provision;

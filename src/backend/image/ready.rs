@@ -12,7 +12,7 @@ use crate::volume::{BackendName, Error, Result};
 
 use super::config::PoolConfig;
 use super::files::{self, Access, IMAGE, META, Room, Seen, Stamp};
-use super::index::Index;
+use super::index::{Contents, Index};
 use super::layout::{ESSENTIAL, Kind, Limits};
 use super::ledger::Ledger;
 use super::lock::{NoLock, PoolLock};
@@ -77,6 +77,11 @@ impl Ready {
     /// The open directory.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
+    }
+
+    /// For its index.
+    pub fn contents(&self) -> Contents<'_> {
+        Contents { root: self.root(), path: &self.path, id: &self.id, device: self.inode.0, ledger: &self.ledger }
     }
 
     /// In bytes, where the file system has `total`.

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 
 use crate::os;
 use crate::volume::{Bytes, Error, Result, VolumeId};
@@ -12,11 +11,11 @@ use super::index::Rows;
 use super::layout::{ARCHIVE, GROUPS, Kind, RETAINED, VOLUMES};
 use super::ledger::{AsRead, Entry, VolumeRow};
 use super::meta::{self, Damage, GroupRecord, SnapshotMeta, VolumeMeta};
+use super::parallel::map_each;
 use super::ready::Ready;
 
-/// So many threads read a pool when it is opened, each at least so many files: a thread costs as much as some of them.
-const THREADS: usize = 4;
-const FEW: usize = 256;
+/// So many rows are compared with the disk at a time.
+const PAGE: usize = 256;
 
 /// What was seen of a volume or snapshot.
 #[derive(Debug)]
@@ -139,7 +138,7 @@ fn remember_volume(
 ) -> Arc<VolumeRow> {
     let (row, remembered) = ready.ledger.remember_volume(local, before, stamp, meta);
     if remembered {
-        ready.index.put_volume(ready, local, stamp, &row);
+        ready.index.put_volume(&ready.contents(), local, stamp, &row);
     }
     row
 }
@@ -159,7 +158,7 @@ fn remember_snapshot(
 ) -> Arc<SnapshotMeta> {
     let (row, remembered) = ready.ledger.remember_snapshot(local, before, stamp, meta);
     if remembered {
-        ready.index.put_snapshot(ready, stamp, &row);
+        ready.index.put_snapshot(&ready.contents(), stamp, &row);
     }
     row
 }
@@ -230,7 +229,7 @@ pub(super) fn volume_names(ready: &Ready) -> Result<Vec<String>> {
 /// Fills the ledger: with the rows of the index, of what is there; from the disk, of what has none. Damaged volumes count with what their
 /// image shows.
 pub(super) fn load(ready: &Ready) -> os::Result<()> {
-    let Rows { mut volumes, mut snapshots, lines } = Rows::read(ready);
+    let Rows { mut volumes, mut snapshots, lines } = Rows::read(&ready.contents());
     let names = our_names(ready, Kind::Volume)?;
     let (known, unknown): (Vec<_>, Vec<_>) = names.into_iter().map(|local| (volumes.remove(&local), local)).partition(is_known);
     let known = known.into_iter().filter_map(|(row, local)| row.map(|(stamp, row)| (local, stamp, row)));
@@ -246,7 +245,7 @@ pub(super) fn load(ready: &Ready) -> os::Result<()> {
 
     ready.ledger.set_kept(kept(ready));
     if ready.is_writable() {
-        ready.index.begin(ready, lines.filter(|_| !read));
+        ready.index.begin(&ready.contents(), lines.filter(|_| !read));
     }
     Ok(())
 }
@@ -267,7 +266,7 @@ fn our_names(ready: &Ready, kind: Kind) -> os::Result<Vec<String>> {
 pub(super) fn verify(ready: &Ready, stop: &dyn Fn() -> bool) {
     let mut after: Option<Box<str>> = None;
     while !stop() {
-        let page = ready.ledger.volumes(after.as_deref(), FEW);
+        let page = ready.ledger.volumes(after.as_deref(), PAGE);
         let Some(last) = page.last() else { return };
         after = Some(last.clone());
         for local in page {
@@ -281,33 +280,6 @@ pub(super) fn verify(ready: &Ready, stop: &dyn Fn() -> bool) {
             }
         }
     }
-}
-
-/// Does `work` for all, on several threads where there are many.
-pub(super) fn map_each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let share = items.len().div_ceil(threads).max(FEW);
-    let work = &work;
-    let of = |items: &[T]| items.iter().map(work).collect::<Vec<R>>();
-    let mut shares = items.chunks(share);
-    let own = shares.next().unwrap_or_default();
-    thread::scope(|scope| {
-        let others: Vec<_> = shares
-            .map(|items| {
-                let spawned = thread::Builder::new().name("load pool".to_owned()).spawn_scoped(scope, move || of(items));
-                spawned.map_err(|_| items)
-            })
-            .collect();
-        let mut done = of(own);
-        for other in others {
-            done.extend(match other.map(thread::ScopedJoinHandle::join) {
-                Ok(Ok(part)) => part,
-                Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                Err(items) => of(items),
-            });
-        }
-        done
-    })
 }
 
 /// Enters a volume from the disk, unless it was changed or replaced since `before` was asked for. Whether it is whole.
