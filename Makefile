@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 .DEFAULT_GOAL := help
-.PHONY: help deps build release test-release-full run test soak fuzz sanity shell-vm bench
+.PHONY: help deps build release test-release-full test-e2e run test soak fuzz sanity shell-vm bench
 # For how long `make soak` and `make fuzz` run.
 SECONDS := 600
 
@@ -29,6 +29,11 @@ test: ## every ring of tests, with a table of what ran and how long it took
 test-%: ## one ring of tests; `scripts/test --list` prints them: make test-vm
 	@scripts/deps test
 	@scripts/test $*
+
+test-e2e: ## Kubernetes' storage suite, all of it: Serial, Slow and Disruptive specs, too
+	@scripts/deps test
+	@cargo build --locked
+	@tests/kubernetes/run all
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
 	@scripts/deps test

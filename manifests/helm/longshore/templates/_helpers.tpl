@@ -307,7 +307,7 @@ seLinuxOptions: {type: spc_t}
 {{- define "longshore.sidecar" -}}
 {{- $own := list -}}
 {{- $sidecar := .sidecar -}}
-{{- range $value, $flag := dict "workers" (eq .name "csi-resizer" | ternary "workers" "worker-threads") "kubeAPIQPS" "kube-api-qps" "kubeAPIBurst" "kube-api-burst" "timeout" "timeout" -}}
+{{- range $value, $flag := dict "workers" (eq .name "csi-resizer" | ternary "workers" "worker-threads") "kubeAPIQPS" "kube-api-qps" "kubeAPIBurst" "kube-api-burst" "kubeAPICapacityQPS" "kube-api-capacity-qps" "kubeAPICapacityBurst" "kube-api-capacity-burst" "timeout" "timeout" -}}
 {{- if hasKey $sidecar $value -}}{{- $own = append $own (printf "--%s=%v" $flag (get $sidecar $value)) -}}{{- end -}}
 {{- end -}}
 {{- $port := include "longshore.sidecarPort" . -}}
