@@ -175,7 +175,7 @@ mod tests {
                             let covered = done.load(Ordering::SeqCst);
                             std::thread::yield_now();
                             synced.fetch_max(covered, Ordering::SeqCst);
-                            if covered % 7 == 0 { Err(Errno::IO) } else { Ok(()) }
+                            if covered.is_multiple_of(7) { Err(Errno::IO) } else { Ok(()) }
                         });
                         assert!(synced.load(Ordering::SeqCst) >= own, "thread {thread}, round {round}: {result:?}");
                     }

@@ -317,13 +317,13 @@ mod tests {
             state: DISK_STATES[number as usize % DISK_STATES.len()],
             capacity: Bytes(number << 30),
             zone: "zone-a".to_owned(),
-            site: (number % 2 == 0).then(|| "arn:outpost".to_owned()),
+            site: number.is_multiple_of(2).then(|| "arn:outpost".to_owned()),
             tags: tags.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
             attachments: ATTACHMENT_STATES.into_iter().take(number as usize % 6).map(attachment).collect(),
-            snapshot: (number % 3 == 0).then(|| CloudSnapshotId("snap-1".to_owned())),
+            snapshot: number.is_multiple_of(3).then(|| CloudSnapshotId("snap-1".to_owned())),
             settings: serde_json::json!({"kind": "gp3", "iops": 3000, "encrypted": true, "key": null}),
-            multi_attach: number % 5 == 0,
-            created: (number % 7 == 0).then_some(SystemTime::UNIX_EPOCH),
+            multi_attach: number.is_multiple_of(5),
+            created: number.is_multiple_of(7).then_some(SystemTime::UNIX_EPOCH),
         }
     }
 
