@@ -9,6 +9,7 @@
 //! poller.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -275,7 +276,12 @@ fn run<S: Source>(shared: &Shared<S>) {
     }
     let _runs = Runs(shared);
     while let Some(requests) = shared.gather() {
-        requests.into_iter().for_each(|request| shared.answer(request));
+        for request in requests {
+            // A panic ends this request alone: those who wait for it see their channels closed, those who ask meanwhile are answered.
+            if catch_unwind(AssertUnwindSafe(|| shared.answer(request))).is_err() {
+                tracing::error!("a request for descriptions panicked");
+            }
+        }
     }
 }
 
