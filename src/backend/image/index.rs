@@ -61,7 +61,7 @@ enum Line<'a> {
 pub(super) struct Rows {
     pub volumes: HashMap<String, (Stamp, VolumeRow)>,
     pub snapshots: HashMap<String, (Stamp, SnapshotMeta)>,
-    /// Of the file; none where there is none of this pool.
+    /// Of the file; none where it is to be written anew. Where lines are missing, a number of parameters could be given a second time.
     pub lines: Option<usize>,
 }
 
@@ -79,7 +79,7 @@ struct Lines {
 }
 
 impl Rows {
-    /// Reads the index of a pool. What cannot be read is left out.
+    /// Reads the index of a pool. Damaged lines are left out.
     pub fn read(pool: &Contents<'_>) -> Rows {
         match files::read(pool.root, Path::new(INDEX), LONGEST) {
             Ok(text) => text.and_then(|text| Rows::parse(&text, pool.id, pool.device)).unwrap_or_default(),
@@ -93,11 +93,13 @@ impl Rows {
     /// `None` where it is of another pool or format. `device` is the pool's.
     fn parse(text: &[u8], pool: &str, device: u64) -> Option<Rows> {
         let lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
-        let mut decoded = map_each(&lines, |line| decode(line)).into_iter().flatten();
+        let decoded = map_each(&lines, |line| decode(line));
+        let is_whole = decoded.iter().all(Option::is_some);
+        let mut decoded = decoded.into_iter().flatten();
         if !matches!(decoded.next()?, Line::Pool { format: FORMAT, id } if id == pool) {
             return None;
         }
-        let mut rows = Rows { lines: Some(lines.len()), ..Rows::default() };
+        let mut rows = Rows { lines: is_whole.then_some(lines.len()), ..Rows::default() };
         let mut parameters: HashMap<usize, Arc<Value>> = HashMap::new();
         for line in decoded {
             match line {
