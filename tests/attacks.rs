@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Harness, LoopDevice, MIB, Pool, capability, create, isolated, run, text};
+use common::{Harness, LoopDevice, MIB, Pool, capability, create, isolated, publish_request, run, stage_request, text};
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
 use longshore::csi::node_client::NodeClient;
@@ -205,12 +205,7 @@ impl Ground {
     }
 
     fn stage(&self, id: &str, fstype: Option<&str>, staging: &Path) -> Result<(), Status> {
-        let request = csi::NodeStageVolumeRequest {
-            volume_id: id.to_owned(),
-            staging_target_path: text(staging),
-            volume_capability: Some(capability(fstype)),
-            ..Default::default()
-        };
+        let request = stage_request(id, staging, capability(fstype));
         let mut node = self.node.clone();
         self.attack(&format!("stage at {staging:?}"), async move { node.node_stage_volume(request).await }).map(drop)
     }
@@ -222,13 +217,7 @@ impl Ground {
     }
 
     fn publish(&self, id: &str, fstype: Option<&str>, staging: &Path, target: &Path) -> Result<(), Status> {
-        let request = csi::NodePublishVolumeRequest {
-            volume_id: id.to_owned(),
-            staging_target_path: text(staging),
-            target_path: text(target),
-            volume_capability: Some(capability(fstype)),
-            ..Default::default()
-        };
+        let request = publish_request(id, staging, target, capability(fstype));
         let mut node = self.node.clone();
         self.attack(&format!("publish at {target:?}"), async move { node.node_publish_volume(request).await }).map(drop)
     }
@@ -936,11 +925,8 @@ fn names_and_parameters_that_are_paths() {
                     assert!(key == "mkfsOptions" && ["-d etc", "-d .."].contains(&value), "{key} {value}");
                     let volume = made.into_inner().volume.expect("a volume");
                     let request = csi::NodeStageVolumeRequest {
-                        volume_id: volume.volume_id.clone(),
-                        staging_target_path: text(&ground.kubelet(STAGING)),
-                        volume_capability: Some(capability(Some("ext4"))),
                         volume_context: volume.volume_context,
-                        ..Default::default()
+                        ..stage_request(volume.volume_id.clone(), ground.kubelet(STAGING), capability(Some("ext4")))
                     };
                     let (mut node, mut controller) = (ground.node.clone(), ground.controller.clone());
                     let staged = ground.attack("stage", async move { node.node_stage_volume(request).await });

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use common::{Harness, Pool, capability, create, isolated, mounts_at, run, text};
+use common::{Harness, Pool, capability, create, isolated, mounts_at, publish_request, run, stage_request, text};
 use longshore::csi;
 use tonic::{Code, Status};
 
@@ -54,12 +54,7 @@ fn ids_that_are_none_of_ours() {
         let mut harness = Harness::new(Pool::Local);
         harness.start();
         for id in ["image:../../etc", "image:..", "nonsense", "image:a/b", "image:a\0b", "image:a\nb"] {
-            let request = csi::NodeStageVolumeRequest {
-                volume_id: id.to_owned(),
-                staging_target_path: text(&harness.staging("x")),
-                volume_capability: Some(capability(Some("ext4"))),
-                ..Default::default()
-            };
+            let request = stage_request(id, harness.staging("x"), capability(Some("ext4")));
             let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
             assert_eq!(status.code(), Code::NotFound, "{id:?}: {status}");
         }
@@ -73,20 +68,9 @@ fn ids_that_are_none_of_ours() {
 fn staged(harness: &Harness) -> csi::NodePublishVolumeRequest {
     let created = harness.block_on(harness.controller().create_volume(create("v", 64, Some("ext4"), "image"))).expect("created");
     let volume = created.into_inner().volume.expect("a volume");
-    let request = csi::NodeStageVolumeRequest {
-        volume_id: volume.volume_id.clone(),
-        staging_target_path: text(&harness.staging("v")),
-        volume_capability: Some(capability(Some("ext4"))),
-        ..Default::default()
-    };
+    let request = stage_request(volume.volume_id.clone(), harness.staging("v"), capability(Some("ext4")));
     harness.block_on(harness.node().node_stage_volume(request)).expect("staged");
-    csi::NodePublishVolumeRequest {
-        volume_id: volume.volume_id,
-        staging_target_path: text(&harness.staging("v")),
-        target_path: text(&harness.target("v")),
-        volume_capability: Some(capability(Some("ext4"))),
-        ..Default::default()
-    }
+    publish_request(volume.volume_id, harness.staging("v"), harness.target("v"), capability(Some("ext4")))
 }
 
 #[test]
@@ -139,12 +123,7 @@ fn mount_options_that_no_one_knows_leave_nothing_behind() {
         if let Some(csi::volume_capability::AccessType::Mount(mount)) = &mut capability.access_type {
             mount.mount_flags = vec!["noatime".to_owned(), "colour=red".to_owned()];
         }
-        let request = csi::NodeStageVolumeRequest {
-            volume_id: "image:v".to_owned(),
-            staging_target_path: text(&harness.staging("v")),
-            volume_capability: Some(capability),
-            ..Default::default()
-        };
+        let request = stage_request("image:v", harness.staging("v"), capability);
         let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
         assert!(status.message().contains("colour"), "{status}");
         harness.assert_nothing_left();
@@ -160,12 +139,7 @@ fn a_stranger_on_the_staging_path_is_left_alone() {
         let staging = harness.staging("v");
         nix::mount::mount(Some("tmpfs"), &staging, Some("tmpfs"), nix::mount::MsFlags::empty(), None::<&str>).expect("mounted");
         fs::write(staging.join("theirs"), "x").expect("written");
-        let request = csi::NodeStageVolumeRequest {
-            volume_id: "image:v".to_owned(),
-            staging_target_path: text(&staging),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let request = stage_request("image:v", &staging, capability(Some("ext4")));
         let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
         assert!(status.message().contains("tmpfs"), "{status}");
         let request = csi::NodeUnstageVolumeRequest { volume_id: "image:v".to_owned(), staging_target_path: text(&staging) };
@@ -190,12 +164,7 @@ fn a_device_with_data_is_never_formatted() {
             file.set_len(64 << 20).expect("sized");
             file.write_all_at(&content, offset).expect("written");
             let before = fs::read(&image).expect("the image");
-            let request = csi::NodeStageVolumeRequest {
-                volume_id: "image:v".to_owned(),
-                staging_target_path: text(&harness.staging("v")),
-                volume_capability: Some(capability(Some("ext4"))),
-                ..Default::default()
-            };
+            let request = stage_request("image:v", harness.staging("v"), capability(Some("ext4")));
             let status = harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused");
             assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
             assert!(before == fs::read(&image).expect("the image"), "it was written to, with data at {offset}");

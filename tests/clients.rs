@@ -45,11 +45,8 @@ fn snapshot(harness: &Harness) -> (String, usize) {
         let volume = created.into_inner().volume.expect("a volume");
         let staging = text(&harness.staging("prepared"));
         let stage = csi::NodeStageVolumeRequest {
-            volume_id: volume.volume_id.clone(),
-            staging_target_path: staging.clone(),
-            volume_capability: Some(common::capability(Some("ext4"))),
             volume_context: volume.volume_context.clone(),
-            ..Default::default()
+            ..common::stage_request(volume.volume_id.clone(), &staging, common::capability(Some("ext4")))
         };
         node.node_stage_volume(stage).await.expect("formatted");
         let unstage = csi::NodeUnstageVolumeRequest { volume_id: volume.volume_id.clone(), staging_target_path: staging };

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Harness, Pool, STARTING, capability, create, isolated, text};
+use common::{Harness, Pool, STARTING, capability, create, isolated, stage_request, text};
 use longshore::csi;
 
 /// What is run, with the exit codes that may come of it: 0, or what the command says of a machine that has its own faults.
@@ -119,12 +119,7 @@ fn every_documented_command_works_in_the_pod_of_its_driver() {
         harness.configure(&format!("stateDir: {}\nkubeletDir: {}", state.display(), kubelet.display()));
         harness.start();
         harness.block_on(harness.controller().create_volume(create("pvc-3f1c", 64, Some("ext4"), "image"))).expect("created");
-        let stage = csi::NodeStageVolumeRequest {
-            volume_id: "image:pvc-3f1c".to_owned(),
-            staging_target_path: text(&harness.staging("pvc-3f1c")),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let stage = stage_request("image:pvc-3f1c", harness.staging("pvc-3f1c"), capability(Some("ext4")));
         harness.block_on(harness.node().node_stage_volume(stage.clone())).expect("staged");
         let environment = BTreeMap::from([
             ("CSI_ENDPOINT", format!("unix://{}", harness.path("csi.sock").display())),

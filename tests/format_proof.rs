@@ -16,7 +16,9 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Harness, LoopDevice, Pool, capability, create, isolated, mounts_at, run, skipped, text};
+use common::{
+    Harness, LoopDevice, Pool, capability, create, isolated, mounts_at, publish_request, run, skipped, stage_request, text,
+};
 use fuser::BackgroundSession;
 use longshore::csi;
 use longshore::csi::volume_capability::access_mode::Mode;
@@ -50,23 +52,17 @@ impl Proof {
     }
 
     fn stage(&self, name: &str, capability: csi::VolumeCapability) -> Result<(), Status> {
-        let request = csi::NodeStageVolumeRequest {
-            volume_id: format!("image:{name}"),
-            staging_target_path: text(&self.harness.staging(name)),
-            volume_capability: Some(capability),
-            ..Default::default()
-        };
+        let request = stage_request(format!("image:{name}"), self.harness.staging(name), capability);
         self.harness.block_on(self.harness.node().node_stage_volume(request)).map(drop)
     }
 
     fn publish(&self, name: &str) -> Result<(), Status> {
-        let request = csi::NodePublishVolumeRequest {
-            volume_id: format!("image:{name}"),
-            staging_target_path: text(&self.harness.staging(name)),
-            target_path: text(&self.harness.target(name)),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let request = publish_request(
+            format!("image:{name}"),
+            self.harness.staging(name),
+            self.harness.target(name),
+            capability(Some("ext4")),
+        );
         self.harness.block_on(self.harness.node().node_publish_volume(request)).map(drop)
     }
 

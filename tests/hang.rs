@@ -5,23 +5,18 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Harness, Pool, capability, create, isolated, text};
+use common::{Harness, Pool, capability, create, isolated, stage_request, text};
 use longshore::csi;
 use tonic::Code;
 
-fn stage_request(harness: &Harness, name: &str) -> csi::NodeStageVolumeRequest {
-    csi::NodeStageVolumeRequest {
-        volume_id: format!("image:{name}"),
-        staging_target_path: text(&harness.staging(name)),
-        volume_capability: Some(capability(Some("ext4"))),
-        ..Default::default()
-    }
+fn stage(harness: &Harness, name: &str) -> csi::NodeStageVolumeRequest {
+    stage_request(format!("image:{name}"), harness.staging(name), capability(Some("ext4")))
 }
 
 /// Stages, and gives up once the driver has said that. On a slow machine a client may be gone before its call has begun.
 fn give_up_once(harness: &Harness, name: &str, said: &str) {
     while !harness.log().contains(said) {
-        let mut request = tonic::Request::new(stage_request(harness, name));
+        let mut request = tonic::Request::new(stage(harness, name));
         request.set_timeout(Duration::from_millis(300));
         harness.block_on(harness.node().node_stage_volume(request)).expect_err("the client gave up");
     }
@@ -33,7 +28,7 @@ fn pace(harness: &Harness, name: &str) -> Duration {
     let mut times: Vec<Duration> = (0..15)
         .map(|_| {
             let started = Instant::now();
-            harness.block_on(node.node_stage_volume(stage_request(harness, name))).expect("staged");
+            harness.block_on(node.node_stage_volume(stage(harness, name))).expect("staged");
             let request = csi::NodeUnstageVolumeRequest {
                 volume_id: format!("image:{name}"),
                 staging_target_path: text(&harness.staging(name)),
@@ -64,7 +59,7 @@ fn a_stuck_volume_is_reported_and_no_other_waits_for_it() {
         let mut node = harness.node();
         give_up_once(&harness, "stuck", "hang at step 3");
         for _ in 0..3 {
-            let busy = harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).expect_err("busy");
+            let busy = harness.block_on(node.node_stage_volume(stage(&harness, "stuck"))).expect_err("busy");
             assert_eq!(busy.code(), Code::Aborted, "{busy}");
             assert!(busy.message().contains("stage has been at"), "{busy}");
         }
@@ -77,7 +72,7 @@ fn a_stuck_volume_is_reported_and_no_other_waits_for_it() {
         harness.set("LONGSHORE_FAULT", "");
         harness.start();
         let mut node = harness.node();
-        harness.block_on(node.node_stage_volume(stage_request(&harness, "stuck"))).expect("staged");
+        harness.block_on(node.node_stage_volume(stage(&harness, "stuck"))).expect("staged");
         let request = csi::NodeUnstageVolumeRequest {
             volume_id: "image:stuck".to_owned(),
             staging_target_path: text(&harness.staging("stuck")),
@@ -96,12 +91,12 @@ fn work_is_finished_though_its_caller_has_gone() {
         // Too short for a mkfs and a mount: most of these callers are gone before the end.
         let mut node = harness.node();
         for milliseconds in 1..=8 {
-            let mut request = tonic::Request::new(stage_request(&harness, "left"));
+            let mut request = tonic::Request::new(stage(&harness, "left"));
             request.set_timeout(Duration::from_millis(milliseconds));
             let _gone_or_done = harness.block_on(node.node_stage_volume(request));
         }
         let staged = loop {
-            match harness.block_on(node.node_stage_volume(stage_request(&harness, "left"))) {
+            match harness.block_on(node.node_stage_volume(stage(&harness, "left"))) {
                 Err(status) if status.code() == Code::Aborted => {}
                 answer => break answer,
             }
@@ -147,7 +142,7 @@ fn a_program_that_outlives_its_driver_is_waited_for() {
         // Steps are counted from the driver's start.
         assert!(harness.stop());
         harness.start();
-        harness.block_on(harness.node().node_stage_volume(stage_request(&harness, "measured"))).expect("staged");
+        harness.block_on(harness.node().node_stage_volume(stage(&harness, "measured"))).expect("staged");
         let (step, _) = program_in(&harness.log(), "mkfs.ext4").expect("a mkfs");
         assert!(harness.stop());
 
@@ -173,7 +168,7 @@ fn a_program_that_outlives_its_driver_is_waited_for() {
 
         device.write_all_at(b"a late write", 0).expect("written");
         for _ in 0..2 {
-            let busy = harness.block_on(harness.node().node_stage_volume(stage_request(&harness, "cut"))).expect_err("busy");
+            let busy = harness.block_on(harness.node().node_stage_volume(stage(&harness, "cut"))).expect_err("busy");
             assert_eq!(busy.code(), Code::DeadlineExceeded, "{busy}");
             assert!(busy.message().contains("a program that still has"), "{busy}");
         }
@@ -187,7 +182,7 @@ fn a_program_that_outlives_its_driver_is_waited_for() {
         assert_eq!(&start, b"a late write", "nobody wrote meanwhile");
         drop((device, held));
 
-        harness.block_on(harness.node().node_stage_volume(stage_request(&harness, "cut"))).expect("staged");
+        harness.block_on(harness.node().node_stage_volume(stage(&harness, "cut"))).expect("staged");
         assert_eq!(common::mounts_at(&harness.staging("cut")), 1);
         for name in ["cut", "measured"] {
             let request = csi::NodeUnstageVolumeRequest {
@@ -223,7 +218,7 @@ fn repeated_reads_of_a_hung_volume_take_one_thread_and_another_volume_answers() 
         harness.start();
         for name in ["stuck", "free"] {
             harness.block_on(harness.controller().create_volume(create(name, 64, Some("ext4"), "image"))).expect("created");
-            harness.block_on(harness.node().node_stage_volume(stage_request(&harness, name))).expect("staged");
+            harness.block_on(harness.node().node_stage_volume(stage(&harness, name))).expect("staged");
         }
         harness.block_on(harness.node().node_get_volume_stats(stats_request(&harness, "stuck"))).expect("it answers");
         let threads = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").count();

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::holder::Holder;
-use common::{Harness, Pool, capability, create, isolated, loop_files, mounts_at, run, skipped, text};
+use common::{
+    Harness, Pool, capability, create, isolated, loop_files, mounts_at, publish_request, run, skipped, stage_request, text,
+};
 use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig};
 use longshore::csi;
@@ -51,25 +53,15 @@ impl World {
 
     fn stage(&self, id: &str, fstype: Option<&str>) -> PathBuf {
         let staging = self.harness.staging(id);
-        let request = csi::NodeStageVolumeRequest {
-            volume_id: id.to_owned(),
-            staging_target_path: text(&staging),
-            volume_capability: Some(capability(fstype)),
-            ..Default::default()
-        };
+        let request = stage_request(id, &staging, capability(fstype));
         self.harness.block_on(self.harness.node().node_stage_volume(request)).expect("staged");
         staging
     }
 
     fn publish(&self, id: &str, fstype: Option<&str>) -> PathBuf {
         let target = self.harness.target(&format!("{POD}/volumes/kubernetes.io~csi/{}", id.replace(':', "-")));
-        let request = csi::NodePublishVolumeRequest {
-            volume_id: id.to_owned(),
-            staging_target_path: text(&self.harness.path("kubelet/plugins").join(id).join("globalmount")),
-            target_path: text(&target),
-            volume_capability: Some(capability(fstype)),
-            ..Default::default()
-        };
+        let request =
+            publish_request(id, self.harness.path("kubelet/plugins").join(id).join("globalmount"), &target, capability(fstype));
         self.harness.block_on(self.harness.node().node_publish_volume(request)).expect("published");
         target
     }
@@ -360,12 +352,9 @@ fn a_mapping_that_was_left() {
         let volume = answer.into_inner().volume.expect("a volume");
         let staging = world.harness.staging(&volume.volume_id);
         let request = csi::NodeStageVolumeRequest {
-            volume_id: volume.volume_id.clone(),
-            staging_target_path: text(&staging),
-            volume_capability: Some(capability(Some("ext4"))),
             volume_context: volume.volume_context,
             secrets: [("encryptionPassphrase".to_owned(), "open sesame".to_owned())].into(),
-            ..Default::default()
+            ..stage_request(volume.volume_id.clone(), &staging, capability(Some("ext4")))
         };
         world.harness.block_on(world.harness.node().node_stage_volume(request)).expect("staged");
         world.harness.kill();
@@ -687,12 +676,7 @@ fn resource_of_an_operation_in_progress_is_no_orphan() {
                     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
                     let mut node = runtime.block_on(async { csi::node_client::NodeClient::new(common::connect(socket.clone())) });
                     while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                        let stage = csi::NodeStageVolumeRequest {
-                            volume_id: id.clone(),
-                            staging_target_path: text(&staging),
-                            volume_capability: Some(capability(Some("ext4"))),
-                            ..Default::default()
-                        };
+                        let stage = stage_request(id.clone(), &staging, capability(Some("ext4")));
                         runtime.block_on(node.node_stage_volume(stage)).expect("staged");
                         let unstage =
                             csi::NodeUnstageVolumeRequest { volume_id: id.clone(), staging_target_path: text(&staging) };

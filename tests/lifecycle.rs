@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, skipped, text};
+use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, publish_request, skipped, stage_request, text};
 use longshore::csi;
 use tonic::Code;
 
@@ -26,22 +26,15 @@ struct Placed {
 impl Placed {
     fn stage_request(&self) -> csi::NodeStageVolumeRequest {
         csi::NodeStageVolumeRequest {
-            volume_id: self.volume.volume_id.clone(),
-            staging_target_path: text(&self.staging),
-            volume_capability: Some(self.capability.clone()),
             volume_context: self.volume.volume_context.clone(),
-            ..Default::default()
+            ..stage_request(self.volume.volume_id.clone(), &self.staging, self.capability.clone())
         }
     }
 
     fn publish_request(&self) -> csi::NodePublishVolumeRequest {
         csi::NodePublishVolumeRequest {
-            volume_id: self.volume.volume_id.clone(),
-            staging_target_path: text(&self.staging),
-            target_path: text(&self.target),
-            volume_capability: Some(self.capability.clone()),
             volume_context: self.volume.volume_context.clone(),
-            ..Default::default()
+            ..publish_request(self.volume.volume_id.clone(), &self.staging, &self.target, self.capability.clone())
         }
     }
 }

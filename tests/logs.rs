@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{Harness, Pool, capability, create, isolated, text};
+use common::{Harness, Pool, capability, create, isolated, publish_request, stage_request, text};
 use longshore::csi;
 use serde_json::Value;
 
@@ -42,25 +42,16 @@ fn live(harness: &Harness) {
     };
     harness.block_on(controller.controller_publish_volume(attach)).expect_err("there is no such volume");
     let (staging, target) = (text(&harness.staging("pvc-1")), text(&harness.target("db-0")));
-    let stage = csi::NodeStageVolumeRequest {
-        volume_id: "image:pvc-1".to_owned(),
-        staging_target_path: staging.clone(),
-        volume_capability: Some(capability(Some("ext4"))),
-        ..Default::default()
-    };
+    let stage = stage_request("image:pvc-1", &staging, capability(Some("ext4")));
     harness.block_on(node.node_stage_volume(stage)).expect("staged");
     let publish = csi::NodePublishVolumeRequest {
-        volume_id: "image:pvc-1".to_owned(),
-        staging_target_path: staging.clone(),
-        target_path: target.clone(),
-        volume_capability: Some(capability(Some("ext4"))),
         volume_context: map(&[
             ("csi.storage.k8s.io/pod.name", "db-0"),
             ("csi.storage.k8s.io/pod.namespace", "shop"),
             ("csi.storage.k8s.io/pod.uid", "6c1f"),
             ("csi.storage.k8s.io/serviceAccount.tokens", TOKEN),
         ]),
-        ..Default::default()
+        ..publish_request("image:pvc-1", &staging, &target, capability(Some("ext4")))
     };
     harness.block_on(node.node_publish_volume(publish)).expect("published");
     let unstage = csi::NodeUnstageVolumeRequest { volume_id: "image:pvc-1".to_owned(), staging_target_path: staging.clone() };

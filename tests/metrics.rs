@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::http::ask;
-use common::{Harness, MIB, Pool, capability, connect, create, isolated, text};
+use common::{Harness, MIB, Pool, capability, connect, create, isolated, publish_request, stage_request, text};
 use longshore::csi;
 use longshore::csi::node_client::NodeClient;
 use longshore::metrics::DECLARED;
@@ -162,12 +162,7 @@ fn declared_metrics_exist_and_change() {
 
         // A stage whose mkfs takes its time, as seen meanwhile and afterwards.
         let (socket, staging, target) = (harness.path("csi.sock"), harness.staging("measured"), harness.target("measured"));
-        let stage = csi::NodeStageVolumeRequest {
-            volume_id: "image:measured".to_owned(),
-            staging_target_path: text(&staging),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let stage = stage_request("image:measured", &staging, capability(Some("ext4")));
         let staged = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async { NodeClient::new(connect(socket)).node_stage_volume(stage).await })
@@ -180,13 +175,7 @@ fn declared_metrics_exist_and_change() {
         assert!(running.value("longshore_loop_devices").expect("counted") >= 1.0);
         fs::write(&pipe, "").expect("it continues");
         staged.join().expect("no panic").expect("staged");
-        let publish = csi::NodePublishVolumeRequest {
-            volume_id: "image:measured".to_owned(),
-            staging_target_path: text(&staging),
-            target_path: text(&target),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let publish = publish_request("image:measured", &staging, &target, capability(Some("ext4")));
         harness.block_on(node.node_publish_volume(publish)).expect("published");
         let now = watch.next(&harness);
         assert_eq!(age(&now), None, "nothing runs");

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 
 use common::otlp::Collector;
-use common::{Harness, Pool, capability, create, isolated, text};
+use common::{Harness, Pool, capability, create, isolated, stage_request, text};
 use longshore::csi;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -30,12 +30,7 @@ fn an_rpc_is_a_span_and_its_steps_are_its_children() {
         harness.start();
         harness.block_on(harness.controller().create_volume(create("traced", 64, Some("ext4"), "image"))).expect("created");
         let staging = text(&harness.staging("traced"));
-        let stage = csi::NodeStageVolumeRequest {
-            volume_id: "image:traced".to_owned(),
-            staging_target_path: staging.clone(),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let stage = stage_request("image:traced", &staging, capability(Some("ext4")));
         harness.block_on(harness.node().node_stage_volume(stage)).expect("staged");
         let unstage = csi::NodeUnstageVolumeRequest { volume_id: "image:traced".to_owned(), staging_target_path: staging };
         harness.block_on(harness.node().node_unstage_volume(unstage)).expect("unstaged");

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Harness, Pool, capability, create, isolated, mounts_at, run, text};
+use common::{Harness, Pool, capability, create, isolated, mounts_at, publish_request, run, stage_request, text};
 use longshore::csi;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tonic::{Code, Status};
@@ -53,12 +53,7 @@ impl Node {
     }
 
     fn stage(&self, name: &str) -> Result<(), Status> {
-        let request = csi::NodeStageVolumeRequest {
-            volume_id: format!("image:{name}"),
-            staging_target_path: text(&self.staging(name)),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let request = stage_request(format!("image:{name}"), self.staging(name), capability(Some("ext4")));
         self.harness.block_on(self.harness.node().node_stage_volume(request)).map(drop)
     }
 
@@ -69,13 +64,7 @@ impl Node {
     }
 
     fn publish(&self, name: &str) -> Result<(), Status> {
-        let request = csi::NodePublishVolumeRequest {
-            volume_id: format!("image:{name}"),
-            staging_target_path: text(&self.staging(name)),
-            target_path: text(&self.target(name)),
-            volume_capability: Some(capability(Some("ext4"))),
-            ..Default::default()
-        };
+        let request = publish_request(format!("image:{name}"), self.staging(name), self.target(name), capability(Some("ext4")));
         self.harness.block_on(self.harness.node().node_publish_volume(request)).map(drop)
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, STARTING, capability, create, isolated, run, text};
+use common::{Harness, MIB, Pool, STARTING, capability, create, isolated, run, stage_request, text};
 use longshore::csi;
 use tonic::{Code, Status};
 
@@ -84,11 +84,8 @@ fn refused_stage(harness: &Harness, attributes: &[(&str, &str)], mount_flags: &[
         mount.mount_flags = mount_flags.iter().map(|&flag| flag.to_owned()).collect();
     }
     let request = csi::NodeStageVolumeRequest {
-        volume_id: "static".to_owned(),
-        staging_target_path: text(&harness.staging("static")),
-        volume_capability: Some(capability),
         volume_context: attributes.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
-        ..Default::default()
+        ..stage_request("static", harness.staging("static"), capability)
     };
     harness.block_on(harness.node().node_stage_volume(request)).expect_err("refused").message().to_owned()
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::{Harness, Pool, capability, create, isolated, run, text};
+use common::{Harness, Pool, capability, create, isolated, run, stage_request, text};
 use longshore::csi;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -55,12 +55,7 @@ fn delete(harness: &Harness, name: &str) -> Result<(), Status> {
 }
 
 fn stage(harness: &Harness, name: &str) -> Result<(), Status> {
-    let request = csi::NodeStageVolumeRequest {
-        volume_id: format!("image:{name}"),
-        staging_target_path: text(&harness.staging(name)),
-        volume_capability: Some(capability(Some("ext4"))),
-        ..Default::default()
-    };
+    let request = stage_request(format!("image:{name}"), harness.staging(name), capability(Some("ext4")));
     harness.block_on(harness.node().node_stage_volume(request)).map(drop)
 }
 

@@ -625,6 +625,36 @@ pub fn create(name: &str, mib: i64, fstype: Option<&str>, backend: &str) -> csi:
     }
 }
 
+/// A NodeStageVolume request.
+pub fn stage_request(
+    volume_id: impl Into<String>,
+    staging: impl AsRef<Path>,
+    capability: csi::VolumeCapability,
+) -> csi::NodeStageVolumeRequest {
+    csi::NodeStageVolumeRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: text(staging.as_ref()),
+        volume_capability: Some(capability),
+        ..Default::default()
+    }
+}
+
+/// A NodePublishVolume request of what is staged there.
+pub fn publish_request(
+    volume_id: impl Into<String>,
+    staging: impl AsRef<Path>,
+    target: impl AsRef<Path>,
+    capability: csi::VolumeCapability,
+) -> csi::NodePublishVolumeRequest {
+    csi::NodePublishVolumeRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: text(staging.as_ref()),
+        target_path: text(target.as_ref()),
+        volume_capability: Some(capability),
+        ..Default::default()
+    }
+}
+
 pub fn text(path: &Path) -> String {
     path.display().to_string()
 }

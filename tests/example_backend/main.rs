@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, text};
+use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, publish_request, stage_request, text};
 use longshore::csi;
 use serde_json::Value;
 use tonic::Code;
@@ -77,19 +77,12 @@ fn volume_of_an_added_backend_lives_as_any_other() {
 
         let (staging, target) = (harness.staging("a"), harness.target("a"));
         let stage = csi::NodeStageVolumeRequest {
-            volume_id: volume.volume_id.clone(),
-            staging_target_path: text(&staging),
-            volume_capability: Some(capability(Some(""))),
             volume_context: volume.volume_context.clone(),
-            ..Default::default()
+            ..stage_request(volume.volume_id.clone(), &staging, capability(Some("")))
         };
         let publish = csi::NodePublishVolumeRequest {
-            volume_id: volume.volume_id.clone(),
-            staging_target_path: text(&staging),
-            target_path: text(&target),
-            volume_capability: Some(capability(Some(""))),
             volume_context: volume.volume_context.clone(),
-            ..Default::default()
+            ..publish_request(volume.volume_id.clone(), &staging, &target, capability(Some("")))
         };
         for _ in 0..2 {
             harness.block_on(node.node_stage_volume(stage.clone())).expect("staged");

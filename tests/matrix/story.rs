@@ -11,7 +11,7 @@ use longshore::csi;
 use longshore::volume::SnapshotId;
 use tonic::{Code, Status};
 
-use crate::common::{Harness, MIB, Pool, STARTING, capability, create, mounts_at, run, text};
+use crate::common::{Harness, MIB, Pool, STARTING, capability, create, mounts_at, publish_request, run, stage_request, text};
 use crate::state;
 
 /// How long a call may take that nobody disturbs.
@@ -443,12 +443,7 @@ impl Story {
         let staging_target_path = text(&self.harness.staging("beside"));
         let beside = async {
             controller.create_volume(create("beside", 1, None, "image")).await?;
-            let request = csi::NodeStageVolumeRequest {
-                volume_id: volume_id.clone(),
-                staging_target_path: staging_target_path.clone(),
-                volume_capability: Some(capability(None)),
-                ..Default::default()
-            };
+            let request = stage_request(volume_id.clone(), &staging_target_path, capability(None));
             node.node_stage_volume(request).await?;
             let request = csi::NodeUnstageVolumeRequest { volume_id: volume_id.clone(), staging_target_path };
             node.node_unstage_volume(request).await?;
@@ -607,14 +602,10 @@ impl Story {
 
     fn publish(&self, name: &str, target: &str, readonly: bool) -> Settled {
         let request = csi::NodePublishVolumeRequest {
-            volume_id: self.id(name),
-            staging_target_path: text(&self.staging(name)),
-            target_path: text(&self.target(target)),
-            volume_capability: Some(capability(self.variant.fstype)),
             volume_context: self.volume_context.clone(),
             publish_context: self.publish_context.clone(),
             readonly,
-            ..Default::default()
+            ..publish_request(self.id(name), self.staging(name), self.target(target), capability(self.variant.fstype))
         };
         self.harness.block_on(self.harness.node().node_publish_volume(self.request(request))).map(drop)
     }

@@ -22,7 +22,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Harness, Pool, STARTING, create, isolated, loop_files, skipped, text};
+use common::{Harness, Pool, STARTING, create, isolated, loop_files, skipped, stage_request, text};
 use longshore::csi;
 use longshore::csi::controller_service_capability::{Type, rpc};
 use longshore::csi::volume_capability::access_mode::Mode;
@@ -275,12 +275,9 @@ impl Peer {
 
     fn stage(&self, volume: &Volume, hold: Hold) -> Result<(), Status> {
         let request = csi::NodeStageVolumeRequest {
-            volume_id: volume.id.clone(),
-            staging_target_path: text(&self.staging()),
-            volume_capability: Some(self.backend.capability(hold)),
             volume_context: volume.context.clone(),
             publish_context: volume.publish_context.get(self.name).cloned().unwrap_or_default(),
-            ..Default::default()
+            ..stage_request(volume.id.clone(), self.staging(), self.backend.capability(hold))
         };
         self.harness.block_on(self.harness.node().node_stage_volume(patient(request))).map(drop)
     }

@@ -11,7 +11,7 @@ use longshore::csi;
 use tonic::{Code, Status};
 
 use super::calls::Calls;
-use super::common::{MIB, create, text};
+use super::common::{MIB, create, stage_request, text};
 use super::model::{Content, Group, Op, PIECES, Piece, SNAPSHOTS, Slot, Snapshot, TARGETS, Volume};
 use super::shared::{Known, Place};
 use super::worker::{Answer, Manner, Worker};
@@ -506,11 +506,8 @@ impl<'w> Worker<'w> {
             }
             (4, Some(volume)) if staged => {
                 let request = csi::NodeStageVolumeRequest {
-                    volume_id: place.volume_id(),
-                    staging_target_path: text(&shared.staging(place).with_file_name("elsewhere")),
-                    volume_capability: Some(volume.capability()),
                     volume_context: volume.context.clone(),
-                    ..Default::default()
+                    ..stage_request(place.volume_id(), shared.staging(place).with_file_name("elsewhere"), volume.capability())
                 };
                 self.refused(place, slot, "Stage elsewhere", &[Code::AlreadyExists], async move |calls: &Calls| {
                     calls.node().node_stage_volume(calls.ask(request)).await

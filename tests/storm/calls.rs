@@ -13,7 +13,7 @@ use longshore::volume::{SnapshotId, VolumeId};
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
-use crate::common::{Harness, MIB, capability, create, text};
+use crate::common::{Harness, MIB, capability, create, publish_request, text};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -138,13 +138,7 @@ impl Client {
                 node.node_unstage_volume(self.request(message)).await.map(drop)
             }
             Call::Publish(target) => {
-                let message = csi::NodePublishVolumeRequest {
-                    volume_id,
-                    staging_target_path,
-                    target_path: text(&volume.targets[target]),
-                    volume_capability: Some(capability),
-                    ..Default::default()
-                };
+                let message = publish_request(volume_id, &staging_target_path, &volume.targets[target], capability);
                 node.node_publish_volume(self.request(message)).await.map(drop)
             }
             Call::Unpublish(target) => {
