@@ -171,7 +171,7 @@ impl Client {
         for step in steps {
             let mut made = self.perform(*step).await;
             // Where something else has the device for a moment, it is for the CO to call again.
-            if made.as_ref().is_err_and(|status| status.message().contains("e2fsck: Cannot continue, aborting")) {
+            if made.as_ref().is_err_and(|status| status.message().contains("Device or resource busy")) {
                 println!("{}: {step:?} is repeated: {made:?}", self.name);
                 made = self.perform(*step).await;
             }

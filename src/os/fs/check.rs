@@ -3,6 +3,8 @@
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::*;
 use crate::os::process::{Output, Run, Tool, run};
 
@@ -74,6 +76,10 @@ fn e2fsck(device: &Device, options: &[&str]) -> Result<Checked> {
         output = run_e2fsck(device, options)?;
     }
     let name = device_name(device);
+    // It opens a block device exclusively. What it finds in use is not damaged, and may be free a moment later.
+    if output.status == Ok(FAILED) && output.stdout.contains("is in use") {
+        return Err(Error::Io { action: "check the file system of", object: name, source: Errno::BUSY.into() });
+    }
     match output.accepted(E2FSCK.name, &name, &[0, REPAIRED, REBOOT, REPAIRED | REBOOT]) {
         Ok(_) if completed => Ok(Checked::Completed),
         Ok(Output { status: Ok(0), .. }) => Ok(Checked::Clean),
@@ -117,6 +123,7 @@ fn complete_superblock(device: &Device) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::unix::fs::OpenOptionsExt;
 
     use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write};
     use super::testing::{Loop, Mounted, in_namespace, tool};
@@ -144,6 +151,20 @@ mod tests {
         debugfs(&under, "set_super_value state 2").unwrap();
         let error = check(&device, FsType::Ext4).unwrap_err().to_string();
         assert!(error.contains("exit status 4") && error.contains("run `e2fsck -f`") && error.contains(under.name()), "{error}");
+    }
+
+    #[test]
+    fn device_in_use_is_reported_as_busy_and_not_as_damaged() {
+        let Some(under) = Loop::new(64 << 20) else { return };
+        let device = Device::open(&under.device, true).unwrap();
+        mkfs(&device, FsType::Ext4, &[], None).unwrap();
+        let claimed = File::options().read(true).custom_flags(libc::O_EXCL).open(&under.device).unwrap();
+        for refused in [check(&device, FsType::Ext4), check_fully(&device, Repair::All)] {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.errno(), Some(libc::EBUSY), "{refused}");
+        }
+        drop(claimed);
+        assert_eq!(check(&device, FsType::Ext4).unwrap(), Checked::Clean);
     }
 
     #[test]
