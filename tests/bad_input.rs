@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use common::{Harness, Pool, capability, create, isolated, mounts_at, publish_request, run, stage_request, text};
+use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, publish_request, run, stage_request, text};
 use longshore::csi;
 use tonic::{Code, Status};
 
@@ -39,8 +39,9 @@ fn parameters_and_sizes_that_cannot_be() {
         assert_says(&create_fails(&harness, with("pool", "elsewhere")), Code::InvalidArgument, &["elsewhere", "default"]);
         assert_says(&create_fails(&harness, with("backend", "ebs")), Code::InvalidArgument, &["ebs", "image"]);
         assert_says(&create_fails(&harness, with("mkfsOptions", "-F")), Code::InvalidArgument, &["mkfsOptions", "-F"]);
-        let small = create("small", 64, Some("xfs"), "image");
-        assert_says(&create_fails(&harness, small), Code::OutOfRange, &["required_bytes", "300 MiB"]);
+        let mut small = create("small", 64, Some("xfs"), "image");
+        small.capacity_range = Some(csi::CapacityRange { required_bytes: 64 * MIB, limit_bytes: 100 * MIB });
+        assert_says(&create_fails(&harness, small), Code::OutOfRange, &["limit_bytes", "300 MiB"]);
         let ntfs = create("ntfs", 64, Some("ntfs"), "image");
         assert_says(&create_fails(&harness, ntfs), Code::InvalidArgument, &["fs_type", "ntfs", "btrfs"]);
         let huge = create("huge", 1 << 40, Some("ext4"), "image");

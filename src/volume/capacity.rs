@@ -140,18 +140,12 @@ impl CapacityRange {
         self.required.is_none_or(|required| capacity >= required) && self.limit.is_none_or(|limit| capacity <= limit)
     }
 
-    /// The size to make: what is required, else `default`, in whole `unit`s and at least `least`.
+    /// The size to make: what is required, else `default`, in whole `unit`s and at least `least`. A smaller requirement is met by that
+    /// (CSI spec, CapacityRange: "Volume MUST be at least this big").
     ///
     /// # Errors
-    /// OUT_OF_RANGE where what was asked for is below `least`, or the limit leaves no such size.
+    /// OUT_OF_RANGE where the limit leaves no such size.
     pub fn choose(&self, default: Bytes, least: Bytes, unit: u64) -> Result<Bytes> {
-        let out = |field, reason| Err(Error::OutOfRange { field, reason });
-        if let Some(required) = self.required.filter(|required| *required < least) {
-            return out(
-                "capacity_range.required_bytes",
-                format!("{required} is below the least possible size; ask for at least {least}"),
-            );
-        }
         let wanted = match (self.required, self.limit) {
             (Some(required), _) => required,
             (None, Some(limit)) => default.max(least).min(limit),
@@ -163,10 +157,14 @@ impl CapacityRange {
             Some(limit) if size > limit && self.required.is_none() && limit.0 - limit.0 % unit >= least.0.max(unit) => {
                 Ok(Bytes(limit.0 - limit.0 % unit))
             }
-            Some(limit) if size > limit => out(
-                "capacity_range.limit_bytes",
-                format!("no size of whole {} between {wanted} and {limit}; allow at least {size}", Bytes(unit)),
-            ),
+            Some(limit) if size > limit => Err(Error::OutOfRange {
+                field: "capacity_range.limit_bytes",
+                reason: format!(
+                    "no size of whole {} and at least {} up to {limit}; allow at least {size}",
+                    Bytes(unit),
+                    wanted.max(least)
+                ),
+            }),
             _ => Ok(size),
         }
     }
@@ -197,7 +195,8 @@ mod tests {
         assert_eq!(range(0, 5 << 20).choose(Bytes::GIB, least, 4096).expect("fits"), Bytes::mib(5));
         assert_eq!(range(0, (5 << 20) + 1).choose(Bytes::GIB, least, 4096).expect("fits"), Bytes::mib(5));
         assert_eq!(range(0, 0).choose(Bytes::GIB, least, 4096).expect("fits"), Bytes::GIB);
-        assert!(range(1, 0).choose(Bytes::GIB, least, 4096).is_err());
+        assert_eq!(range(1, 0).choose(Bytes::GIB, least, 4096).expect("rounded up"), least);
+        assert!(range(1, 4096).choose(Bytes::GIB, least, 4096).is_err());
         assert!(range(0, 4096).choose(Bytes::GIB, least, 4096).is_err());
     }
 

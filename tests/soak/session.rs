@@ -473,7 +473,8 @@ impl<'w> Worker<'w> {
                 });
             }
             (5, None) => {
-                let request = create(&place.name(), 100, Some("xfs"), "image");
+                let mut request = create(&place.name(), 100, Some("xfs"), "image");
+                request.capacity_range = Some(csi::CapacityRange { required_bytes: 100 * MIB, limit_bytes: 200 * MIB });
                 self.refused(place, slot, "Create of a small xfs", &[Code::OutOfRange], async move |calls: &Calls| {
                     calls.controller().create_volume(calls.ask(request)).await
                 });
