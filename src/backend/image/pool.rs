@@ -233,8 +233,8 @@ impl Pool {
             Err(running @ NoResult::Running(_)) => Err(self.down(match self.elsewhere() {
                 Some(holder) => NoLock::Elsewhere(holder).to_string(),
                 None => format!(
-                    "{}, since its file system does not answer; run `fsfreeze -u` if it is frozen, or check its storage. It is used as \
-                     soon as it answers",
+                    "{}: its metadata is read for the first time, or its file system does not answer; it is used as soon as it is open. If \
+                     that lasts, check its storage, and run `fsfreeze -u` if it is frozen",
                     running.reason("its opening")
                 ),
             })),
