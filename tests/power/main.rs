@@ -93,3 +93,15 @@ fn unsynced_writes_lost_on_ext4_leave_volumes_that_a_node_stages_again() {
 fn unsynced_writes_lost_on_xfs_leave_volumes_that_a_node_stages_again() {
     on("xfs", node_keeps_volumes);
 }
+
+#[test]
+#[ignore = "a ring of its own (scripts/test power)"]
+fn unsynced_writes_lost_on_btrfs_lose_nothing_answered() {
+    on("btrfs", controller_loses_nothing);
+}
+
+#[test]
+#[ignore = "a ring of its own (scripts/test power)"]
+fn unsynced_writes_lost_on_btrfs_leave_volumes_that_a_node_stages_again() {
+    on("btrfs", node_keeps_volumes);
+}

@@ -1,10 +1,11 @@
 //! Parameters that change during a volume's life.
 
 use crate::backend::Modify;
+use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, VolumeId};
 
 use super::config::MutableParameters;
-use super::files::{Access, IMAGE};
+use super::files::{self, Access, IMAGE};
 use super::layout::Kind;
 use super::meta::VolumeMeta;
 use super::{ImageBackend, Located, capacity, expand, scan};
@@ -36,6 +37,8 @@ impl Modify for ImageBackend {
             let file = ready.open_image(Kind::Volume, id.local(), Access::Write)?;
             let path = ready.place(Kind::Volume, id.local()).join(IMAGE);
             expand::allocate(&ready, &file, &path, Bytes(image.length), Bytes(image.length))?;
+            // Before the metadata says so: btrfs and network file systems make each file durable by itself.
+            step("sync", &path.display(), || files::sync(&file, &path)).map_err(|error| ready.failure(error))?;
         }
         (meta.on_delete, meta.preallocate) = (on_delete, preallocate);
         expand::rewrite(&ready, &meta)?;
