@@ -80,7 +80,8 @@ impl Mounted {
     fn over(file: &Path, fstype: &str, harness: &Harness, new: bool) -> Mounted {
         let device = LoopDevice::over(file);
         if new {
-            let whole = if ["xfs", "btrfs"].contains(&fstype) { "-K" } else { "-Enodiscard,lazy_itable_init=0,lazy_journal_init=0" };
+            let whole =
+                if ["xfs", "btrfs"].contains(&fstype) { "-K" } else { "-Enodiscard,lazy_itable_init=0,lazy_journal_init=0" };
             run(&format!("mkfs.{fstype}"), ["-q", whole, &device.0]);
         }
         let [pool, state] = ["pool", "state"].map(|name| harness.path(name));
