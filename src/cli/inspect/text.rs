@@ -139,6 +139,7 @@ fn stack(volume: &Volume, now: u64) -> Branch {
                 Role::Staging => "staging",
                 Role::Target => "target",
                 Role::Subpath => "subpath",
+                Role::DeviceMap => "device",
                 Role::Unknown => "unknown",
             };
             let pod = place.pod_uid.as_ref().map(|pod| format!("  pod {pod}")).unwrap_or_default();

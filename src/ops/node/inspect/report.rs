@@ -258,6 +258,8 @@ pub enum Role {
     Target,
     /// A directory of the volume that the kubelet shows to a container.
     Subpath,
+    /// The bind mount that the kubelet makes of a raw block volume's device.
+    DeviceMap,
     /// The journal has no entry for it.
     Unknown,
 }

@@ -91,8 +91,15 @@ impl<'a> Story<'a> {
             return Role::Target;
         }
         let pod = pod_of(kubelet, path);
-        let subpath = pod.as_ref().is_some_and(|pod| path.starts_with(kubelet.join("pods").join(pod).join("volume-subpaths")));
-        if subpath && self.targets().any(|target| pod_of(kubelet, &target.target) == pod) { Role::Subpath } else { Role::Unknown }
+        if pod.is_none() || !self.targets().any(|target| pod_of(kubelet, &target.target) == pod) {
+            return Role::Unknown;
+        }
+        let subpaths = pod.as_ref().map(|pod| kubelet.join("pods").join(pod).join("volume-subpaths"));
+        match subpaths {
+            Some(subpaths) if path.starts_with(&subpaths) => Role::Subpath,
+            _ if is_device_map(kubelet, path) => Role::DeviceMap,
+            _ => Role::Unknown,
+        }
     }
 
     pub(super) fn is_journaled(&self, device: &BlockDevice) -> bool {
@@ -273,20 +280,32 @@ impl<'a> Story<'a> {
     }
 }
 
-/// The pod whose place a path is: `pods/<uid>/...`, or, of a raw block volume, `.../volumeDevices/publish/<volume>/<uid>`.
+/// Where the kubelet keeps raw block volumes, below its directory.
+const BLOCK_DEVICES: &str = "plugins/kubernetes.io/csi/volumeDevices";
+
+/// The pod whose place a path is: `pods/<uid>/...`, or, of a raw block volume, `.../volumeDevices/publish/<volume>/<uid>` (the driver's target)
+/// and `.../volumeDevices/<volume>/dev/<uid>` (a bind mount of the device, made by the kubelet).
 pub(in crate::ops::node::inspect) fn pod_of(kubelet: &Path, path: &Path) -> Option<String> {
-    let parts: Vec<&OsStr> = path.strip_prefix(kubelet).ok()?.iter().collect();
-    let uid = match parts.as_slice() {
-        [pods, uid, _, ..] if *pods == "pods" => uid,
-        [plugins, kubernetes, csi, devices, publish, _, uid, ..]
-            if [*plugins, *kubernetes, *csi, *devices, *publish]
-                == ["plugins", "kubernetes.io", "csi", "volumeDevices", "publish"].map(OsStr::new) =>
-        {
-            uid
+    let below = path.strip_prefix(kubelet).ok()?;
+    let uid = if let Ok(device) = below.strip_prefix(BLOCK_DEVICES) {
+        match device.iter().collect::<Vec<&OsStr>>().as_slice() {
+            [publish, _, uid, ..] if *publish == "publish" => *uid,
+            [_, dev, uid] if *dev == "dev" => *uid,
+            _ => return None,
         }
-        _ => return None,
+    } else {
+        match below.iter().collect::<Vec<&OsStr>>().as_slice() {
+            [pods, uid, _, ..] if *pods == "pods" => *uid,
+            _ => return None,
+        }
     };
     Some(uid.to_string_lossy().into_owned())
+}
+
+/// Whether a pod's place is the bind mount that the kubelet makes of a raw block volume's device.
+fn is_device_map(kubelet: &Path, path: &Path) -> bool {
+    let Ok(device) = path.strip_prefix(kubelet.join(BLOCK_DEVICES)) else { return false };
+    device.iter().nth(1).is_some_and(|dev| dev == "dev")
 }
 
 fn problem(problem: &HealthProblem) -> Problem {

@@ -270,6 +270,22 @@ fn ephemeral_and_half_written_entries_are_left_to_the_driver() {
 }
 
 #[test]
+fn device_map_of_published_block_volume_belongs_to_it() {
+    let devices = "/k/plugins/kubernetes.io/csi/volumeDevices";
+    let [target, map, other] =
+        ["publish/pvc-1/uid", "pvc-1/dev/uid", "pvc-1/dev/other"].map(|place| format!("{devices}/{place}"));
+    let mut facts = facts();
+    facts.journal = vec![entry(Some(StageEntry { access: Access::Block, ..stage("a", 3, STAGING) }), "a", &[&target])];
+    facts.mounts = mounts(&[(3, &target), (3, &map)]);
+    assert_eq!(found(&facts), []);
+    let places: Vec<_> = report(&facts).volumes[0].places.iter().map(|place| (place.role, place.pod_uid.clone())).collect();
+    assert_eq!(places, [(Role::Target, Some("uid".to_owned())), (Role::DeviceMap, Some("uid".to_owned()))]);
+    // Of a pod that the volume is not published for: a pod may be using it all the same.
+    facts.mounts = mounts(&[(3, &target), (3, &other)]);
+    assert_eq!(found(&facts), [(Kind::MountUnknown, false)]);
+}
+
+#[test]
 fn a_mapping_without_a_stage_goes_before_its_device() {
     let mut facts = facts();
     facts.journal.clear();
@@ -294,6 +310,7 @@ fn pods_are_known_by_the_kubelets_paths() {
     let pod = |path: &str| pod_of(Path::new("/k"), Path::new(path));
     assert_eq!(pod(TARGET).as_deref(), Some("uid"));
     assert_eq!(pod("/k/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/uid").as_deref(), Some("uid"));
+    assert_eq!(pod("/k/plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/uid").as_deref(), Some("uid"));
     for none in
         [STAGING, "/k/pods", "/k/pods/uid", "/k/plugins/kubernetes.io/csi/volumeDevices/staging/pvc-1", "/elsewhere/pods/a/b"]
     {
