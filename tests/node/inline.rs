@@ -71,6 +71,24 @@ fn inline_volume_lives_from_publish_to_unpublish() {
     });
 }
 
+/// In a pod the staging mount is the container's own, and goes with it.
+#[test]
+fn inline_volume_without_its_staging_mount_is_well_and_lives_on() {
+    harness(|harness| {
+        let handle = Handle::Name(NAME.to_owned());
+        let publish = request(harness, &[("size", "16MiB")]);
+        harness.node().publish(&publish).unwrap();
+        unmount(&harness.state().join("inline").join(id(harness).to_string()));
+        let node = harness.node();
+        let health = node.health(&handle, Some(&publish.target), None).unwrap();
+        assert!(health.is_empty(), "{health:?}");
+        assert!(node.stats(&handle, &publish.target).unwrap().total > 0);
+        node.publish(&publish).unwrap();
+        node.unpublish(&handle, &publish.target).unwrap();
+        assert_rolled_back(harness);
+    });
+}
+
 #[test]
 fn a_name_that_looks_like_an_id_is_a_name_too() {
     harness(|harness| {

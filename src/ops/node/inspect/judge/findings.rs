@@ -9,7 +9,7 @@ use super::super::facts::{Looked, Ours};
 use super::super::repair::Repair;
 use super::super::report::{Finding, Kind, Role, shell};
 use crate::ops::node::errors::source_name;
-use crate::ops::node::journal::{Access, Phase, StageEntry, TargetEntry};
+use crate::ops::node::journal::{Phase, StageEntry, TargetEntry};
 use crate::ops::node::observe::MountState;
 
 use super::remedies::{BLIND, EPHEMERAL, HAS_POD, close, command, text};
@@ -158,7 +158,7 @@ impl Story<'_> {
             return Some(self.with(finding, commands, self.unless_mounted(kept, Repair::Recover { id: self.id.clone() })));
         }
         let gone = self.is_gone(stage);
-        let at = if stage.access == Access::Block { None } else { Some(self.at(path)) };
+        let at = self.needs_staging_mount(stage).then(|| self.at(path));
         let (kind, what) = match at {
             Some(MountState::Foreign(mount)) => return Some(self.foreign(path, &mount)),
             Some(MountState::Stack(count)) => return Some(self.stacked(path, count)),

@@ -102,6 +102,13 @@ impl<'a> Story<'a> {
         }
     }
 
+    /// Whether its file system must be mounted at its staging path. That of a published inline volume need not: the driver's container has it
+    /// for itself, and it goes with the container.
+    pub(super) fn needs_staging_mount(&self, stage: &StageEntry) -> bool {
+        let published = || self.targets().any(|target| matches!(self.at(&target.target), MountState::Ours(_)));
+        stage.access != Access::Block && !(stage.inline && published())
+    }
+
     pub(super) fn is_journaled(&self, device: &BlockDevice) -> bool {
         let source = self.stage.and_then(|stage| stage.source.as_ref());
         let still = self.entry.is_some_and(|entry| entry.still == Some(true));
@@ -230,7 +237,7 @@ impl<'a> Story<'a> {
             })
             .collect();
         let staging =
-            self.stage.filter(|stage| stage.access != Access::Block).map(|stage| (Role::Staging, &stage.staging, false));
+            self.stage.filter(|stage| self.needs_staging_mount(stage)).map(|stage| (Role::Staging, &stage.staging, false));
         let targets = self.targets().map(|target| (Role::Target, &target.target, target.read_only));
         for (role, path, read_only) in staging.into_iter().chain(targets) {
             if places.iter().all(|place| place.path != *path) {
@@ -260,7 +267,7 @@ impl<'a> Story<'a> {
             health::add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
             return health;
         }
-        if stage.access != Access::Block {
+        if self.needs_staging_mount(stage) {
             health::at_place(&self.at(&stage.staging), &stage.staging, stage, &mut health);
         }
         for target in self.targets().filter(|target| !target.block) {

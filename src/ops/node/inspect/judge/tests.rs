@@ -286,6 +286,20 @@ fn device_map_of_published_block_volume_belongs_to_it() {
 }
 
 #[test]
+fn staging_mount_of_published_inline_volume_is_not_needed() {
+    let mut facts = facts();
+    facts.mounts = mounts(&[(3, TARGET)]);
+    let inline = |facts: &mut Facts, inline| facts.journal[0].found.stage.as_mut().expect("a stage").inline = inline;
+    inline(&mut facts, true);
+    let seen = report(&facts);
+    assert!(seen.is_well(), "{:?}", seen.findings);
+    let volume = &seen.volumes[0];
+    assert!(volume.problems.is_empty() && volume.places.iter().all(|place| place.mounted), "{volume:?}");
+    inline(&mut facts, false);
+    assert_eq!(found(&facts), [(Kind::MountMissing, false)]);
+}
+
+#[test]
 fn a_mapping_without_a_stage_goes_before_its_device() {
     let mut facts = facts();
     facts.journal.clear();
