@@ -230,6 +230,11 @@ fn volume_held_by_another_mount_namespace_is_shown_with_its_holder() {
         documented(&seen);
         let finding = &seen["findings"][0];
         assert!(finding["what"].as_str().expect("words").contains(&holder.name()), "{finding:#}");
+        // The kubelet shows the unstage's error to nobody; that of DeleteVolume is an event of the PersistentVolume.
+        let delete = csi::DeleteVolumeRequest { volume_id: id.clone(), ..Default::default() };
+        let status = world.harness.block_on(world.harness.controller().delete_volume(delete)).expect_err("in use");
+        assert_eq!(status.code(), tonic::Code::FailedPrecondition, "{status}");
+        assert!(status.message().contains(&holder.name()), "{status}");
         world.paste(&seen);
         unstage(&world).expect("unstaged");
         assert_eq!(kinds(&world.seen(0, &[])), Vec::<String>::new());

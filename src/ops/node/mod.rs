@@ -13,14 +13,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Quiesce;
 use crate::backend::registry::Registry;
+use crate::backend::{Quiesce, Source};
 use crate::ops::lock::Locks;
+use crate::os::holders;
 use crate::volume::{Bytes, Health, Outcome, Result, Volume, VolumeId};
 
 use errors::source_name;
 use inline::identity;
-use journal::Phase;
+use journal::{Phase, StageEntry};
 
 pub use context::{InlineLimits, Node, NodeSettings};
 #[cfg(feature = "fuzzing")]
@@ -181,6 +182,21 @@ impl Node {
         identity::owns(self, volume)
     }
 
+    /// Why an unstage that has begun has not ended, in words. The kubelet shows its error to nobody: the pod is gone. So DeleteVolume, whose
+    /// error is an event of the PersistentVolume, says who keeps the volume.
+    fn unstaging(&self, entry: &StageEntry) -> String {
+        let (node, staging) = (self.id(), entry.staging.display());
+        let held = match &entry.source {
+            Some(Source::Device(device)) => holders::of(device.number, &device.path),
+            _ => Vec::new(),
+        };
+        if held.is_empty() {
+            return format!("its unstage from {staging} on node {node} has not ended; see the log of the node's driver");
+        }
+        let held: Vec<String> = held.iter().map(ToString::to_string).collect();
+        format!("its unstage on node {node} waits: {}; end what uses it", held.join("; "))
+    }
+
     /// Whether the volume is staged or published here, in words; `None` if not. DeleteVolume asks.
     pub fn in_use(&self, id: &VolumeId) -> Result<Option<String>> {
         if !self.journal.knows(id)? {
@@ -189,6 +205,9 @@ impl Node {
         let node = self.id();
         if let Some(entry) = self.journal.stage(id)? {
             let staging = entry.staging.display();
+            if entry.phase == Phase::Unstaging && self.same_boot(&entry) {
+                return Ok(Some(self.unstaging(&entry)));
+            }
             // A mkfs must be seen to an end before another volume can have this identity.
             if self.same_boot(&entry) || entry.is_interrupted() {
                 return Ok(Some(format!("it is staged on node {node} at {staging}; unstage it first")));
