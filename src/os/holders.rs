@@ -28,12 +28,17 @@ pub struct Holder {
     pub mount_point: Option<PathBuf>,
 }
 
+impl Holder {
+    /// The process in words, with its pod.
+    pub fn process(&self) -> String {
+        let pod = self.pod.as_ref().map(|pod| format!(" of pod {pod}")).unwrap_or_default();
+        format!("process {} ({}){pod}", self.pid, self.command)
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({})", self.pid, self.command)?;
-        if let Some(pod) = &self.pod {
-            write!(f, " of pod {pod}")?;
-        }
+        f.write_str(&self.process())?;
         match &self.mount_point {
             Some(place) => write!(f, " has it mounted at {} in a mount namespace of its own", place.display())?,
             None => f.write_str(" has the device open")?,
@@ -96,7 +101,39 @@ impl Namespaces {
     }
 }
 
-/// The same in words, for an error: what holds a device that is claimed ([`super::block::Device::is_claimed`]).
+/// Processes of another mount namespace with mounts of their own that nothing done in this one reaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// `mount_point` is one of them.
+    pub holder: Holder,
+    pub count: usize,
+}
+
+impl Namespaces {
+    /// Who has private copies of mounts below `directory`, at paths that end as theirs do (`/host/var/lib/kubelet/...`): as long as these
+    /// processes live, what is unmounted here stays in the kernel. A copy that follows this namespace (`shared:`, `master:`) is none.
+    pub fn private_copies(&self, directory: &Path) -> Vec<Copies> {
+        let found = self.0.iter().filter_map(|namespace| {
+            let mut copies =
+                namespace.table.iter().filter(|mount| is_private(mount) && lies_below(&mount.mount_point, directory));
+            let first = copies.next()?.mount_point.clone();
+            Some(Copies { holder: holder(namespace.pid, namespace.more, Some(first)), count: 1 + copies.count() })
+        });
+        found.collect()
+    }
+}
+
+fn is_private(mount: &Mount) -> bool {
+    !mount.propagation.iter().any(|tag| tag.starts_with("shared:") || tag.starts_with("master:"))
+}
+
+/// Whether `path` is below `directory`, or below a copy of it at another place.
+fn lies_below(path: &Path, directory: &Path) -> bool {
+    let Ok(relative) = directory.strip_prefix("/") else { return false };
+    path.ancestors().skip(1).any(|ancestor| ancestor.ends_with(relative))
+}
+
+/// What [`of`] finds in words, for an error: what holds a device that is claimed ([`super::block::Device::is_claimed`]).
 pub fn in_words(number: (u32, u32), path: &Path) -> String {
     const MOST: usize = 4;
     let holders = of(number, path);
@@ -184,6 +221,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn copies_that_follow_the_nodes_mounts_are_not_private() {
+        let line = |place: &str, tags: &str| format!("10 1 7:3 / {place} rw {tags}- xfs /dev/loop3 rw\n");
+        let csi = "/var/lib/kubelet/plugins/kubernetes.io/csi/longshore.csi.dev";
+        for (place, tags, private) in [
+            (format!("/host{csi}/a/globalmount"), "", true),
+            (format!("{csi}/a/globalmount"), "unbindable ", true),
+            (format!("/host{csi}/a/globalmount"), "master:7 ", false),
+            (format!("{csi}/a/globalmount"), "shared:7 ", false),
+            ("/data".to_owned(), "", false),
+            (format!("/host{csi}"), "", false),
+        ] {
+            let table = MountTable::parse(line(&place, tags).as_bytes()).unwrap();
+            let copies = Namespaces(vec![Namespace { pid: 1, more: 0, table }]).private_copies(Path::new(csi));
+            assert_eq!(copies.len(), usize::from(private), "{place} {tags}");
+        }
+    }
+
     /// A thread's mount namespace is not its process's: what it shows is reported of a program in it.
     #[test]
     fn device_mounted_in_a_private_namespace_is_claimed_and_its_holder_named() {
@@ -213,10 +268,13 @@ mod tests {
                     drop(mounted);
                     let claimed = device.is_claimed().unwrap();
                     let holders = of(device.number(), &under.device);
+                    let copies = Namespaces::read().private_copies(directory.path().parent().unwrap());
                     seen.wait();
                     assert!(claimed, "{fstype}: our own mountinfo shows nothing any more");
                     let holder = holders.iter().find(|holder| holder.command == "sleep").expect("the holder");
                     assert_eq!(holder.mount_point.as_deref(), Some(directory.path()));
+                    let copy = copies.iter().find(|copies| copies.holder.pid == holder.pid).expect("a private copy");
+                    assert_eq!((copy.count, copy.holder.mount_point.as_deref()), (1, Some(directory.path())));
                 });
                 // The kernel ends a namespace some time after its last process.
                 let until = Instant::now().checked_add(Duration::from_secs(10));

@@ -40,6 +40,7 @@ pub fn examine(setup: &Setup) -> Vec<Check> {
         work.extend(needed.copied().map(|used| ("tool", Box::new(move || vec![host::tool(&used)]) as Work)));
         work.push(("kubelet-dir", with(places::kubelet)));
         work.push(("registration", with(places::registration)));
+        work.push((places::PRIVATE_MOUNTS, with(places::private_mounts)));
     }
     work.push(("state-dir", with(places::state)));
     for pool in setup.storage.clone() {

@@ -11,6 +11,7 @@ use rustix::fs::Access;
 use crate::backend::{LockRecord, StoragePath};
 use crate::ops::registration_socket;
 use crate::os::fs::{Usage, usages};
+use crate::os::holders::{Copies, Namespaces};
 use crate::os::mountinfo::MountTable;
 use crate::os::socket::{self as unix, Listener};
 use crate::os::{copy, programs};
@@ -42,6 +43,30 @@ pub fn reaches_pods(kubelet: &Path, in_pod: bool) -> Check {
     let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let at_home = namespace("1").is_some_and(|first| Some(first) == namespace("self"));
     judge_propagation(&table, &path, in_pod, at_home)
+}
+
+pub(super) const PRIVATE_MOUNTS: &str = "private-mounts";
+
+/// Which processes have this driver's volumes mounted privately: a container that was started with the node's files and without mount
+/// propagation. Each of these volumes can be unstaged only once that process has ended.
+pub(super) fn private_mounts(setup: &Setup) -> Vec<Check> {
+    const MOST: usize = 3;
+    const REMEDY: &str = "give the container's volume with the node's files mountPropagation: HostToContainer, and restart it";
+    let staged = setup.kubelet_dir.join("plugins/kubernetes.io/csi").join(&setup.driver);
+    let copies = Namespaces::read().private_copies(&staged);
+    if copies.is_empty() {
+        return vec![Check::ok(PRIVATE_MOUNTS, "no process that is seen has volumes mounted apart from the node")];
+    }
+    let check = |copies: &Copies| {
+        let place = copies.holder.mount_point.as_ref().map(|place| format!(", one at {}", place.display())).unwrap_or_default();
+        let found = format!(
+            "{} has {} volumes mounted in a mount namespace of its own{place}; they cannot be unstaged while it runs",
+            copies.holder.process(),
+            copies.count
+        );
+        Check::warning(PRIVATE_MOUNTS, found, REMEDY)
+    };
+    copies.iter().take(MOST).map(check).collect()
 }
 
 fn judge_propagation(table: &MountTable, kubelet: &Path, in_pod: bool, at_home: bool) -> Check {
