@@ -36,7 +36,7 @@ test-e2e: ## Kubernetes' storage suite, all of it: Serial, Slow and Disruptive s
 	@tests/kubernetes/run all
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
-	@scripts/deps test
+	@scripts/deps test release
 	@tests/release/run --full
 
 test-backend-%: ## what one backend needs to be tested, in less than five minutes: make test-backend-nfs
