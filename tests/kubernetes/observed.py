@@ -49,14 +49,18 @@ def driver_process():
     return max(processes("longshore serve", SOCKET), default=None)
 
 
+def driver_pods():
+    """The node's pods of the driver."""
+    return objects("pods", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/instance=longshore,app.kubernetes.io/component=node")
+
+
 def driver_pod():
-    """The name of the node's pod of the driver that is not ending, or nothing."""
-    pods = objects("pods", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/instance=longshore,app.kubernetes.io/component=node")
-    return next((pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]), None)
+    """The name of the one that is not ending, or nothing."""
+    return next((pod["metadata"]["name"] for pod in driver_pods() if "deletionTimestamp" not in pod["metadata"]), None)
 
 
 def driver_is_ready():
-    pods = objects("pods", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/instance=longshore,app.kubernetes.io/component=node")
+    pods = driver_pods()
     return len(pods) == 1 and "deletionTimestamp" not in pods[0]["metadata"] and \
         any(one["type"] == "Ready" and one["status"] == "True" for one in pods[0]["status"].get("conditions", []))
 
