@@ -135,7 +135,6 @@ fn lies_below(path: &Path, directory: &Path) -> bool {
 
 /// What [`of`] finds in words, for an error: what holds a device that is claimed ([`super::block::Device::is_claimed`]).
 pub fn in_words(number: (u32, u32), path: &Path) -> String {
-    const MOST: usize = 4;
     let holders = of(number, path);
     if holders.is_empty() {
         return format!(
@@ -146,6 +145,12 @@ pub fn in_words(number: (u32, u32), path: &Path) -> String {
             number.1
         );
     }
+    listed(&holders)
+}
+
+/// The first of them in words.
+pub fn listed(holders: &[Holder]) -> String {
+    const MOST: usize = 4;
     let mut words: Vec<String> = holders.iter().take(MOST).map(ToString::to_string).collect();
     if holders.len() > MOST {
         words.push(format!("and {} more", holders.len() - MOST));

@@ -193,8 +193,7 @@ impl Node {
         if held.is_empty() {
             return format!("its unstage from {staging} on node {node} has not ended; see the log of the node's driver");
         }
-        let held: Vec<String> = held.iter().map(ToString::to_string).collect();
-        format!("its unstage on node {node} waits: {}; end what uses it", held.join("; "))
+        format!("its unstage on node {node} waits: {}; end what uses it", holders::listed(&held))
     }
 
     /// Whether the volume is staged or published here, in words; `None` if not. DeleteVolume asks.
