@@ -157,6 +157,10 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
                 snapshot_id: taken.snapshot_id.clone(),
             })),
         });
+        let mut small = csi::CreateVolumeRequest { name: "small".to_owned(), ..request.clone() };
+        small.capacity_range = Some(csi::CapacityRange { required_bytes: MIB, limit_bytes: 0 });
+        let status = harness.block_on(harness.controller().create_volume(small)).expect_err("a volume smaller than its source");
+        assert!(status.code() == Code::OutOfRange && status.message().contains("size of the source"), "{status}");
         let restored = place(&harness, request);
         assert_eq!(fs::read(restored.target.join("data")).expect("restored"), first, "byte by byte what it was then");
         assert!(total(&restored.target) > 500 * MIB, "it has grown to the larger volume: {}", total(&restored.target));

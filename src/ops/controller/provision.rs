@@ -124,6 +124,13 @@ impl Controller {
     ) -> Result<VolumeSpec> {
         check_place(backend, &request.topology)?;
         let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose()?;
+        // Not rounded up: who asks for less than the source takes it for another one, or has a quota that the copy would exceed.
+        if let (Some(required), Some(size)) = (request.range.required(), source_size)
+            && required < size
+        {
+            let reason = format!("{required} is below the size of the source; ask for at least {size}");
+            return Err(Error::OutOfRange { field: "capacity_range.required_bytes", reason });
+        }
         let least = parameters.least(&request.capabilities).max(source_size.unwrap_or_default());
         let unit = provision(backend)?.unit();
         let capacity = request.range.choose(source_size.unwrap_or(DEFAULT_SIZE), least, unit)?;
