@@ -90,7 +90,7 @@ fn programs_are_started_in_os_only() {
     }
 }
 
-const BACKENDS: [&str; 6] = ["cloud", "ec2", "fake", "image", "iscsi", "nfs"];
+const BACKENDS: [&str; 7] = ["cloud", "directory", "ec2", "fake", "image", "iscsi", "nfs"];
 /// Backends that know another one, and why.
 const SIBLINGS: [(&str, &str, &str); 2] =
     [("ec2", "cloud", "cloud/ is what all clouds share"), ("iscsi", "image", "a target's LUNs are the images of a pool")];

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use longshore::backend::Backend;
 use longshore::backend::catalog::{Catalog, OpenContext, Purpose};
+use longshore::backend::directory::DirectoryParameters;
 use longshore::backend::ec2::parameters::{Ec2Parameters, Rates, SnapshotSettings};
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
 use longshore::backend::image::{ImageParameters, MutableParameters};
@@ -76,7 +77,7 @@ fn every_attribute_of_a_static_volume() {
     let reported = documented("Static volumes");
     let iscsi: BTreeSet<String> = known(unheard_of().parse::<IscsiParameters>().map(|_| ()));
     let mut all: BTreeSet<String> = iscsi.into_iter().filter(|name| name != "sessionCHAPAuth").collect();
-    all.extend(["server", "subDir"].map(str::to_owned));
+    all.extend(["server", "subDir", "path"].map(str::to_owned));
     assert_eq!(reported, all);
 }
 
@@ -92,6 +93,8 @@ fn every_parameter_of_a_storage_class() {
     // Two in one row.
     let nfs = fields(nfs()).into_iter().filter(|name| !["share", "gid"].contains(&name.as_str()));
     all.extend(nfs);
+    let directory: BTreeSet<String> = known(unheard_of().parse::<DirectoryParameters>().map(|_| ()));
+    all.extend(directory.into_iter().filter(|name| !["path", "gid"].contains(&name.as_str())));
     all.extend(fields(FakeParameters::default()));
     all.extend(ec2());
     all.insert("backend".to_owned());
@@ -128,6 +131,7 @@ fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
     let configured = [
         ("`image`", format!("{{name: local, type: image, node: node, pools: [{{name: a, path: {pool}/local}}]}}")),
         ("`image`, shared", format!("{{name: shared, type: image, shared: true, pools: [{{name: a, path: {pool}/shared}}]}}")),
+        ("`directory`", format!("{{name: directories, type: directory, node: node, path: {pool}/base, staticPaths: [/opt]}}")),
         ("`nfs`", "{name: nfs, type: nfs, shares: [{server: 192.0.2.1, share: /srv}]}".to_owned()),
         (
             "`iscsi`",
@@ -169,7 +173,7 @@ fn file_system() -> AccessType {
 fn feature_table_of_the_readme_is_what_the_backends_offer() {
     use AccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly, SingleNodeWriter};
     let scratch = tempfile::tempdir().expect("a directory");
-    for pool in ["local", "shared", "iscsi", "state"] {
+    for pool in ["local", "shared", "base", "iscsi", "state"] {
         std::fs::create_dir(scratch.path().join(pool)).expect("a pool");
     }
     let backends = backends(scratch.path());
@@ -206,7 +210,7 @@ fn feature_table_of_the_readme_is_what_the_backends_offer() {
 #[test]
 fn examples_have_parameters_that_the_driver_takes() {
     let scratch = tempfile::tempdir().expect("a directory");
-    for pool in ["local", "shared", "iscsi", "state"] {
+    for pool in ["local", "shared", "base", "iscsi", "state"] {
         std::fs::create_dir(scratch.path().join(pool)).expect("a pool");
     }
     let mut backends: Vec<_> = backends(scratch.path()).into_iter().map(|(_, backend)| backend).collect();

@@ -59,6 +59,9 @@ const LUKS: Variant = Variant {
 const LUKS_BLOCK: Variant = Variant { name: "LUKS2 raw block", fstype: None, only: &[Call::Stage, Call::Unstage], ..LUKS };
 
 const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"), calls: &Call::SHARE, ..PLAIN };
+/// Of a node's own file system, with reflinks.
+const DIRECTORY: Variant =
+    Variant { name: "directory", backend: "directory", pool: Pool::Xfs, fstype: Some("xfs"), calls: &Call::SHARE, ..PLAIN };
 const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
 const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
@@ -387,6 +390,11 @@ tests! {
     killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Stage];
     every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage];
     every_step_fails_with_eio_nfs: "fault matrix EIO", eio, [NFS], &NFS_CALLS;
+    killed_before_every_step_directory: "crash matrix", crash, [DIRECTORY], &[];
+    killed_within_every_step_directory: "crash matrix within steps", crash_within, [DIRECTORY], &[Call::Stage];
+    every_step_hangs_directory: "hang matrix", hang, [DIRECTORY], &[Call::Stage];
+    every_step_fails_with_eio_directory: "fault matrix EIO", eio, [DIRECTORY], &[];
+    every_step_fails_with_enospc_directory: "fault matrix ENOSPC", enospc, [DIRECTORY], &[];
     killed_before_every_step_iscsi: "crash matrix", crash, [ISCSI], &ISCSI_CALLS;
     every_step_fails_with_eio_iscsi: "fault matrix EIO", eio, [ISCSI], &ISCSI_CALLS;
     other_steps_fail_with_eio: "fault matrix EIO", eio, [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE, FAKE], &[];

@@ -17,6 +17,8 @@ pub mod catalog;
 #[cfg(feature = "ec2")]
 pub mod cloud;
 mod configuration;
+mod directories;
+pub mod directory;
 #[cfg(feature = "ec2")]
 pub mod ec2;
 pub mod fake;

@@ -1,7 +1,7 @@
 //! Paths from outside, resolved below a directory of ours without following links (openat2(2)).
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -256,6 +256,19 @@ fn shortened(path: &Path) -> PathBuf {
             name.into()
         }
     }
+}
+
+/// The path of an open directory or file in this mount namespace, as the kernel has it; `shown` is for messages.
+///
+/// # Errors
+/// `Io`; `Unexpected` where it was removed, or lies outside of the root directory.
+pub fn of_open(open: BorrowedFd<'_>, shown: &Path) -> Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", open.as_raw_fd());
+    let path = std::fs::read_link(link).map_err(|error| Error::io("find the path of", shown, error))?;
+    if path.is_absolute() && !path.as_os_str().as_encoded_bytes().ends_with(b" (deleted)") {
+        return Ok(path);
+    }
+    Err(Error::Unexpected { object: shown.display().to_string(), reason: format!("its path is {}", path.display()) })
 }
 
 #[cfg(test)]

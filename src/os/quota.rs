@@ -1,6 +1,7 @@
-//! Project quotas of xfs: a directory and all that is made in it is one project, which may have so many bytes.
+//! Project quotas of xfs and ext4: a directory and all that is made in it is one project, which may have so many bytes.
 //!
-//! ioctl_xfs_fsgetxattr(2), quotactl_fd(2) with Q_XSETQLIM and Q_XGETQUOTA (linux/dqblk_xfs.h).
+//! ioctl_xfs_fsgetxattr(2), quotactl_fd(2) with Q_XSETQLIM, Q_XGETQUOTA and Q_XGETQSTATV (linux/dqblk_xfs.h), which the kernel has for
+//! both. On ext4 a limit does not stop root (CAP_SYS_RESOURCE), on xfs it does.
 #![allow(unsafe_code, reason = "the ioctls and quotactl_fd(2) have no safe wrapper")]
 
 use std::io;
@@ -60,13 +61,81 @@ const PROJECT_FLAG: i8 = 2;
 const BOTH_LIMITS: u16 = 1 << 2 | 1 << 3;
 const Q_XGETQUOTA: libc::c_int = (b'X' as libc::c_int) << 8 | 3;
 const Q_XSETQLIM: libc::c_int = (b'X' as libc::c_int) << 8 | 4;
+const Q_XGETQSTATV: libc::c_int = (b'X' as libc::c_int) << 8 | 8;
 const PRJQUOTA: libc::c_int = 2;
+
+/// linux/dqblk_xfs.h, struct fs_quota_statv, as far as it is of interest here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct QuotaState {
+    version: i8,
+    padding: u8,
+    flags: u16,
+    rest: [u64; 19],
+}
+
+/// FS_QSTATV_VERSION1.
+const STATE_VERSION: i8 = 1;
+/// FS_QUOTA_PDQ_ACCT, FS_QUOTA_PDQ_ENFD.
+const ACCOUNTED: u16 = 1 << 4;
+const ENFORCED: u16 = 1 << 5;
 
 /// What a project has and may have, in bytes; a limit of 0 is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     pub limit: u64,
     pub used: u64,
+    /// Files and directories of it.
+    pub inodes: u64,
+}
+
+impl Quota {
+    /// Whether nothing is of this project and nobody has limited it.
+    pub fn is_unused(self) -> bool {
+        self.limit == 0 && self.used == 0 && self.inodes == 0
+    }
+}
+
+/// What a file system does with projects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projects {
+    /// Nothing: it has none, or is not mounted with `prjquota`.
+    Off,
+    /// It counts what they use, and limits nobody.
+    Counted,
+    Limited,
+}
+
+/// What the file system of `on` does with projects.
+pub fn projects(on: impl AsFd) -> Result<Projects> {
+    let mut state = QuotaState { version: STATE_VERSION, ..QuotaState::default() };
+    match control(on.as_fd(), Q_XGETQSTATV, 0, (&raw mut state).cast()) {
+        Ok(()) if state.flags & ENFORCED != 0 => Ok(Projects::Limited),
+        Ok(()) if state.flags & ACCOUNTED != 0 => Ok(Projects::Counted),
+        Ok(()) => Ok(Projects::Off),
+        // A kernel without quotas, a file system without them, or one without a device.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOSYS | libc::EINVAL | libc::ESRCH | libc::ENODEV | libc::ENOTBLK | libc::EOPNOTSUPP)
+            ) =>
+        {
+            Ok(Projects::Off)
+        }
+        Err(error) => Err(failed("read the state of the quotas of", on.as_fd(), error)),
+    }
+}
+
+/// The project of a file or directory, and whether what is made in it has the same; `None` where its file system has no projects.
+pub fn project(of: impl AsFd) -> Result<Option<(u32, bool)>> {
+    let fd = of.as_fd();
+    let mut attributes = FsXattr::default();
+    // SAFETY: the descriptor is open, and the struct is the kernel's.
+    match unsafe { get_attributes(fd.as_raw_fd(), &raw mut attributes) } {
+        Ok(_) => Ok(Some((attributes.projid, attributes.xflags & INHERIT != 0))),
+        Err(nix::errno::Errno::ENOTTY | nix::errno::Errno::EOPNOTSUPP) => Ok(None),
+        Err(errno) => Err(failed("read the project of", fd, errno)),
+    }
 }
 
 /// Makes an empty directory, and all that will be in it, part of a project.
@@ -97,25 +166,25 @@ pub fn limit(on: impl AsFd, project: u32, bytes: u64) -> Result<()> {
         soft: blocks,
         ..DiskQuota::default()
     };
-    control(on.as_fd(), Q_XSETQLIM, project, &mut quota).map_err(|error| failed("limit a project of", on.as_fd(), error))
+    control(on.as_fd(), Q_XSETQLIM, project, (&raw mut quota).cast())
+        .map_err(|error| failed("limit a project of", on.as_fd(), error))
 }
 
 /// What a project has; nothing where nobody has heard of it.
 pub fn get(on: impl AsFd, project: u32) -> Result<Quota> {
     let mut quota = DiskQuota::default();
-    match control(on.as_fd(), Q_XGETQUOTA, project, &mut quota) {
-        Ok(()) => Ok(Quota { limit: quota.hard * BLOCK, used: quota.blocks * BLOCK }),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Quota { limit: 0, used: 0 }),
+    match control(on.as_fd(), Q_XGETQUOTA, project, (&raw mut quota).cast()) {
+        Ok(()) => Ok(Quota { limit: quota.hard * BLOCK, used: quota.blocks * BLOCK, inodes: quota.inodes }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Quota { limit: 0, used: 0, inodes: 0 }),
         Err(error) => Err(failed("read a project's quota of", on.as_fd(), error)),
     }
 }
 
-fn control(on: BorrowedFd<'_>, command: libc::c_int, project: u32, quota: &mut DiskQuota) -> io::Result<()> {
+/// `data` is the struct of the command.
+fn control(on: BorrowedFd<'_>, command: libc::c_int, project: u32, data: *mut libc::c_void) -> io::Result<()> {
     let command = command << 8 | PRJQUOTA;
-    // SAFETY: the struct is as long as the kernel's, and lives until the call is over.
-    let answer = unsafe {
-        libc::syscall(libc::SYS_quotactl_fd, on.as_raw_fd(), command, project, std::ptr::from_mut(quota).cast::<libc::c_void>())
-    };
+    // SAFETY: the struct behind `data` is as long as the kernel's, and lives until the call is over.
+    let answer = unsafe { libc::syscall(libc::SYS_quotactl_fd, on.as_raw_fd(), command, project, data) };
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -130,6 +199,13 @@ mod tests {
 
     #[test]
     fn the_structs_are_the_kernels() {
-        assert_eq!((size_of::<FsXattr>(), size_of::<DiskQuota>()), (28, 112));
+        assert_eq!((size_of::<FsXattr>(), size_of::<DiskQuota>(), size_of::<QuotaState>()), (28, 112, 160));
+    }
+
+    #[test]
+    fn file_system_without_projects_says_so() {
+        let proc = std::fs::File::open("/proc").expect("open");
+        assert_eq!(projects(&proc).expect("answered"), Projects::Off);
+        assert_eq!(project(&proc).expect("answered"), None);
     }
 }

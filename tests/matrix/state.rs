@@ -37,6 +37,13 @@ pub fn of(harness: &Harness) -> Vec<String> {
         lines.extend(names.map(|name| format!("share/{}/", name.to_string_lossy())));
         files("share/.longshore", &directory.join(".longshore"), &mut lines);
     }
+    let base = harness.path(super::story::DIRECTORY);
+    if base.is_dir() {
+        emptied(&base.join(".longshore/trash"));
+        let names = fs::read_dir(&base).expect("the base directory").flatten().map(|entry| entry.file_name());
+        lines.extend(names.map(|name| format!("base/{}/", name.to_string_lossy())));
+        files("base/.longshore", &base.join(".longshore"), &mut lines);
+    }
     files("iSCSI pool", &harness.path("pool/iscsi"), &mut lines);
     iscsi(&mut lines);
     lines.sort();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -223,6 +224,9 @@ impl Variant {
 /// The export below which volumes of NFS are made, as `server:/path`; on this machine it is that path, too.
 pub const NFS_SHARE: &str = "LONGSHORE_NFS_SHARE";
 
+/// The base directory of the backend `directory`, in the test's own.
+pub const DIRECTORY: &str = "pool/directory";
+
 /// The part of the configuration that a variant needs beside what every driver has.
 fn configuration(variant: Variant, harness: &Harness) -> String {
     match variant.backend {
@@ -230,6 +234,12 @@ fn configuration(variant: Variant, harness: &Harness) -> String {
             let share = std::env::var(NFS_SHARE).expect("a share");
             let (server, path) = share.split_once(':').expect("server:/path");
             format!("  - name: nfs\n    type: nfs\n    shares:\n      - server: {server}\n        share: {path}\n")
+        }
+        "directory" => {
+            let base = harness.path(DIRECTORY);
+            fs::create_dir_all(&base).expect("a directory");
+            fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("a mode");
+            format!("  - name: directory\n    type: directory\n    path: {}\n", base.display())
         }
         "iscsi" => {
             let pool = harness.path("pool/iscsi");
@@ -328,7 +338,7 @@ impl Story {
 
     /// A backend's first volume finds its storage bare; what it makes there for itself stays.
     fn create_layout(&mut self) {
-        if matches!(self.variant.backend, "nfs" | "iscsi") {
+        if matches!(self.variant.backend, "nfs" | "iscsi" | "directory") {
             let mut controller = self.harness.controller();
             let request = self.request(self.creation("first", self.size()));
             self.harness.block_on(controller.create_volume(request)).expect("a first volume");

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::os;
 use crate::os::block::Device;
 use crate::volume::{Bytes, Error, MountFlags, NodeId, Outcome, Result, Secrets, VolumeId};
 
@@ -17,7 +19,7 @@ pub enum Source {
     Device(BlockDevice),
     /// Something to mount as it is: tmpfs.
     Filesystem { fstype: String, source: String, options: Vec<String> },
-    /// A directory of what this node has mounted for several volumes: NFS.
+    /// A directory of what this node has mounted for several volumes: NFS, a local file system.
     Directory(Directory),
 }
 
@@ -35,6 +37,10 @@ pub struct Directory {
     pub source: String,
     /// Of the shared mount's file system.
     pub device: (u32, u32),
+    /// What mountinfo shows as the root of a bind mount of the directory, where that and the device distinguish it (a local file system);
+    /// `None` where the source does (NFS). Empty is any: what was bound where the journal says is the volume's, be it renamed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<PathBuf>,
     /// Options of each bind mount of it, before those that the CO gives: `nosuid`, `nodev`.
     pub options: Vec<String>,
 }
@@ -182,6 +188,14 @@ pub trait Connect: Send + Sync {
     /// all of a disk over a network would take hours. Its signatures' places and samples of it are read all the same.
     fn known_blank(&self, _publish_context: &BTreeMap<String, String>) -> bool {
         false
+    }
+
+    /// How full a directory of a local file system is, `open` being where it is bound: by its quota, if it has one.
+    ///
+    /// # Errors
+    /// Where the file system cannot be asked.
+    fn usage(&self, _id: &VolumeId, open: BorrowedFd<'_>) -> Result<os::fs::Usage> {
+        Ok(os::fs::usage(open)?)
     }
 
     /// Bytes in use, where the backend knows it of a raw device.

@@ -7,6 +7,7 @@ use schemars::{Schema, SchemaGenerator};
 
 use crate::volume::Result;
 
+use super::directory::DirectoryConfig;
 #[cfg(feature = "ec2")]
 use super::ec2::Ec2Config;
 use super::fake::FakeConfig;
@@ -27,6 +28,7 @@ impl Catalog {
         Catalog {
             rows: vec![
                 Row::of::<ImageConfig>(),
+                Row::of::<DirectoryConfig>(),
                 Row::of::<NfsConfig>(),
                 Row::of::<IscsiConfig>(),
                 #[cfg(feature = "ec2")]

@@ -7,12 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
+use crate::backend::directories::{CommonParameters, Consistency, Ownership, check_on_delete, subdir};
+
 use super::export::Export;
 use super::options::OptionRules;
-use super::subdir;
-
-/// The mode of a volume's directory where nobody says otherwise: csi-driver-nfs's.
-const DEFAULT_MODE: u32 = 0o777;
 
 /// One backend of NFS shares.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,6 +53,25 @@ pub struct ShareConfig {
 impl NfsConfig {
     pub(super) fn option_rules(&self) -> OptionRules {
         OptionRules { allow: self.allow_mount_options.clone(), forbid: self.forbid_mount_options.clone() }
+    }
+
+    /// Of its shares, in their order.
+    pub(super) fn capacities(&self) -> Vec<Option<Bytes>> {
+        self.shares.iter().map(|share| share.capacity).collect()
+    }
+
+    /// Whether the parameters name shares of ours.
+    ///
+    /// # Errors
+    /// `Invalid`, naming those that there are.
+    pub(super) fn check_share(&self, parameters: &NfsParameters) -> Result<()> {
+        if self.shares.iter().any(|share| parameters.allows(share)) {
+            return Ok(());
+        }
+        let known: Vec<String> = self.shares.iter().map(ShareConfig::called).collect();
+        let field = if parameters.server.is_empty() { "parameters.share" } else { "parameters.server" };
+        let asked = format!("{}:{}", parameters.server, parameters.share);
+        Err(Error::invalid(field, format!("{asked} is no share that backend {} has; there are {}", self.name, known.join(", "))))
     }
 
     /// Checks what needs no server.
@@ -131,47 +148,12 @@ pub struct NfsParameters {
     pub chosen: Vec<Chosen>,
 }
 
-/// Parameters of a VolumeSnapshotClass.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NfsSnapshotParameters {
-    /// `volume` (default): a snapshot of a volume that is written meanwhile is refused. `file`: it is taken, and each file is as it was
-    /// when it was copied.
-    #[serde(default)]
-    pub consistency: Consistency,
-}
-
-/// Of what a copy shows one instant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Consistency {
-    /// Of the volume as a whole.
-    #[default]
-    Volume,
-    /// Of each file by itself.
-    File,
-}
-
-impl Consistency {
-    fn is_volume(&self) -> bool {
-        *self == Consistency::Volume
-    }
-}
-
 /// What the controller may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Chosen {
     Server,
     Share,
-}
-
-/// What a new volume's directory is to have; `None` is as its source has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ownership {
-    pub mode: Option<u32>,
-    pub uid: Option<u32>,
-    pub gid: Option<u32>,
 }
 
 impl NfsParameters {
@@ -225,43 +207,30 @@ impl NfsParameters {
     }
 
     pub(super) fn ownership(&self) -> Result<Ownership> {
-        let mode = self.mount_permissions.as_deref().map(|text| match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
-            Ok(mode) if mode <= 0o7777 => Ok(mode),
-            _ => Err(Error::invalid("parameters.mountPermissions", format!("{text:?} is no octal mode such as 0750"))),
-        });
-        let number = |field, text: &Option<String>| match text.as_deref().map(str::parse::<u32>) {
-            // chown(2) takes the last one for "leave it as it is".
-            Some(Ok(u32::MAX) | Err(_)) => Err(Error::invalid(field, format!("{text:?} is no number of an owner"))),
-            Some(Ok(number)) => Ok(Some(number)),
-            None => Ok(None),
-        };
-        Ok(Ownership {
-            mode: mode.transpose()?.filter(|mode| *mode != 0),
-            uid: number("parameters.uid", &self.uid)?,
-            gid: number("parameters.gid", &self.gid)?,
-        })
+        self.common().ownership()
+    }
+
+    fn common(&self) -> CommonParameters {
+        CommonParameters {
+            sub_dir: self.sub_dir.clone(),
+            on_delete: self.on_delete,
+            mount_permissions: self.mount_permissions.clone(),
+            uid: self.uid.clone(),
+            gid: self.gid.clone(),
+            consistency: self.consistency,
+        }
     }
 
     /// The volume's directory below the share; empty for the share itself.
     pub fn directory(&self, local: &str) -> PathBuf {
-        Path::new(self.sub_dir.as_deref().unwrap_or(local)).to_owned()
+        self.common().directory(local)
     }
 }
 
-impl Ownership {
-    /// As it is for a directory that has no source.
-    pub fn of_new(self) -> Ownership {
-        Ownership { mode: Some(self.mode.unwrap_or(DEFAULT_MODE)), ..self }
-    }
-}
-
-/// # Errors
-/// `Invalid` for what a share cannot do.
-pub(super) fn check_on_delete(field: &'static str, on_delete: OnDelete) -> Result<()> {
-    match on_delete {
-        OnDelete::Scrub => Err(Error::invalid(field, "a share cannot scrub; use delete, retain or archive")),
-        OnDelete::Delete | OnDelete::Retain | OnDelete::Archive => Ok(()),
-    }
+/// A volume's parameters without the share that was chosen for it.
+pub(in crate::backend) fn requested_parameters(made: &serde_json::Value) -> serde_json::Value {
+    let asked = NfsParameters::from_json(made).map(NfsParameters::without_chosen);
+    asked.ok().and_then(|asked| serde_json::to_value(asked).ok()).unwrap_or_else(|| made.clone())
 }
 
 #[cfg(test)]
@@ -293,7 +262,7 @@ mod tests {
         assert_eq!(parameters.ownership().expect("valid"), Ownership { mode: Some(0o750), uid: None, gid: None });
         assert_eq!(parameters.on_delete, OnDelete::Archive);
         let none = NfsParameters::of_class(&raw(&[("mountPermissions", "0")])).expect("none");
-        assert_eq!(none.ownership().expect("valid").of_new().mode, Some(0o777));
+        assert_eq!(none.ownership().expect("valid").of_new(0o777).mode, Some(0o777));
     }
 
     #[test]

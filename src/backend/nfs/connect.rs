@@ -5,16 +5,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::backend::directories::{Silence, subdir};
 use crate::backend::{Connect, ConnectRequest, Directory, SharedConnection, Source};
 use crate::os::mountinfo::MountTable;
 use crate::os::step::step;
 use crate::os::{self, mount, nfs};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
-use super::export::{self, Export};
+use super::export::Export;
 use super::options::{self, Options};
 use super::shares::{Share, User};
-use super::silence::Silence;
 use super::{NfsBackend, NfsParameters, shared_connections};
 
 /// How long a server has to say that it lives.
@@ -26,7 +26,7 @@ impl Connect for NfsBackend {
         let parameters: NfsParameters = serde_json::from_value(request.parameters.clone())
             .map_err(|error| Error::invalid("volume_context", error.to_string()))?;
         let export = Export::new(&parameters.server, &parameters.share)?;
-        let directory = export::directory(&parameters.directory(id.local()).to_string_lossy())?;
+        let directory = subdir::directory(&parameters.directory(id.local()).to_string_lossy())?;
         let options = options::check(&self.option_rules(), request.mount_flags)?;
         let share = self.shares.of(&export, &options);
         if let Some((other, _)) = self.shares.used_by(id)?.filter(|(other, _)| *other != share) {

@@ -1,14 +1,11 @@
-//! Which export of which server, and which directory below it: texts of users, checked before any of them is a path or an argument.
+//! Which export of which server: texts of users, checked before any of them is a path or an argument.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::volume::{Error, Result};
 
-/// The controller's own directory on each share; no volume's.
-pub const OURS: &str = ".longshore";
-
-/// The longest path of a directory below a share: PATH_MAX less what lies before it.
+/// The longest path of an export, in bytes.
 const LONGEST: usize = 2048;
 
 /// One export of one server.
@@ -58,33 +55,6 @@ impl fmt::Display for Export {
     }
 }
 
-/// A directory below a share; empty is the share itself.
-///
-/// # Errors
-/// `Invalid`, naming `subDir`, for what climbs, is absolute, or is ours.
-pub fn directory(text: &str) -> Result<PathBuf> {
-    let refuse = |reason: &str| Err(Error::invalid("subDir", format!("{text:?} {reason}")));
-    if text.is_empty() {
-        return Ok(PathBuf::new());
-    }
-    if text.starts_with('/') {
-        return refuse("is absolute; it is a directory below the share");
-    }
-    if text.chars().any(char::is_control) || text.len() > LONGEST {
-        return refuse("holds a control character, or is too long");
-    }
-    for part in text.split('/') {
-        match part {
-            "" => return refuse("has an empty component"),
-            "." | ".." => return refuse("has the component . or .., and would leave its directory"),
-            OURS => return refuse("is the driver's own directory"),
-            part if part.len() > 255 => return refuse("has a component of more than 255 bytes"),
-            _ => {}
-        }
-    }
-    Ok(PathBuf::from(text))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,14 +85,6 @@ mod tests {
         ] {
             let error = Export::new(server, share).expect_err("refused");
             assert!(matches!(error, Error::Invalid { field: named, .. } if named == field), "{server} {share}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_directory_stays_below_its_share() {
-        assert_eq!(directory("a/b c").expect("sound"), Path::new("a/b c"));
-        for bad in ["/a", "..", "a/../b", "a/..", "./a", "a//b", "a/", ".longshore", "a/.longshore/b", "a\nb", &"x".repeat(256)] {
-            assert!(matches!(directory(bad), Err(Error::Invalid { field: "subDir", .. })), "{bad:?}");
         }
     }
 }

@@ -1,15 +1,8 @@
 //! Directories of NFS shares.
 //!
 //! - A node has one kernel mount for each server, share and set of options, whatever number of volumes uses it ([`connect`]).
-//! - The controller mounts its shares where nobody else sees them, and makes a directory per volume (`controller/share.rs` has the layout).
-//!
-//! Invariants of the controller's side:
-//! - The share is the truth: a volume exists iff its record says that it is whole. The index in memory orders lists and sums
-//!   provisioned capacity.
-//! - "Not there" is only said when every share could be looked into.
-//! - Nothing that is not ours is replaced or removed: a place is claimed before it is taken, a directory goes by one rename, into the
-//!   trash, and only from there by its files.
-//! - One process provisions from a share at a time.
+//! - The controller mounts its shares where nobody else sees them ([`location`]), and makes a directory per volume, as
+//!   [`super::directories`] does it.
 
 use std::any::Any;
 use std::path::Path;
@@ -20,26 +13,26 @@ use crate::os::single_flight::SingleFlight;
 use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
 
 use super::configuration::{Configuration, of_type};
+use super::directories::subdir;
+use super::directories::{Controller, Location, Silence};
 use super::{ApplySettings, Backend, Connect, Exclusive, Expand, Modify, Provision, ReportHealth, Role, Snapshots, Usage};
 
 pub mod config;
 mod connect;
-mod controller;
 mod export;
+mod location;
 mod options;
 mod row;
 mod shared_connections;
 mod shares;
-mod silence;
-mod subdir;
 
-pub use config::{NfsConfig, NfsParameters, NfsSnapshotParameters, ShareConfig};
+pub use super::directories::DirectorySnapshotParameters as NfsSnapshotParameters;
+pub(super) use config::requested_parameters;
+pub use config::{NfsConfig, NfsParameters, ShareConfig};
 use export::Export;
+use location::{Access, ShareLocation};
 use options::OptionRules;
 use shares::Shares;
-use silence::Silence;
-
-use controller::Controller;
 
 /// A backend of shares.
 #[derive(Debug)]
@@ -63,7 +56,7 @@ impl NfsBackend {
         config.validate()?;
         let shares = Shares::new(state.join("nfs").join(config.name.as_str()));
         let provisions = role.provision && !config.shares.is_empty();
-        let controller = provisions.then(|| Controller::new(&config, state)).transpose()?;
+        let controller = provisions.then(|| controller(&config, state)).transpose()?;
         let option_rules = Mutex::new(Arc::new(config.option_rules()));
         Ok(NfsBackend { config, option_rules, shares, checks: SingleFlight::default(), controller })
     }
@@ -103,8 +96,8 @@ impl Backend for NfsBackend {
 
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let parameters = NfsParameters::of_class(raw)?;
-        if let Some(controller) = &self.controller {
-            controller.check(&parameters)?;
+        if self.controller.is_some() {
+            self.config.check_share(&parameters)?;
         }
         serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
     }
@@ -116,7 +109,7 @@ impl Backend for NfsBackend {
     fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let mut parameters: NfsParameters = raw.parse()?;
         Export::new(&parameters.server, &parameters.share)?;
-        export::directory(parameters.sub_dir.get_or_insert_default())?;
+        subdir::directory(parameters.sub_dir.get_or_insert_default())?;
         serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
     }
 
@@ -127,7 +120,7 @@ impl Backend for NfsBackend {
     fn reload(&self, configuration: &dyn Any) -> Result<ApplySettings<'_>> {
         let config: &NfsConfig = of_type(configuration)?;
         let rules = Arc::new(config.option_rules());
-        let capacities = self.controller.as_ref().map(|controller| controller.apply_capacities(&config.shares));
+        let capacities = self.controller.as_ref().map(|controller| controller.apply_capacities(config.capacities()));
         Ok(Box::new(move || {
             *os::lock(&self.option_rules) = rules;
             capacities.into_iter().for_each(|apply| apply());
@@ -161,8 +154,23 @@ impl Backend for NfsBackend {
     }
 }
 
-/// A volume's parameters without the share that was chosen for it.
-fn requested_parameters(made: &serde_json::Value) -> serde_json::Value {
-    let asked = NfsParameters::from_json(made).map(NfsParameters::without_chosen);
-    asked.ok().and_then(|asked| serde_json::to_value(asked).ok()).unwrap_or_else(|| made.clone())
+/// The controller of its shares. `state` is a directory of the driver's own.
+fn controller(config: &NfsConfig, state: &Path) -> Result<Controller> {
+    let at = state.join("nfs-mount");
+    match rustix::fs::mkdir(&at, rustix::fs::Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(errno) => return Err(os::Error::io("make directory", &at, errno).into()),
+    }
+    Ok(Controller::new(&config.name, locations(config, |_| Access::Mount { at: at.clone() }), None, state))
+}
+
+fn locations(config: &NfsConfig, access: impl Fn(usize) -> Access) -> Vec<Arc<dyn Location>> {
+    let locations = config.shares.iter().enumerate();
+    locations.map(|(number, share)| Arc::new(ShareLocation::new(share.clone(), access(number))) as Arc<dyn Location>).collect()
+}
+
+/// Shares that are directories of this machine.
+#[cfg(test)]
+pub(super) fn locations_on(config: &NfsConfig, directories: &[std::path::PathBuf]) -> Vec<Arc<dyn Location>> {
+    locations(config, |number| Access::Directory(directories[number].clone()))
 }

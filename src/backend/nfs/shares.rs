@@ -145,6 +145,7 @@ impl Share {
             fstype: mount.fstype,
             source: user.source,
             device: mount.device,
+            root: None,
             options: user.bind,
         }))
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::{BlockDevice, SharedConnection, Source};
+use crate::backend::{BlockDevice, Directory, SharedConnection, Source};
 use crate::os;
 use crate::os::mountinfo::{Mount, MountTable, of_dev};
 use crate::os::mounts::{Fixed, Mounts};
@@ -44,6 +44,16 @@ pub fn is_filesystem_of(mount: &Mount, source: &Source) -> bool {
         Source::Device(device) => mount.device == device.number,
         Source::Filesystem { fstype, source, .. } => mount.fstype == *fstype && mount.source == Path::new(source),
         // Whichever mount of the share it is a bind of: one that went stale is the volume's, too.
+        Source::Directory(Directory { root: Some(root), device, mount: shared, .. }) => {
+            // What was removed shows nothing of any other.
+            let shown = match mount.root.to_str().and_then(|shown| shown.strip_suffix("//deleted")) {
+                Some(shown) => Path::new(shown),
+                None => &mount.root,
+            };
+            // Without a name, any directory of the file system.
+            let named = root.as_os_str().is_empty() || shown == root;
+            mount.device == *device && named && mount.mount_point != *shared
+        }
         Source::Directory(directory) => {
             mount.fstype == directory.fstype
                 && mount.source == Path::new(&directory.source)
@@ -79,6 +89,7 @@ fn may_be_of(mount: &Fixed, sources: &[Source], dev: Option<(u32, u32)>) -> bool
         Source::Filesystem { fstype, source, .. } => {
             mount.fstype == *fstype && mount.source.as_deref().is_none_or(|mounted| mounted == Path::new(source))
         }
+        Source::Directory(Directory { root: Some(_), device, .. }) => mount.device == *device,
         Source::Directory(directory) => mount.fstype == directory.fstype,
     })
 }
@@ -101,7 +112,7 @@ pub fn mounted_from<'a>(table: &'a MountTable, connection: &SharedConnection) ->
 /// Whether what is mounted at a place shows a directory that its server no longer has (ESTALE): another was put where it was.
 pub fn is_stale(at: &MountState, place: &Path, source: &Source) -> bool {
     const PATIENCE: Duration = Duration::from_secs(3);
-    let shared = matches!((at, source), (MountState::Ours(_), Source::Directory(_)));
+    let shared = matches!((at, source), (MountState::Ours(_), Source::Directory(Directory { root: None, .. })));
     shared && os::responsive::answers(place, PATIENCE).is_err_and(|error| error.errno() == Some(libc::ESTALE))
 }
 

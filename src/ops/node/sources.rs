@@ -1,6 +1,8 @@
 //! What a volume is on this node: what its backend connected, and the LUKS mapping that may lie on that.
 
-use crate::backend::{BlockDevice, Source};
+use std::path::PathBuf;
+
+use crate::backend::{BlockDevice, Directory, Source};
 use crate::os::block;
 use crate::os::dm::Mapped;
 use crate::os::mountinfo::Mount;
@@ -56,7 +58,7 @@ impl Sources {
 
     /// What mounts at the journal's staging path can be of.
     pub fn at_staging(&self) -> Vec<Source> {
-        self.all.iter().chain(self.recorded.iter().filter(|source| is_gone(source))).cloned().collect()
+        with_moved(self.all.iter().chain(self.recorded.iter().filter(|source| is_gone(source))).cloned().collect())
     }
 
     /// What mounts at a target can be of; `target` is the journal's entry of it, `boot` the present one.
@@ -67,7 +69,8 @@ impl Sources {
         let Some(target) = target.filter(|target| target.boot == boot) else { return Ok(self.all.clone()) };
         let removed = target.block && mounts.at(&target.target)?.iter().all(Mount::is_removed);
         let recorded = self.recorded.iter().cloned().chain(target.device.clone().map(Source::Device));
-        Ok(self.all.iter().cloned().chain(recorded.filter(|source| removed || is_gone(source))).collect())
+        let recorded = recorded.filter(|source| removed || is_gone(source));
+        Ok(with_moved(self.all.iter().cloned().chain(recorded).collect()))
     }
 
     /// What its backend made of it: what it is connected as, or was.
@@ -81,6 +84,20 @@ impl Sources {
         let (Some(mapping), Some(Source::Device(device))) = (&self.mapping, &self.connected) else { return None };
         (mapping.live && mapping.below == [device.number]).then(|| mapping::shown(mapping))
     }
+}
+
+/// With its directories wherever in their file systems they are by now: mountinfo shows a directory that was renamed by its new name, and
+/// what is bound where the journal has the volume must come down all the same. Nothing is ever shown to a pod by these.
+pub(super) fn with_moved(mut sources: Vec<Source>) -> Vec<Source> {
+    let moved = |source: &Source| match source {
+        Source::Directory(directory) if directory.root.is_some() => {
+            Some(Source::Directory(Directory { root: Some(PathBuf::new()), ..directory.clone() }))
+        }
+        _ => None,
+    };
+    let moved: Vec<Source> = sources.iter().filter_map(moved).collect();
+    sources.extend(moved);
+    sources
 }
 
 /// Whether what the volume is connected as answers: asked before anything that would wait for a dead server.

@@ -19,6 +19,7 @@ mod superblock;
 #[cfg(test)]
 pub(crate) mod testing;
 mod usage;
+mod uuid;
 
 pub use btrfs::forget;
 pub use check::{Checked, Repair, check, check_fully};
@@ -27,6 +28,7 @@ pub use mark::Mark;
 pub use mkfs::mkfs;
 pub use probe::{Contents, Evidence, Probed, probe, probe_marked};
 pub use usage::{Usage, usage, usages};
+pub use uuid::uuid_of;
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, Stat
 use rustix::io::Errno;
 
 use super::mountinfo::{Mount, MountTable};
-use super::{Result, lock};
+use super::{Error, Result, lock};
 
 use kernel::Seen;
 
@@ -94,6 +94,47 @@ impl Mounts {
                 Ok(answer) => Ok(answer),
                 Err(_) => Ok(of_table(&MountTable::read()?)),
             },
+        }
+    }
+}
+
+impl Mounts {
+    /// The mount on which an open directory or file lies.
+    ///
+    /// # Errors
+    /// As [`MountTable::read`]; `Unexpected` where it is on none that is shown.
+    pub fn holder_of(&self, place: BorrowedFd<'_>) -> Result<Mount> {
+        let shown = super::path::of_open(place, Path::new("an open directory"))?;
+        let of_table = |table: &MountTable| {
+            let seen = rustix::fs::statx(place, "", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID);
+            let id = seen.map_err(|errno| Error::io("stat", &shown, errno))?.stx_mnt_id;
+            let found = table.iter().find(|mount| mount.id == id).cloned();
+            let reason = "the mount that it lies on is not shown in this mount namespace".to_owned();
+            found.ok_or_else(|| Error::Unexpected { object: shown.display().to_string(), reason })
+        };
+        match self {
+            Mounts::Table(table) => of_table(table),
+            Mounts::Kernel => match mount_of(place).map(|(id, _)| kernel::stat(id)) {
+                Some(Ok(seen)) if seen.reachable => Ok(seen.mount),
+                _ => of_table(&MountTable::read()?),
+            },
+        }
+    }
+
+    /// As `holder_of`, with the path in the file system: what mountinfo shows as the root of a bind mount of the place.
+    ///
+    /// # Errors
+    /// As `holder_of`.
+    pub fn place_of(&self, place: BorrowedFd<'_>) -> Result<(Mount, PathBuf)> {
+        let mount = self.holder_of(place)?;
+        let path = super::path::of_open(place, &mount.mount_point)?;
+        match path.strip_prefix(&mount.mount_point) {
+            Ok(rest) if rest.as_os_str().is_empty() => Ok((mount.clone(), mount.root)),
+            Ok(rest) => Ok((mount.clone(), mount.root.join(rest))),
+            Err(_) => Err(Error::Unexpected {
+                object: path.display().to_string(),
+                reason: format!("it lies on the mount at {}, but not below it", mount.mount_point.display()),
+            }),
         }
     }
 }

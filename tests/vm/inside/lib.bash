@@ -53,10 +53,15 @@ driver_ready() {
     [ -S "$DIR/csi.sock" ] && call probe >/dev/null 2>&1
 }
 
-start_driver() {
+# One that may not be ready is not waited for until it is.
+launch_driver() {
     longshore serve --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
         --config config.yaml >>driver.log 2>&1 &
     driver_pid=$!
+}
+
+start_driver() {
+    launch_driver
     within 20 driver_ready
 }
 

@@ -104,9 +104,9 @@ app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longsho
      EC2's instance metadata answers one hop away only. */}}
 {{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) (include "longshore.hasEc2" .) }}true{{ end }}{{- end }}
 
-{{/* The directories that hold pools and are not below the state directory, one a line. The parent is mounted, not the pool itself: what
-     is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Those of a target server are on no
-     node. Call with (dict "root" . "types" (list "image")). */}}
+{{/* The directories that hold pools and base directories and are not below the state directory, one a line. The parent is mounted, not the
+     pool itself: what is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Below a static path lies
+     what is there already, so it is mounted itself. Those of a target server are on no node. Call with (dict "root" . "types" (list "image")). */}}
 {{- define "longshore.poolParents" -}}
 {{- $parents := dict -}}
 {{- range .root.Values.driver.backends -}}
@@ -114,6 +114,14 @@ app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longsho
 {{- range .pools -}}
 {{- if not (hasPrefix (printf "%s/" $.root.Values.driver.stateDir) .path) -}}
 {{- $_ := set $parents (dir .path) true -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .type "directory" -}}
+{{- if not (hasPrefix (printf "%s/" $.root.Values.driver.stateDir) .path) -}}
+{{- $_ := set $parents (dir .path) true -}}
+{{- end -}}
+{{- range .staticPaths -}}
+{{- $_ := set $parents . true -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

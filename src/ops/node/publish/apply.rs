@@ -18,7 +18,7 @@ use super::super::journal::{Access, RecordedFlags, StageEntry, TargetEntry, VERS
 use super::super::mounts::{apply_group, remove_place, split_flags, unmount_all};
 use super::super::observe::{self, MountState};
 use super::super::rollback::undo_in_reverse;
-use super::super::sources;
+use super::super::sources::{self, with_moved};
 use super::super::stage::spec::group_of;
 use super::plan::PublishAction;
 
@@ -229,7 +229,7 @@ impl<'a> PublishRun<'a> {
     fn undo_one(&self, undo: PublishUndo) -> Result<()> {
         let target = &self.target.target;
         match undo {
-            PublishUndo::Mount => unmount_all(self.root, target, std::slice::from_ref(&self.source)).map(|_| ()),
+            PublishUndo::Mount => unmount_all(self.root, target, &with_moved(vec![self.source.clone()])).map(|_| ()),
             PublishUndo::Protection => allow_writes(&self.source),
             PublishUndo::Place => remove_place(self.root, target),
             PublishUndo::Journal => self.node.journal.remove_target(&self.entry.id, target),

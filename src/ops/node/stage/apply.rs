@@ -153,7 +153,7 @@ impl<'a> StageRun<'a> {
     fn clear_mounts(&self) -> Result<()> {
         let Some(earlier) = &self.earlier else { return Ok(()) };
         let sources = Sources::observe(self.node, &earlier.id, Some(earlier))?;
-        unmount_all(self.order.root, &earlier.staging, &sources.all)?;
+        unmount_all(self.order.root, &earlier.staging, &sources.at_staging())?;
         Ok(())
     }
 
@@ -311,8 +311,12 @@ impl<'a> StageRun<'a> {
         Ok(())
     }
 
+    /// Not of a directory of the node's own: it is of the file system that it lies on, whatever is asked for.
     fn remember_fstype(&mut self, name: &str) {
-        if let Access::Filesystem { fstype, .. } = &mut self.entry.access {
+        let own_directory = matches!(&self.entry.source, Some(Source::Directory(directory)) if directory.root.is_some());
+        if let Access::Filesystem { fstype, .. } = &mut self.entry.access
+            && !own_directory
+        {
             *fstype = Some(name.to_owned());
         }
     }

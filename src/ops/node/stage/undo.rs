@@ -7,6 +7,7 @@ use super::super::device_use::{close_mapping, ensure_unused};
 use super::super::errors::source_name;
 use super::super::mounts::unmount_all;
 use super::super::rollback::undo_in_reverse;
+use super::super::sources::with_moved;
 use super::apply::{StageRun, StageUndo};
 
 impl StageRun<'_> {
@@ -37,7 +38,7 @@ impl StageRun<'_> {
     fn undo_one(&self, undo: StageUndo) -> Result<()> {
         let (id, staging) = (&self.entry.id, &self.entry.staging);
         match undo {
-            StageUndo::Mount => unmount_all(self.order.root, staging, &self.entry.shown()).map(|_| ()),
+            StageUndo::Mount => unmount_all(self.order.root, staging, &with_moved(self.entry.shown())).map(|_| ()),
             StageUndo::Directory => Ok(step("remove directory", &staging.display(), || self.order.root.remove(staging))?),
             StageUndo::Mapping => close_mapping(self.node, id),
             StageUndo::Connection => {

@@ -88,7 +88,8 @@ fn start_without_journal(wanted: &DesiredStage, seen: &StageObservation) -> Resu
     match (&seen.staging, &wanted.access) {
         (MountState::Stack(count), _) => Err(stacked(&wanted.staging, *count)),
         (MountState::Ours(mount), DesiredAccess::Filesystem { fstype, .. }) => {
-            if let Some(fstype) = fstype.filter(|fstype| fstype.as_str() != mount.fstype) {
+            let directory = matches!(seen.used, Some(Source::Directory(_)));
+            if let Some(fstype) = fstype.filter(|fstype| !directory && fstype.as_str() != mount.fstype) {
                 return Err(conflict(wanted, &mount.fstype, fstype.as_str()));
             }
             if mount.is_read_only() != wanted.read_only {

@@ -12,9 +12,9 @@ use crate::os::step::step;
 use crate::os::{self, lock};
 use crate::volume::{Error, OnDelete, Result};
 
-use super::super::subdir;
+use super::base::Ready;
 use super::record::{self, VolumeRecord};
-use super::share::Ready;
+use super::subdir;
 
 impl Ready {
     /// The record of a volume, whatever its phase; `None` where there is none.
@@ -23,7 +23,7 @@ impl Ready {
     /// `Unverified` where it is damaged, or another volume's.
     pub fn record(&self, local: &str) -> Result<Option<VolumeRecord>> {
         let name = record_name(local);
-        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.with_cause_of_share(error))?
+        let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.with_cause_of_base(error))?
         else {
             return Ok(None);
         };
@@ -36,8 +36,8 @@ impl Ready {
         Err(Error::Unverified { device, reason: "it is not this volume's; restore it from a backup".to_owned() })
     }
 
-    /// A failed read means that the share is down.
-    fn with_cause_of_share(&self, error: Error) -> Error {
+    /// A failed read means that the base is down.
+    fn with_cause_of_base(&self, error: Error) -> Error {
         match error {
             Error::Failed { step, object, source, .. } => self.down(format!("{step} {object}: {source}")),
             other => other,
@@ -322,7 +322,7 @@ fn not_empty(error: os::Error) -> os::Result<bool> {
 fn parted(directory: &Path) -> Result<(&Path, &std::ffi::OsStr)> {
     match (directory.parent(), directory.file_name()) {
         (Some(parent), Some(name)) => Ok((parent, name)),
-        _ => Err(Error::invalid("subDir", format!("{} is no directory below a share", directory.display()))),
+        _ => Err(Error::invalid("subDir", format!("{} is no directory below another one", directory.display()))),
     }
 }
 

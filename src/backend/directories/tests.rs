@@ -7,9 +7,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::{NfsConfig, NfsParameters, ShareConfig, requested_parameters};
 use super::record::{self, Phase, VolumeRecord};
 use super::*;
+use crate::backend::nfs::{NfsConfig, NfsParameters, ShareConfig, locations_on, requested_parameters};
 use crate::backend::{
     CapacityQuery, Expand, FreezeGuard, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
 };
@@ -17,6 +17,10 @@ use crate::os::mount::testing::Hung;
 use crate::volume::{
     ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
+
+fn on_directories(config: &NfsConfig, state: &Path, directories: &[PathBuf]) -> Controller {
+    Controller::new(&config.name, locations_on(config, directories), None, state).impatient()
+}
 
 struct NothingMounted;
 
@@ -87,7 +91,7 @@ impl Ground {
     fn open_beside(&self) -> Controller {
         let directories: Vec<PathBuf> =
             self.config.shares.iter().map(|share| self.at(&share.share.to_string_lossy()[1..])).collect();
-        Controller::on_directories(&self.config, &self.at("state"), &directories)
+        on_directories(&self.config, &self.at("state"), &directories)
     }
 
     /// All that lies on the share `a`, but what is always there.
@@ -140,7 +144,7 @@ fn snapshot_id(local: &str) -> SnapshotId {
     format!("nfs:{local}").parse().expect("an id")
 }
 
-fn parameters(pairs: &[(&str, &str)]) -> serde_json::Value {
+fn parameters(pairs: &[(&str, &str)]) -> Value {
     let raw = RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
     let own = NfsParameters::of_class(&raw).expect("valid");
     serde_json::json!({"node": NodeParameters::default(), "backend": own})
@@ -408,7 +412,7 @@ fn capacity_of_a_reload_limits_what_is_made_from_then_on() {
     let mut shares = ground.config.shares.clone();
     let mut apply = |capacity| {
         shares[0].capacity = Some(capacity);
-        controller.apply_capacities(&shares)();
+        controller.apply_capacities(shares.iter().map(|share| share.capacity).collect())();
         controller.usage().pools[0].1.expect("seen").provisionable
     };
     assert_eq!(apply(Bytes::mib(2000)), Bytes::mib(2000));
@@ -652,7 +656,7 @@ fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
         assert!(matches!(&error, Error::BackendUnavailable { reason, .. } if reason.contains("on standby")), "{error}");
     }
     second.probe().expect("it is well");
-    assert!(second.shares.iter().all(|share| share.current().is_none()));
+    assert!(second.bases.iter().all(|base| base.current().is_none()));
     drop(first);
     ground.config.shares.iter().for_each(|share| ground.await_lock(share));
     assert!(matches!(second.first_lock(soon()), Ok(FirstLock::Here)));
@@ -690,7 +694,7 @@ fn ready_snapshot_is_not_copied_again() {
     std::fs::write(ground.at("a/one/file"), "old").expect("written");
     snapshot_of_one(&controller);
     std::fs::write(ground.at("a/one/file"), "new").expect("written");
-    let ready = controller.shares[0].ready().expect("open");
+    let ready = controller.bases[0].ready().expect("open");
     // The copy that made it ready may not have ended.
     let copies: Vec<_> = lock(&ready.works).values().cloned().collect();
     assert!(copies.iter().all(|copy| copy.ends_within(Duration::from_secs(30))));
@@ -865,8 +869,7 @@ fn one_process_provisions_and_one_backend_owns() {
     drop(first);
     ground.await_lock(&ground.config.shares[0]);
     let config = NfsConfig { name: "other".parse().expect("a name"), ..ground.config.clone() };
-    let error =
-        Controller::on_directories(&config, &ground.at("state"), &[ground.at("a")]).probe().expect_err("not its own").to_string();
+    let error = on_directories(&config, &ground.at("state"), &[ground.at("a")]).probe().expect_err("not its own").to_string();
     assert!(error.contains("belongs to the backend nfs"), "{error}");
     std::fs::set_permissions(ground.at("a/.longshore"), PermissionsExt::from_mode(0o755)).expect("set");
     let error = ground.open().probe().expect_err("open to others").to_string();

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, VolumeSpec};
 use crate::os::dir::OpenDir;
 use crate::os::lock;
@@ -10,14 +12,13 @@ use crate::os::step::step;
 use crate::os::tree;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
-use super::super::NfsParameters;
-use super::super::config::{Consistency, Ownership};
-use super::super::subdir;
 use super::Controller;
+use super::base::{DATA, Ready};
 use super::index::Refused;
+use super::parameters::{CommonParameters, Consistency, Ownership};
 use super::place::links_name;
 use super::record::{self, FORMAT, Phase, VolumeRecord};
-use super::share::{DATA, Ready};
+use super::subdir;
 use super::work::{Source, Work, log_copied};
 
 /// Sizes are whole ones of these, in bytes.
@@ -25,7 +26,7 @@ const UNIT: u64 = 1 << 20;
 
 /// What a new volume is copied from.
 struct Origin {
-    share: Arc<Ready>,
+    base: Arc<Ready>,
     directory: OpenDir,
     source: Source,
 }
@@ -36,12 +37,12 @@ impl Provision for Controller {
     }
 
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        Ok(self.locate_whole(id.local())?.map(|(_, record)| record.into_volume()))
+        Ok(self.locate_whole(id.local())?.map(|(_, record)| record.into_volume(self.topology.clone())))
     }
 
-    fn find_for_create(&self, id: &VolumeId, parameters: &serde_json::Value) -> Result<Option<Volume>> {
-        let found = self.locate_for_create(id.local(), &asked(parameters)?)?;
-        Ok(found.filter(|(_, record)| record.phase == Phase::Whole).map(|(_, record)| record.into_volume()))
+    fn find_for_create(&self, id: &VolumeId, parameters: &Value) -> Result<Option<Volume>> {
+        let found = self.locate_for_create(id.local(), own(parameters))?;
+        Ok(found.filter(|(_, record)| record.phase == Phase::Whole).map(|(_, record)| record.into_volume(self.topology.clone())))
     }
 
     fn create(&self, spec: &VolumeSpec, _quiesce: &dyn Quiesce) -> Result<Volume> {
@@ -66,6 +67,10 @@ impl Provision for Controller {
             Phase::Deleting { at } => ready.finish_deletion(&record, at)?,
             Phase::Whole => {
                 self.check_not_copied(&Source::Volume(local.to_owned()))?;
+                if let Some(place) = ready.location.mounted_at(&ready.root, &record.directory)? {
+                    let by = format!("it is mounted at {0}; unmount it (`umount {0}`) if no pod uses it", place.display());
+                    return Err(Error::InUse { object: format!("volume {id}"), by });
+                }
                 let at = record::now();
                 record.inode = ready.inode(&record.directory)?;
                 record.phase = Phase::Deleting { at };
@@ -83,12 +88,8 @@ impl Provision for Controller {
     }
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
-        let parameters = match &query.parameters {
-            serde_json::Value::Null => NfsParameters::from_json(&serde_json::json!({}))?,
-            given => NfsParameters::from_json(given)?,
-        };
         let (mut available, mut largest, mut seen, mut away) = (0_u64, 0, false, None);
-        for (_, ready) in super::ask(self.asked_for(&parameters)) {
+        for (_, ready) in super::ask(self.asked_for(&query.parameters)?) {
             match ready.and_then(|ready| ready.room()) {
                 Ok(room) => {
                     let room = room - room % UNIT;
@@ -114,9 +115,11 @@ impl Controller {
     /// What an earlier call began of the same volume, where its copy continues. All else that one left is removed.
     fn begun(&self, spec: &VolumeSpec) -> Result<Option<(Arc<Ready>, VolumeRecord)>> {
         let local = spec.id.local();
-        let Some((ready, record)) = self.locate_for_create(local, &asked(&spec.parameters)?)? else { return Ok(None) };
+        let Some((ready, record)) = self.locate_for_create(local, own(&spec.parameters))? else { return Ok(None) };
         let cleared = match record.phase {
-            Phase::Making if is_as_asked(&record, spec) && ready.work(local).is_some() => return Ok(Some((ready, record))),
+            Phase::Making if is_as_asked(&ready, &record, spec) && ready.work(local).is_some() => {
+                return Ok(Some((ready, record)));
+            }
             Phase::Making => ready.stop_work(local).and_then(|()| ready.discard(&record)),
             Phase::Deleting { at } => ready.finish_deletion(&record, at),
             Phase::Whole => Ok(()),
@@ -130,12 +133,12 @@ impl Controller {
     /// Everything up to a draft that is being filled.
     fn begin(&self, spec: &VolumeSpec) -> Result<(Arc<Ready>, VolumeRecord)> {
         let local = spec.id.local();
-        let asked = asked(&spec.parameters)?;
-        self.check(&asked)?;
+        let asked = own(&spec.parameters);
+        self.asked_for(asked)?;
         let origin = spec.source.as_ref().map(|source| self.origin(source)).transpose()?;
-        let directory = asked.directory(local);
+        let directory = CommonParameters::from_json(asked)?.directory(local);
         subdir::check(&directory.to_string_lossy())?;
-        let ready = self.choose(&asked, spec.capacity, origin.as_ref().map(|origin| &origin.share))?;
+        let ready = self.choose(asked, spec.capacity, origin.as_ref().map(|origin| &origin.base))?;
         let mut record = VolumeRecord {
             format: FORMAT,
             id: spec.id.clone(),
@@ -145,7 +148,7 @@ impl Controller {
             directory,
             capacity: spec.capacity,
             source: spec.source.clone(),
-            parameters: filled(spec, asked, &ready)?,
+            parameters: filled(spec, &ready)?,
             created: record::now(),
             inode: None,
             on_delete: None,
@@ -176,14 +179,14 @@ impl Controller {
                 return Err(undo(ready, &record, error));
             }
         }
-        let done = own(ready, &record).and_then(|()| ready.put_in_place(&record)).and_then(|()| {
+        let done = set_owner(ready, &record).and_then(|()| ready.put_in_place(&record)).and_then(|()| {
             record.phase = Phase::Whole;
             ready.write_record(&record)
         });
         match done {
             Ok(()) => {
                 ready.index.put_volume(&local, &record.directory, record.capacity.0, true);
-                Ok(record.into_volume())
+                Ok(record.into_volume(self.topology.clone()))
             }
             Err(error) => Err(undo(ready, &record, error)),
         }
@@ -192,12 +195,12 @@ impl Controller {
     fn origin(&self, source: &ContentSource) -> Result<Origin> {
         match source {
             ContentSource::Volume(id) => {
-                let (share, record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
-                let directory = share.at(&record.directory)?.ok_or_else(|| missing(&share, &record.directory))?;
-                Ok(Origin { share, directory, source: Source::Volume(id.local().to_owned()) })
+                let (base, record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+                let directory = base.at(&record.directory)?.ok_or_else(|| missing(&base, &record.directory))?;
+                Ok(Origin { base, directory, source: Source::Volume(id.local().to_owned()) })
             }
             ContentSource::Snapshot(id) => {
-                let (share, record) = self.locate_snapshot(id.local())?.ok_or_else(|| Error::snapshot_not_found(id))?;
+                let (base, record) = self.locate_snapshot(id.local())?.ok_or_else(|| Error::snapshot_not_found(id))?;
                 if !record.ready {
                     return Err(Error::InProgress {
                         object: format!("snapshot {id}"),
@@ -205,18 +208,18 @@ impl Controller {
                     });
                 }
                 let path = Path::new(id.local()).join(DATA);
-                let directory = share.snapshots.directory(&path).map_err(|error| share.failure(error))?;
-                let directory = directory.ok_or_else(|| missing(&share, &share.snapshots.path_of(&path)))?;
-                Ok(Origin { share, directory, source: Source::Snapshot(id.local().to_owned()) })
+                let directory = base.snapshots.directory(&path).map_err(|error| base.failure(error))?;
+                let directory = directory.ok_or_else(|| missing(&base, &base.snapshots.path_of(&path)))?;
+                Ok(Origin { base, directory, source: Source::Snapshot(id.local().to_owned()) })
             }
         }
     }
 
-    /// The share for a new volume: that of its source, where data may be shared, else the one with most room.
-    fn choose(&self, asked: &NfsParameters, capacity: Bytes, source: Option<&Arc<Ready>>) -> Result<Arc<Ready>> {
+    /// The base for a new volume: that of its source, where data may be shared, else the one with most room.
+    fn choose(&self, asked: &Value, capacity: Bytes, source: Option<&Arc<Ready>>) -> Result<Arc<Ready>> {
         let mut best: Option<(u64, Arc<Ready>)> = None;
         let mut away = None;
-        for (_, ready) in super::ask(self.asked_for(asked)) {
+        for (_, ready) in super::ask(self.asked_for(asked)?) {
             match ready.and_then(|ready| Ok((ready.index.left(ready.provisionable()?), ready))) {
                 Ok((left, ready)) => {
                     if left >= capacity.0 && source.is_some_and(|source| Arc::ptr_eq(source, &ready)) {
@@ -234,14 +237,16 @@ impl Controller {
             (Some((left, _)), Some(error)) if left < capacity.0 => Err(error),
             (Some((_, ready)), _) => Ok(ready),
             (None, Some(error)) => Err(error),
-            (None, None) => self.check(asked).and(Err(Error::invalid("parameters.share", "no share is configured"))),
+            (None, None) => Err(Error::invalid("parameters", format!("backend {} has nothing to make volumes in", self.backend))),
         }
     }
 
     /// A volume for a list. One whose record is damaged is listed with what is known of it: its absence would say that it does not exist.
     fn listed(&self, ready: &Ready, local: &str) -> Result<Option<Volume>> {
         match ready.record(local) {
-            Ok(record) => Ok(record.filter(|record| record.phase == Phase::Whole).map(VolumeRecord::into_volume)),
+            Ok(record) => {
+                Ok(record.filter(|record| record.phase == Phase::Whole).map(|record| record.into_volume(self.topology.clone())))
+            }
             Err(Error::Unverified { .. }) => Ok(Some(Volume {
                 id: VolumeId::from_parts(&self.backend, local)?,
                 name: String::new(),
@@ -307,25 +312,25 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
         .map_err(|error| ready.failure(error))?;
     record.inode = ready.drafts.stat(&local).map_err(|error| ready.failure(error))?.map(|stat| stat.st_ino);
     ready.begin_quota(record)?;
-    ready.write_record(record)?;
     let Some(origin) = origin else { return Ok(()) };
     let failed = |error| ready.failure(error);
     let links = links_name(&local);
     step("make directory", &ready.drafts.path_of(&links).display(), || ready.drafts.make_directory(&links, 0o700))
         .map_err(failed)?;
+    ready.join_quota(record, &links)?;
     let (to, links) = (ready.drafts.existing(&local).map_err(failed)?, ready.drafts.existing(&links).map_err(failed)?);
-    let (own, id, Origin { directory, source, share }) = (Arc::clone(ready), record.id.clone(), origin);
+    let (own, id, Origin { directory, source, base }) = (Arc::clone(ready), record.id.clone(), origin);
     let by_file = record.own_parameters()?.consistency == Consistency::File;
     // A snapshot does not change.
     let watched = record.source.clone().filter(|_| !by_file);
     let work = Work::start(source, move |control| {
         let copy = || tree::copy(&directory, &to, &links, control);
         let copied = match watched {
-            Some(ContentSource::Volume(source)) => share.copy_unchanged(&source, &directory, control, copy)?,
+            Some(ContentSource::Volume(source)) => base.copy_unchanged(&source, &directory, control, copy)?,
             _ => copy().map_err(|error| own.failure(error))?,
         };
         log_copied(&id, copied);
-        drop(share);
+        drop(base);
         Ok(copied)
     })?;
     lock(&ready.works).insert(local, work);
@@ -333,9 +338,9 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
 }
 
 /// Gives the draft the mode and owner that were asked for.
-fn own(ready: &Ready, record: &VolumeRecord) -> Result<()> {
+fn set_owner(ready: &Ready, record: &VolumeRecord) -> Result<()> {
     let asked = record.own_parameters()?.ownership()?;
-    let Ownership { mode, uid, gid } = if record.source.is_some() { asked } else { asked.of_new() };
+    let Ownership { mode, uid, gid } = if record.source.is_some() { asked } else { asked.of_new(ready.location.default_mode()) };
     let local = record.id.local();
     step("set owner", &ready.drafts.path_of(local).display(), || {
         ready.drafts.remove_directory(links_name(local))?;
@@ -356,27 +361,26 @@ fn undo(ready: &Ready, record: &VolumeRecord, failure: Error) -> Error {
 }
 
 /// The backend's own of a volume's parameters.
-fn asked(parameters: &serde_json::Value) -> Result<NfsParameters> {
-    NfsParameters::from_json(parameters.get("backend").unwrap_or(&serde_json::Value::Null))
+fn own(parameters: &Value) -> &Value {
+    parameters.get("backend").unwrap_or(&Value::Null)
 }
 
-/// The parameters as the node needs them: with the share that was chosen.
-fn filled(spec: &VolumeSpec, asked: NfsParameters, ready: &Ready) -> Result<serde_json::Value> {
-    let own = asked.on_share(&ready.config);
-    let own = serde_json::to_value(own).map_err(|error| Error::invalid("parameters", error.to_string()))?;
+/// The parameters as the node needs them: with the base that was chosen.
+fn filled(spec: &VolumeSpec, ready: &Ready) -> Result<Value> {
+    let chosen = ready.location.with_chosen(own(&spec.parameters))?;
     let mut parameters = spec.parameters.clone();
     if let Some(all) = parameters.as_object_mut() {
-        all.insert("backend".to_owned(), own);
+        all.insert("backend".to_owned(), chosen);
     }
     Ok(parameters)
 }
 
-fn is_as_asked(record: &VolumeRecord, spec: &VolumeSpec) -> bool {
-    let own = |parameters: &serde_json::Value| parameters.get("backend").map(super::super::requested_parameters);
+fn is_as_asked(ready: &Ready, record: &VolumeRecord, spec: &VolumeSpec) -> bool {
+    let asked = |parameters: &Value| parameters.get("backend").map(|own| ready.location.without_chosen(own));
     record.name == spec.name
         && record.capacity == spec.capacity
         && record.source == spec.source
-        && own(&record.parameters) == own(&spec.parameters)
+        && asked(&record.parameters) == asked(&spec.parameters)
 }
 
 fn refusal(ready: &Ready, record: &VolumeRecord, refused: Refused, limit: u64) -> Error {
@@ -392,11 +396,12 @@ fn refusal(ready: &Ready, record: &VolumeRecord, refused: Refused, limit: u64) -
 
 fn no_room(ready: &Ready, asked: Bytes, left: u64, limit: u64) -> Error {
     Error::NoCapacity {
-        place: format!("share {}", ready.called),
+        place: ready.place(),
         reason: format!(
-            "{asked} asked for, {} of {} left to provision; delete volumes or snapshots, raise the share's capacity, or add a share",
+            "{asked} asked for, {} of {} left to provision; delete volumes or snapshots, raise the {noun}'s capacity, or add a {noun}",
             Bytes(left),
-            Bytes(limit)
+            Bytes(limit),
+            noun = ready.location.noun()
         ),
     }
 }

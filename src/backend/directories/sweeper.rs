@@ -1,4 +1,4 @@
-//! One worker per share empties its trash, in the background, slowly enough that nobody is hurt.
+//! One worker per base empties its trash, in the background, slowly enough that nobody is hurt.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

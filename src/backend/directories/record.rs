@@ -11,21 +11,23 @@ use serde_json::Value;
 
 use crate::backend::record;
 use crate::os::dir::OpenDir;
-use crate::volume::{BackendName, Bytes, ContentSource, Error, OnDelete, Result, Snapshot, SnapshotId, Volume, VolumeId};
+use crate::volume::{
+    BackendName, Bytes, ContentSource, Error, OnDelete, Result, Snapshot, SnapshotId, Topology, Volume, VolumeId,
+};
 
-use super::super::NfsParameters;
+use super::parameters::CommonParameters;
 
 /// The version of all formats here.
 pub(super) const FORMAT: u32 = 1;
 /// No file of ours is longer, in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// `marker.json`: whose share this is.
+/// `marker.json`: whose base this is.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Marker {
     pub format: u32,
-    /// Tells two shares apart.
+    /// Tells two bases apart.
     pub id: String,
     /// The backend whose ids the volumes have.
     pub backend: BackendName,
@@ -51,12 +53,12 @@ pub(super) struct VolumeRecord {
     pub id: VolumeId,
     pub name: String,
     pub phase: Phase,
-    /// Below the share.
+    /// Below the base.
     #[serde(rename = "folder")]
     pub directory: PathBuf,
     pub capacity: Bytes,
     pub source: Option<ContentSource>,
-    /// As the node needs them: with server and share.
+    /// As the node needs them: with server and base.
     pub parameters: Value,
     /// Nanoseconds since 1970.
     pub created: u64,
@@ -94,25 +96,25 @@ pub(super) struct SnapshotRecord {
 }
 
 impl VolumeRecord {
-    pub fn into_volume(self) -> Volume {
+    pub fn into_volume(self, topology: Option<Topology>) -> Volume {
         let VolumeRecord { id, name, capacity, source, parameters, .. } = self;
-        Volume { id, name, capacity, source, parameters: parameters.into(), topology: None, for_one_node: false }
+        Volume { id, name, capacity, source, parameters: parameters.into(), topology, for_one_node: false }
     }
 
     pub fn on_delete(&self) -> Result<OnDelete> {
         self.on_delete.map_or_else(|| Ok(self.own_parameters()?.on_delete), Ok)
     }
 
-    pub fn own_parameters(&self) -> Result<NfsParameters> {
-        NfsParameters::from_json(self.parameters.get("backend").unwrap_or(&Value::Null))
+    pub fn own_parameters(&self) -> Result<CommonParameters> {
+        CommonParameters::from_json(self.parameters.get("backend").unwrap_or(&Value::Null))
     }
 }
 
 impl SnapshotRecord {
-    pub fn into_snapshot(self) -> Snapshot {
+    pub fn into_snapshot(self, topology: Option<Topology>) -> Snapshot {
         let SnapshotRecord { id, name, source, size, created, ready, .. } = self;
         let created = UNIX_EPOCH + Duration::from_nanos(created);
-        Snapshot { id, name, source, size, created, ready, group: None, topology: None }
+        Snapshot { id, name, source, size, created, ready, group: None, topology }
     }
 }
 

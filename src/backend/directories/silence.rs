@@ -4,7 +4,7 @@ use crate::os;
 
 /// Why a server does not give what it should.
 #[derive(Clone, Debug)]
-pub(super) enum Silence {
+pub enum Silence {
     Dead(String),
     /// ESTALE.
     Stale(String),

@@ -1,8 +1,8 @@
-//! Snapshots: whole copies of a volume's directory, on the same share, made in the background.
+//! Snapshots: whole copies of a volume's directory, on the same base, made in the background.
 //!
-//! A share is in use by machines that we know nothing of, so nothing can be frozen. A snapshot is of one instant where nothing in the
+//! A base is in use by machines that we know nothing of, so nothing can be frozen. A snapshot is of one instant where nothing in the
 //! volume changed while it was copied, which is checked afterwards; else it is refused, unless its class takes what is consistent file
-//! by file. Where the server shares data between files (NFS 4.2 on xfs or btrfs) it takes no room and little time.
+//! by file. Where the server bases data between files (NFS 4.2 on xfs or btrfs) it takes no room and little time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::os::tree::{self, ChangeTime, Control, Copied};
 use crate::os::{self, lock};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
-use super::super::config::{Consistency, NfsSnapshotParameters};
 use super::Controller;
+use super::base::{DATA, LINKS, META, Ready};
 use super::index::IndexedSnapshot;
+use super::parameters::{Consistency, DirectorySnapshotParameters};
 use super::record::{self, FORMAT, SnapshotRecord};
-use super::share::{DATA, LINKS, META, Ready};
 use super::work::{Source, Work, log_copied};
 
 impl Snapshots for Controller {
     fn check(&self, raw: &RawParameters) -> Result<()> {
-        raw.parse::<NfsSnapshotParameters>().map(drop)
+        raw.parse::<DirectorySnapshotParameters>().map(drop)
     }
 
     fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
         let Some((ready, found)) = self.locate_snapshot(id.local())? else { return Ok(None) };
         if found.ready {
-            return Ok(Some(found.into_snapshot()));
+            return Ok(Some(found.into_snapshot(self.topology.clone())));
         }
         match ready.work(&work_key(id.local())) {
             // It failed: said once, and nothing of it stays, so that it can be made anew.
@@ -38,9 +38,9 @@ impl Snapshots for Controller {
                 Some(Err(error)) => Err(undo(&ready, id.local(), error)),
                 _ => self.again(id.local()),
             },
-            Some(_) => Ok(Some(found.into_snapshot())),
+            Some(_) => Ok(Some(found.into_snapshot(self.topology.clone()))),
             None => match ready.copy_snapshot(id.local())? {
-                Some(_) => Ok(Some(found.into_snapshot())),
+                Some(_) => Ok(Some(found.into_snapshot(self.topology.clone()))),
                 // It was completed after its record was read.
                 None => self.again(id.local()),
             },
@@ -59,7 +59,7 @@ impl Snapshots for Controller {
             created: record::now(),
             ready: false,
             taken: Bytes(0),
-            by_file: spec.parameters.parse::<NfsSnapshotParameters>()?.consistency == Consistency::File,
+            by_file: spec.parameters.parse::<DirectorySnapshotParameters>()?.consistency == Consistency::File,
         };
         let completed = || self.again(local)?.ok_or_else(|| Error::snapshot_not_found(&spec.id));
         match ready.begin_snapshot(&record) {
@@ -67,7 +67,7 @@ impl Snapshots for Controller {
                 Some(Err(error)) => Err(undo(&ready, local, error)),
                 _ => completed(),
             },
-            Ok(Some(_)) => Ok(record.into_snapshot()),
+            Ok(Some(_)) => Ok(record.into_snapshot(self.topology.clone())),
             Ok(None) => completed(),
             Err(error) => Err(undo(&ready, local, error)),
         }
@@ -89,7 +89,7 @@ impl Snapshots for Controller {
         let of = source.map(VolumeId::local);
         let ids = |ready: &Ready, after: Option<&str>, max| ready.index.snapshots(of, after, max);
         self.page(after.map(SnapshotId::local), max, ids, |ready, local| match ready.snapshot_record(local) {
-            Ok(record) => Ok(record.map(SnapshotRecord::into_snapshot)),
+            Ok(record) => Ok(record.map(|record| record.into_snapshot(self.topology.clone()))),
             Err(Error::Unverified { .. }) => Ok(None),
             Err(error) => Err(error),
         })
@@ -102,7 +102,7 @@ impl Controller {
     }
 
     fn again(&self, local: &str) -> Result<Option<Snapshot>> {
-        Ok(self.locate_snapshot(local)?.map(|(_, record)| record.into_snapshot()))
+        Ok(self.locate_snapshot(local)?.map(|(_, record)| record.into_snapshot(self.topology.clone())))
     }
 }
 
@@ -211,7 +211,7 @@ impl Ready {
 }
 
 impl Ready {
-    /// Runs the copy of a volume's directory in this share.
+    /// Runs the copy of a volume's directory in this base.
     ///
     /// # Errors
     /// `InUse` where something in it changed meanwhile: the copy is then of no single instant.
@@ -229,10 +229,10 @@ impl Ready {
         Err(Error::InUse {
             object: format!("volume {volume}"),
             by: format!(
-                "{} changed while it was copied, and the file system of many clients cannot be frozen: stop the pods that write to the \
-                 volume, or set \"consistency: file\" in the VolumeSnapshotClass (for a clone in the StorageClass) for copies that are \
-                 consistent file by file only",
-                path.display()
+                "{} changed while it was copied, and {}: stop the pods that write to the volume, or set \"consistency: file\" in the \
+                 VolumeSnapshotClass (for a clone in the StorageClass) for copies that are consistent file by file only",
+                path.display(),
+                self.location.no_freeze()
             ),
         })
     }

@@ -1,12 +1,12 @@
-//! What a process that ended left on a share is finished when the next one opens it: nobody else can be at it.
+//! What a process that ended left on a base is finished when the next one opens it: nobody else can be at it.
 
 use std::sync::Arc;
 
 use crate::volume::{Error, Result};
 
+use super::base::{META, Ready};
 use super::index::IndexedSnapshot;
 use super::record::{self, Phase, SnapshotRecord};
-use super::share::{META, Ready};
 
 impl Ready {
     /// Reads what there is, ends what was begun with volumes. What is damaged is left, and reported when it is asked for.
@@ -48,7 +48,7 @@ impl Ready {
             }
             Ok(None) => Ok(()),
             Err(error @ Error::Unverified { .. }) => {
-                tracing::warn!(share = self.called, volume = local, %error, "it cannot be used");
+                tracing::warn!(base = self.called, volume = local, %error, "it cannot be used");
                 self.index.put_volume(local, local.as_ref(), 0, true);
                 Ok(())
             }
@@ -72,7 +72,7 @@ impl Ready {
                 // Interrupted before it was begun.
                 Ok(None) => self.throw_away(&self.snapshots, local.as_ref(), &format!("{local}~{}", record::now()))?,
                 Err(error) => {
-                    tracing::warn!(share = self.called, snapshot = local, %error, "it cannot be used");
+                    tracing::warn!(base = self.called, snapshot = local, %error, "it cannot be used");
                     self.index.put_snapshot(&local, IndexedSnapshot { source: String::new(), bytes: 0, ready: true });
                 }
             }
@@ -85,7 +85,7 @@ impl Ready {
         self.sweeper.wake();
         for local in self.index.unready() {
             if let Err(error) = self.copy_snapshot(&local) {
-                tracing::warn!(share = self.called, snapshot = local, %error, "its copy could not be begun again");
+                tracing::warn!(base = self.called, snapshot = local, %error, "its copy could not be begun again");
             }
         }
     }

@@ -5,8 +5,7 @@ use serde::Deserialize;
 use crate::backend::Modify;
 use crate::volume::{Error, OnDelete, Outcome, RawParameters, Result, VolumeId};
 
-use super::super::config;
-use super::Controller;
+use super::{Controller, check_on_delete};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -16,7 +15,7 @@ struct MutableParameters {
 
 fn parse(raw: &RawParameters) -> Result<OnDelete> {
     let MutableParameters { on_delete } = raw.parse()?;
-    config::check_on_delete("mutable_parameters.onDelete", on_delete)?;
+    check_on_delete("mutable_parameters.onDelete", on_delete)?;
     Ok(on_delete)
 }
 

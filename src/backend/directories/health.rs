@@ -1,10 +1,10 @@
-//! What is wrong with volumes and shares.
+//! What is wrong with volumes and bases.
 
 use crate::backend::ReportHealth;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
+use super::base::Ready;
 use super::record::{Phase, VolumeRecord};
-use super::share::Ready;
 use super::{Controller, ask};
 
 impl ReportHealth for Controller {
@@ -12,16 +12,16 @@ impl ReportHealth for Controller {
         match self.locate(id.local()) {
             Ok(Some((ready, record))) if record.phase == Phase::Whole => Ok(ready.directory_health(&record)),
             Ok(_) => Err(Error::volume_not_found(id)),
-            Err(error) => Ok(vec![problem_of(&error)]),
+            Err(error) => Ok(vec![self.problem_of(&error)]),
         }
     }
 
     fn storage_health(&self) -> Result<Health> {
         let mut health = Health::new();
-        for (_, ready) in ask(&self.shares) {
+        for (_, ready) in ask(&self.bases) {
             match ready {
                 Ok(ready) => ready.trash_health().into_iter().for_each(|problem| add(&mut health, problem)),
-                Err(error) => add(&mut health, problem_of(&error)),
+                Err(error) => add(&mut health, self.problem_of(&error)),
             }
         }
         Ok(health)
@@ -34,7 +34,7 @@ impl ReportHealth for Controller {
                 Ok(Some(record)) if record.phase == Phase::Whole => ready.directory_health(&record),
                 Ok(_) => return Ok(None),
                 Err(error @ Error::BackendUnavailable { .. }) => return Err(error),
-                Err(error) => vec![problem_of(&error)],
+                Err(error) => vec![self.problem_of(&error)],
             };
             if health.is_empty() { Ok(None) } else { Ok(Some((VolumeId::from_parts(&self.backend, local)?, health))) }
         })
@@ -44,13 +44,16 @@ impl ReportHealth for Controller {
 impl Ready {
     fn directory_health(&self, record: &VolumeRecord) -> Health {
         match self.inode(&record.directory) {
-            Ok(Some(_)) => Health::new(),
+            Ok(Some(_)) => match self.quota_problem(record) {
+                Ok(problem) => problem.into_iter().collect(),
+                Err(error) => vec![problem_of(&error, self.location.unreachable())],
+            },
             Ok(None) => vec![HealthProblem {
                 severity: Severity::DataLoss,
                 reason: "DirectoryMissing",
                 message: format!("{} is gone; put it back, or delete the volume", self.root.path_of(&record.directory).display()),
             }],
-            Err(error) => vec![problem_of(&error)],
+            Err(error) => vec![problem_of(&error, self.location.unreachable())],
         }
     }
 
@@ -58,14 +61,13 @@ impl Ready {
         let sweep = self.sweeper.look();
         let mut health = Health::new();
         if let Some(removed) = sweep.removed {
-            let message =
-                format!("share {}: deleted volumes are being removed, {removed} files and directories so far", self.called);
+            let message = format!("{}: deleted volumes are being removed, {removed} files and directories so far", self.place());
             health.push(HealthProblem { severity: Severity::Degraded, reason: "EmptyingTrash", message });
         }
         if let Some(first) = sweep.stuck.first() {
             let message = format!(
-                "share {}: {} of what was deleted cannot be removed, and is tried again; the first is {first}",
-                self.called,
+                "{}: {} of what was deleted cannot be removed, and is tried again; the first is {first}",
+                self.place(),
                 sweep.stuck.len()
             );
             health.push(HealthProblem { severity: Severity::Degraded, reason: "TrashStuck", message });
@@ -74,10 +76,16 @@ impl Ready {
     }
 }
 
-fn problem_of(error: &Error) -> HealthProblem {
+impl Controller {
+    fn problem_of(&self, error: &Error) -> HealthProblem {
+        problem_of(error, self.bases.first().map_or("StorageUnreachable", |base| base.location.unreachable()))
+    }
+}
+
+fn problem_of(error: &Error, unreachable: &'static str) -> HealthProblem {
     let reason = match error {
         Error::Unverified { .. } => "MetadataDamaged",
-        _ => "ShareUnreachable",
+        _ => unreachable,
     };
     HealthProblem { severity: Severity::Inaccessible, reason, message: error.to_string() }
 }

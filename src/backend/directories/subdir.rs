@@ -1,10 +1,14 @@
-//! Where below a share a volume lies: `subDir`, with the variables that csi-driver-nfs knows.
+//! Where below a top directory a volume lies: `subDir`, with the variables that csi-driver-nfs knows.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use crate::volume::{Error, RawParameters, Result};
 
-use super::export;
+/// The controller's own directory in each top directory; no volume's.
+pub const OURS: &str = ".longshore";
+
+/// The longest path of a directory below a top one: PATH_MAX less what lies before it.
+const LONGEST: usize = 2048;
 
 const FIELD: &str = "parameters.subDir";
 /// A variable, and the key in what the provisioner tells of the claim.
@@ -15,7 +19,7 @@ const VARIABLES: [(&str, &str); 3] =
 ///
 /// # Errors
 /// `Invalid`, naming what cannot be.
-pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
+pub fn fill(template: &str, raw: &RawParameters) -> Result<String> {
     let mut filled = template.to_owned();
     for (variable, key) in VARIABLES {
         if !template.contains(variable) {
@@ -43,21 +47,48 @@ pub(super) fn fill(template: &str, raw: &RawParameters) -> Result<String> {
     Ok(filled)
 }
 
-/// Whether this is a directory below a share that may be a volume's.
-pub(super) fn check(directory: &str) -> Result<()> {
+/// Whether this is a directory below a top one that may be a volume's.
+pub fn check(directory: &str) -> Result<()> {
     if directory.is_empty() {
-        return Err(Error::invalid(FIELD, "is empty: a volume is a directory of its own, never the whole share"));
+        return Err(Error::invalid(FIELD, "is empty: a volume is a directory of its own, never the whole share or base"));
     }
-    export::directory(directory).map(|_| ())
+    self::directory(directory).map(|_| ())
+}
+
+/// A directory below a top one; empty is the top one itself.
+///
+/// # Errors
+/// `Invalid`, naming `subDir`, for what climbs, is absolute, or is ours.
+pub fn directory(text: &str) -> Result<PathBuf> {
+    let refuse = |reason: &str| Err(Error::invalid("subDir", format!("{text:?} {reason}")));
+    if text.is_empty() {
+        return Ok(PathBuf::new());
+    }
+    if text.starts_with('/') {
+        return refuse("is absolute; it is a directory below the share or base");
+    }
+    if text.chars().any(char::is_control) || text.len() > LONGEST {
+        return refuse("holds a control character, or is too long");
+    }
+    for part in text.split('/') {
+        match part {
+            "" => return refuse("has an empty component"),
+            "." | ".." => return refuse("has the component . or .., and would leave its directory"),
+            OURS => return refuse("is the driver's own directory"),
+            part if part.len() > 255 => return refuse("has a component of more than 255 bytes"),
+            _ => {}
+        }
+    }
+    Ok(PathBuf::from(text))
 }
 
 /// Whether one of two directories lies in the other, or is it.
-pub(super) fn overlap(a: &Path, b: &Path) -> bool {
+pub fn overlap(a: &Path, b: &Path) -> bool {
     a.starts_with(b) || b.starts_with(a)
 }
 
 /// All directories on the way to one, from the top, without it.
-pub(super) fn parents(directory: &Path) -> Vec<&Path> {
+pub fn parents(directory: &Path) -> Vec<&Path> {
     let mut parents: Vec<&Path> =
         directory.ancestors().skip(1).filter(|parent| matches!(parent.components().next(), Some(Component::Normal(_)))).collect();
     parents.reverse();
@@ -111,7 +142,7 @@ mod tests {
         fn accepted_subdirectory_stays_below_the_share(name in "\\PC{0,40}", template in "[a-z./]{0,8}\\$\\{pvc.metadata.name\\}[a-z./]{0,8}") {
             if let Ok(directory) = fill(&template, &raw(&name)) {
                 let parts: Vec<Component<'_>> = Path::new(&directory).components().collect();
-                prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(name) if *name != export::OURS)));
+                prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(name) if *name != OURS)));
                 prop_assert_eq!(parts.len(), directory.split('/').count());
                 prop_assert_eq!(directory.matches('/').count(), template.matches('/').count());
             }
@@ -124,5 +155,13 @@ mod tests {
         assert!(!overlap(Path::new("a/b"), Path::new("a/bc")));
         assert_eq!(parents(Path::new("a/b/c")), [Path::new("a"), Path::new("a/b")]);
         assert!(parents(Path::new("a")).is_empty());
+    }
+
+    #[test]
+    fn a_directory_stays_below_its_top_directory() {
+        assert_eq!(directory("a/b c").expect("sound"), Path::new("a/b c"));
+        for bad in ["/a", "..", "a/../b", "a/..", "./a", "a//b", "a/", ".longshore", "a/.longshore/b", "a\nb", &"x".repeat(256)] {
+            assert!(matches!(directory(bad), Err(Error::Invalid { field: "subDir", .. })), "{bad:?}");
+        }
     }
 }

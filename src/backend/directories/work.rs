@@ -77,7 +77,7 @@ pub(super) fn log_copied(into: &dyn std::fmt::Display, copied: Copied) {
     let Copied { entries, bytes, vanished, lost } = copied;
     tracing::info!(%into, entries, bytes, vanished, "copied");
     if lost > 0 {
-        tracing::warn!(%into, lost, "extended attributes and access control lists that this share cannot have were left out");
+        tracing::warn!(%into, lost, "extended attributes and access control lists that this file system cannot have were left out");
     }
 }
 

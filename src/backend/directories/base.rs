@@ -1,9 +1,9 @@
-//! One share, as the controller has it: mounted where nobody sees it, and what lies on it.
+//! One base, as the controller has it: mounted where nobody sees it, and what lies on it.
 //!
 //! ```text
 //! <directory>/                    a volume
 //! .longshore/                  ours alone (0700)
-//!   marker.json                whose share this is
+//!   marker.json                whose base this is
 //!   lock                       held by the one process that provisions
 //!   owner                      which one: a random name, written by each that gets the lock
 //!   volumes/<id>.json          a volume's record: it exists iff this says that it is whole
@@ -19,7 +19,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -35,50 +34,42 @@ use crate::backend::{LockHolder, lock_holder, patience};
 use crate::os::dir::OpenDir;
 use crate::os::fs::{Usage, usage};
 use crate::os::single::{Attempt, NoResult, Single};
-use crate::os::single_flight::SingleFlight;
-use crate::os::{self, durable, lock, nfs, private_mount, random};
+use crate::os::{self, durable, lock, random};
 use crate::volume::{BackendName, Bytes, Error, Result};
 
-use super::super::config::ShareConfig;
-use super::super::export::OURS;
-use super::super::silence::Silence;
 use super::index::Index;
-use super::record::{self, FORMAT, Marker};
+use super::location::Location;
+use super::record::{self, FORMAT, Marker, Phase, VolumeRecord};
+use super::silence::Silence;
+use super::subdir::OURS;
 use super::sweeper::Sweeper;
 use super::work::Work;
 
 const MARKER: &str = "marker.json";
 const LOCK: &str = "lock";
 const OWNER: &str = "owner";
+/// What is recorded of a file system that says nothing of itself.
+pub const UNKNOWN_FILE_SYSTEM: &str = "unknown";
 /// Of a snapshot, in its directory.
 pub(super) const META: &str = "meta.json";
 pub(super) const DATA: &str = "data";
 pub(super) const LINKS: &str = "links";
-/// A server that has not let us mount by then is down.
-const MOUNT_DEADLINE: Duration = Duration::from_secs(20);
-/// How long a server has to say that it lives.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a call waits for a share to answer.
+/// How long a call waits for a base to answer.
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long it waits for one to be mounted and locked: a server that has just started lets nobody lock for some seconds (its grace period).
 const OPEN_PATIENCE: Duration = Duration::from_secs(25);
 /// How long it waits for one that gave no answer, or a bad one, the last time.
 const AWAY_PATIENCE: Duration = Duration::from_secs(1);
-/// After a failure to open a share others hear of it for so long, before it is tried again.
+/// After a failure to open a base others hear of it for so long, before it is tried again.
 const FAILURE_HOLDS: Duration = Duration::from_secs(5);
-/// Nothing may hang for ever; nothing in a share is to be run or opened as a device by us.
-const DEFAULT_OPTIONS: [&str; 3] = ["soft", "timeo=100", "retrans=3"];
-const OUR_OPTIONS: [&str; 4] = ["retry=0", "nosuid", "nodev", "noexec"];
 
-/// A configured share, usable or not.
+/// A configured base, usable or not.
 #[derive(Debug)]
-pub(super) struct Share {
-    pub config: ShareConfig,
-    /// That in force, which a reload changes; `config` has that of the start.
+pub struct Base {
+    pub location: Arc<dyn Location>,
+    /// That in force, which a reload changes; `location` has that of the start.
     pub capacity: Arc<Mutex<Option<Bytes>>>,
     backend: BackendName,
-    access: Access,
-    checks: SingleFlight<Silence>,
     current: Mutex<Option<Arc<Ready>>>,
     /// Whether it is there, which may hang with its server. The reason where it is not.
     asking: Single<Answer>,
@@ -92,7 +83,7 @@ pub(super) struct Share {
     standby: AtomicBool,
     /// As it was opened before; running calls may still have it, and with it the lock.
     previous: Mutex<Weak<Ready>>,
-    known_share: KnownShare,
+    known_base: KnownBase,
 }
 
 /// What came of asking for it.
@@ -100,31 +91,21 @@ type Answer = Result<Arc<Ready>, String>;
 /// An answer that comes.
 pub(super) type Asked = Result<Arc<Attempt<Answer>>, NoResult>;
 
-/// How its top directory is reached.
+/// Which base was seen in its place: one without our directory is then no new base, but a server that lacks a mount.
 #[derive(Debug)]
-pub(super) enum Access {
-    /// By a mount of our own, made on this directory in a namespace of its own.
-    Mount { at: PathBuf },
-    /// A directory of this machine, for tests.
-    #[cfg_attr(not(test), allow(dead_code, reason = "only tests have shares without a server"))]
-    Directory(PathBuf),
-}
-
-/// Which share was seen in its place: one without our directory is then no new share, but a server that lacks a mount.
-#[derive(Debug)]
-struct KnownShare {
+struct KnownBase {
     directory: PathBuf,
     name: String,
     known: OnceLock<String>,
 }
 
-/// A share that is there.
+/// A base that is there.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub called: String,
     pub backend: BackendName,
-    pub config: ShareConfig,
-    /// The share's, which a reload changes.
+    pub location: Arc<dyn Location>,
+    /// The base's, which a reload changes.
     capacity: Arc<Mutex<Option<Bytes>>>,
     pub root: OpenDir,
     pub own: OpenDir,
@@ -145,17 +126,15 @@ pub(super) struct Ready {
     _lock: File,
 }
 
-impl Share {
-    pub fn new(config: ShareConfig, backend: &BackendName, access: Access, state: &Path) -> Share {
-        let name = config.called().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
-        let known_share =
-            KnownShare { directory: state.join("nfs-shares"), name: format!("{backend}.{name}"), known: OnceLock::new() };
-        Share {
-            capacity: Arc::new(Mutex::new(config.capacity)),
-            config,
+impl Base {
+    pub fn new(location: Arc<dyn Location>, backend: &BackendName, state: &Path) -> Base {
+        let name = location.called().replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
+        let known_base =
+            KnownBase { directory: state.join(location.records()), name: format!("{backend}.{name}"), known: OnceLock::new() };
+        Base {
+            capacity: Arc::new(Mutex::new(location.capacity())),
+            location,
             backend: backend.clone(),
-            access,
-            checks: SingleFlight::default(),
             current: Mutex::new(None),
             asking: Single::new("ask share"),
             away: AtomicBool::new(false),
@@ -163,32 +142,32 @@ impl Share {
             elsewhere: Mutex::new(None),
             standby: AtomicBool::new(false),
             previous: Mutex::new(Weak::new()),
-            known_share,
+            known_base,
         }
     }
 
-    /// The share, when its server answers; mounted if it is not yet.
+    /// The base, when its server answers; mounted if it is not yet.
     ///
     /// # Errors
-    /// `BackendUnavailable`, naming the share and what to do.
-    pub fn ready(self: &Arc<Self>) -> Result<Arc<Ready>> {
+    /// `BackendUnavailable`, naming the base and what to do.
+    pub(super) fn ready(self: &Arc<Self>) -> Result<Arc<Ready>> {
         self.answer(self.ask())
     }
 
-    /// Begins to ask for it on a thread of its own, or joins who does: however its server hangs, no other share waits for it.
-    pub fn ask(self: &Arc<Self>) -> Asked {
+    /// Begins to ask for it on a thread of its own, or joins who does: however its server hangs, no other base waits for it.
+    pub(super) fn ask(self: &Arc<Self>) -> Asked {
         self.ask_as(!self.standby.load(Ordering::Relaxed))
     }
 
     /// As `ask`; opens it only where it `may` be locked.
     fn ask_as(self: &Arc<Self>, may: bool) -> Asked {
-        let share = Arc::clone(self);
+        let base = Arc::clone(self);
         self.asking.start(move || {
-            let answer = share.look(may);
-            share.away.store(answer.is_err(), Ordering::Relaxed);
+            let answer = base.look(may);
+            base.away.store(answer.is_err(), Ordering::Relaxed);
             answer.map_err(|error| match error {
                 Error::BackendUnavailable { reason, .. } => reason,
-                other => share.reason(&other.to_string()),
+                other => base.reason(&other.to_string()),
             })
         })
     }
@@ -212,7 +191,7 @@ impl Share {
     ///
     /// # Errors
     /// `BackendUnavailable`, also where there is none yet; the next call joins it.
-    pub fn answer(&self, asked: Asked) -> Result<Arc<Ready>> {
+    pub(super) fn answer(&self, asked: Asked) -> Result<Arc<Ready>> {
         let patience = match self.current() {
             _ if self.is_away() => AWAY_PATIENCE,
             Some(_) => CALL_PATIENCE,
@@ -236,19 +215,20 @@ impl Share {
 
     fn look(&self, may: bool) -> Result<Arc<Ready>> {
         if let Some(ready) = self.current() {
-            match self.ask_server(&ready) {
+            match self.location.check_answers(&ready.root) {
                 Ok(()) if ready.is_owner()? => return Ok(ready),
                 // Another call of this process may have opened it anew, and is the owner that is found then.
                 Ok(()) if !self.forget(&ready) => {}
                 Ok(()) => {
                     tracing::error!(
-                        share = ready.called,
-                        "another controller has taken over the share: this one stops provisioning from it"
+                        base = ready.called,
+                        "another controller has taken over the {}: this one stops provisioning from it",
+                        self.location.noun()
                     );
                     lock(&ready.works).values().for_each(|work| work.control.stop());
                 }
                 Err(Silence::Stale(reason)) => {
-                    tracing::warn!(share = ready.called, reason, "what was mounted is no longer there: it is mounted anew");
+                    tracing::warn!(base = ready.called, reason, "what was mounted is no longer there: it is mounted anew");
                     self.forget(&ready);
                 }
                 Err(Silence::Dead(reason)) => return Err(self.down(reason)),
@@ -266,18 +246,8 @@ impl Share {
         self.current().is_some_and(|ready| !ready.index.has_volume(local))
     }
 
-    fn ask_server(&self, ready: &Ready) -> Result<(), Silence> {
-        match &self.access {
-            Access::Mount { .. } => {
-                self.checks.check(&self.config.server, || nfs::answers_open(ready.root.as_fd(), PATIENCE).map_err(Silence::from))
-            }
-            Access::Directory(path) if !path.is_dir() => Err(Silence::Dead(format!("{} is away", path.display()))),
-            Access::Directory(_) => Ok(()),
-        }
-    }
-
     /// As it was when its server answered last.
-    pub fn current(&self) -> Option<Arc<Ready>> {
+    pub(super) fn current(&self) -> Option<Arc<Ready>> {
         lock(&self.current).clone()
     }
 
@@ -293,14 +263,14 @@ impl Share {
     fn open(&self) -> Result<Arc<Ready>> {
         if let Some((when, reason)) = &*lock(&self.failure)
             && when.elapsed() < FAILURE_HOLDS
-            && matches!(self.access, Access::Mount { .. })
+            && self.location.remembers_failure()
         {
             return Err(self.down(reason.clone()));
         }
-        let opened = self.reach().map_err(Error::from).and_then(|root| self.open_in(root)).map(Arc::new);
+        let opened = self.reach().and_then(|root| self.open_in(root)).map(Arc::new);
         match opened.and_then(|ready| ready.recover().map(|()| ready)) {
             Ok(ready) => {
-                tracing::info!(share = ready.called, "the share is there");
+                tracing::info!(base = ready.called, "the {} is there", self.location.noun());
                 *lock(&self.failure) = None;
                 *lock(&self.current) = Some(Arc::clone(&ready));
                 ready.go_on();
@@ -317,59 +287,36 @@ impl Share {
         }
     }
 
-    /// The top directory.
-    fn reach(&self) -> os::Result<OpenDir> {
-        match &self.access {
-            Access::Directory(path) => OpenDir::open(path),
-            Access::Mount { at } => {
-                let source = self.config.called();
-                // Seconds, where mount.nfs would try for longer.
-                if !self.is_elsewhere() && !nfs::connects(&self.config.server, None) {
-                    let unanswered = io::Error::from(io::ErrorKind::HostUnreachable);
-                    return Err(os::Error::io("connect to", &source, unanswered));
-                }
-                let mounted = private_mount::mount(&source, &self.options(), at, MOUNT_DEADLINE)?;
-                Ok(OpenDir::new(mounted, source))
+    /// The open top directory; made, if it was never seen.
+    fn reach(&self) -> Result<OpenDir> {
+        match self.location.reach() {
+            Err(error) if error.is_missing() && self.known_base.recall()?.is_none() => {
+                self.location.make_top()?;
+                Ok(self.location.reach()?)
             }
+            reached => Ok(reached?),
         }
-    }
-
-    /// Whether its options say that it is not to be found at the usual port.
-    fn is_elsewhere(&self) -> bool {
-        self.config.mount_options.iter().any(|option| ["port=", "proto=", "udp"].iter().any(|other| option.starts_with(other)))
-    }
-
-    fn options(&self) -> Vec<String> {
-        let configured = &self.config.mount_options;
-        let names: Vec<&str> = configured.iter().map(|option| option.split('=').next().unwrap_or(option)).collect();
-        let given = |option: &str| match option.split('=').next().unwrap_or(option) {
-            "soft" => ["soft", "hard", "softerr"].iter().any(|name| names.contains(name)),
-            name => names.contains(&name),
-        };
-        let ours = DEFAULT_OPTIONS.iter().filter(|option| !given(option)).chain(&OUR_OPTIONS).map(|option| (*option).to_owned());
-        configured.iter().cloned().chain(ours).collect()
     }
 
     fn open_in(&self, root: OpenDir) -> Result<Ready> {
-        let called = self.config.called();
-        let first = root.directory(OURS)?.is_none();
-        if let Some(known) = self.known_share.recall()?.filter(|_| first) {
-            return Err(self.down(format!(
-                "its directory {OURS} is missing, which was there before (share {known}): the server has another file system in this \
-                 place; mount the right one there, or remove {} if the share is to be used anew",
-                self.known_share.path().display()
-            )));
+        let called = self.location.called();
+        let known = self.known_base.recall()?;
+        if let (Some(known), None) = (&known, root.directory(OURS)?) {
+            return Err(self.lacks_ours(&format!("which was there before ({} {known})", self.location.noun())));
         }
+        let file_system = self.location.file_system(&root).map_err(|reason| self.down(reason))?;
         let own = root
             .ensure_directory(OURS, 0o700)
-            .map_err(|error| if is_denied(&error) { self.down(denied(&error)) } else { error.into() })?;
+            .map_err(|error| if is_denied(&error) { self.down(self.denied(&error)) } else { error.into() })?;
+        self.check_known(&own, known.as_deref(), file_system.as_deref())?;
         let lock_file = own.open_file(LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         self.check_ours(&root, &own)?;
         self.take_lock(&own, &lock_file)?;
-        self.known_share.keep(&self.share_id(&own)?);
-        // For people only, so that a full share is no reason to stop.
+        let id = self.base_id(&own)?;
+        self.known_base.keep(&file_system.map_or_else(|| id.clone(), |file_system| format!("{id} {file_system}")));
+        // For people only, so that a full base is no reason to stop.
         if let Err(error) = lock_file.write_all_at(LockHolder::this().encode().as_bytes(), 0) {
-            tracing::warn!(share = called, %error, "the lock is held, but our process id could not be written into it");
+            tracing::warn!(base = called, %error, "the lock is held, but our process id could not be written into it");
         }
         let owner = random::hexadecimal(16)?;
         own.write(OWNER, owner.as_bytes())?;
@@ -378,7 +325,7 @@ impl Share {
         Ok(Ready {
             called,
             backend: self.backend.clone(),
-            config: self.config.clone(),
+            location: Arc::clone(&self.location),
             capacity: Arc::clone(&self.capacity),
             volumes: directory("volumes")?,
             drafts: directory("drafts")?,
@@ -397,7 +344,7 @@ impl Share {
         })
     }
 
-    /// One process provisions from a share.
+    /// One process provisions from a base.
     fn take_lock(&self, own: &OpenDir, lock_file: &File) -> Result<()> {
         match rustix::fs::flock(lock_file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
@@ -414,14 +361,86 @@ impl Share {
                 *lock(&self.elsewhere) = Some(holder);
                 Err(self.down(reason))
             }
-            Err(errno) => Err(self.down(format!(
-                "its server gives no lock ({errno}); use nfsvers=4.2, or nolock where no other machine has a controller for it"
-            ))),
+            Err(errno) => Err(self.down(format!("no lock is given ({errno}); {}", self.location.no_lock()))),
         }
     }
 
-    /// The share's id, which its first opening makes.
-    fn share_id(&self, own: &OpenDir) -> Result<String> {
+    fn lacks_ours(&self, reason: &str) -> Error {
+        self.down(format!(
+            "its directory {OURS} is missing, {reason}: {}, or remove {} if the {} is to be used anew",
+            self.location.missing(),
+            self.known_base.path().display(),
+            self.location.noun(),
+        ))
+    }
+
+    /// The open top directory, seen to be this backend's, and the one that was seen there before. Nothing is made.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` with what to do.
+    pub fn verified_root(&self) -> Result<OpenDir> {
+        let down = |error: os::Error| self.down(error.to_string());
+        let root = self.location.reach().map_err(down)?;
+        let Some(own) = root.directory(OURS).map_err(down)? else {
+            return Err(self.lacks_ours("so that no volume was made here"));
+        };
+        let file_system = self.location.file_system(&root).map_err(|reason| self.down(reason))?;
+        self.check_known(&own, self.known_base.recall()?.as_deref(), file_system.as_deref())?;
+        match record::read::<Marker>(&own, MARKER)? {
+            Some(marker) if marker.backend == self.backend => Ok(root),
+            Some(marker) => Err(self.down(format!("it belongs to the backend {}", marker.backend))),
+            None => Err(self.lacks_ours("or its marker is")),
+        }
+    }
+
+    /// The open top directory, and the record of a volume that is whole, by looking only.
+    fn look_up(&self, local: &str) -> Result<Option<(OpenDir, VolumeRecord)>> {
+        let root = self.verified_root()?;
+        let Some(volumes) = root.directory(format!("{OURS}/volumes")).map_err(|error| self.down(error.to_string()))? else {
+            return Ok(None);
+        };
+        let record = record::read::<VolumeRecord>(&volumes, &format!("{local}.json"))?;
+        let record = record.filter(|record| record.id.local() == local && record.phase == Phase::Whole);
+        Ok(record.map(|record| (root, record)))
+    }
+
+    /// The open top directory, and where below it a volume lies that was made here.
+    ///
+    /// # Errors
+    /// As `verified_root`; `Unverified` where its record is damaged.
+    pub fn directory_of(&self, local: &str) -> Result<Option<(OpenDir, PathBuf)>> {
+        Ok(self.look_up(local)?.map(|(root, record)| (root, record.directory)))
+    }
+
+    /// The project of a volume that was made here with one.
+    ///
+    /// # Errors
+    /// As `directory_of`.
+    pub fn project_of(&self, local: &str) -> Result<Option<u32>> {
+        Ok(self.look_up(local)?.and_then(|(_, record)| record.project))
+    }
+
+    /// Nothing is made or served where another base is in the place of the one that was seen there: with a disk unmounted, data would go
+    /// to the disk below it. Only for a location that distinguishes its file system from others.
+    fn check_known(&self, own: &OpenDir, known: Option<&str>, file_system: Option<&str>) -> Result<()> {
+        let (Some(known), Some(file_system)) = (known, file_system) else { return Ok(()) };
+        let (id, recorded) = known.split_once(' ').unwrap_or((known, UNKNOWN_FILE_SYSTEM));
+        let seen = record::read::<Marker>(own, MARKER)?.map_or_else(|| "none".to_owned(), |marker| marker.id);
+        let same_file_system = [recorded, file_system].contains(&UNKNOWN_FILE_SYSTEM) || recorded == file_system;
+        if seen == id && same_file_system {
+            return Ok(());
+        }
+        Err(self.down(format!(
+            "it is not the {noun} that was used before: that had the id {id} on file system {recorded}, this one has the id {seen} on file \
+             system {file_system}; {}, or, if the data were moved here for good, remove {} and restart the driver",
+            self.location.missing(),
+            self.known_base.path().display(),
+            noun = self.location.noun(),
+        )))
+    }
+
+    /// The base's id, which its first opening makes.
+    fn base_id(&self, own: &OpenDir) -> Result<String> {
         let marker = match record::read::<Marker>(own, MARKER)? {
             Some(marker) => marker,
             None => {
@@ -431,7 +450,11 @@ impl Share {
             }
         };
         if marker.backend != self.backend {
-            return Err(self.down(format!("it belongs to the backend {}; each backend needs a share of its own", marker.backend)));
+            return Err(self.down(format!(
+                "it belongs to the backend {}; each backend needs a {} of its own",
+                marker.backend,
+                self.location.noun()
+            )));
         }
         Ok(marker.id)
     }
@@ -454,23 +477,28 @@ impl Share {
     }
 
     pub fn down(&self, reason: impl Into<String>) -> Error {
-        down(&self.backend, &self.config.called(), reason)
+        down(&self.backend, &*self.location, reason)
     }
 
     fn reason(&self, reason: &str) -> String {
-        with_share(&self.config.called(), reason)
+        with_base(&*self.location, reason)
+    }
+
+    fn denied(&self, error: &os::Error) -> String {
+        denied(&*self.location, error)
     }
 }
 
-fn down(backend: &BackendName, called: &str, reason: impl Into<String>) -> Error {
-    Error::BackendUnavailable { backend: backend.to_string(), reason: with_share(called, &reason.into()) }
+fn down(backend: &BackendName, location: &dyn Location, reason: impl Into<String>) -> Error {
+    Error::BackendUnavailable { backend: backend.to_string(), reason: with_base(location, &reason.into()) }
 }
 
-fn with_share(called: &str, reason: &str) -> String {
-    match (reason.starts_with("share "), reason.contains(called)) {
+fn with_base(location: &dyn Location, reason: &str) -> String {
+    let (noun, called) = (location.noun(), location.called());
+    match (reason.strip_prefix(noun).is_some_and(|rest| rest.starts_with(' ')), reason.contains(&called)) {
         (true, _) => reason.to_owned(),
-        (false, true) => format!("share {reason}"),
-        (false, false) => format!("share {called}: {reason}"),
+        (false, true) => format!("{noun} {reason}"),
+        (false, false) => format!("{noun} {called}: {reason}"),
     }
 }
 
@@ -478,12 +506,12 @@ fn is_denied(error: &os::Error) -> bool {
     matches!(error.errno(), Some(libc::EACCES | libc::EPERM))
 }
 
-/// We are root; who denies us something is the server.
-fn denied(error: &os::Error) -> String {
-    format!("{error}; the server does not let root of this machine do that: export the share to it with no_root_squash")
+/// We are root; who denies us something is the server, or what confines this process.
+fn denied(location: &dyn Location, error: &os::Error) -> String {
+    format!("{error}; {}", location.denied())
 }
 
-impl KnownShare {
+impl KnownBase {
     fn path(&self) -> PathBuf {
         self.directory.join(&self.name)
     }
@@ -509,7 +537,7 @@ impl KnownShare {
             }
         });
         if let Err(error) = kept {
-            tracing::warn!(%error, "after a restart a share without our directory would be taken for a new one");
+            tracing::warn!(%error, "after a restart another file system without our directory would be taken for a new one");
         }
     }
 }
@@ -522,9 +550,14 @@ impl Ready {
         Ok(owner.is_some_and(|owner| owner == self.owner.as_bytes()))
     }
 
-    /// How full the share is.
+    /// How full the base is.
     pub fn usage(&self) -> Result<Usage> {
         usage(self.root.as_fd()).map_err(|error| self.failure(error))
+    }
+
+    /// With what it is, for messages.
+    pub fn place(&self) -> String {
+        format!("{} {}", self.location.noun(), self.called)
     }
 
     /// As the operator limits it.
@@ -540,15 +573,15 @@ impl Ready {
         }
     }
 
-    /// A failed action on this share, in the right terms.
+    /// A failed action on this base, in the right terms.
     pub fn failure(&self, error: os::Error) -> Error {
         match error.errno() {
             Some(libc::ENOSPC | libc::EDQUOT) => Error::NoCapacity {
-                place: format!("share {}", self.called),
-                reason: format!("its file system is full ({error}); free some, or add a share"),
+                place: self.place(),
+                reason: format!("its file system is full ({error}); free some, or add a {}", self.location.noun()),
             },
             Some(libc::EROFS) => self.down(format!("{error}; mount or export it writable")),
-            Some(libc::EACCES | libc::EPERM) => self.down(denied(&error)),
+            Some(libc::EACCES | libc::EPERM) => self.down(denied(&*self.location, &error)),
             Some(libc::ESTALE | libc::EIO | libc::ETIMEDOUT) => self.down(error.to_string()),
             _ => match error {
                 // Not the caller's mistake: something lies in our way.
@@ -559,6 +592,6 @@ impl Ready {
     }
 
     pub fn down(&self, reason: impl Into<String>) -> Error {
-        down(&self.backend, &self.called, reason)
+        down(&self.backend, &*self.location, reason)
     }
 }

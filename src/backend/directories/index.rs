@@ -1,4 +1,4 @@
-//! What lies on a share and what of it is provisioned, in memory. The share is the truth; this gives order to lists, sums to capacity, and
+//! What lies on a base and what of it is provisioned, in memory. The base is the truth; this gives order to lists, sums to capacity, and
 //! keeps two volumes out of one directory. Its mutex is only ever held for arithmetic and maps, never for I/O.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::backend::Provisioned;
 use crate::volume::Bytes;
 
-use super::super::subdir::overlap;
+use super::subdir::overlap;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -79,7 +79,7 @@ impl Index {
         Ok(())
     }
 
-    /// What was found on the share, or has become whole.
+    /// What was found on the base, or has become whole.
     pub fn put_volume(&self, local: &str, directory: &Path, capacity: u64, whole: bool) {
         self.inner().put(local, directory, capacity, whole);
     }

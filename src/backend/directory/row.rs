@@ -1,0 +1,40 @@
+//! The row of this backend in the catalog: its type, how its configuration is checked, and how it is opened.
+
+use std::sync::Arc;
+
+use crate::backend::configuration::{Configuration, OpenContext};
+use crate::backend::directories::subdir::OURS;
+use crate::backend::{Backend, Role, StoragePath};
+use crate::volume::{BackendName, NodeId, Result};
+
+use super::DirectoryBackend;
+use super::config::DirectoryConfig;
+
+impl Configuration for DirectoryConfig {
+    const KIND: &'static str = "directory";
+    const SUMMARY: &'static str = "directories of a node's file system";
+
+    const RELOADABLE: &'static [&'static str] = &["capacity"];
+
+    fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn validate(&self) -> Result<()> {
+        DirectoryConfig::validate(self)
+    }
+
+    fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
+        let role = Role { provision: context.purpose.provisions() };
+        Ok(Arc::new(DirectoryBackend::open(self, role, context.state_dir)?))
+    }
+
+    fn set_node_default(&mut self, node: &NodeId) {
+        self.node.get_or_insert_with(|| node.clone());
+    }
+
+    fn storage_paths(&self) -> Vec<StoragePath> {
+        let own_entries: &[&str] = &[OURS, "lost+found"];
+        vec![StoragePath { name: "base".to_owned(), path: self.path.clone(), marker: Some(OURS), lock: None, own_entries }]
+    }
+}
