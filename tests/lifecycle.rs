@@ -158,9 +158,15 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
             })),
         });
         let mut small = csi::CreateVolumeRequest { name: "small".to_owned(), ..request.clone() };
+        small.capacity_range = Some(csi::CapacityRange { required_bytes: MIB, limit_bytes: 300 * MIB });
+        let status = harness.block_on(harness.controller().create_volume(small.clone())).expect_err("smaller than its source");
+        assert_eq!(status.code(), Code::OutOfRange, "{status}");
         small.capacity_range = Some(csi::CapacityRange { required_bytes: MIB, limit_bytes: 0 });
-        let status = harness.block_on(harness.controller().create_volume(small)).expect_err("a volume smaller than its source");
-        assert!(status.code() == Code::OutOfRange && status.message().contains("size of the source"), "{status}");
+        let small =
+            harness.block_on(harness.controller().create_volume(small)).expect("made").into_inner().volume.expect("a volume");
+        assert_eq!(small.capacity_bytes, taken.size_bytes, "as large as what was copied");
+        let delete = csi::DeleteVolumeRequest { volume_id: small.volume_id, ..Default::default() };
+        harness.block_on(harness.controller().delete_volume(delete)).expect("deleted");
         let restored = place(&harness, request);
         assert_eq!(fs::read(restored.target.join("data")).expect("restored"), first, "byte by byte what it was then");
         assert!(total(&restored.target) > 500 * MIB, "it has grown to the larger volume: {}", total(&restored.target));

@@ -48,9 +48,9 @@ impl Parameters {
         Ok(Parameters { node, backend: own(&raw)? })
     }
 
-    /// The least size of a volume that can be used as each of `capabilities` says.
-    pub fn least(&self, capabilities: &[Capability]) -> Bytes {
-        let usable = capabilities.iter().map(Capability::least_size).max().unwrap_or(Bytes::MIB);
+    /// The least size of a volume of `backend` that can be used as each of `capabilities` says.
+    pub fn least(&self, backend: &dyn Backend, capabilities: &[Capability]) -> Bytes {
+        let usable = capabilities.iter().map(|capability| backend.least_size(capability)).max().unwrap_or(Bytes::MIB);
         Bytes(usable.0 + self.node.encryption.overhead().0)
     }
 

@@ -14,7 +14,8 @@ ADMIN = f"{CLUSTER}/admin.kubeconfig"
 CHART = "/run/root/manifests/helm/longshore"
 NAMESPACE = "longshore-system"
 NODE = "node-a"
-POOLS = ("/var/lib/longshore/pool", "/mnt/cluster")
+# Of local volumes, of the shared release, and of directories.
+POOLS = ("/var/lib/longshore/pool", "/mnt/cluster", "/var/lib/longshore/base")
 
 
 def command(*words, stdin=None, check=True, timeout=300):

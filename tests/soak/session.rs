@@ -481,7 +481,10 @@ impl<'w> Worker<'w> {
             }
             (6, None) => {
                 if let Some(number) = snapshot {
+                    let size = slot.snapshots[number].as_ref().expect("it was found").size;
                     let mut request = create(&place.name(), 1, None, "image");
+                    // A small requirement is rounded up to the size of the source; a limit is kept.
+                    request.capacity_range = Some(csi::CapacityRange { required_bytes: MIB, limit_bytes: size - 1 });
                     request.volume_content_source = Some(of_snapshot(place.snapshot_id(number)));
                     let what = "Create smaller than its snapshot";
                     self.refused(place, slot, what, &[Code::OutOfRange], async move |calls: &Calls| {

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::volume::{AccessMode, BackendName, Capability, Error, RawParameters, Result, Topology};
+use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology};
 
 mod controller;
 mod doctor;
@@ -51,6 +51,11 @@ pub trait Backend: Send + Sync {
     /// Whether `capability` could be served, apart from its access mode (raw block on a file share could not).
     fn check_capability(&self, _capability: &Capability) -> Result<()> {
         Ok(())
+    }
+
+    /// The least size of a volume that can be used so: by default what a file system of its own needs.
+    fn least_size(&self, capability: &Capability) -> Bytes {
+        capability.least_size()
     }
 
     /// Parses what is left of the parameters after the common ones; the result is kept with the volume.

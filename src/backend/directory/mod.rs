@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result, Topology, topology};
+use crate::volume::{AccessMode, AccessType, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology, topology};
 
 use super::configuration::{Configuration, of_type};
 use super::directories::{Base, Controller, Location};
@@ -83,6 +83,10 @@ impl Backend for DirectoryBackend {
             }),
             AccessType::Filesystem { mount_flags, .. } => flags::check_flags(mount_flags),
         }
+    }
+
+    fn least_size(&self, _capability: &Capability) -> Bytes {
+        Bytes::MIB
     }
 
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::os;
 use crate::os::single_flight::SingleFlight;
-use crate::volume::{AccessMode, AccessType, BackendName, Capability, Error, RawParameters, Result};
+use crate::volume::{AccessMode, AccessType, BackendName, Bytes, Capability, Error, RawParameters, Result};
 
 use super::configuration::{Configuration, of_type};
 use super::directories::subdir;
@@ -92,6 +92,10 @@ impl Backend for NfsBackend {
             }),
             AccessType::Filesystem { mount_flags, .. } => options::check(&self.option_rules(), mount_flags).map(drop),
         }
+    }
+
+    fn least_size(&self, _capability: &Capability) -> Bytes {
+        Bytes::MIB
     }
 
     fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {

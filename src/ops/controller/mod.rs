@@ -139,7 +139,7 @@ impl Controller {
         }
         let kept = <Parameters as serde::Deserialize>::deserialize(&*volume.parameters)
             .map_err(|error| Error::failed("read parameters", id.to_string(), error))?;
-        let least = kept.least(capabilities);
+        let least = kept.least(backend.as_ref(), capabilities);
         if least > volume.capacity {
             return Ok(Some(format!("{} is too small: it takes {least}", volume.capacity)));
         }

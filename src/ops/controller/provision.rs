@@ -84,7 +84,7 @@ impl Controller {
     ) -> Result<CapacityAnswer> {
         let (backend, parameters) = Parameters::parse(&self.registry, parameters)?;
         let provision = provision(backend)?;
-        let least = parameters.least(capabilities);
+        let least = parameters.least(backend.as_ref(), capabilities);
         let query = CapacityQuery { parameters: parameters.backend, topology: topology.cloned(), least };
         let answer = provision.capacity(&query)?;
         let usable = capabilities.iter().all(|capability| check_capability(backend.as_ref(), capability).is_ok());
@@ -124,14 +124,8 @@ impl Controller {
     ) -> Result<VolumeSpec> {
         check_place(backend, &request.topology)?;
         let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose()?;
-        // Not rounded up: who asks for less than the source takes it for another one, or has a quota that the copy would exceed.
-        if let (Some(required), Some(size)) = (request.range.required(), source_size)
-            && required < size
-        {
-            let reason = format!("{required} is below the size of the source; ask for at least {size}");
-            return Err(Error::OutOfRange { field: "capacity_range.required_bytes", reason });
-        }
-        let least = parameters.least(&request.capabilities).max(source_size.unwrap_or_default());
+        // At least as large as the source: that may have been rounded up, and the claim of a copy says what the first one said.
+        let least = parameters.least(backend.as_ref(), &request.capabilities).max(source_size.unwrap_or_default());
         let unit = provision(backend)?.unit();
         let capacity = request.range.choose(source_size.unwrap_or(DEFAULT_SIZE), least, unit)?;
         Ok(VolumeSpec {

@@ -201,7 +201,7 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
     let size = size(&request.volume_context)?;
     raw.take("size");
     let parameters = Parameters::for_backend(backend, raw)?;
-    let least = parameters.least(std::slice::from_ref(&capability));
+    let least = parameters.least(backend, std::slice::from_ref(&capability));
     if size < least {
         let reason = format!("{size} is below the least possible size; ask for at least {least}");
         return Err(Error::OutOfRange { field: "volume_context.size", reason });
