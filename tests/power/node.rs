@@ -170,8 +170,9 @@ impl Client {
     async fn perform_all(&mut self, steps: &[Step]) -> Result<(), String> {
         for step in steps {
             let mut made = self.perform(*step).await;
-            // Where something else has the device for a moment while e2fsck wants it alone, it is for the CO to call again.
-            let busy = |text: &str| text.contains("check the file system of") && text.contains("Device or resource busy");
+            // Where something else has the device for a moment while e2fsck or mkfs wants it alone, it is for the CO to call again.
+            let alone = ["check the file system of", "make a file system on"];
+            let busy = |text: &str| alone.iter().any(|action| text.contains(action)) && text.contains("Device or resource busy");
             if made.as_ref().is_err_and(|status| busy(status.message())) {
                 println!("{}: {step:?} is repeated: {made:?}", self.name);
                 made = self.perform(*step).await;

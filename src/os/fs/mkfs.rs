@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::*;
 use crate::os::process::{Output, Run, Tool, run};
 
@@ -9,6 +11,8 @@ use crate::os::process::{Output, Run, Tool, run};
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
 const LOST_A_RACE: &str = "cannot check mount status of";
+/// Of mkfs.ext4, which opens the device exclusively, and of the others.
+const IN_USE: [&str; 2] = ["is apparently in use by the system", "Device or resource busy"];
 
 /// Makes a file system on the open device (by `/proc/self/fd`), with `options` before the device, and syncs it.
 /// The caller has proven the device blank on this same descriptor, and has it open for writing. mkfs.xfs and mkfs.btrfs look
@@ -18,8 +22,8 @@ const LOST_A_RACE: &str = "cannot check mount status of";
 /// medium says that a format is in progress (a LUKS header).
 ///
 /// # Errors
-/// `Tool` with what mkfs said (an option that it does not know, a signature that it found); `ToolMissing`; `Deadline`, after
-/// which the device holds a part.
+/// `Tool` with what mkfs said (an option that it does not know, a signature that it found); EBUSY where something else has the device,
+/// and nothing was written; `ToolMissing`; `Deadline`, after which the device holds a part.
 pub fn mkfs(device: &Device, fstype: FsType, options: &[String], mark: Option<&Mark>) -> Result<()> {
     let tool = match fstype {
         FsType::Ext4 => Tool { name: "mkfs.ext4", package: "e2fsprogs" },
@@ -33,6 +37,9 @@ pub fn mkfs(device: &Device, fstype: FsType, options: &[String], mark: Option<&M
     })?;
     match output.failure(&[0]) {
         None => device.flush(),
+        Some(_) if IN_USE.iter().any(|said| output.stderr.contains(said)) => {
+            Err(Error::Io { action: "make a file system on", object: device_name(device), source: Errno::BUSY.into() })
+        }
         Some(status) => Err(Error::Tool { tool: tool.name, object: device_name(device), status, output: reason(&output.stderr) }),
     }
 }
@@ -113,6 +120,7 @@ fn reason(stderr: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::OpenOptionsExt;
 
     use super::interrupted::killed_at_write;
     use super::testing::{Loop, Mounted, in_namespace};
@@ -237,6 +245,18 @@ mod tests {
         ] {
             assert_eq!(says(&arguments(words), option, part), expected, "{words}");
         }
+    }
+
+    #[test]
+    fn device_in_use_is_reported_as_busy_and_stays_blank() {
+        let Some(under) = Loop::new(400 * MIB) else { return };
+        let device = Device::open(&under.device, true).unwrap();
+        let claimed = fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&under.device).unwrap();
+        let error = mkfs(&device, FsType::Ext4, &[], None).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EBUSY), "{error}");
+        assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Blank);
+        drop(claimed);
+        mkfs(&device, FsType::Ext4, &[], None).unwrap();
     }
 
     #[test]
