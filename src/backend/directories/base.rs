@@ -290,8 +290,7 @@ impl Base {
     /// The open top directory; made, if it was never seen.
     fn reach(&self) -> Result<OpenDir> {
         match self.location.reach() {
-            Err(error) if error.is_missing() && self.known_base.recall()?.is_none() => {
-                self.location.make_top()?;
+            Err(error) if error.is_missing() && self.known_base.recall()?.is_none() && self.location.make_top()? => {
                 Ok(self.location.reach()?)
             }
             reached => Ok(reached?),

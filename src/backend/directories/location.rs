@@ -25,9 +25,10 @@ pub trait Location: fmt::Debug + Send + Sync {
     /// Opens the top directory for reading.
     fn reach(&self) -> os::Result<OpenDir>;
 
-    /// Makes the top directory, where the driver may do that and only its last component is missing. Asked only where none was seen before.
-    fn make_top(&self) -> os::Result<()> {
-        self.reach().map(drop)
+    /// Makes the top directory, where the driver may do that and only its last component is missing; whether it did. Asked only where none
+    /// was seen before.
+    fn make_top(&self) -> os::Result<bool> {
+        Ok(false)
     }
 
     /// Whether the open top directory still is what `reach` would open, and answers. Comes back in seconds.

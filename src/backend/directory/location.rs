@@ -78,13 +78,14 @@ impl Location for BaseLocation {
         OpenDir::open(&self.config.path)
     }
 
-    fn make_top(&self) -> os::Result<()> {
+    fn make_top(&self) -> os::Result<bool> {
         let path = &self.config.path;
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
         step("make directory", &path.display(), || {
             let parent = OpenDir::open(parent)?;
             parent.ensure_directory(name, BASE_MODE)?;
-            parent.sync()
+            parent.sync()?;
+            Ok(true)
         })
     }
 

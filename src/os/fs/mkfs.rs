@@ -252,9 +252,11 @@ mod tests {
         let Some(under) = Loop::new(400 * MIB) else { return };
         let device = Device::open(&under.device, true).unwrap();
         let claimed = fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&under.device).unwrap();
-        let error = mkfs(&device, FsType::Ext4, &[], None).unwrap_err();
-        assert_eq!(error.errno(), Some(libc::EBUSY), "{error}");
-        assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Blank);
+        for fstype in [FsType::Ext4, FsType::Xfs, FsType::Btrfs] {
+            let error = mkfs(&device, fstype, &[], None).unwrap_err();
+            assert_eq!(error.errno(), Some(libc::EBUSY), "{error}");
+            assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Blank, "{fstype:?}");
+        }
         drop(claimed);
         mkfs(&device, FsType::Ext4, &[], None).unwrap();
     }
