@@ -41,6 +41,9 @@
 //!   changed ([`backend::cloud`]).
 //! - Which disk or snapshot of a cloud a call is about, the cloud's own id says, which is recorded in the volume's or snapshot's id
 //!   ([`volume::VolumeId::recorded`]); tags are copied by others, and alone prove nothing.
+//! - A command of LVM that changes something is never killed; the next one waits for it, also in the next process ([`os::lvm`]).
+//! - A disk is given to a volume only once all of it was seen to be zeroes, or the driver has overwritten it; what it is for lies on the disk,
+//!   which the volume's id names ([`backend::disk`]).
 //! - A static volume may be called anything: its backend is recognised by its attributes, and later from the journal.
 //! - One process at a time serves a node from a state directory, or repairs it ([`ops::node::lone`]); anyone who only looks takes no lock.
 //! - What the controller must know again lies with the storage; what a node must know again lies in its journal, on disk

@@ -14,19 +14,26 @@
 
 mod api;
 pub mod catalog;
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cinder")]
+pub mod cinder;
+#[cfg(feature = "cloud")]
 pub mod cloud;
 mod configuration;
 mod directories;
 pub mod directory;
+pub mod disk;
 #[cfg(feature = "ec2")]
 pub mod ec2;
 pub mod fake;
+#[cfg(feature = "gce")]
+pub mod gce;
 pub mod image;
 pub mod iscsi;
 mod keyed_mutex;
 pub mod leadership;
+mod local;
 mod lock_holder;
+pub mod lvm;
 pub mod nfs;
 mod record;
 pub mod registry;

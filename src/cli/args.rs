@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 use clap::ValueEnum;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -57,13 +57,13 @@ pub enum Command {
     /// Have a running driver read its configuration file again and apply what changed, or nothing where a setting needs a restart
     Reload(ReloadArgs),
     /// Before the end of a node's driver, in its pod: while the node is drained, wait until it has none of the driver's volumes
-    #[cfg(feature = "ec2")]
+    #[cfg(feature = "cloud")]
     PreStop(Box<PreStopArgs>),
     /// Print the JSON schema of the configuration file
     #[command(after_help = "Example:\n  longshore config-schema > longshore.schema.json")]
     ConfigSchema,
     /// Where volumes are local to nodes: pass what one csi-resizer asks for on to the drivers of the volumes' nodes
-    #[cfg(feature = "ec2")]
+    #[cfg(feature = "cloud")]
     Relay(Box<RelayArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  longshore completions bash > /etc/bash_completion.d/longshore\n  \
@@ -286,7 +286,7 @@ pub struct ReloadArgs {
     pub endpoint: Option<Endpoint>,
 }
 
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 const PRE_STOP_EXAMPLES: &str = "\
 Reads the configuration that `serve` reads, and the Node from the API server. Says in the driver's log what it waits for.
 
@@ -299,7 +299,7 @@ Examples:
   longshore pre-stop --config /etc/longshore/longshore.yaml --timeout 2m";
 
 /// The flags of `pre-stop`.
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 #[derive(Debug, Args)]
 #[command(after_help = PRE_STOP_EXAMPLES)]
 pub struct PreStopArgs {
@@ -313,7 +313,7 @@ pub struct PreStopArgs {
     pub place: PlaceArgs,
 }
 
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 const RELAY_EXAMPLES: &str = "\
 Reads the configuration that `serve` reads. Speaks to the API server with the token of its pod; sidecars/external-resizer.md says how.
 
@@ -328,7 +328,7 @@ Examples:
   longshore relay --mode node";
 
 /// Which half of the relay.
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RelayMode {
     /// Beside csi-resizer, whose driver it is: writes what is asked for on the PersistentVolume
@@ -338,7 +338,7 @@ pub enum RelayMode {
 }
 
 /// Flags of `relay`.
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 #[derive(Debug, Args)]
 #[command(after_help = RELAY_EXAMPLES)]
 pub struct RelayArgs {

@@ -35,11 +35,11 @@ pub enum Failure {
     #[error(transparent)]
     Node(#[from] volume::Error),
     /// What the driver ends without having seen.
-    #[cfg(feature = "ec2")]
+    #[cfg(feature = "cloud")]
     #[error("{0}")]
     PreStop(String),
     /// There is no API server to speak to.
-    #[cfg(feature = "ec2")]
+    #[cfg(feature = "cloud")]
     #[error("{0}")]
     Api(String),
     #[error("cannot write the output: {0}")]
@@ -50,9 +50,9 @@ impl Failure {
     /// As `longshore --help` documents them.
     pub fn exit_code(&self) -> u8 {
         match self {
-            #[cfg(feature = "ec2")]
+            #[cfg(feature = "cloud")]
             Failure::PreStop(_) => 1,
-            #[cfg(feature = "ec2")]
+            #[cfg(feature = "cloud")]
             Failure::Api(_) => 3,
             Failure::NotReady => 4,
             Failure::Call { code, .. } if may_still_run(*code) => 4,

@@ -12,7 +12,7 @@ use clap::FromArgMatches;
 use crate::backend::catalog::Catalog;
 use crate::config;
 
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 mod api;
 mod args;
 mod call;
@@ -23,10 +23,10 @@ mod garbage;
 mod inspect;
 mod log_level;
 mod output;
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 mod pre_stop;
 mod progress;
-#[cfg(feature = "ec2")]
+#[cfg(feature = "cloud")]
 mod relay;
 mod reload;
 mod reloader;
@@ -52,9 +52,9 @@ pub fn main(catalog: &Catalog) -> ExitCode {
         Command::Doctor(args) => doctor::run(&args, catalog),
         Command::LogLevel(args) => log_level::run(args).map(|()| 0),
         Command::Reload(args) => reload::run(args),
-        #[cfg(feature = "ec2")]
+        #[cfg(feature = "cloud")]
         Command::PreStop(args) => pre_stop::run(&args, catalog).map(|()| 0),
-        #[cfg(feature = "ec2")]
+        #[cfg(feature = "cloud")]
         Command::Relay(args) => relay::run(&args, catalog).map(|()| 0),
         Command::ConfigSchema => config_schema(catalog).map(|()| 0),
         Command::Completions { shell } => completions(shell, catalog).map(|()| 0),

@@ -1,5 +1,5 @@
 //! Block devices, on one open descriptor.
-#![allow(unsafe_code, reason = "BLKGETSIZE64, BLKROGET and BLKROSET have no safe wrapper")]
+#![allow(unsafe_code, reason = "BLKGETSIZE64, BLKROGET, BLKROSET and BLKZEROOUT have no safe wrapper")]
 
 use std::fs::File;
 use std::io;
@@ -20,6 +20,9 @@ mod ioctl {
     nix::ioctl_read_bad!(size, nix::request_code_read!(0x12, 114, size_of::<libc::size_t>()), u64);
     nix::ioctl_read_bad!(read_only, nix::request_code_none!(0x12, 94), libc::c_int);
     nix::ioctl_write_ptr_bad!(set_read_only, nix::request_code_none!(0x12, 93), libc::c_int);
+    nix::ioctl_none_bad!(drop_cache, nix::request_code_none!(0x12, 97));
+    // Start and length in bytes.
+    nix::ioctl_write_ptr_bad!(zero_out, nix::request_code_none!(0x12, 127), [u64; 2]);
 }
 
 /// An open block device; probe, identity check and mkfs all go through this one descriptor.
@@ -72,6 +75,17 @@ impl Device {
             Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Opens one for writing that nobody else has open exclusively, and keeps off all who ask for that: a mount, mkfs, device-mapper.
+    ///
+    /// # Errors
+    /// As `open`; EBUSY where another has it.
+    pub fn open_exclusive(path: &Path) -> Result<Device> {
+        let mut device = Device::open(path, true)?;
+        let exclusive = File::options().read(true).write(true).custom_flags(libc::O_EXCL).open(device.argument());
+        device.file = exclusive.map_err(|error| Error::io("open exclusively", path, error))?;
+        Ok(device)
     }
 
     pub fn path(&self) -> &Path {
@@ -166,6 +180,29 @@ impl Device {
             let piece = zeroes.get(..rest).unwrap_or_default();
             self.file.write_all_at(piece, at).map_err(|error| self.error("wipe", error))?;
         }
+        Ok(())
+    }
+
+    /// Has the kernel write zeroes to all of the device that lies at `from` and after (BLKZEROOUT), by the disk's own command where it has one;
+    /// durable on return. `progress` gets up to where it is done, in bytes, which is not durable yet.
+    pub fn zero_out(&self, from: u64, mut progress: impl FnMut(u64) -> Result<()>) -> Result<()> {
+        // A call cannot be interrupted while it runs.
+        const PIECE: usize = 256 << 20;
+        let size = self.size()?;
+        for start in (from..size).step_by(PIECE) {
+            let range = [start, (PIECE as u64).min(size - start)];
+            // SAFETY: the descriptor is open, and the kernel reads two u64 where `range` is.
+            unsafe { ioctl::zero_out(self.file.as_raw_fd(), &raw const range) }
+                .map_err(|errno| self.error("write zeroes to", errno))?;
+            progress(start + range[1])?;
+        }
+        self.flush()
+    }
+
+    /// Has what is read next be read from the disk (BLKFLSBUF): what was written by way of a partition, or past the page cache, is not in it.
+    pub fn drop_cache(&self) -> Result<()> {
+        // SAFETY: the descriptor is open, and nothing is passed.
+        unsafe { ioctl::drop_cache(self.file.as_raw_fd()) }.map_err(|errno| self.error("drop the page cache of", errno))?;
         Ok(())
     }
 

@@ -28,6 +28,8 @@ pub struct Mapped {
     pub uuid: String,
     /// It has a table. One that has none was interrupted while it was made.
     pub live: bool,
+    /// Something has it open: a mount, a mapping, a program.
+    pub open: bool,
     /// What it lies on.
     pub below: Vec<(u32, u32)>,
 }
@@ -37,10 +39,17 @@ mod ioctl {
     nix::ioctl_readwrite!(list, 0xfd, 2, Request);
     nix::ioctl_readwrite!(remove, 0xfd, 4, Request);
     nix::ioctl_readwrite!(status, 0xfd, 7, Request);
+    nix::ioctl_readwrite!(table_status, 0xfd, 12, Request);
 }
 
 const ACTIVE_PRESENT: u32 = 1 << 5;
 const BUFFER_FULL: u32 = 1 << 8;
+/// What a thin pool has not yet written is left so: it may be unable to.
+const NOFLUSH: u32 = 1 << 11;
+/// Bytes for the status of a device of one target.
+const STATUS_LENGTH: usize = 4 << 10;
+/// Of struct dm_target_spec, before the status in words.
+const TARGET_LENGTH: usize = 40;
 /// Bytes for the names of all devices; more than any node has mappings.
 const LIST_LENGTH: usize = 256 << 10;
 
@@ -153,8 +162,61 @@ pub fn find(name: &str) -> Result<Option<Mapped>> {
         number,
         uuid: String::from_utf8_lossy(request.uuid.get(..end).unwrap_or_default()).into_owned(),
         live: request.flags & ACTIVE_PRESENT != 0,
+        open: request.open_count > 0,
         below: neighbours(number, "slaves")?.into_iter().map(|(_, number)| number).collect(),
     }))
+}
+
+/// [`Request`] with room for the answer of `table_status`.
+#[repr(C)]
+struct Status {
+    request: Request,
+    targets: [u8; STATUS_LENGTH],
+}
+
+/// How much of the data and of the metadata of the thin pool called `name` is used, in hundredths of a percent; `None` where it is not active.
+///
+/// # Errors
+/// `Unexpected` where it is no thin pool, or has failed.
+pub fn thin_pool_usage(name: &str) -> Result<Option<(u32, u32)>> {
+    let Some(control) = control()? else { return Ok(None) };
+    let mut request = Request::about_all(STATUS_LENGTH);
+    (request.name, request.flags) = (Request::of(name)?.name, NOFLUSH);
+    let mut status = Box::new(Status { request, targets: [0; STATUS_LENGTH] });
+    // SAFETY: the descriptor is open, and `status` begins with a dm_ioctl that says the size of the whole.
+    match unsafe { ioctl::table_status(control.as_raw_fd(), (&raw mut *status).cast()) } {
+        Ok(_) if status.request.flags & ACTIVE_PRESENT == 0 => return Ok(None),
+        Ok(_) => {}
+        Err(Errno::ENXIO) => return Ok(None),
+        Err(errno) => return Err(Error::io("read the status of mapping", name, errno)),
+    }
+    let start = usize::try_from(status.request.data_start).unwrap_or_default().saturating_sub(size_of::<Request>());
+    let words = status.targets.get(start..).and_then(|target| target.get(TARGET_LENGTH..)).unwrap_or_default();
+    let words = words.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+    let usage = thin_pool_usage_in(&words);
+    usage.map(Some).ok_or_else(|| Error::Unexpected { object: name.to_owned(), reason: format!("its status is {words:?}") })
+}
+
+/// Of Documentation/admin-guide/device-mapper/thin-provisioning.rst: the transaction, then used/total blocks of metadata and of data.
+fn thin_pool_usage_in(words: &str) -> Option<(u32, u32)> {
+    let part = |word: &str| {
+        let (used, total) = word.split_once('/')?;
+        let (used, total) = (used.parse::<u64>().ok()?, total.parse::<u64>().ok()?);
+        u32::try_from(used.checked_mul(10_000)?.checked_div(total)?).ok()
+    };
+    let mut words = words.split(' ').skip(1);
+    let metadata = part(words.next()?)?;
+    Some((part(words.next()?)?, metadata))
+}
+
+/// The UUID of the device of this number, as sysfs has it; `None` where there is no such device, or it is not mapped.
+pub fn uuid_of((major, minor): (u32, u32)) -> Result<Option<String>> {
+    let path = Path::new("/sys/dev/block").join(format!("{major}:{minor}")).join("dm/uuid");
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("read", &path, error)),
+    }
 }
 
 /// Removes the device called `name`, seen to be gone on return. `false` where there is none.
@@ -266,6 +328,17 @@ mod tests {
         assert_eq!(find("longshore-no-such-mapping").expect("asked"), None);
         assert!(!remove("longshore-no-such-mapping").expect("asked"));
         assert_eq!(holders((7, 9999)).expect("asked"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn usage_of_a_thin_pool_is_in_its_status() {
+        let status = "0 145/4161600 12/6144 - rw discard_passdown queue_if_no_space - 1024";
+        assert_eq!(thin_pool_usage_in(status), Some((19, 0)));
+        assert_eq!(thin_pool_usage_in("1 512/1024 6144/6144 - out_of_data_space"), Some((10_000, 5000)));
+        for wrong in ["", "Fail", "0 1/0 1/2", "0 a/b 1/2", "0 1/2"] {
+            assert_eq!(thin_pool_usage_in(wrong), None, "{wrong}");
+        }
+        assert_eq!(thin_pool_usage("longshore-no-such-mapping").expect("asked"), None);
     }
 
     #[test]

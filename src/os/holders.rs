@@ -133,6 +133,21 @@ fn lies_below(path: &Path, directory: &Path) -> bool {
     path.ancestors().skip(1).any(|ancestor| ancestor.ends_with(relative))
 }
 
+/// Who has the node of a device bind-mounted (`/dev/NAME`, as raw block volumes are given to pods), in any mount namespace. Processes that
+/// cannot be looked at, or end meanwhile, are left out.
+pub fn binds(name: &str) -> Vec<Holder> {
+    let root = Path::new("/").join(name);
+    let shows = |mount: &&Mount| mount.fstype == "devtmpfs" && mount.root == root;
+    let own = fs::read("/proc/self/mountinfo").ok().and_then(|text| MountTable::parse(&text).ok());
+    let own = own.map(|table| Namespace { pid: std::process::id(), more: 0, table });
+    let others = Namespaces::read();
+    let found = own.iter().chain(&others.0).filter_map(|namespace| {
+        let mount = namespace.table.iter().find(shows)?;
+        Some(holder(namespace.pid, namespace.more, Some(mount.mount_point.clone())))
+    });
+    found.collect()
+}
+
 /// What [`of`] finds in words, for an error: what holds a device that is claimed ([`super::block::Device::is_claimed`]).
 pub fn in_words(number: (u32, u32), path: &Path) -> String {
     let holders = of(number, path);

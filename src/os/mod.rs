@@ -15,6 +15,7 @@ pub mod block;
 pub mod copy;
 pub mod deadline;
 pub mod dir;
+pub mod disk;
 pub mod dm;
 pub mod durable;
 #[cfg(feature = "faults")]
@@ -24,11 +25,14 @@ pub mod fs;
 #[cfg(feature = "faults")]
 mod gate;
 pub mod holders;
+#[cfg(any(feature = "cinder", feature = "gce"))]
+pub mod inquiry;
 pub mod iscsi;
 pub mod lio;
 pub mod locks;
 pub mod loopdev;
 pub mod luks;
+pub mod lvm;
 pub mod memfd;
 pub mod memory;
 pub mod mount;
@@ -53,6 +57,8 @@ pub mod socket;
 pub mod step;
 pub mod tree;
 pub mod udev;
+#[cfg(feature = "cinder")]
+pub mod virtio;
 pub mod xen;
 
 /// A failed action on Linux. Says what was tried, on what, and what the kernel or the program answered.

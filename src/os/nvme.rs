@@ -43,6 +43,10 @@ mod ioctl {
 
 /// The command (base specification, "Opcodes for Admin Commands"), and of what: "CNS values".
 const IDENTIFY: u8 = 0x06;
+const GET_LOG_PAGE: u8 = 0x02;
+/// Bytes, and number, of the log page.
+const LOG_LENGTH: usize = 512;
+const SMART_LOG: u32 = 0x02;
 const NAMESPACE: u32 = 0;
 const CONTROLLER: u32 = 1;
 
@@ -95,6 +99,12 @@ pub fn size(device: &Device) -> Result<Option<u64>> {
     Ok(identify(device, NAMESPACE)?.map(|answer| size_of_namespace(&answer)))
 }
 
+/// What the vendor says of an open whole disk, behind what the specification says of it ("Identify Namespace Data Structure", bytes 384 on);
+/// `None` where it is no NVMe disk.
+pub fn vendor_data(device: &Device) -> Result<Option<Vec<u8>>> {
+    Ok(identify(device, NAMESPACE)?.map(|answer| answer.get(384..).unwrap_or_default().to_vec()))
+}
+
 /// Has the kernel look at a disk's controllers anew; what has changed is taken over a little later.
 pub fn rescan(sysfs: &Path, disk: &str) -> Result<()> {
     let directory = sysfs.join("block").join(disk).join("device");
@@ -108,7 +118,40 @@ pub fn rescan(sysfs: &Path, disk: &str) -> Result<()> {
     Ok(())
 }
 
+/// What the SMART / Health log of an open disk warns of (base specification, "SMART / Health Information"); empty is nothing. `None` where it is
+/// no NVMe disk.
+pub fn warnings(device: &Device) -> Result<Option<Vec<&'static str>>> {
+    // Of all namespaces; the length is in words of four bytes, less one.
+    let words = u32::try_from(LOG_LENGTH / 4 - 1).unwrap_or_default();
+    let log = command(device, GET_LOG_PAGE, |_| u32::MAX, LOG_LENGTH, (words << 16) | SMART_LOG, "read the health log of")?;
+    Ok(log.map(|log| meant(log.first().copied().unwrap_or_default())))
+}
+
+fn meant(warning: u8) -> Vec<&'static str> {
+    const BITS: [&str; 6] = [
+        "its spare blocks are nearly used up",
+        "its temperature is outside of its bounds",
+        "its reliability is degraded by errors",
+        "it takes no more writes",
+        "its memory is not backed up any more",
+        "its persistent memory is unreliable",
+    ];
+    BITS.iter().enumerate().filter(|(bit, _)| warning & (1 << bit) != 0).map(|(_, words)| *words).collect()
+}
+
 fn identify(device: &Device, of: u32) -> Result<Option<Vec<u8>>> {
+    command(device, IDENTIFY, |nsid| if of == NAMESPACE { nsid } else { 0 }, IDENTIFY_LENGTH, of, "identify the controller of")
+}
+
+/// The answer to an admin command that reads `length` bytes; `None` where it is no NVMe disk.
+fn command(
+    device: &Device,
+    opcode: u8,
+    namespace: impl FnOnce(u32) -> u32,
+    length: usize,
+    cdw10: u32,
+    action: &'static str,
+) -> Result<Option<Vec<u8>>> {
     let fd = device.file().as_raw_fd();
     // SAFETY: the descriptor is open, and nothing is passed.
     let nsid = match unsafe { ioctl::namespace(fd) } {
@@ -117,13 +160,13 @@ fn identify(device: &Device, of: u32) -> Result<Option<Vec<u8>>> {
         Err(Errno::ENOTTY | Errno::EINVAL) => return Ok(None),
         Err(errno) => return Err(Error::io("ask for the namespace of", device.path(), errno)),
     };
-    let mut answer = vec![0_u8; IDENTIFY_LENGTH];
+    let mut answer = vec![0_u8; length];
     let mut command = ioctl::Command {
-        opcode: IDENTIFY,
-        nsid: if of == NAMESPACE { nsid } else { 0 },
+        opcode,
+        nsid: namespace(nsid),
         addr: answer.as_mut_ptr().expose_provenance() as u64,
         data_len: u32::try_from(answer.len()).unwrap_or_default(),
-        cdw10: of,
+        cdw10,
         ..Default::default()
     };
     // SAFETY: the descriptor is open, `command` is laid out as the kernel's struct nvme_passthru_cmd, and the kernel writes at most
@@ -132,9 +175,9 @@ fn identify(device: &Device, of: u32) -> Result<Option<Vec<u8>>> {
         Ok(0) => Ok(Some(answer)),
         Ok(status) => Err(Error::Unexpected {
             object: device.path().display().to_string(),
-            reason: format!("its controller refuses to identify itself (NVMe status {status:#x})"),
+            reason: format!("its controller refuses to be asked (NVMe status {status:#x}): {action} it"),
         }),
-        Err(errno) => Err(Error::io("identify the controller of", device.path(), errno)),
+        Err(errno) => Err(Error::io(action, device.path(), errno)),
     }
 }
 
@@ -176,6 +219,13 @@ mod tests {
         answer[134] = 9;
         assert_eq!(size_of_namespace(&answer), 2_621_440 << 9);
         assert_eq!(size_of_namespace(&[]), 0);
+    }
+
+    #[test]
+    fn each_bit_of_the_warning_has_its_words() {
+        assert_eq!(meant(0), Vec::<&str>::new());
+        assert_eq!(meant(0b100), ["its reliability is degraded by errors"]);
+        assert_eq!(meant(0xff).len(), 6);
     }
 
     /// As strace shows nvme-cli's.

@@ -100,6 +100,18 @@ impl Unit {
     }
 }
 
+/// All whole disks below a directory of block devices that have a model, with it.
+pub fn disks_with_model(block: &Path) -> Result<Vec<(Disk, String)>> {
+    let mut disks = Vec::new();
+    for name in children(block)? {
+        let directory = block.join(&name);
+        let Some(model) = attribute(&directory, "device/model")? else { continue };
+        let Some(number) = attribute(&directory, "dev")?.as_deref().and_then(number) else { continue };
+        disks.push((Disk { name, number }, model));
+    }
+    Ok(disks)
+}
+
 /// The units of an iSCSI session, or of another transport's, by its directory in sysfs.
 pub(super) fn units_below(session: &Path) -> Result<Vec<Unit>> {
     let mut units = Vec::new();

@@ -207,7 +207,7 @@ mod tests {
             capacity: Bytes::GIB,
             source: Some(ContentSource::Snapshot("image:s".parse().expect("an id"))),
             parameters: serde_json::json!({ "node": {}, "backend": null }).into(),
-            topology: Some(Topology(BTreeMap::from([("topology.longshore.csi.dev/node".to_owned(), "n1".to_owned())]))),
+            topology: vec![Topology(BTreeMap::from([("topology.longshore.csi.dev/node".to_owned(), "n1".to_owned())]))],
             for_one_node: false,
         });
         assert_eq!((encoded.volume_id.as_str(), encoded.capacity_bytes), ("image:a", 1 << 30));

@@ -256,7 +256,7 @@ impl VolumeId {
 
     /// Whether the id has the form of [`VolumeId::ephemeral`]. Whose it is, the volume's name in its storage says.
     pub fn is_ephemeral(&self) -> bool {
-        is_ephemeral(&self.local)
+        is_ephemeral(self.derived())
     }
 }
 

@@ -27,8 +27,8 @@ pub struct Volume {
     pub source: Option<ContentSource>,
     /// Its parameters as typed JSON (`{"node": ..., "backend": ...}`): travels to the node in volume_context. Many volumes share theirs.
     pub parameters: Arc<serde_json::Value>,
-    /// From where it can be reached; `None` is from everywhere.
-    pub topology: Option<Topology>,
+    /// From where it can be reached: by a node with all segments of one of these. Empty is from everywhere.
+    pub topology: Vec<Topology>,
     /// It was made so that only one node at a time can have it, whatever else its backend can make.
     pub for_one_node: bool,
 }

@@ -15,6 +15,8 @@ pub struct VolumeSpec {
     /// The CO's name; kept with the volume.
     pub name: String,
     pub capacity: Bytes,
+    /// The most that it may have, where its storage has sizes of its own.
+    pub limit: Option<Bytes>,
     /// For a new volume from a snapshot or volume; never larger than `capacity`.
     pub source: Option<ContentSource>,
     /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Backend::parameters`] made.

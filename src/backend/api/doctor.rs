@@ -85,11 +85,20 @@ pub struct StoragePath {
     pub lock: Option<&'static str>,
     /// What the driver itself puts into a directory, maybe before the marker.
     pub own_entries: &'static [&'static str],
+    /// Whether its file system should limit projects; `Error` is that it must.
+    pub project_quotas: Option<Level>,
 }
 
 impl StoragePath {
     /// One that may hold anything.
     pub fn directory(name: &str, path: &Path) -> Self {
-        StoragePath { name: name.to_owned(), path: path.to_owned(), marker: None, lock: None, own_entries: &[] }
+        StoragePath {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            marker: None,
+            lock: None,
+            own_entries: &[],
+            project_quotas: None,
+        }
     }
 }

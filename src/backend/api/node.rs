@@ -185,9 +185,14 @@ pub trait Connect: Send + Sync {
     }
 
     /// Whether the storage says that this very volume was empty when it was attached, and that its device never was anything else: reading
-    /// all of a disk over a network would take hours. Its signatures' places and samples of it are read all the same.
-    fn known_blank(&self, _publish_context: &BTreeMap<String, String>) -> bool {
+    /// all of a large disk would take hours. Its signatures' places and samples of it are read all the same.
+    fn known_blank(&self, _id: &VolumeId, _publish_context: &BTreeMap<String, String>) -> bool {
         false
+    }
+
+    /// What is connected is about to be written for the first time since: from now on, durably, it is not known to be blank.
+    fn about_to_write(&self, _id: &VolumeId, _source: &Source) -> Result<()> {
+        Ok(())
     }
 
     /// How full a directory of a local file system is, `open` being where it is bound: by its quota, if it has one.

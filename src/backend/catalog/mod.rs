@@ -7,12 +7,18 @@ use schemars::{Schema, SchemaGenerator};
 
 use crate::volume::Result;
 
+#[cfg(feature = "cinder")]
+use super::cinder::CinderConfig;
 use super::directory::DirectoryConfig;
+use super::disk::DiskConfig;
 #[cfg(feature = "ec2")]
 use super::ec2::Ec2Config;
 use super::fake::FakeConfig;
+#[cfg(feature = "gce")]
+use super::gce::GceConfig;
 use super::image::ImageConfig;
 use super::iscsi::IscsiConfig;
+use super::lvm::LvmConfig;
 use super::nfs::NfsConfig;
 use super::{NodeCheck, ToolUse};
 
@@ -29,10 +35,16 @@ impl Catalog {
             rows: vec![
                 Row::of::<ImageConfig>(),
                 Row::of::<DirectoryConfig>(),
+                Row::of::<LvmConfig>(),
+                Row::of::<DiskConfig>(),
                 Row::of::<NfsConfig>(),
                 Row::of::<IscsiConfig>(),
                 #[cfg(feature = "ec2")]
                 Row::of::<Ec2Config>(),
+                #[cfg(feature = "gce")]
+                Row::of::<GceConfig>(),
+                #[cfg(feature = "cinder")]
+                Row::of::<CinderConfig>(),
                 Row::of::<FakeConfig>(),
             ],
         }

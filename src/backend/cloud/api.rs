@@ -1,55 +1,42 @@
-//! What a cloud is asked and answers: one trait, and its words. It knows of nothing else here.
+//! What a cloud is asked and answers: one trait, and its words. It knows of nothing else here but constants and operations.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::time::SystemTime;
 
-use crate::os;
-use crate::volume::{Bytes, NodeId};
+use super::accepted::{Accepted, Operation, WhichOperations};
+use super::constants::CloudConstants;
+use super::machine::MachineState;
+use crate::volume::{AccessMode, Bytes, NodeId};
 
-/// The most ids that one question takes.
-pub const MOST_IDS: usize = 500;
-/// The most tag values that one question takes.
-pub const MOST_VALUES: usize = 200;
-
-/// The cloud's own id of a disk: `vol-0123456789abcdef0`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DiskId(pub String);
-
-/// The cloud's own id of a snapshot: `snap-0123456789abcdef0`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CloudSnapshotId(pub String);
-
-impl fmt::Display for DiskId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for CloudSnapshotId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+pub use super::address::DeviceAddress;
+pub use super::ids::{CloudSnapshotId, DiskId};
+pub use super::refusal::{Answer, CloudErrorKind, Refusal};
 
 /// Tags of a disk or snapshot.
 pub type Tags = BTreeMap<String, String>;
 
-/// What a cloud answers.
-pub type Answer<T> = Result<T, Refusal>;
+/// Where a disk is.
+pub type Zones = BTreeSet<String>;
 
-/// A block store. Every method is one request (or one page of one), sent once or retried only where that cannot do it twice; it
-/// blocks until there is an answer, or the deadline of requests has passed.
+/// Takes a list, part by part as it comes.
+pub type Take<'a, T> = &'a mut dyn FnMut(Vec<T>);
+
+/// A block store. Every method is one request, or the requests for all pages of one list, each sent once or retried only where that cannot
+/// do it twice; it blocks until there is an answer, or the deadline of requests has passed.
 ///
 /// A list may be out of date by seconds, and so may a description: anyone who decides on the strength of an absence must have another
-/// proof ([`Cloud::create_disk`] has the token).
+/// proof ([`super::Idempotency`]).
 pub trait Cloud: Send + Sync + 'static {
-    /// A page of the disks that are asked for, in any order: the first, or that of an earlier page's `next`. Those that do not exist are
-    /// missing from the list, never an error; whether one is missing, only all pages tell ([`super::pages::all`]).
-    fn disks(&self, which: &Which<DiskId>, page: Option<&str>) -> Answer<Page<Disk>>;
+    /// Always the same.
+    fn constants(&self) -> CloudConstants;
 
-    /// Makes a disk. With the token of an earlier request whose answer was lost it answers what that one made.
-    fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk>;
+    /// All disks that are asked for, in any order. Those that do not exist are missing from the list, never an error. How a list is paged is
+    /// the cloud's own; what was taken is no list where this fails, or before it returns.
+    fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()>;
+
+    /// Makes a disk. A repeat of an earlier request whose answer was lost is recognised as [`CloudConstants::disks`] says.
+    fn create_disk(&self, spec: &DiskSpec) -> Answer<Accepted<Disk>>;
 
     /// Whether `create_disk` may be asked for a direct copy ([`DiskSource::Disk`]) of this disk as `spec` wants it. What the cloud refuses
     /// all the same is copied through a snapshot.
@@ -58,68 +45,75 @@ pub trait Cloud: Send + Sync + 'static {
     }
 
     /// Sets these tags of a disk, in place of those of the same keys.
-    fn tag_disk(&self, disk: &DiskId, tags: &Tags) -> Answer<()>;
+    fn tag_disk(&self, disk: &DiskId, tags: &Tags) -> Answer<Accepted<()>>;
 
     /// Removes a disk that is attached nowhere.
-    fn delete_disk(&self, disk: &DiskId) -> Answer<()>;
+    fn delete_disk(&self, disk: &DiskId) -> Answer<Accepted<()>>;
 
-    /// Begins to attach, to one of the machine's `cards` where it has several.
-    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str, card: Option<u32>) -> Answer<()>;
+    /// Begins to attach these, at most [`super::Batches::attachments`]: all of them or none. Where it is refused for one, each is asked for
+    /// alone.
+    fn attach_disks(&self, instance: &NodeId, disks: &[AttachSpec]) -> Answer<Accepted<()>>;
 
-    /// Begins to detach.
-    fn detach_disk(&self, disk: &DiskId, instance: &NodeId) -> Answer<()>;
+    /// Begins to detach these; as `attach_disks`. Leaves alone whatever else is attached.
+    fn detach_disks(&self, instance: &NodeId, disks: &[DiskId]) -> Answer<Accepted<()>>;
 
     /// Begins to change size or settings, all of it in one request.
-    fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Changing>;
+    fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Accepted<Changing>>;
 
-    /// The last change of each of these, where there was one; at most [`MOST_IDS`].
+    /// The last change of each of these, where there was one; at most [`super::Batches::ids`].
     fn changes(&self, disks: &[DiskId]) -> Answer<Vec<Changing>>;
 
-    /// Begins a snapshot, with a token as `create_disk`, where the cloud has such (EC2 has none: ours are found by tag).
-    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<CloudSnapshot>;
+    /// Begins a snapshot; a repeat is recognised as [`CloudConstants::snapshots`] says.
+    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>>;
 
-    fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<()>;
+    fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>>;
+
+    /// Operations, where the cloud has them ([`CloudConstants::has_operations`]).
+    fn operations(&self, _which: &WhichOperations) -> Answer<Vec<Operation>> {
+        Ok(Vec::new())
+    }
 
     /// As `disks`.
-    fn snapshots(&self, which: &Which<CloudSnapshotId>, page: Option<&str>) -> Answer<Page<CloudSnapshot>>;
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()>;
 
-    /// Those of these machines that exist, terminated ones left out; at most [`MOST_IDS`].
+    /// Those of these machines that exist, terminated ones left out; at most [`super::Batches::ids`].
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>>;
 
     /// The zones of this region.
     fn zones(&self) -> Answer<Vec<String>>;
 
-    /// The best name that a disk may have on this machine and no other disk has; `taken` are names that are being given, or under
-    /// which an attachment has failed. Asks nothing.
-    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String>;
+    /// The disk's identity on any machine; or else the best slot that it may have on this one and no other disk has, where `taken` are slots
+    /// that are being given, or in which an attachment has failed. Asks nothing.
+    fn address(&self, disk: &DiskId, instance: &Instance, taken: &[String]) -> Option<DeviceAddress>;
 
-    /// What the cloud itself finds wrong with these, in its words; at most [`MOST_IDS`]. Nothing
-    /// where it does not tell.
+    /// What the cloud itself finds wrong with these, in its words; at most [`super::Batches::ids`].
+    /// Nothing where it does not tell.
     fn impaired(&self, _disks: &[DiskId]) -> Answer<Vec<(DiskId, String)>> {
         Ok(Vec::new())
     }
 
-    /// Blocks of a snapshot that hold data (`base` is `None`), or that differ from `base`.
-    fn blocks(&self, base: Option<&CloudSnapshotId>, of: &CloudSnapshotId, from: &BlocksFrom) -> Answer<Blocks>;
+    /// Blocks of a snapshot that hold data (`base` is `None`), or that differ from `base`: from that at `offset` (in bytes) on, in ascending
+    /// order, until `take` breaks.
+    fn blocks(
+        &self,
+        base: Option<&CloudSnapshotId>,
+        of: &CloudSnapshotId,
+        offset: u64,
+        take: &mut dyn FnMut(Blocks) -> ControlFlow<()>,
+    ) -> Answer<()>;
 }
 
 /// Which are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which<Id> {
-    /// At most [`MOST_IDS`].
+    /// At most [`super::Batches::ids`].
     Ids(Vec<Id>),
-    /// Whose tag of this key has one of these values, at most [`MOST_VALUES`].
+    /// Whose tag of this key has one of these values, at most [`super::Batches::values`]. Not asked where names are unique.
     Tagged { key: String, values: Vec<String> },
+    /// That have one of these names, wherever they are; at most [`super::Batches::values`]. Only asked where names are unique.
+    Named(Vec<String>),
     /// All with these tags.
     All { tags: Tags },
-}
-
-/// A part of a list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page<T> {
-    pub items: Vec<T>,
-    /// Where it continues.
-    pub next: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,20 +126,28 @@ pub enum DiskState {
     Deleted,
     /// It could not be made, or is lost.
     Failed,
+    /// It was made, and cannot be used as it is now; what was written to it may be there still (Cinder: `error` of a volume that was
+    /// attached before).
+    Unusable,
 }
 
 /// A disk, as its cloud tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
+    /// What identifies it in requests. Where that is a name, another disk may have it later.
     pub id: DiskId,
+    /// The name that its maker chose, where names are unique.
+    pub name: Option<String>,
     pub state: DiskState,
     pub capacity: Bytes,
-    pub zone: String,
+    /// Machines of these can have it attached: of its zone, of several where it is kept in several, of any where there are none.
+    pub zones: Zones,
     /// Where in its zone, if not in the zone's own data centers (EC2: an Outpost's ARN): only machines there can have it attached.
     pub site: Option<String>,
     pub tags: Tags,
     pub attachments: Vec<Attachment>,
-    pub snapshot: Option<CloudSnapshotId>,
+    /// As far as the cloud tells: a copy may be shown as empty (EC2's volumes that were copied from a volume).
+    pub source: DiskSource,
     /// Type, IOPS, encryption and so on, as the cloud's backend reads them again; never a secret.
     pub settings: serde_json::Value,
     /// It may be attached to several machines at once.
@@ -159,9 +161,9 @@ impl Disk {
         self.attachments.iter().filter(|attachment| attachment.state != AttachmentState::Detached)
     }
 
-    /// Whether it can be used.
+    /// Whether it was made, and was not lost.
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.state, DiskState::Available | DiskState::InUse)
+        matches!(self.state, DiskState::Available | DiskState::InUse | DiskState::Unusable)
     }
 }
 
@@ -178,23 +180,43 @@ pub enum AttachmentState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     pub instance: NodeId,
-    /// As it was asked for: `/dev/xvdaa`.
-    pub device: String,
+    /// As it was asked for.
+    pub device: DeviceAddress,
     pub state: AttachmentState,
     pub since: Option<SystemTime>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// Derived from the volume; the same again for a repeat of the same request.
-    pub token: String,
+    /// The unique name or the token, as [`CloudConstants::disks`] says; the same again for a repeat of the same request. Empty where there
+    /// is neither.
+    pub key: String,
     pub capacity: Bytes,
-    pub zone: String,
+    /// As [`Disk::zones`]; as many as [`super::Draft::zones`] says.
+    pub zones: Zones,
     pub source: DiskSource,
     pub tags: Tags,
     pub multi_attach: bool,
     /// The cloud's own parameters, as its backend parsed them.
     pub settings: serde_json::Value,
+}
+
+/// How a disk is to be attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachSpec {
+    pub disk: DiskId,
+    /// As [`Cloud::address`] chose it.
+    pub device: DeviceAddress,
+    /// One of the machine's `cards`, where it has several.
+    pub card: Option<u32>,
+    pub access: DiskAccess,
+}
+
+/// How a machine is to use a disk, as the CO says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskAccess {
+    pub mode: AccessMode,
+    pub read_only: bool,
 }
 
 /// Of what a disk is made.
@@ -236,7 +258,8 @@ pub struct Changing {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloudSnapshotSpec {
-    pub token: String,
+    /// As [`DiskSpec::key`], by [`CloudConstants::snapshots`].
+    pub key: String,
     pub disk: DiskId,
     pub tags: Tags,
     /// The snapshot class's own parameters, as the cloud's backend parsed them.
@@ -253,6 +276,8 @@ pub enum SnapshotState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloudSnapshot {
     pub id: CloudSnapshotId,
+    /// As [`Disk::name`].
+    pub name: Option<String>,
     pub disk: DiskId,
     pub state: SnapshotState,
     pub capacity: Bytes,
@@ -266,13 +291,13 @@ pub struct CloudSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
     pub id: NodeId,
-    pub zone: String,
+    /// `None` where its region has no zones.
+    pub zone: Option<String>,
     /// As [`Disk::site`].
     pub site: Option<String>,
     /// Such as `m5.large`.
     pub kind: String,
-    /// Whether it runs, or may run again with its disks still attached.
-    pub running: bool,
+    pub state: MachineState,
     /// What is attached to it: by device name, disks of others too.
     pub attached: BTreeMap<String, DiskId>,
     /// How many disks it takes in all, those in `attached` among them; `None` where the cloud does not say.
@@ -281,96 +306,11 @@ pub struct Instance {
     pub cards: BTreeMap<u32, usize>,
 }
 
-/// Where a list of blocks continues.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BlocksFrom {
-    /// Bytes.
-    Offset(u64),
-    Token(String),
-}
-
-/// A page of blocks, in ascending order.
+/// Some blocks, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// Offset in bytes.
     pub offsets: Vec<u64>,
     /// Bytes of each.
     pub size: u64,
-    pub next: Option<String>,
-}
-
-/// Why a cloud did not do it, in words that all clouds share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CloudErrorKind {
-    /// The disk, snapshot or machine does not exist; which is what the request named first.
-    NotFound,
-    /// The machine that was named does not exist, or is terminated.
-    NoInstance,
-    /// The disk is not attached there.
-    NotAttached,
-    /// It is in a state in which this cannot be: attached already, or still attached.
-    InUse,
-    /// The device name is taken on that machine.
-    NameTaken,
-    /// The machine has no room for a further disk.
-    InstanceFull,
-    /// The token belongs to a request with other parameters.
-    OtherParameters,
-    /// What the token made is deleted, says the cloud.
-    TokenSpent,
-    /// A further change must wait (EC2: until the last is done and six hours have passed).
-    TooSoon,
-    /// An account's quota is used up.
-    Quota,
-    /// The cloud has no room left.
-    NoCapacity,
-    /// Parameters that cannot be, or not together.
-    Invalid,
-    /// Wrong or missing credentials, or no right to do this.
-    Denied,
-    /// The key is refused, disabled or not there.
-    Key,
-    /// Too many requests, also after waiting as long as could be.
-    Throttled,
-    /// No answer, or none that can be read, or the cloud's own failure.
-    Unavailable,
-    /// Anything else that it says.
-    Other,
-}
-
-/// A refusal, with the cloud's own words.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{action}: {code}: {message}{}", request_text(request_id.as_deref()))]
-pub struct Refusal {
-    pub because: CloudErrorKind,
-    /// The request: `CreateVolume`.
-    pub action: &'static str,
-    /// The cloud's own: `InvalidVolume.NotFound`; for what never came to be an answer, what happened: `timeout`.
-    pub code: String,
-    /// Without secrets.
-    pub message: String,
-    pub request_id: Option<String>,
-    /// It may have been done all the same: the connection was cut, the answer was lost, the cloud failed midway.
-    pub maybe_done: bool,
-    /// How long to wait before asking again, where the cloud or our own limiter says.
-    pub retry_after: Option<Duration>,
-}
-
-/// A step that failed before its request was sent.
-impl From<os::Error> for Refusal {
-    fn from(error: os::Error) -> Refusal {
-        Refusal {
-            because: CloudErrorKind::Unavailable,
-            action: "step",
-            code: "failed".to_owned(),
-            message: error.to_string(),
-            request_id: None,
-            maybe_done: false,
-            retry_after: None,
-        }
-    }
-}
-
-fn request_text(id: Option<&str>) -> String {
-    id.map(|id| format!(" (request {id})")).unwrap_or_default()
 }

@@ -11,19 +11,21 @@ use crate::backend::{Attach, check_same_attachment};
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 
-use super::api::{Attachment, AttachmentState, CloudErrorKind, Disk, DiskId, DiskState, Refusal, Tags};
+use super::api::{
+    Answer, Attachment, AttachmentState, CloudErrorKind, DeviceAddress, Disk, DiskAccess, DiskId, DiskState, Refusal, Tags,
+};
 use super::controller::Controller;
+use super::device_names::{AttachJob, Begun};
 use super::errors::stuck;
-use super::find::Located;
-use super::memory::{SETTLED, STUCK};
-use super::nodes::Begun;
+use super::machine::DetachRule;
 use super::pollers::Key;
 use super::tags;
 use super::timeouts::WAIT;
 
-/// Keys of publish_context: the cloud's id of the disk, and the device name that it was attached under.
+/// Keys of publish_context: the cloud's id of the disk, and the slot in which it was attached, or its identity.
 pub const VOLUME: &str = "volume";
 pub const DEVICE: &str = "device";
+pub const IDENTITY: &str = "identity";
 /// `true`: the disk was made empty for this volume, and this is its first attachment.
 pub const EMPTY: &str = "madeEmpty";
 
@@ -35,7 +37,17 @@ impl Attach for Controller {
         mode: AccessMode,
         read_only: bool,
     ) -> Result<Outcome<BTreeMap<String, String>>> {
-        let disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let access = DiskAccess { mode, read_only };
+        let mut disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        // One whose end is not known bars this one: what it does would come afterwards.
+        if self.await_operations_of(id, &disk.id)? {
+            disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        }
+        // A detachment whose answer was lost may yet be done.
+        if self.history.may_be_detached(&disk.id, node) && self.place_of(&disk, node).is_some() {
+            self.await_detached(id, &disk.id, node)?;
+            disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        }
         if let Some(outcome) = self.attached_already(id, &disk, node, mode, read_only)? {
             return Ok(outcome);
         }
@@ -44,31 +56,40 @@ impl Attach for Controller {
             // What is being detached must be gone before it can come again.
             Some(AttachmentState::Detaching | AttachmentState::Busy) => {
                 self.await_detached(id, &disk.id, node)?;
-                (disk.clone(), self.start(id, &disk, node, mode)?)
+                (disk.clone(), self.start(id, &disk, node, access)?)
             }
             _ => {
                 let disk = self.freed_elsewhere(id, disk, mode)?;
-                let lost = self.start(id, &disk, node, mode)?;
+                let lost = self.start(id, &disk, node, access)?;
                 (disk, lost)
             }
         };
-        self.memory.bind(&disk.id, node, mode, read_only);
+        self.history.bind(&disk.id, node, mode, read_only);
+        // An attachment may be shown whose operation runs, and fails.
+        match &lost {
+            Some(refusal) if refusal.because == CloudErrorKind::Running => {
+                return Err(self.refused("attach disk", &format!("volume {id} on node {node}"), refusal.clone()));
+            }
+            Some(_) => drop(self.await_operations_of(id, &disk.id)?),
+            None => {}
+        }
         let place = self.await_attached(id, &disk.id, node, lost)?;
-        self.memory.count_attachment(1);
+        self.history.count_attachment(1);
         Ok(Outcome::Changed(self.context(&disk.id, &place)))
     }
 
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
-        let (disk, seen) = match self.locate(id)? {
-            Located::None => return Ok(Outcome::Unchanged(())),
-            Located::Hidden(disk) => (disk, Vec::new()),
-            Located::Seen(disk) => (disk.id.clone(), disk.attachments),
-        };
+        let Some((mut disk, mut seen)) = self.locate(id)?.attachments() else { return Ok(Outcome::Unchanged(())) };
+        // What runs is waited for, and not sent again: the second would remove the attachment that comes next.
+        if self.await_operations_of(id, &disk)? {
+            let Some(now) = self.locate(id)?.attachments() else { return Ok(Outcome::Changed(())) };
+            (disk, seen) = now;
+        }
         let nodes: BTreeSet<NodeId> = match node {
             Some(node) => BTreeSet::from([node.clone()]),
-            None => seen.iter().map(|seen| seen.instance.clone()).chain(self.memory.bound_to(&disk)).collect(),
+            None => seen.iter().map(|seen| seen.instance.clone()).chain(self.history.bound_to(&disk)).collect(),
         };
-        self.memory.is_used(&disk);
+        self.history.is_used(&disk);
         let mut changed = false;
         for node in &nodes {
             let state = seen.iter().find(|seen| seen.instance == *node).map(|seen| seen.state);
@@ -108,9 +129,9 @@ impl Controller {
         let Some(attachment) = self.place_of(disk, node).filter(|place| place.state == AttachmentState::Attached) else {
             return Ok(None);
         };
-        match self.memory.bound(&disk.id, node) {
+        match self.history.bound(&disk.id, node) {
             Some(bound) => check_same_attachment(id, node, (bound.mode, bound.read_only), (mode, read_only))?,
-            None => self.memory.bind(&disk.id, node, mode, read_only),
+            None => self.history.bind(&disk.id, node, mode, read_only),
         }
         Ok(Some(Outcome::Unchanged(self.context(&disk.id, attachment))))
     }
@@ -131,19 +152,30 @@ impl Controller {
             let other = &attachment.instance;
             if attachment.state == AttachmentState::Detaching {
                 self.await_detached(id, &disk.id, other)?;
-            } else if !self.is_node_gone(other) {
-                let by = format!("disk {} is attached to node {other}; detach it there first", disk.id);
-                return Err(Error::InUse { object: format!("volume {id}"), by });
+                continue;
             }
-            // Where the machine is gone, the cloud decides.
+            match self.detach_rule(other) {
+                DetachRule::Wait => self.await_detached(id, &disk.id, other)?,
+                DetachRule::Request | DetachRule::Refuse(_) => {
+                    let by = format!("disk {} is attached to node {other}; detach it there first", disk.id);
+                    return Err(Error::InUse { object: format!("volume {id}"), by });
+                }
+                // The cloud decides.
+                DetachRule::Detached => {}
+            }
         }
         Ok(disk)
     }
 
     /// What publish_context says of an attachment.
     fn context(&self, disk: &DiskId, place: &Attachment) -> BTreeMap<String, String> {
-        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.0.clone()), (DEVICE.to_owned(), place.device.clone())]);
-        if self.memory.is_first_attachment(disk, place) {
+        let key = match place.device {
+            DeviceAddress::Slot(_) => DEVICE,
+            DeviceAddress::Identity(_) => IDENTITY,
+        };
+        let address = (key.to_owned(), place.device.as_str().to_owned());
+        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.0.clone()), address]);
+        if self.history.is_first_attachment(disk, place) {
             context.insert(EMPTY.to_owned(), "true".to_owned());
         }
         context
@@ -152,50 +184,73 @@ impl Controller {
     /// Before an attachment begins, the disk's tag stops saying that nothing was written to it: durably, so that no later process takes
     /// a used disk for a blank one. A node reads a disk fully that is not reported as blank, so that what is doubtful costs only time.
     fn withdraw_blank(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<()> {
-        let ours = self.memory.attaching();
+        let ours = self.history.attaching();
         let (value, first) = match tags::blank(disk) {
-            None | Some(tags::USED) => {
-                self.memory.is_used(&disk.id);
+            Some(tags::USED) => {
+                self.history.is_used(&disk.id);
+                return Ok(());
+            }
+            // By the tag a disk that could not be made is distinguished from one that broke later.
+            None if self.constants.failed_may_have_data && !disk.tags.contains_key(tags::BLANK) => (tags::USED, false),
+            None => {
+                self.history.is_used(&disk.id);
                 return Ok(());
             }
             // What this process has put there may not be shown yet.
-            Some(value) if self.memory.begins_attachment(&disk.id, node, [ours, tags::NEVER_ATTACHED].contains(&value)) => {
+            Some(value) if self.history.begins_attachment(&disk.id, node, [ours, tags::NEVER_ATTACHED].contains(&value)) => {
                 return Ok(());
             }
             Some(tags::NEVER_ATTACHED) => (ours, self.memory.knows_tags_of(id.derived(), &disk.id)),
             Some(_) => (tags::USED, false),
         };
         let changed = Tags::from([(tags::BLANK.to_owned(), value.to_owned())]);
-        match step("tag disk", id, || self.cloud.tag_disk(&disk.id, &changed)) {
-            Ok(()) => self.memory.withdrew(&disk.id, node, first),
-            Err(refusal) if refusal.because == CloudErrorKind::Denied => tracing::warn!(
-                volume = %id, disk = %disk.id, %refusal,
-                "the tag {} cannot be changed, so that the node reads the whole disk before it formats it; allow CreateTags", tags::BLANK
-            ),
+        match self.finish("tag disk", step("tag disk", id, || self.cloud.tag_disk(&disk.id, &changed))) {
+            Ok(()) => self.history.withdrew(&disk.id, node, first),
+            // A disk that is written to must not say for ever that it is blank.
+            Err(refusal) if refusal.because == CloudErrorKind::Denied => {
+                let object = format!("volume {id} on node {node}");
+                let (tag, action) = (tags::BLANK, refusal.action);
+                let reason = format!(
+                    "the tag {tag} of disk {} must be changed before its first attachment: {refusal}; allow {action} for this tag",
+                    disk.id
+                );
+                return Err(Error::Denied { object, reason });
+            }
             Err(refusal) => return Err(self.refused("tag disk", &format!("volume {id}"), refusal)),
         }
         Ok(())
     }
 
     /// Begins to attach; a refusal that may have been none is waited out.
-    fn start(&self, id: &VolumeId, disk: &Disk, node: &NodeId, mode: AccessMode) -> Result<Option<Refusal>> {
+    fn start(&self, id: &VolumeId, disk: &Disk, node: &NodeId, access: DiskAccess) -> Result<Option<Refusal>> {
         match disk.state {
             DiskState::Available | DiskState::InUse => {}
-            DiskState::Creating | DiskState::Deleting | DiskState::Deleted | DiskState::Failed => {
-                let reason = format!("disk {} is {:?}", disk.id, disk.state);
+            DiskState::Creating | DiskState::Deleting | DiskState::Deleted | DiskState::Failed | DiskState::Unusable => {
+                let why = self.why_failed(&disk.id);
+                let reason =
+                    format!("disk {} is {:?}{why}; have it repaired in the cloud, or restore a snapshot", disk.id, disk.state);
                 return Err(Error::Unverified { device: format!("volume {id}"), reason });
             }
         }
         self.withdraw_blank(id, disk, node)?;
-        let begun = self.begin_attach(id, disk, node)?;
-        self.memory.began_attachment(&disk.id);
+        let job = || AttachJob { volume: id.clone(), disk: disk.clone(), access };
+        let begun = self.begin_attach(job(), node)?;
+        self.history.began_attachment(&disk.id);
+        let begun = match self.end_of(begun, &disk.id, node) {
+            // It may have been for another disk of the same request.
+            (true, Err(refusal)) if refusal.concerns_one() => {
+                let alone = self.begin_attach_alone(&job(), node)?;
+                self.end_of(alone, &disk.id, node).1
+            }
+            (_, end) => end,
+        };
         let refusal = match begun {
-            Begun::Accepted => return Ok(None),
-            Begun::Perhaps(refusal) => return Ok(Some(refusal)),
-            Begun::InUse(refusal) => {
-                self.memory.is_used(&disk.id);
+            Ok(perhaps) => return Ok(perhaps),
+            Err(refusal) if refusal.because == CloudErrorKind::InUse => {
+                self.history.is_used(&disk.id);
                 refusal
             }
+            Err(refusal) => return Err(self.attach_refused(&format!("volume {id} on node {node}"), node, refusal)),
         };
         // Our description was out of date: what does a new one say?
         let seen = self.pollers.disks.look(&Key::from(&disk.id)).map_err(|refusal| self.unknown(id, &refusal))?;
@@ -206,13 +261,34 @@ impl Controller {
             .map(|attachment| attachment.instance.clone())
             .collect();
         match held.iter().find(|other| *other != node) {
-            Some(other) if mode.is_single_node() => {
+            Some(other) if access.mode.is_single_node() => {
                 let by = format!("disk {} is attached to node {other}; detach it there first ({refusal})", disk.id);
                 Err(Error::InUse { object: format!("volume {id}"), by })
             }
             // Here, by an earlier call; or by one that is not shown yet.
             _ => Ok(Some(refusal)),
         }
+    }
+
+    /// How a request to attach ended, its operation too, and whether there were others in it: accepted, or perhaps, or refused.
+    fn end_of(&self, begun: Begun, disk: &DiskId, node: &NodeId) -> (bool, Answer<Option<Refusal>>) {
+        let is_one_of_several = matches!(begun, Begun::Together(_));
+        let end = match begun {
+            Begun::Accepted(Some(operation)) | Begun::Together(Some(operation)) => {
+                self.await_operation("attach disk", &operation)
+            }
+            Begun::Accepted(None) | Begun::Together(None) => Ok(()),
+            Begun::Perhaps(refusal) | Begun::InUse(refusal) => Err(refusal),
+        };
+        let end = match end {
+            Ok(()) => Ok(None),
+            Err(refusal) if refusal.maybe_done => Ok(Some(refusal)),
+            Err(refusal) => {
+                self.nodes.release_device_name(node, disk);
+                Err(refusal)
+            }
+        };
+        (is_one_of_several, end)
     }
 
     /// Waits until it is attached.
@@ -223,7 +299,7 @@ impl Controller {
             let disk = seen.iter().find(|seen| seen.id == *disk)?;
             match self.place_of(disk, node) {
                 Some(place) => {
-                    moving_for = self.memory.saw(&disk.id, node, place.state);
+                    moving_for = self.history.saw(&disk.id, node, place.state);
                     last = Some(place.clone());
                     (place.state == AttachmentState::Attached).then(|| Ok(place.clone()))
                 }
@@ -237,7 +313,7 @@ impl Controller {
             Ok(Err(gone)) => {
                 self.nodes.release_device_name(node, disk);
                 self.nodes.blacklist_device_name(node, &gone.device);
-                self.memory.unbind(disk, node);
+                self.history.unbind(disk, node);
                 let reason = format!("the cloud gave up attaching disk {disk} as {}", gone.device);
                 return Err(Error::failed("attach disk", object, reason));
             }
@@ -252,7 +328,7 @@ impl Controller {
             });
         };
         let since = place.since.and_then(|since| since.elapsed().ok()).unwrap_or_default().max(moving_for);
-        if since < STUCK {
+        if since < self.constants.consistency.stuck {
             let reason = format!("disk {disk} is being attached as {}", place.device);
             return Err(Error::InProgress { object, reason });
         }
@@ -264,30 +340,58 @@ impl Controller {
     fn detach_from(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, state: Option<AttachmentState>) -> Result<bool> {
         let shown = state.is_some_and(|state| state != AttachmentState::Detached);
         // An attachment that this process, or one before it, began a moment ago may not be shown.
-        let recent = self.memory.bound(disk, node).is_some_and(|bound| self.clock.now() < bound.since + SETTLED);
-        if !shown && !recent && self.memory.young_until().is_none() {
+        let recent = self
+            .history
+            .bound(disk, node)
+            .is_some_and(|bound| self.clock.now() < bound.since + self.constants.consistency.settled);
+        let is_lost = self.history.may_be_detached(disk, node);
+        if !shown && !recent && !is_lost && self.memory.young_until().is_none() {
             self.forget_attachment(disk, node);
             return Ok(false);
         }
-        if !matches!(state, Some(AttachmentState::Detaching | AttachmentState::Busy)) {
-            match step("detach disk", id, || self.cloud.detach_disk(disk, node)) {
-                Ok(()) => {}
-                Err(refusal) => match refusal.because {
-                    _ if refusal.maybe_done => {}
-                    CloudErrorKind::NotFound | CloudErrorKind::NotAttached | CloudErrorKind::NoInstance => {
-                        self.forget_attachment(disk, node);
-                        self.memory.count_attachment(if shown { -1 } else { 0 });
-                        return Ok(shown);
-                    }
-                    // It goes already, or cannot go yet.
-                    CloudErrorKind::InUse if shown => {}
-                    _ => return Err(self.refused("detach disk", &format!("volume {id} from node {node}"), refusal)),
-                },
-            }
+        let is_begun = matches!(state, Some(AttachmentState::Detaching | AttachmentState::Busy));
+        if !is_begun && let Some(was_attached) = self.begin_detach(id, disk, node, shown)? {
+            return Ok(was_attached);
         }
         self.await_detached(id, disk, node)?;
-        self.memory.count_attachment(-1);
+        self.history.count_attachment(-1);
         Ok(true)
+    }
+
+    /// Asks for a detachment; whether it was attached, where it is known to be detached, and `None` where that is to be waited for.
+    fn begin_detach(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, shown: bool) -> Result<Option<bool>> {
+        let Err(refusal) = self.request_detach(id, disk, node) else { return Ok(None) };
+        let object = format!("volume {id} from node {node}");
+        match refusal.because {
+            CloudErrorKind::Running => Err(self.refused("detach disk", &object, refusal)),
+            _ if refusal.maybe_done => {
+                self.history.lost_detach(disk, node);
+                // Without this nothing would say that it was detached: no answer, and no attachment that is shown no longer.
+                if shown {
+                    return Ok(None);
+                }
+                let reason = format!("disk {disk} may still be attached, and the cloud does not show it: {refusal}; retry");
+                Err(Error::InProgress { object, reason })
+            }
+            CloudErrorKind::NotFound | CloudErrorKind::NotAttached | CloudErrorKind::NoInstance => {
+                self.forget_attachment(disk, node);
+                self.history.count_attachment(if shown { -1 } else { 0 });
+                Ok(Some(shown))
+            }
+            // What the state of the machine may explain.
+            CloudErrorKind::InUse | CloudErrorKind::Invalid | CloudErrorKind::Other => match self.detach_rule(node) {
+                DetachRule::Wait => Ok(None),
+                DetachRule::Detached => {
+                    self.forget_attachment(disk, node);
+                    Ok(Some(shown))
+                }
+                DetachRule::Refuse(remedy) => Err(Error::InUse { object, by: format!("node {node}: {remedy} ({refusal})") }),
+                // It goes already, or cannot go yet.
+                DetachRule::Request if shown && refusal.because == CloudErrorKind::InUse => Ok(None),
+                DetachRule::Request => Err(self.refused("detach disk", &object, refusal)),
+            },
+            _ => Err(self.refused("detach disk", &object, refusal)),
+        }
     }
 
     /// Waits until it is seen to be detached, or its machine to be gone.
@@ -298,18 +402,23 @@ impl Controller {
             let disk = seen.iter().find(|seen| seen.id == *disk)?;
             let place = self.place_of(disk, node);
             if let Some(place) = place {
-                moving_for = self.memory.saw(&disk.id, node, place.state);
+                moving_for = self.history.saw(&disk.id, node, place.state);
             }
             last = place.cloned();
             place.is_none().then_some(())
         });
-        if waited.is_ok() || self.is_node_gone(node) {
+        let rule = if waited.is_ok() { DetachRule::Detached } else { self.detach_rule(node) };
+        if rule == DetachRule::Detached {
             self.forget_attachment(disk, node);
             return Ok(());
         }
         let object = format!("volume {id} on node {node}");
+        if let DetachRule::Refuse(remedy) = rule {
+            let reason = format!("disk {disk} is being detached, and stays as long as node {node} is as it is: {remedy}");
+            return Err(Error::InProgress { object, reason });
+        }
         match last {
-            Some(place) if place.state == AttachmentState::Busy || moving_for >= STUCK => {
+            Some(place) if place.state == AttachmentState::Busy || moving_for >= self.constants.consistency.stuck => {
                 Err(Error::failed("detach disk", object, stuck(disk, node, &place, moving_for)))
             }
             _ => Err(Error::InProgress { object, reason: format!("disk {disk} is being detached") }),
@@ -317,7 +426,7 @@ impl Controller {
     }
 
     fn forget_attachment(&self, disk: &DiskId, node: &NodeId) {
-        self.memory.unbind(disk, node);
+        self.history.unbind(disk, node);
         self.nodes.release_device_name(node, disk);
     }
 }

@@ -41,8 +41,10 @@ pub struct CloudBackend {
 impl CloudBackend {
     pub fn new(parts: CloudOptions) -> CloudBackend {
         let CloudOptions { name, cluster, policy, cloud, connect, clock } = parts;
-        let owner = Owner { backend: name.clone(), cluster };
-        let controller = cloud.map(|cloud| Controller::new(owner, Arc::clone(&policy), cloud, clock));
+        let controller = cloud.map(|cloud| {
+            let owner = Owner { backend: name.clone(), cluster, longest_value: cloud.constants().longest_value };
+            Controller::new(owner, Arc::clone(&policy), cloud, clock)
+        });
         CloudBackend { name, policy, connect, controller }
     }
 
@@ -93,7 +95,7 @@ impl Backend for CloudBackend {
     }
 
     fn has_topology(&self) -> bool {
-        true
+        self.policy.has_topology()
     }
 
     fn is_local(&self) -> bool {
@@ -101,7 +103,7 @@ impl Backend for CloudBackend {
     }
 
     fn usage(&self) -> Usage {
-        Usage { pools: Vec::new(), attachments: self.controller.as_ref().and_then(|controller| controller.memory.attachments()) }
+        Usage { pools: Vec::new(), attachments: self.controller.as_ref().and_then(|controller| controller.history.attachments()) }
     }
 
     fn provision(&self) -> Option<&dyn Provision> {
@@ -118,7 +120,7 @@ impl Backend for CloudBackend {
         self.controller_as(|controller| controller as _)
     }
     fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
-        self.controller_as(|controller| controller as _)
+        self.controller_as(|controller| controller as _).filter(|_| self.policy.has_changed_blocks())
     }
     fn attach(&self) -> Option<&dyn Attach> {
         self.controller_as(|controller| controller as _)

@@ -5,9 +5,8 @@ use std::ops::ControlFlow;
 use crate::backend::ChangedBlocks;
 use crate::volume::{Error, Extent, Result, SnapshotId};
 
-use super::api::{BlocksFrom, CloudSnapshotId};
+use super::api::CloudSnapshotId;
 use super::controller::Controller;
-use super::pages::Pages;
 
 impl ChangedBlocks for Controller {
     fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {
@@ -35,17 +34,13 @@ impl Controller {
         emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
     ) -> Result<()> {
         let of = self.completed_snapshot(target)?;
-        let mut from = BlocksFrom::Offset(offset);
         let mut run: Option<Extent> = None;
-        let mut pages = Pages::new("blocks");
-        let unknown =
-            |refusal| super::errors::unknown(&self.owner.backend, &format!("the blocks of snapshot {target}"), &refusal);
-        loop {
-            let page = self.cloud.blocks(base, &of.id, &from).map_err(unknown)?;
-            let next = pages.after(page.offsets.is_empty(), page.next).map_err(unknown)?;
-            for start in page.offsets {
+        let mut disorder = None;
+        let mut is_enough = false;
+        let read = self.cloud.blocks(base, &of.id, offset, &mut |blocks| {
+            for start in blocks.offsets {
                 // The last block may reach beyond the end, the first begin before the offset.
-                let end = start.saturating_add(page.size).min(of.capacity.0);
+                let end = start.saturating_add(blocks.size).min(of.capacity.0);
                 let start = start.max(offset);
                 if end <= start {
                     continue;
@@ -53,22 +48,30 @@ impl Controller {
                 match &mut run {
                     Some(run) if run.offset + run.length == start => run.length += end - start,
                     Some(run) if start < run.offset + run.length => {
-                        let reason = format!("the cloud lists the blocks of snapshot {target} out of order (at {start})");
-                        return Err(Error::BackendUnavailable { backend: self.owner.backend.to_string(), reason });
+                        disorder = Some(start);
+                        return ControlFlow::Break(());
                     }
                     _ => {
                         if let Some(whole) = run.replace(Extent { offset: start, length: end - start })
                             && emit(whole).is_break()
                         {
-                            return Ok(());
+                            is_enough = true;
+                            return ControlFlow::Break(());
                         }
                     }
                 }
             }
-            match next {
-                Some(token) => from = BlocksFrom::Token(token),
-                None => break,
-            }
+            ControlFlow::Continue(())
+        });
+        read.map_err(|refusal| {
+            super::errors::unknown(&self.owner.backend, &format!("the blocks of snapshot {target}"), &refusal)
+        })?;
+        if let Some(start) = disorder {
+            let reason = format!("the cloud lists the blocks of snapshot {target} out of order (at {start})");
+            return Err(Error::BackendUnavailable { backend: self.owner.backend.to_string(), reason });
+        }
+        if is_enough {
+            return Ok(());
         }
         // Whether the receiver wants more makes no difference after the last.
         if let Some(last) = run {

@@ -9,28 +9,35 @@ use crate::backend::{Quiesce, SnapshotSpec};
 use crate::os::step::step;
 use crate::volume::{Error, RawParameters, Result, SnapshotId, VolumeId};
 
-use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState};
+use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState, Zones};
+use super::constants::Idempotency;
 use super::controller::Controller;
+use super::make::{Send, is_over};
 use super::pollers::Key;
-use super::provision::{Send, is_over};
 use super::snapshots::{Sought, Taking};
 use super::tags::TEMPORARY;
 use super::timeouts::WAIT;
 
 impl Controller {
     /// Makes the disk of a copy, or continues with what an earlier call began; nothing else of it is left then.
-    pub fn make_copy(&self, copy: &VolumeId, source: &VolumeId, spec: DiskSpec, quiesce: &dyn Quiesce) -> Result<Disk> {
+    pub fn make_copy(
+        &self,
+        copy: &VolumeId,
+        source: &VolumeId,
+        (spec, required): (DiskSpec, &Zones),
+        quiesce: &dyn Quiesce,
+    ) -> Result<Disk> {
         if self.memory.is_torn(copy.derived()) {
             self.delete_torn(copy)?;
         }
         // What began through a snapshot ends so; also where its source is gone by now.
         if self.find_temporary(copy)?.is_none()
-            && let Some(disk) = self.copy_without_snapshot(copy, source, &spec, quiesce)?
+            && let Some(disk) = self.copy_without_snapshot(copy, source, (&spec, required), quiesce)?
         {
             return Ok(disk);
         }
         let source = DiskSource::Snapshot(self.copy_to_snapshot(copy, source, quiesce)?);
-        match self.make(copy, DiskSpec { source, ..spec }) {
+        match self.make(copy, DiskSpec { source, ..spec }, required) {
             Ok(disk) => self.tidy(copy).map(|()| disk),
             Err(error) if is_over(&error) => Err(match self.tidy(copy) {
                 Ok(()) => error,
@@ -49,26 +56,35 @@ impl Controller {
         &self,
         copy: &VolumeId,
         source: &VolumeId,
-        spec: &DiskSpec,
+        (spec, required): (&DiskSpec, &Zones),
         quiesce: &dyn Quiesce,
     ) -> Result<Option<Disk>> {
         let direct = self.disk(source)?.filter(|disk| self.cloud.copies_disk(disk, spec));
         // After a lost answer the token of a direct copy finds what was made.
-        let has_token = direct.is_some() && self.memory.outcome_unknown_until(copy.derived()).is_some();
+        let has_token = self.constants.disks == Idempotency::Token
+            && direct.is_some()
+            && self.memory.outcome_unknown_until(copy.derived()).is_some();
         if !has_token && let Some(earlier) = self.confirmed_disk(copy)? {
             let id = earlier.id.clone();
             match self.wait_available(copy, earlier)? {
-                Some(disk) => return self.matches_request(copy, disk, spec).map(Some),
-                None => self.memory.gone(copy.derived(), &id.0),
+                Some(disk) => return self.matches_request(copy, disk, spec, required).map(Some),
+                None => self.disk_gone(copy.derived(), &id.0),
             }
         }
         let Some(direct) = direct else { return Ok(None) };
         self.memory.tidied(copy.derived());
-        self.copy_directly(copy, source, DiskSpec { source: DiskSource::Disk(direct.id), ..spec.clone() }, quiesce)
+        let spec = DiskSpec { source: DiskSource::Disk(direct.id), ..spec.clone() };
+        self.copy_directly(copy, source, (spec, required), quiesce)
     }
 
     /// `None` where the cloud refused it.
-    fn copy_directly(&self, copy: &VolumeId, source: &VolumeId, spec: DiskSpec, quiesce: &dyn Quiesce) -> Result<Option<Disk>> {
+    fn copy_directly(
+        &self,
+        copy: &VolumeId,
+        source: &VolumeId,
+        (spec, required): (DiskSpec, &Zones),
+        quiesce: &dyn Quiesce,
+    ) -> Result<Option<Disk>> {
         let mut broken = None;
         let send: Send<'_> = &mut |spec| {
             let held = quiesce.freeze(std::slice::from_ref(source)).map_err(|error| self.after_unknown_outcome(copy, error))?;
@@ -80,9 +96,9 @@ impl Controller {
                 self.memory.tore(copy.derived());
                 broken = Some(error);
             }
-            Ok(answer)
+            Ok(self.finish("copy disk", answer))
         };
-        let made = self.make_by(send, copy, spec);
+        let made = self.make_by(send, copy, spec, required);
         match (made, broken) {
             (made, Some(broken)) => Err(match made.and_then(|_| self.delete_torn(copy)) {
                 Ok(()) => broken.rolled_back(),
@@ -178,8 +194,10 @@ impl Refusal {
             | CloudErrorKind::InstanceFull
             | CloudErrorKind::OtherParameters
             | CloudErrorKind::TokenSpent
+            | CloudErrorKind::Exists
             | CloudErrorKind::Quota
             | CloudErrorKind::NoCapacity
+            | CloudErrorKind::Running
             | CloudErrorKind::Throttled
             | CloudErrorKind::Unavailable => false,
         };

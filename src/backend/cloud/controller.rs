@@ -3,8 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use super::api::Cloud;
+use super::attachment_history::AttachmentHistory;
 use super::changes::Changes;
 use super::clock::Clock;
+use super::constants::CloudConstants;
 use super::device_names::DeviceNames;
 use super::lists::Lists;
 use super::memory::RecentOperations;
@@ -17,9 +19,12 @@ pub(super) struct Controller {
     pub owner: Owner,
     pub policy: Arc<dyn Policy>,
     pub cloud: Arc<dyn Cloud>,
+    /// The cloud's.
+    pub constants: CloudConstants,
     pub clock: Clock,
     pub pollers: Pollers,
     pub memory: RecentOperations,
+    pub history: AttachmentHistory,
     pub nodes: DeviceNames,
     pub changes: Changes,
     pub lists: Lists,
@@ -30,12 +35,15 @@ pub(super) struct Controller {
 
 impl Controller {
     pub fn new(owner: Owner, policy: Arc<dyn Policy>, cloud: Arc<dyn Cloud>, clock: Clock) -> Controller {
+        let constants = cloud.constants();
         Controller {
             owner,
             policy,
+            constants,
             clock,
             pollers: Pollers::new(&cloud, clock),
-            memory: RecentOperations::new(clock),
+            memory: RecentOperations::new(clock, constants),
+            history: AttachmentHistory::new(clock, constants.consistency.settled),
             nodes: DeviceNames::default(),
             changes: Changes::new(clock),
             lists: Lists::default(),

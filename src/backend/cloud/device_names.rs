@@ -5,14 +5,41 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::keyed_mutex::KeyedMutex;
-use crate::volume::NodeId;
+use crate::volume::{NodeId, Result, VolumeId};
 
-use super::api::{DiskId, Instance};
+use super::accepted::Accepted;
+use super::api::{Answer, DeviceAddress, Disk, DiskAccess, DiskId, Instance, Refusal};
+use super::ids::OperationId;
+use super::queues::Queues;
 
 #[derive(Debug, Default)]
 pub(super) struct DeviceNames {
     pub locks: KeyedMutex,
+    pub attaching: Queues<AttachJob, Result<Begun>>,
+    /// With whether others were in the same request.
+    pub detaching: Queues<DiskId, (bool, Answer<Accepted<()>>)>,
     nodes: Mutex<HashMap<NodeId, Names>>,
+}
+
+/// An attachment to be begun.
+#[derive(Debug)]
+pub(super) struct AttachJob {
+    pub volume: VolumeId,
+    pub disk: Disk,
+    pub access: DiskAccess,
+}
+
+/// How an attachment was begun.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// With its operation, if it has one.
+    Accepted(Option<OperationId>),
+    /// The same, in one request with others: where the operation fails, it may have been for one of them.
+    Together(Option<OperationId>),
+    /// It may have been.
+    Perhaps(Refusal),
+    /// The disk is attached already, or in a state in which it cannot be.
+    InUse(Refusal),
 }
 
 /// What is known of a node's names.
@@ -53,8 +80,10 @@ impl DeviceNames {
         }
     }
 
-    /// An attachment under this name did not come to an end: the next one has another.
-    pub fn blacklist_device_name(&self, node: &NodeId, device: &str) {
-        self.with(node, |names| names.bad.insert(device.to_owned()));
+    /// An attachment in this slot did not come to an end: the next one has another. An identity stays what it is.
+    pub fn blacklist_device_name(&self, node: &NodeId, device: &DeviceAddress) {
+        if let DeviceAddress::Slot(slot) = device {
+            self.with(node, |names| names.bad.insert(slot.clone()));
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::api::{Attachment, AttachmentState, CloudErrorKind, DiskId, Refusal};
 
 /// A request that changes something was refused: it is over, and nothing was done, unless the refusal says that it may have been.
 pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, refusal: Refusal) -> Error {
-    if refusal.maybe_done {
+    if refusal.maybe_done && refusal.because != CloudErrorKind::Running {
         return Error::failed(step, object, refusal);
     }
     let reason = refusal.to_string();
@@ -20,7 +20,7 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
         CloudErrorKind::NoInstance => Error::NotFound { kind: "the node of", id: format!("{object} ({reason})") },
         CloudErrorKind::InUse => Error::InUse { object, by: reason },
         CloudErrorKind::InstanceFull => Error::NodeFull { node: object, reason },
-        CloudErrorKind::OtherParameters | CloudErrorKind::TokenSpent => {
+        CloudErrorKind::OtherParameters | CloudErrorKind::TokenSpent | CloudErrorKind::Exists => {
             Error::Conflict { object, existing: reason, wanted: "what this call says".to_owned() }
         }
         // Not over: the same request succeeds later. UNAVAILABLE keeps the resizer asking.
@@ -29,6 +29,7 @@ pub(super) fn refused(backend: &BackendName, step: &'static str, object: &str, r
         CloudErrorKind::NoCapacity => Error::NoCapacity { place: "the cloud".to_owned(), reason },
         CloudErrorKind::Invalid => Error::invalid("parameters", reason),
         CloudErrorKind::Denied | CloudErrorKind::Key => Error::Denied { object, reason },
+        CloudErrorKind::Running => Error::InProgress { object, reason },
         CloudErrorKind::Unavailable => Error::BackendUnavailable { backend, reason },
         CloudErrorKind::NotAttached | CloudErrorKind::NameTaken | CloudErrorKind::Other => {
             Error::failed(step, object, refusal).rolled_back()
@@ -50,11 +51,13 @@ pub(super) fn unknown(backend: &BackendName, object: &str, refusal: &Refusal) ->
         | CloudErrorKind::InstanceFull
         | CloudErrorKind::OtherParameters
         | CloudErrorKind::TokenSpent
+        | CloudErrorKind::Exists
         | CloudErrorKind::Quota
         | CloudErrorKind::NoCapacity
         | CloudErrorKind::Invalid
         | CloudErrorKind::Denied
         | CloudErrorKind::Key
+        | CloudErrorKind::Running
         | CloudErrorKind::Unavailable
         | CloudErrorKind::Other => Error::BackendUnavailable { backend, reason: format!("{object}: {refusal}") },
     }

@@ -1,4 +1,4 @@
-//! The disk of a volume: by the cloud's id where it is recorded in the volume's id or remembered, else by tag.
+//! The disk of a volume: by the cloud's id where it is recorded in the volume's id or remembered, else by its unique name or by tag.
 //!
 //! A recorded disk is the volume's, or the volume has none: another that carries the same tag is a copy that a person made, and is left
 //! alone. An id without a recorded disk has only CreateVolume, before its answer, and what was made by a driver that recorded none.
@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use crate::volume::{Error, Result, VolumeId};
 
-use super::api::{Disk, DiskId, DiskState, Refusal};
+use super::api::{Attachment, Disk, DiskId, DiskState, Refusal};
 use super::controller::Controller;
 use super::errors;
 use super::pollers::Key;
 use super::tags::{self, VOLUME};
-use super::timeouts::SHOWN;
 
 /// What is known of a volume's disk.
 #[derive(Clone, Debug)]
@@ -22,6 +21,17 @@ pub(super) enum Located {
     /// This process made it not long ago, and it is not shown (any more).
     Hidden(DiskId),
     None,
+}
+
+impl Located {
+    /// The disk, and where it is shown to be attached; `None` where there is none.
+    pub fn attachments(self) -> Option<(DiskId, Vec<Attachment>)> {
+        match self {
+            Located::None => None,
+            Located::Hidden(disk) => Some((disk, Vec::new())),
+            Located::Seen(disk) => Some((disk.id.clone(), disk.attachments)),
+        }
+    }
 }
 
 impl Controller {
@@ -35,7 +45,7 @@ impl Controller {
             Located::Seen(disk) => Ok(Some(*disk)),
             Located::None => Ok(None),
             Located::Hidden(disk) => {
-                let until = self.clock.now() + SHOWN;
+                let until = self.clock.now() + self.constants.consistency.shown;
                 let shown = self.pollers.disks.wait(&Key::from(&disk), until, |seen| self.checked(id, &disk, seen).transpose());
                 shown.unwrap_or_else(|_| Err(hidden(id, &disk))).map(Some)
             }
@@ -48,7 +58,7 @@ impl Controller {
         let known = self.memory.known(id.derived());
         let recorded = id.recorded().map(|disk| DiskId(disk.to_owned()));
         let Some(disk) = recorded.or_else(|| known.as_ref().map(|known| DiskId(known.id.clone()))) else {
-            return self.locate_by_tag(id);
+            return self.locate_by_key(id);
         };
         let seen = self.pollers.disks.look(&Key::from(&disk)).map_err(|refusal| self.unknown(id, &refusal))?;
         if let Some(found) = self.checked(id, &disk, &seen)? {
@@ -56,16 +66,15 @@ impl Controller {
         }
         let made_here = known.filter(|known| known.id == disk.0);
         let may_be_hidden = seen.is_empty() && made_here.is_some_and(|known| self.memory.may_be_hidden(&known));
-        let by_tag = if id.recorded().is_some() { Located::None } else { self.locate_by_tag(id)? };
-        match by_tag {
+        let by_key = if id.recorded().is_some() { Located::None } else { self.locate_by_key(id)? };
+        match by_key {
             Located::None if may_be_hidden => Ok(Located::Hidden(disk)),
             located => Ok(located),
         }
     }
 
-    fn locate_by_tag(&self, id: &VolumeId) -> Result<Located> {
-        let key = Key::Tag(VOLUME, id.derived().to_owned());
-        let seen = self.pollers.disks.look(&key).map_err(|refusal| self.unknown(id, &refusal))?;
+    fn locate_by_key(&self, id: &VolumeId) -> Result<Located> {
+        let seen = self.pollers.disks.look(&self.disk_key(id)).map_err(|refusal| self.unknown(id, &refusal))?;
         match self.one(id, &seen)? {
             Some(disk) => Ok(Located::Seen(Box::new(disk))),
             None => Ok(Located::None),
@@ -91,6 +100,19 @@ impl Controller {
     pub fn one(&self, id: &VolumeId, seen: &[Disk]) -> Result<Option<Disk>> {
         if let Some(recorded) = id.recorded() {
             return self.checked(id, &DiskId(recorded.to_owned()), seen);
+        }
+        // By its name it is the volume's, whatever its tags say: it must not be taken for absent.
+        let is_other = |disk: &&Disk| self.is_there(disk) && !self.owner.is_disk_of(id, disk);
+        if matches!(self.disk_key(id), Key::Name(_))
+            && let Some(other) = seen.iter().find(is_other)
+        {
+            return Err(self.owner.not_of(
+                &format!("volume {id}"),
+                &format!("disk {}", other.id),
+                VOLUME,
+                id.derived(),
+                &other.tags,
+            ));
         }
         let (copies, mut ours): (Vec<Disk>, Vec<Disk>) = self.ours(id, seen).into_iter().partition(tags::is_restored_backup);
         if !copies.is_empty() {
@@ -119,7 +141,7 @@ impl Controller {
     /// Until when an absence is looked at again before anything is done on its strength; `None` where the first look is believed.
     /// `outcome_unknown` says that the outcome of an earlier request is not known.
     pub fn look_until(&self, outcome_unknown: Option<Duration>) -> Option<Duration> {
-        outcome_unknown.map(|_| self.clock.now() + SHOWN).or_else(|| self.memory.young_until())
+        outcome_unknown.map(|_| self.clock.now() + self.constants.consistency.shown).or_else(|| self.memory.young_until())
     }
 
     /// Whether it is not deleted, as far as is known.
@@ -127,9 +149,15 @@ impl Controller {
         !matches!(disk.state, DiskState::Deleting | DiskState::Deleted) && !self.memory.is_gone(&disk.id.0)
     }
 
+    /// A disk of a volume is gone.
+    pub fn disk_gone(&self, what: &str, disk: &str) {
+        self.memory.gone(what, disk);
+        self.history.forget_disk(disk);
+    }
+
     /// Says in the log which disks carry the tag of a volume whose own disk is gone. What is logged decides nothing.
     pub fn report_copies(&self, id: &VolumeId) {
-        let Ok(seen) = self.pollers.disks.look(&Key::Tag(VOLUME, id.derived().to_owned())) else { return };
+        let Ok(seen) = self.pollers.disks.look(&self.disk_key(id)) else { return };
         let copies = self.ours(&id.unrecorded(), &seen);
         if !copies.is_empty() {
             tracing::warn!(volume = %id, disks = names(&copies), "its disk is gone; others that carry its tag are left alone");
@@ -144,8 +172,8 @@ impl Controller {
         let by_id = ids.iter().filter_map(|id| Some((Key::Id(known(id)?), id)));
         self.look_for(&by_id.collect(), &mut found)?;
         let rest = ids.iter().filter(|id| id.recorded().is_none() && !found.contains_key(*id));
-        let by_tag = rest.map(|id| (Key::Tag(VOLUME, id.derived().to_owned()), id)).collect();
-        self.look_for(&by_tag, &mut found)?;
+        let by_key = rest.map(|id| (self.disk_key(id), id)).collect();
+        self.look_for(&by_key, &mut found)?;
         Ok(found)
     }
 

@@ -10,6 +10,7 @@ use super::api::{CloudSnapshot, Disk, DiskState};
 use super::backend::CloudBackend;
 use super::controller::Controller;
 use super::tags::{Owner, SNAPSHOT, TEMPORARY, VOLUME};
+use super::zones;
 
 /// Compares handles (of volumes and of snapshots, as PersistentVolumes and VolumeSnapshotContents have them) with what lies in the cloud.
 /// Handles of other backends are left out. Without the snapshots' handles, pass no snapshots.
@@ -32,7 +33,7 @@ pub(super) fn compare(owner: &Owner, handles: &BTreeSet<String>, disks: &[Disk],
         if !is_used {
             let copy =
                 if is_one { "" } else { ", one of several with this volume's tag: others may be copies of it, or it of one" };
-            let what = format!("disk {}, {} in {}, {:?}{copy}", disk.id, disk.capacity, disk.zone, disk.state);
+            let what = format!("disk {}, {} in {}, {:?}{copy}", disk.id, disk.capacity, zones::words(&disk.zones), disk.state);
             let attached = disk.held_by().map(|place| place.instance.to_string()).collect();
             garbage.disks.push(Unnamed { handle, what, attached });
         }

@@ -6,12 +6,11 @@ use std::time::Duration;
 use crate::backend::ReportHealth;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
-use super::api::{Answer, AttachmentState, Disk, DiskId, DiskState, MOST_IDS};
+use super::api::{Answer, AttachmentState, Disk, DiskId, DiskState};
 use super::controller::Controller;
 use super::errors::stuck;
 use super::list::SERVES;
 use super::lists::Impaired;
-use super::memory::STUCK;
 
 /// How long an answer of the cloud, be it a bad one, is good for a probe.
 const FRESH: Duration = Duration::from_secs(60);
@@ -70,7 +69,7 @@ impl Controller {
     fn impairments(&self, mut disks: impl Iterator<Item = DiskId>) -> Result<Impaired> {
         let mut all = Impaired::new();
         loop {
-            let some: Vec<DiskId> = disks.by_ref().take(MOST_IDS).collect();
+            let some: Vec<DiskId> = disks.by_ref().take(self.constants.batches.ids).collect();
             if some.is_empty() {
                 return Ok(all);
             }
@@ -79,7 +78,7 @@ impl Controller {
         }
     }
 
-    /// The same of a list: for its further pages as of the first, which costs a request for each [`MOST_IDS`] disks.
+    /// The same of a list: for its further pages as of the first, which costs a request for each [`super::Batches::ids`] disks.
     fn impairments_of_list<Ids: Iterator<Item = DiskId>>(
         &self,
         kept_will_do: bool,
@@ -101,11 +100,16 @@ impl Controller {
             let message = format!("the cloud reports that disk {} has failed; its data is lost: restore a snapshot", disk.id);
             health.push(problem(Severity::DataLoss, "DiskFailed", message));
         }
+        if disk.state == DiskState::Unusable {
+            let message =
+                format!("the cloud reports an error of disk {}; have it repaired there, or restore a snapshot", disk.id);
+            health.push(problem(Severity::Inaccessible, "DiskUnusable", message));
+        }
         if let Some(words) = impaired.get(&disk.id) {
             health.push(problem(Severity::Degraded, "DiskImpaired", format!("the cloud reports for disk {}: {words}", disk.id)));
         }
         let stuck = disk.held_by().find_map(|place| {
-            let seen_for = self.memory.saw(&disk.id, &place.instance, place.state);
+            let seen_for = self.history.saw(&disk.id, &place.instance, place.state);
             let since = match place.state {
                 // The cloud says since when it comes, but not since when it goes.
                 AttachmentState::Attaching => {
@@ -114,7 +118,7 @@ impl Controller {
                 AttachmentState::Detaching | AttachmentState::Busy => seen_for,
                 AttachmentState::Attached | AttachmentState::Detached => return None,
             };
-            (since >= STUCK).then(|| stuck(&disk.id, &place.instance, place, since))
+            (since >= self.constants.consistency.stuck).then(|| stuck(&disk.id, &place.instance, place, since))
         });
         health.extend(stuck.map(|message| problem(Severity::Inaccessible, "AttachmentStuck", message)));
         health

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
 
-use super::api::{Answer, CloudSnapshot, Disk, Page, SnapshotState, Which};
+use super::api::{Answer, CloudSnapshot, Disk, SnapshotState, Take, Which};
 use super::controller::Controller;
 use super::lists::Kept;
 use super::packed::{Pack, Packed, Packer};
-use super::pages;
 
 /// How long what was fetched serves for the pages after the first.
 pub(super) const SERVES: Duration = Duration::from_secs(120);
@@ -38,14 +37,15 @@ impl Controller {
         let ours = |disk: &Disk| self.owner.owns(&disk.tags);
         let volume = |disk: &Disk| self.owner.volume_id(disk);
         let mut attachments = 0;
-        let fetch = |which: &_, page: Option<&str>| {
-            let page = self.cloud.disks(which, page)?;
-            attachments += page.items.iter().filter(|disk| ours(disk)).map(|disk| disk.held_by().count() as u64).sum::<u64>();
-            Ok(page)
+        let fetch = |which: &_, take: Take<'_, Disk>| {
+            self.cloud.disks(which, &mut |some| {
+                attachments += some.iter().filter(|disk| ours(disk)).map(|disk| disk.held_by().count() as u64).sum::<u64>();
+                take(some);
+            })
         };
         let disks = self.all(&self.lists.disks, kept_will_do, ours, volume, fetch)?;
         if !kept_will_do {
-            self.memory.set_attachments(attachments);
+            self.history.set_attachments(attachments);
         }
         Ok(disks)
     }
@@ -77,7 +77,7 @@ impl Controller {
     pub fn all_snapshots(&self, kept_will_do: bool) -> Result<Arc<Packed<CloudSnapshot>>> {
         let ours = |snapshot: &CloudSnapshot| self.owner.owns(&snapshot.tags);
         let id = |snapshot: &CloudSnapshot| self.owner.snapshot_id(snapshot);
-        self.all(&self.lists.snapshots, kept_will_do, ours, id, |which, page| self.cloud.snapshots(which, page))
+        self.all(&self.lists.snapshots, kept_will_do, ours, id, |which, take| self.cloud.snapshots(which, take))
     }
 
     fn all<T: Pack, Id, Key: Ord>(
@@ -86,7 +86,7 @@ impl Controller {
         kept_will_do: bool,
         ours: impl Fn(&T) -> bool,
         key: impl Fn(&T) -> Option<Key>,
-        mut fetch: impl FnMut(&Which<Id>, Option<&str>) -> Answer<Page<T>>,
+        mut fetch: impl FnMut(&Which<Id>, Take<'_, T>) -> Answer<()>,
     ) -> Result<Arc<Packed<T>>> {
         let now = self.clock.now();
         let before = kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -95,11 +95,7 @@ impl Controller {
         }
         let which = Which::All { tags: self.owner.tags() };
         let mut packer = Packer::default();
-        let read = pages::each(
-            "list",
-            |page| fetch(&which, page),
-            |items| items.iter().filter(|item| ours(item)).for_each(|item| packer.push(item)),
-        );
+        let read = fetch(&which, &mut |items: Vec<T>| items.iter().filter(|item| ours(item)).for_each(|item| packer.push(item)));
         read.map_err(|refusal| super::errors::unknown(&self.owner.backend, "the list", &refusal))?;
         let all = Arc::new(packer.sorted(key));
         *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::clone(&all)));

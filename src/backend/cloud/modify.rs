@@ -69,7 +69,7 @@ impl Controller {
         }
         let seen = self.look_again(id, disk)?;
         let Some(change) = self.lacking(&seen, wanted)? else { return Ok(Outcome::Changed(seen.capacity)) };
-        let lost = match step("change disk", id, || self.cloud.change_disk(disk, &change)) {
+        let lost = match self.finish("change disk", step("change disk", id, || self.cloud.change_disk(disk, &change))) {
             Ok(begun) if begun.state.is_usable() => return Ok(Outcome::Changed(begun.capacity)),
             Ok(begun) => {
                 let ended = self.await_change(id, disk, begun.since)?;

@@ -1,79 +1,29 @@
-//! One attachment of a node is begun at a time, since each needs a device name that no other has; different nodes do not wait for one
-//! another.
+//! What is known of a machine: its names, its room, and its cards.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::os::step::step;
-use crate::volume::{Error, NodeId, Result, VolumeId};
+use crate::volume::{Error, NodeId, Result};
 
-use super::api::{CloudErrorKind, Disk, Instance, Refusal};
+use super::api::{CloudErrorKind, DeviceAddress, Disk, Instance, Refusal};
 use super::controller::Controller;
-use super::device_names::Given;
-use super::memory::SETTLED;
+use super::machine::{DetachRule, detach_rule};
+use super::zones;
 
 /// How long a description of a machine serves for further attachments to it, in which its names are counted here.
 const FRESH: Duration = Duration::from_secs(10);
-/// How long a call waits for the lock, in real time.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How many names are tried in one call.
-const NAMES: usize = 8;
-
-/// How an attachment was begun.
-#[derive(Debug)]
-pub(super) enum Begun {
-    Accepted,
-    /// It may have been.
-    Perhaps(Refusal),
-    /// The disk is attached already, or in a state in which it cannot be.
-    InUse(Refusal),
-}
-
 impl Controller {
-    /// Begins to attach, under the best name that is free.
-    ///
-    /// # Errors
-    /// `NotFound` for a node that is not there, `Invalid` for one in another zone; `NodeFull`; `Busy` where others have been at it for
-    /// too long.
-    pub fn begin_attach(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<Begun> {
-        let object = format!("volume {id} on node {node}");
-        let lock = self.nodes.locks.lock(node.as_str(), "attach", PATIENCE);
-        let _lock = lock.map_err(|holder| Error::Busy {
-            object: format!("node {node}"),
-            operation: holder.operation,
-            step: "attach disk".to_owned(),
-            since: holder.since.elapsed(),
-        })?;
-        let mut full_cards = BTreeSet::new();
-        for _ in 0..NAMES {
-            let (instance, device) = self.choose_name(disk, node)?;
-            let card = self.choose_card(&instance, node, &full_cards);
-            let given = Given { disk: disk.id.clone(), at: self.clock.now(), card };
-            self.nodes.with(node, |names| names.given.insert(device.clone(), given));
-            let refusal = match step("attach disk", id, || self.cloud.attach_disk(&disk.id, &instance.id, &device, card)) {
-                Ok(()) => return Ok(Begun::Accepted),
-                Err(refusal) if refusal.maybe_done => return Ok(Begun::Perhaps(refusal)),
-                Err(refusal) => refusal,
-            };
-            self.nodes.release_device_name(node, &disk.id);
-            match refusal.because {
-                CloudErrorKind::NameTaken => self.nodes.blacklist_device_name(node, &device),
-                CloudErrorKind::InUse => return Ok(Begun::InUse(refusal)),
-                // Perhaps only this card is.
-                CloudErrorKind::InstanceFull if full_cards.len() + 1 < instance.cards.len() => full_cards.extend(card),
-                CloudErrorKind::InstanceFull => {
-                    return Err(Error::NodeFull { node: node.to_string(), reason: refusal.to_string() });
-                }
-                CloudErrorKind::NoInstance => return Err(no_such_node(node, &refusal)),
-                _ => return Err(self.refused("attach disk", &object, refusal)),
-            }
+    /// Why an attachment was refused, by the request or at the end of its operation.
+    pub fn attach_refused(&self, object: &str, node: &NodeId, refusal: Refusal) -> Error {
+        match refusal.because {
+            CloudErrorKind::InstanceFull => Error::NodeFull { node: node.to_string(), reason: refusal.to_string() },
+            CloudErrorKind::NoInstance => no_such_node(node, &refusal),
+            _ => self.refused("attach disk", object, refusal),
         }
-        let reason = format!("the cloud reports all {NAMES} device names as in use; detach a volume, or retry");
-        Err(Error::NodeFull { node: node.to_string(), reason })
     }
 
     /// The card with the fewest disks, those that are on their way among them; `None` where there is no choice.
-    fn choose_card(&self, instance: &Instance, node: &NodeId, full: &BTreeSet<u32>) -> Option<u32> {
+    pub fn choose_card(&self, instance: &Instance, node: &NodeId, full: &BTreeSet<u32>) -> Option<u32> {
         let mut cards = instance.cards.clone();
         self.nodes.with(node, |names| {
             let on_their_way = names.given.iter().filter(|(name, _)| !instance.attached.contains_key(*name));
@@ -86,7 +36,7 @@ impl Controller {
     }
 
     /// A free name on a node that has room.
-    fn choose_name(&self, disk: &Disk, node: &NodeId) -> Result<(Instance, String)> {
+    pub fn choose_name(&self, disk: &Disk, node: &NodeId) -> Result<(Instance, DeviceAddress)> {
         let now = self.clock.now();
         let fresh = self.nodes.with(node, |names| names.seen.clone()).filter(|(seen, _)| now < *seen + FRESH);
         let was_fresh = fresh.is_some();
@@ -105,16 +55,8 @@ impl Controller {
         }
     }
 
-    fn name_on(&self, instance: &Instance, disk: &Disk, node: &NodeId) -> Result<String> {
-        if instance.zone != disk.zone {
-            let reason = format!("node {node} is in zone {}, disk {} in zone {}", instance.zone, disk.id, disk.zone);
-            return Err(Error::invalid("node_id", reason));
-        }
-        if instance.site != disk.site {
-            let place = |site: &Option<String>| site.clone().unwrap_or_else(|| format!("in the data centers of {}", disk.zone));
-            let reason = format!("node {node} is {}, disk {} is {}", place(&instance.site), disk.id, place(&disk.site));
-            return Err(Error::invalid("node_id", reason));
-        }
+    fn name_on(&self, instance: &Instance, disk: &Disk, node: &NodeId) -> Result<DeviceAddress> {
+        zones::check_reach(instance, disk)?;
         let full = |reason: String| Err(Error::NodeFull { node: node.to_string(), reason });
         let (given, mut taken) = self.nodes.with(node, |names| {
             let given: Vec<String> = names.given.keys().cloned().collect();
@@ -125,13 +67,13 @@ impl Controller {
         if let Some(limit) = instance.limit.filter(|limit| count as u64 >= *limit) {
             return full(format!("{count} disks are attached to it, and a {} takes {limit}; detach one first", instance.kind));
         }
-        if let Some(device) = self.cloud.device_name(instance, &taken) {
+        if let Some(device) = self.cloud.address(&disk.id, instance, &taken) {
             return Ok(device);
         }
         // Names that once failed are better than none.
         taken.retain(|name| given.contains(name));
         self.nodes.with(node, |names| names.bad.clear());
-        match self.cloud.device_name(instance, &taken) {
+        match self.cloud.address(&disk.id, instance, &taken) {
             Some(device) => Ok(device),
             None => full("no device name is free on it; detach a disk first".to_owned()),
         }
@@ -144,18 +86,21 @@ impl Controller {
         let Some(instance) = seen.into_iter().next() else {
             return Err(Error::NotFound { kind: "node", id: node.to_string() });
         };
-        let now = self.clock.now();
+        let (now, settled) = (self.clock.now(), self.constants.consistency.settled);
         self.nodes.with(node, |names| {
             // What is shown is counted there; what is not shown for long has come to nothing.
-            names.given.retain(|name, given| !instance.attached.contains_key(name) && now < given.at + SETTLED);
+            names.given.retain(|name, given| !instance.attached.contains_key(name) && now < given.at + settled);
             names.seen = Some((now, instance.clone()));
         });
         Ok(instance)
     }
 
-    /// Whether the cloud says that there is no such machine, or that it is terminated.
-    pub fn is_node_gone(&self, node: &NodeId) -> bool {
-        matches!(self.pollers.instances.look(node).as_deref(), Ok([]))
+    /// How a disk is detached from this machine. Where nothing is known of it, nothing is concluded.
+    pub fn detach_rule(&self, node: &NodeId) -> DetachRule {
+        match self.pollers.instances.look(node) {
+            Ok(seen) => detach_rule(seen.first().map(|machine| machine.state)),
+            Err(_) => DetachRule::Request,
+        }
     }
 
     pub fn node_limit(&self, node: &NodeId) -> Result<Option<u64>> {

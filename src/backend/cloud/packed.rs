@@ -9,7 +9,10 @@ use std::time::{Duration, SystemTime};
 
 use crate::volume::Bytes;
 
-use super::api::{Attachment, AttachmentState, CloudSnapshot, CloudSnapshotId, Disk, DiskId, DiskState, SnapshotState, Tags};
+use super::api::{
+    Attachment, AttachmentState, CloudSnapshot, CloudSnapshotId, DeviceAddress, Disk, DiskId, DiskSource, DiskState,
+    SnapshotState, Tags,
+};
 
 /// Strings with a number. The common ones are among the first; what each description has of its own is written where it occurs.
 const MOST_WORDS: usize = 4096;
@@ -208,8 +211,15 @@ fn state<S: Copy>(all: &[S], reader: &mut Reader<'_>) -> Option<S> {
     all.get(usize::try_from(reader.number()?).ok()?).copied()
 }
 
-const DISK_STATES: [DiskState; 6] =
-    [DiskState::Creating, DiskState::Available, DiskState::InUse, DiskState::Deleting, DiskState::Deleted, DiskState::Failed];
+const DISK_STATES: [DiskState; 7] = [
+    DiskState::Creating,
+    DiskState::Available,
+    DiskState::InUse,
+    DiskState::Deleting,
+    DiskState::Deleted,
+    DiskState::Failed,
+    DiskState::Unusable,
+];
 const ATTACHMENT_STATES: [AttachmentState; 5] = [
     AttachmentState::Attaching,
     AttachmentState::Attached,
@@ -221,16 +231,24 @@ const SNAPSHOT_STATES: [SnapshotState; 3] = [SnapshotState::Pending, SnapshotSta
 
 impl Pack for Disk {
     fn pack(&self, packer: &mut Packer) {
-        let Disk { id, state, capacity, zone, site, tags, attachments, snapshot, settings, multi_attach, created } = self;
+        let Disk { id, name, state, capacity, zones, site, tags, attachments, source, settings, multi_attach, created } = self;
         packer.text(&id.0);
+        packer.may_text(name.as_deref());
         packer.number(place(&DISK_STATES, state));
         packer.number(capacity.0);
-        packer.text(zone);
+        packer.number(zones.len() as u64);
+        zones.iter().for_each(|zone| packer.text(zone));
         packer.may_text(site.as_deref());
         packer.tags(tags);
         packer.number(attachments.len() as u64);
         attachments.iter().for_each(|attachment| attachment.pack(packer));
-        packer.may_text(snapshot.as_ref().map(|snapshot| snapshot.0.as_str()));
+        let (number, of) = match source {
+            DiskSource::Empty => (0, ""),
+            DiskSource::Snapshot(snapshot) => (1, snapshot.0.as_str()),
+            DiskSource::Disk(disk) => (2, disk.0.as_str()),
+        };
+        packer.number(number);
+        packer.text(of);
         packer.text(&settings.to_string());
         packer.flag(*multi_attach);
         packer.time(*created);
@@ -239,16 +257,25 @@ impl Pack for Disk {
     fn unpack(reader: &mut Reader<'_>) -> Option<Disk> {
         Some(Disk {
             id: DiskId(reader.text()?),
+            name: reader.may_text()?,
             state: state(&DISK_STATES, reader)?,
             capacity: Bytes(reader.number()?),
-            zone: reader.text()?,
+            zones: {
+                let count = reader.number()?;
+                (0..count).map(|_| reader.text()).collect::<Option<_>>()?
+            },
             site: reader.may_text()?,
             tags: reader.tags()?,
             attachments: {
                 let count = reader.number()?;
                 (0..count).map(|_| Attachment::unpack(reader)).collect::<Option<_>>()?
             },
-            snapshot: reader.may_text()?.map(CloudSnapshotId),
+            source: match (reader.number()?, reader.text()?) {
+                (0, _) => DiskSource::Empty,
+                (1, snapshot) => DiskSource::Snapshot(CloudSnapshotId(snapshot)),
+                (2, disk) => DiskSource::Disk(DiskId(disk)),
+                _ => return None,
+            },
             settings: serde_json::from_str(&reader.text()?).ok()?,
             multi_attach: reader.flag()?,
             created: reader.time()?,
@@ -260,7 +287,8 @@ impl Pack for Attachment {
     fn pack(&self, packer: &mut Packer) {
         let Attachment { instance, device, state, since } = self;
         packer.text(instance.as_str());
-        packer.text(device);
+        packer.flag(matches!(device, DeviceAddress::Slot(_)));
+        packer.text(device.as_str());
         packer.number(place(&ATTACHMENT_STATES, state));
         packer.time(*since);
     }
@@ -268,7 +296,10 @@ impl Pack for Attachment {
     fn unpack(reader: &mut Reader<'_>) -> Option<Attachment> {
         Some(Attachment {
             instance: reader.text()?.parse().ok()?,
-            device: reader.text()?,
+            device: match (reader.flag()?, reader.text()?) {
+                (true, slot) => DeviceAddress::Slot(slot),
+                (false, identity) => DeviceAddress::Identity(identity),
+            },
             state: state(&ATTACHMENT_STATES, reader)?,
             since: reader.time()?,
         })
@@ -277,8 +308,9 @@ impl Pack for Attachment {
 
 impl Pack for CloudSnapshot {
     fn pack(&self, packer: &mut Packer) {
-        let CloudSnapshot { id, disk, state, capacity, created, progress, tags } = self;
+        let CloudSnapshot { id, name, disk, state, capacity, created, progress, tags } = self;
         packer.text(&id.0);
+        packer.may_text(name.as_deref());
         packer.text(&disk.0);
         packer.number(place(&SNAPSHOT_STATES, state));
         packer.number(capacity.0);
@@ -290,6 +322,7 @@ impl Pack for CloudSnapshot {
     fn unpack(reader: &mut Reader<'_>) -> Option<CloudSnapshot> {
         Some(CloudSnapshot {
             id: CloudSnapshotId(reader.text()?),
+            name: reader.may_text()?,
             disk: DiskId(reader.text()?),
             state: state(&SNAPSHOT_STATES, reader)?,
             capacity: Bytes(reader.number()?),
@@ -308,19 +341,27 @@ mod tests {
         let tags = [("longshore.dev/volume", format!("pvc-{number}")), ("team", "storage".to_owned())];
         let attachment = |state| Attachment {
             instance: format!("i-{number}").parse().expect("a node"),
-            device: "/dev/xvdba".to_owned(),
+            device: match number.is_multiple_of(2) {
+                true => DeviceAddress::Slot("/dev/xvdba".to_owned()),
+                false => DeviceAddress::Identity("serial".to_owned()),
+            },
             state,
             since: Some(SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5)),
         };
         Disk {
             id: DiskId(format!("vol-{number}")),
+            name: number.is_multiple_of(4).then(|| format!("longshore-{number}")),
             state: DISK_STATES[number as usize % DISK_STATES.len()],
             capacity: Bytes(number << 30),
-            zone: "zone-a".to_owned(),
+            zones: ["zone-a", "zone-b"].into_iter().take(number as usize % 3).map(str::to_owned).collect(),
             site: number.is_multiple_of(2).then(|| "arn:outpost".to_owned()),
             tags: tags.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
             attachments: ATTACHMENT_STATES.into_iter().take(number as usize % 6).map(attachment).collect(),
-            snapshot: number.is_multiple_of(3).then(|| CloudSnapshotId("snap-1".to_owned())),
+            source: match number % 3 {
+                0 => DiskSource::Snapshot(CloudSnapshotId("snap-1".to_owned())),
+                1 => DiskSource::Disk(DiskId("vol-1".to_owned())),
+                _ => DiskSource::Empty,
+            },
             settings: serde_json::json!({"kind": "gp3", "iops": 3000, "encrypted": true, "key": null}),
             multi_attach: number.is_multiple_of(5),
             created: number.is_multiple_of(7).then_some(SystemTime::UNIX_EPOCH),
@@ -345,6 +386,7 @@ mod tests {
     fn snapshots_are_unpacked_as_packed() {
         let snapshots = SNAPSHOT_STATES.map(|state| CloudSnapshot {
             id: CloudSnapshotId("snap-1".to_owned()),
+            name: Some("longshore-1".to_owned()),
             disk: DiskId("vol-1".to_owned()),
             state,
             capacity: Bytes(u64::MAX),

@@ -1,4 +1,4 @@
-//! Lists come in pages.
+//! Lists come in pages: what clouds share that page by tokens.
 //!
 //! Only the last page ends a list: one may be short, or empty, and still have a successor (EC2 API reference, DescribeVolumes: "If
 //! NextToken is present there are more"; boto3 issue 1776 and aws-cli issue 3928 for filters by tag). What is missing from a page is
@@ -6,12 +6,20 @@
 
 use std::collections::BTreeSet;
 
-use super::api::{Answer, CloudErrorKind, Page, Refusal};
+use super::api::{Answer, CloudErrorKind, Refusal};
 
 /// More pages than this are no list.
 const MOST_PAGES: usize = 10_000;
 /// More empty pages than this in a row lead nowhere: 500 resources of others can be behind each.
 const MOST_EMPTY: usize = 500;
+
+/// A part of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    /// Where it continues.
+    pub next: Option<String>,
+}
 
 /// How far a list has been read.
 #[derive(Debug)]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::backend::{SnapshotSpec, VolumeSpec};
-use crate::volume::{AccessMode, Bytes, Capability, RawParameters, Result, Topology};
+use crate::volume::topology::ZONE;
+use crate::volume::{AccessMode, AccessType, Bytes, Capability, Error, RawParameters, Result, Topology};
 
 use super::api::{Disk, DiskId, Tags};
 
@@ -17,6 +18,8 @@ pub struct Draft {
     /// Beside those that the frame gives: what the operator and the StorageClass ask for.
     pub tags: Tags,
     pub multi_attach: bool,
+    /// Of a disk: in how many zones it is kept; 0 for one that any machine can have attached.
+    pub zones: usize,
 }
 
 /// A cloud's own rules. Nothing here asks the cloud.
@@ -27,7 +30,12 @@ pub trait Policy: Send + Sync + 'static {
     /// The access modes of a disk; for several nodes `draft` has it made so, or refuses.
     fn access_modes(&self) -> &[AccessMode];
 
-    fn check_capability(&self, _capability: &Capability) -> Result<()> {
+    /// As [`crate::backend::Backend::check_capability`]: whatever the cloud lets several machines have.
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        if !AccessMode::SINGLE_NODE.contains(&capability.mode) && capability.access != AccessType::Block {
+            let reason = "a file system of one node's is destroyed by a second node; use volumeMode Block, or one node";
+            return Err(Error::invalid("volume_capability.access_mode", reason));
+        }
         Ok(())
     }
 
@@ -37,6 +45,11 @@ pub trait Policy: Send + Sync + 'static {
     /// As [`crate::backend::Backend::requested_parameters`]; what is recorded with the disk, too.
     fn requested_parameters(&self, made: &Value) -> Value {
         made.clone()
+    }
+
+    /// Whether the cloud tells which blocks of a snapshot have changed ([`super::Cloud::blocks`]).
+    fn has_changed_blocks(&self) -> bool {
+        true
     }
 
     /// As [`crate::backend::Backend::accepts_static`].
@@ -55,11 +68,16 @@ pub trait Policy: Send + Sync + 'static {
     /// `BackendUnavailable` while they are not known.
     fn topology(&self) -> Result<Option<Topology>>;
 
+    /// Whether volumes are reachable from some nodes only: as [`crate::backend::Backend::has_topology`], wherever this process runs.
+    fn has_topology(&self) -> bool {
+        true
+    }
+
     /// The zone that these segments mean, if they mean one.
     fn zone(&self, segments: &Topology) -> Option<String>;
 
-    /// The segments of what is where this disk is.
-    fn place(&self, disk: &Disk) -> Topology;
+    /// From where this disk can be reached: each by all of its segments. Empty is from everywhere.
+    fn places(&self, disk: &Disk) -> Vec<Topology>;
 
     /// The site within the zone ([`Disk::site`]) that these segments mean, if they mean one.
     ///
@@ -116,4 +134,14 @@ pub trait Policy: Send + Sync + 'static {
 
     /// How a snapshot is to be made.
     fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft>;
+}
+
+/// Parameters, or settings, as they are recorded.
+pub fn to_json<T: serde::Serialize>(value: &T) -> Result<Value> {
+    serde_json::to_value(value).map_err(|error| Error::invalid("parameters", error.to_string()))
+}
+
+/// What is reached from one zone.
+pub fn in_zone(zone: &str) -> Topology {
+    Topology([(ZONE.to_owned(), zone.to_owned())].into())
 }

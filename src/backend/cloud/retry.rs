@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::api::{Answer, CloudErrorKind, Refusal};
 use super::bucket::{Buckets, Purpose};
 use super::clock::Clock;
+use super::timeouts::REQUEST;
 use crate::metrics::CloudRequests;
 
 /// A cloud that gave no answer so often in a row is reported.
@@ -42,7 +43,7 @@ impl Default for Patience {
     /// Below what sidecars give a call (a minute, as they are usually deployed).
     fn default() -> Self {
         Patience {
-            deadline: Duration::from_secs(40),
+            deadline: REQUEST,
             first: Duration::from_millis(500),
             most: Duration::from_secs(10),
             answer: Duration::from_secs(20),
@@ -68,6 +69,11 @@ impl Retry {
         self.clock.now() + self.patience.deadline
     }
 
+    /// What a reply says of the quota that is left for `action`; for a client to call in its attempts.
+    pub fn remaining(&self, action: &'static str, left: f64) {
+        self.buckets.remaining(action, left);
+    }
+
     /// Runs `attempt` until it is answered, or that can no longer be hoped for.
     ///
     /// # Errors
@@ -86,8 +92,10 @@ impl Retry {
                 let begin = Instant::now();
                 let answer = attempt();
                 self.requests.ended(action, outcome(&answer), begin.elapsed());
-                if matches!(&answer, Err(refusal) if refusal.because == CloudErrorKind::Throttled) {
-                    self.buckets.throttled(action);
+                if let Err(refusal) = &answer
+                    && refusal.because == CloudErrorKind::Throttled
+                {
+                    self.buckets.throttled(action, refusal.retry_after);
                 }
                 answer
             });
@@ -246,6 +254,27 @@ mod tests {
         let mut reads = tries(Repeat::Reads);
         let last = reads.next(refusal(CloudErrorKind::Unavailable, true), Duration::ZERO, 0.5).expect_err("the deadline");
         assert!(!last.maybe_done);
+    }
+
+    #[test]
+    fn quota_headers_of_a_reply_slow_down_all_requests_of_the_action() {
+        let clock = Clock::fast(30, Duration::from_secs(3600));
+        let buckets = Buckets::new(clock, |_| Limit { capacity: 100.0, refill: 0.5 });
+        let retry = Retry::new(clock, buckets, Patience::default(), CloudRequests::default());
+        let (call, now) = (("A", Purpose::Call), Duration::ZERO);
+        let reply = || {
+            retry.remaining("A", 1.0);
+            Ok(())
+        };
+        retry.run(call, Repeat::Reads, now, reply).expect("answered");
+        retry.run(call, Repeat::Reads, now, || Ok(())).expect("the last");
+        let refused = retry.run(call, Repeat::Reads, now, || Ok(())).expect_err("none is left");
+        assert_eq!(refused.because, CloudErrorKind::Throttled);
+        // Another call hears from one reply how long nothing is accepted.
+        let throttled = || Refusal { retry_after: Some(Duration::from_secs(30)), ..refusal(CloudErrorKind::Throttled, false) };
+        retry.run::<()>(("B", Purpose::Call), Repeat::Doubles, clock.now(), || Err(throttled())).expect_err("throttled");
+        let refused = retry.run(("B", Purpose::Call), Repeat::Doubles, clock.now() + Duration::from_secs(25), || Ok(()));
+        assert_eq!(refused.expect_err("not sent").code, "own rate limit");
     }
 
     #[test]

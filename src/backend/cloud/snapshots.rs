@@ -1,6 +1,6 @@
 //! Snapshots come and go.
 //!
-//! EC2 has no token for them: a repeated request makes another. So one is looked for by its tag before it is made, under the lock that
+//! Most clouds have no token for them: a repeated request makes another. So one is looked for before it is made, under the lock that
 //! the caller holds; after a request whose answer was lost it is waited for; and a process that has just begun waits for what the one
 //! before it may have made ([`super::memory`]). All later calls name the cloud's own id, which is recorded in the snapshot's id: a copy
 //! with the same tags (CopySnapshot, AWS Backup, Data Lifecycle Manager) is never taken for it.
@@ -13,7 +13,6 @@ use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotSpec, Refusal, Snap
 use super::controller::Controller;
 use super::pollers::Key;
 use super::tags::{self, SNAPSHOT};
-use super::timeouts::SHOWN;
 
 /// A snapshot to be, or to be found.
 pub(super) struct Taking<'a> {
@@ -41,22 +40,23 @@ impl Snapshots for Controller {
     }
 
     fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
-        let (what, key, object) = (snapshot_what(id), snapshot_key(id), format!("snapshot {id}"));
+        let (what, key, object) = (snapshot_what(id), snapshot_tag(id), format!("snapshot {id}"));
         let found = self.taken(&Sought { what: &what, object: &object, key: &key, recorded: id.recorded() })?;
-        found.filter(|found| found.state != SnapshotState::Failed).map(|found| self.owner.taken(&found)).transpose()
+        let is_usable = |found: &CloudSnapshot| found.state != SnapshotState::Failed && !self.memory.is_torn(&what);
+        found.filter(is_usable).map(|found| self.owner.taken(&found)).transpose()
     }
 
     fn create_snapshot(&self, spec: &SnapshotSpec, quiesce: &dyn Quiesce) -> Result<Snapshot> {
         let draft = self.policy.draft_snapshot(spec)?;
         let object = format!("snapshot {}", spec.id);
-        let taking = Taking { what: snapshot_what(&spec.id), object, key: snapshot_key(&spec.id), source: &spec.source };
+        let taking = Taking { what: snapshot_what(&spec.id), object, key: snapshot_tag(&spec.id), source: &spec.source };
         let tags = self.owner.snapshot(spec, &draft.tags);
         let taken = self.take(&taking, tags, draft.settings, quiesce)?;
         self.owner.taken(&taken)
     }
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
-        let (what, key, object) = (snapshot_what(id), snapshot_key(id), format!("snapshot {id}"));
+        let (what, key, object) = (snapshot_what(id), snapshot_tag(id), format!("snapshot {id}"));
         let sought = Sought { what: &what, object: &object, key: &key, recorded: id.recorded() };
         let changed = match self.taken_or_hidden(&sought)? {
             Some(taken) => self.delete_taken(&what, &object, &taken)?,
@@ -73,7 +73,7 @@ impl Snapshots for Controller {
 impl Controller {
     /// The snapshot, which must be there and ready.
     pub fn completed_snapshot(&self, id: &SnapshotId) -> Result<CloudSnapshot> {
-        let (what, key, object) = (snapshot_what(id), snapshot_key(id), format!("snapshot {id}"));
+        let (what, key, object) = (snapshot_what(id), snapshot_tag(id), format!("snapshot {id}"));
         let found = self.taken(&Sought { what: &what, object: &object, key: &key, recorded: id.recorded() })?;
         let found = found.ok_or_else(|| Error::snapshot_not_found(id))?;
         match found.state {
@@ -98,27 +98,29 @@ impl Controller {
     ) -> Result<CloudSnapshot> {
         let Taking { what, object, key, source } = taking;
         if let Some(found) = self.taken_or_hidden(&Sought { what, object, key, recorded: None })? {
-            if found.state != SnapshotState::Failed {
-                return Ok(found);
-            }
-            tracing::warn!(%object, snapshot = %found.id, "the cloud could not make it; it is deleted, and made again");
+            let why = match found.state {
+                _ if self.memory.is_torn(what) => "its source was written to while it was taken",
+                SnapshotState::Failed => "the cloud could not make it",
+                SnapshotState::Pending | SnapshotState::Completed => return Ok(found),
+            };
+            tracing::warn!(%object, snapshot = %found.id, why, "it is deleted, and made again");
             self.delete_taken(what, object, &found)?;
         }
+        self.memory.untorn(what);
         let disk = self.disk(source)?.ok_or_else(|| Error::volume_not_found(source))?;
-        let token = crate::volume::digest::sha256_of([
-            self.owner.cluster.as_str(),
-            self.owner.backend.as_str(),
-            what,
-            &self.memory.generation(what).to_string(),
-        ]);
-        let spec = CloudSnapshotSpec { token, disk: disk.id, tags, settings };
+        let request_key = self.request_key(self.constants.snapshots, what, self.memory.generation(what));
+        let spec = CloudSnapshotSpec { key: request_key, disk: disk.id, tags, settings };
         let held = quiesce.freeze(std::slice::from_ref(*source))?;
         let begun = step("create snapshot", object, || self.cloud.create_snapshot(&spec));
         // It is of the instant of its request: nothing need be held while it is saved.
         let kept_still = held.release();
-        let taken = match begun {
+        // Whatever ends this call, the next one must not treat it as whole.
+        if kept_still.is_err() && begun.as_ref().err().is_none_or(|refusal| refusal.maybe_done) {
+            self.memory.tore(what);
+        }
+        let taken = match self.finish("create snapshot", begun) {
             Ok(taken) => taken,
-            Err(refusal) if refusal.maybe_done => self.find_out(taking, refusal)?,
+            Err(refusal) if refusal.maybe_done || refusal.because == CloudErrorKind::Exists => self.find_out(taking, refusal)?,
             Err(refusal) => return Err(self.refused("create snapshot", object, refusal).rolled_back()),
         };
         self.memory.made(what, &taken.id.0);
@@ -134,9 +136,10 @@ impl Controller {
     /// Whether a request whose answer was lost made one.
     fn find_out(&self, taking: &Taking<'_>, refusal: Refusal) -> Result<CloudSnapshot> {
         self.memory.note_unknown_outcome(&taking.what);
-        let until = self.clock.now() + SHOWN;
+        let until = self.clock.now() + self.constants.consistency.shown;
         let sought = Sought { what: &taking.what, object: &taking.object, key: &taking.key, recorded: None };
-        let found = self.pollers.snapshots.wait(&taking.key, until, |seen| self.choose(&sought, seen).transpose());
+        let key = self.snapshot_key(&taking.what, &taking.key);
+        let found = self.pollers.snapshots.wait(&key, until, |seen| self.choose(&sought, seen).transpose());
         found.unwrap_or_else(|_| Err(Error::failed("create snapshot", taking.object.clone(), refusal)))
     }
 
@@ -155,7 +158,7 @@ impl Controller {
             }
         }
         if sought.recorded.is_none() {
-            let seen = self.pollers.snapshots.look(sought.key).map_err(unknown)?;
+            let seen = self.pollers.snapshots.look(&self.snapshot_key(sought.what, sought.key)).map_err(unknown)?;
             if let Some(found) = self.choose(sought, &seen)? {
                 self.memory.found(sought.what, &found.id.0);
                 return Ok(Some(found));
@@ -163,7 +166,7 @@ impl Controller {
         }
         let made_here = known.filter(|known| Some(&known.id) == id.as_ref());
         let Some(hidden) = made_here.filter(|known| self.memory.may_be_hidden(known)) else { return Ok(None) };
-        let until = self.clock.now() + SHOWN;
+        let until = self.clock.now() + self.constants.consistency.shown;
         let key = Key::Id(hidden.id.clone());
         let shown = self.pollers.snapshots.wait(&key, until, |seen| self.checked_snapshot(sought, &hidden.id, seen).transpose());
         let reason = || format!("{} was made not long ago, and the cloud does not show it yet", hidden.id);
@@ -178,7 +181,7 @@ impl Controller {
         let (key, outcome_unknown) = match sought.recorded {
             // Whose id was answered, was made.
             Some(id) => (Key::Id(id.to_owned()), None),
-            None => (sought.key.clone(), self.memory.outcome_unknown_until(sought.what)),
+            None => (self.snapshot_key(sought.what, sought.key), self.memory.outcome_unknown_until(sought.what)),
         };
         let Some(until) = self.look_until(outcome_unknown) else { return Ok(None) };
         match self.pollers.snapshots.wait(&key, until, |seen| self.choose(sought, seen).transpose()) {
@@ -202,7 +205,7 @@ impl Controller {
     fn checked_snapshot(&self, sought: &Sought<'_>, id: &str, seen: &[CloudSnapshot]) -> Result<Option<CloudSnapshot>> {
         let Some(found) = seen.iter().find(|seen| seen.id.0 == id && !self.memory.is_gone(id)) else { return Ok(None) };
         match (self.carries(sought.key, found), sought.key) {
-            (true, _) | (_, Key::Id(_)) => Ok(Some(found.clone())),
+            (true, _) | (_, Key::Id(_) | Key::Name(_)) => Ok(Some(found.clone())),
             (false, Key::Tag(key, derived)) => {
                 Err(self.owner.not_of(sought.object, &format!("snapshot {id}"), key, derived, &found.tags))
             }
@@ -219,6 +222,12 @@ impl Controller {
     fn choose(&self, sought: &Sought<'_>, seen: &[CloudSnapshot]) -> Result<Option<CloudSnapshot>> {
         if let Some(recorded) = sought.recorded {
             return self.checked_snapshot(sought, recorded, seen);
+        }
+        // By its name it is the one that is sought, whatever its tags say: it must not be taken for absent.
+        if let (Key::Name(_), Key::Tag(tag, derived)) = (self.snapshot_key(sought.what, sought.key), sought.key)
+            && let Some(other) = seen.iter().find(|found| !self.memory.is_gone(&found.id.0) && !self.carries(sought.key, found))
+        {
+            return Err(self.owner.not_of(sought.object, &format!("snapshot {}", other.id), tag, derived, &other.tags));
         }
         let mut ours = self.made_for(sought.key, seen);
         ours.sort_by_key(|found| (rank(found.state), found.created, found.id.clone()));
@@ -250,6 +259,7 @@ impl Controller {
             && match key {
                 Key::Tag(tag, value) => found.tags.get(*tag) == Some(value),
                 Key::Id(id) => found.id.0 == *id,
+                Key::Name(name) => found.name.as_ref() == Some(name),
             }
     }
 
@@ -261,7 +271,7 @@ impl Controller {
         let sought = Sought { what, object, key, recorded: None };
         // Also for what is hidden still.
         let Some(first) = self.taken_or_hidden(&sought)? else { return Ok(false) };
-        let seen = self.pollers.snapshots.look(key);
+        let seen = self.pollers.snapshots.look(&self.snapshot_key(what, key));
         let seen = seen.map_err(|refusal| super::errors::unknown(&self.owner.backend, object, &refusal))?;
         self.choose(&sought, &seen)?;
         let mut all = self.made_for(key, &seen);
@@ -279,10 +289,10 @@ impl Controller {
     pub fn delete_taken(&self, what: &str, object: &str, taken: &CloudSnapshot) -> Result<bool> {
         let mut lost = false;
         let was_there = loop {
-            match step("delete snapshot", &object, || self.cloud.delete_snapshot(&taken.id)) {
+            match self.finish("delete snapshot", step("delete snapshot", &object, || self.cloud.delete_snapshot(&taken.id))) {
                 Ok(()) => break true,
                 Err(refusal) if refusal.because == CloudErrorKind::NotFound => break lost,
-                Err(refusal) if refusal.maybe_done && !lost => lost = true,
+                Err(refusal) if refusal.may_be_sent_again() && !lost => lost = true,
                 Err(refusal) => return Err(self.refused("delete snapshot", object, refusal)),
             }
         };
@@ -303,6 +313,6 @@ fn snapshot_what(id: &SnapshotId) -> String {
     format!("snapshot/{}", id.derived())
 }
 
-fn snapshot_key(id: &SnapshotId) -> Key {
+fn snapshot_tag(id: &SnapshotId) -> Key {
     Key::Tag(SNAPSHOT, id.derived().to_owned())
 }

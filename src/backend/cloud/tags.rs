@@ -1,6 +1,7 @@
 //! What the controller must know again lies with the disk, in its tags.
 //!
-//! Tag values have at most 256 characters (EC2 user guide, "Tag restrictions"); what may be longer is cut into pieces.
+//! A cloud keeps tags as it can, as tags, labels, metadata or in one text, and gives them back as they were; its longest value is a constant
+//! of it ([`super::CloudConstants::longest_value`]), and what may be longer is cut into pieces.
 
 use std::str::FromStr;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{BackendName, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
-use super::api::{CloudSnapshot, Disk, SnapshotState, Tags};
+use super::api::{CloudSnapshot, Disk, DiskSource, SnapshotState, Tags};
 use super::policy::Policy;
 
 /// Whose it is.
@@ -34,14 +35,13 @@ pub const USED: &str = "used";
 /// On a snapshot that is only the way to a copy: the part of the copy's volume id that is derived from its name.
 pub const TEMPORARY: &str = "longshore.dev/temporary";
 
-/// In characters.
-const LONGEST: usize = 256;
-
 /// Who owns what is tagged.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub backend: BackendName,
     pub cluster: String,
+    /// In characters.
+    pub longest_value: usize,
 }
 
 impl Owner {
@@ -90,7 +90,7 @@ impl Owner {
         let mut all = further.clone();
         all.extend(self.tags());
         all.extend(tags([(VOLUME, spec.id.derived().to_owned()), (NAME, spec.name.clone())]));
-        all.extend(cut(PARAMETERS, &parameters.to_string()));
+        all.extend(cut(PARAMETERS, &parameters.to_string(), self.longest_value));
         all.extend(match &spec.source {
             Some(source) => tags([(SOURCE, source_text(source))]),
             None => tags([(BLANK, NEVER_ATTACHED.to_owned())]),
@@ -130,7 +130,7 @@ impl Owner {
                 capacity: disk.capacity,
                 source,
                 parameters: parameters(&disk.tags)?.into(),
-                topology: Some(policy.place(disk)),
+                topology: policy.places(disk),
                 for_one_node: !disk.multi_attach,
             })
         };
@@ -158,7 +158,7 @@ impl Owner {
 
 /// What is said of a disk's being blank; `None` where it was made of something, or by a driver that did not say.
 pub(super) fn blank(disk: &Disk) -> Option<&str> {
-    let of_nothing = disk.snapshot.is_none() && !disk.tags.contains_key(SOURCE);
+    let of_nothing = disk.source == DiskSource::Empty && !disk.tags.contains_key(SOURCE);
     disk.tags.get(BLANK).filter(|_| of_nothing).map(String::as_str)
 }
 
@@ -167,10 +167,14 @@ pub(super) fn is_copy(tags: &Tags) -> bool {
     tags.get(SOURCE).is_some_and(|text| text.starts_with("volume/"))
 }
 
-/// Whether a disk that carries a volume's tags was restored from a snapshot of which these tags know nothing: a person restored a backup
-/// with its tags (AWS Backup, "Copy tags during a restore"), and the volume's own disk is, or was, another one.
+/// Whether a disk that carries a volume's tags was made of a snapshot or a disk of which these tags know nothing: a person restored a
+/// backup with its tags (AWS Backup, "Copy tags during a restore"), or copied the disk, and the volume's own is, or was, another one.
 pub(super) fn is_restored_backup(disk: &Disk) -> bool {
-    let Some(snapshot) = &disk.snapshot else { return false };
+    let snapshot = match &disk.source {
+        DiskSource::Empty => return false,
+        DiskSource::Disk(_) => return !is_copy(&disk.tags),
+        DiskSource::Snapshot(snapshot) => snapshot,
+    };
     match disk.tags.get(SOURCE).map(|text| source(text)) {
         None => true,
         Some(Some(ContentSource::Snapshot(id))) => id.recorded().is_some_and(|recorded| recorded != snapshot.0),
@@ -200,9 +204,9 @@ fn tags<const N: usize>(pairs: [(&str, String); N]) -> Tags {
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-fn cut(key: &str, text: &str) -> Tags {
+fn cut(key: &str, text: &str, longest: usize) -> Tags {
     let letters: Vec<char> = text.chars().collect();
-    let pieces = letters.chunks(LONGEST).map(|piece| piece.iter().collect::<String>());
+    let pieces = letters.chunks(longest.max(1)).map(|piece| piece.iter().collect::<String>());
     pieces.enumerate().map(|(number, piece)| (piece_key(key, number), piece)).collect()
 }
 

@@ -47,6 +47,8 @@ use super::work::Work;
 
 const MARKER: &str = "marker.json";
 const LOCK: &str = "lock";
+/// The same, below the base.
+pub const LOCK_BELOW_BASE: &str = ".longshore/lock";
 const OWNER: &str = "owner";
 /// What is recorded of a file system that says nothing of itself.
 pub const UNKNOWN_FILE_SYSTEM: &str = "unknown";
@@ -69,7 +71,7 @@ pub struct Base {
     pub location: Arc<dyn Location>,
     /// That in force, which a reload changes; `location` has that of the start.
     pub capacity: Arc<Mutex<Option<Bytes>>>,
-    backend: BackendName,
+    pub(super) backend: BackendName,
     current: Mutex<Option<Arc<Ready>>>,
     /// Whether it is there, which may hang with its server. The reason where it is not.
     asking: Single<Answer>,
@@ -389,6 +391,21 @@ impl Base {
             Some(marker) if marker.backend == self.backend => Ok(root),
             Some(marker) => Err(self.down(format!("it belongs to the backend {}", marker.backend))),
             None => Err(self.lacks_ours("or its marker is")),
+        }
+    }
+
+    /// Whether nothing was ever made in it, as far as this node knows.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` where that is not seen.
+    pub(super) fn is_new(&self) -> Result<bool> {
+        if self.known_base.recall()?.is_some() {
+            return Ok(false);
+        }
+        match self.location.reach().and_then(|root| root.directory(OURS)) {
+            Ok(own) => Ok(own.is_none()),
+            Err(error) if error.is_missing() => Ok(true),
+            Err(error) => Err(self.down(error.to_string())),
         }
     }
 

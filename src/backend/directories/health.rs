@@ -1,5 +1,7 @@
 //! What is wrong with volumes and bases.
 
+use std::path::Path;
+
 use crate::backend::ReportHealth;
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
@@ -48,11 +50,7 @@ impl Ready {
                 Ok(problem) => problem.into_iter().collect(),
                 Err(error) => vec![problem_of(&error, self.location.unreachable())],
             },
-            Ok(None) => vec![HealthProblem {
-                severity: Severity::DataLoss,
-                reason: "DirectoryMissing",
-                message: format!("{} is gone; put it back, or delete the volume", self.root.path_of(&record.directory).display()),
-            }],
+            Ok(None) => vec![missing(&self.root.path_of(&record.directory))],
             Err(error) => vec![problem_of(&error, self.location.unreachable())],
         }
     }
@@ -82,7 +80,12 @@ impl Controller {
     }
 }
 
-fn problem_of(error: &Error, unreachable: &'static str) -> HealthProblem {
+pub(super) fn missing(directory: &Path) -> HealthProblem {
+    let message = format!("{} is gone; put it back, or delete the volume", directory.display());
+    HealthProblem { severity: Severity::DataLoss, reason: "DirectoryMissing", message }
+}
+
+pub(super) fn problem_of(error: &Error, unreachable: &'static str) -> HealthProblem {
     let reason = match error {
         Error::Unverified { .. } => "MetadataDamaged",
         _ => unreachable,

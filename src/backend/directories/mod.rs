@@ -37,12 +37,13 @@ mod recover;
 mod silence;
 mod snapshot;
 pub mod subdir;
+mod survey;
 mod sweeper;
 #[cfg(test)]
 mod tests;
 mod work;
 
-pub use base::{Base, UNKNOWN_FILE_SYSTEM};
+pub use base::{Base, LOCK_BELOW_BASE, UNKNOWN_FILE_SYSTEM};
 pub use location::Location;
 pub use parameters::{CommonParameters, Consistency, DirectorySnapshotParameters, Ownership, check_on_delete};
 pub use silence::Silence;

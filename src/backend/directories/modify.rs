@@ -1,20 +1,13 @@
 //! What may change in a volume's life: what becomes of its data at its end.
 
-use serde::Deserialize;
-
 use crate::backend::Modify;
+use crate::backend::local::mutable_on_delete;
 use crate::volume::{Error, OnDelete, Outcome, RawParameters, Result, VolumeId};
 
 use super::{Controller, check_on_delete};
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct MutableParameters {
-    on_delete: OnDelete,
-}
-
 fn parse(raw: &RawParameters) -> Result<OnDelete> {
-    let MutableParameters { on_delete } = raw.parse()?;
+    let on_delete = mutable_on_delete(raw)?;
     check_on_delete("mutable_parameters.onDelete", on_delete)?;
     Ok(on_delete)
 }

@@ -253,7 +253,7 @@ impl Controller {
                 capacity: Bytes(ready.index.capacity(local).unwrap_or(0)),
                 source: None,
                 parameters: Arc::default(),
-                topology: None,
+                topology: Vec::new(),
                 for_one_node: false,
             })),
             Err(error) => Err(error),

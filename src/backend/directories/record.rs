@@ -98,6 +98,7 @@ pub(super) struct SnapshotRecord {
 impl VolumeRecord {
     pub fn into_volume(self, topology: Option<Topology>) -> Volume {
         let VolumeRecord { id, name, capacity, source, parameters, .. } = self;
+        let topology = topology.into_iter().collect();
         Volume { id, name, capacity, source, parameters: parameters.into(), topology, for_one_node: false }
     }
 

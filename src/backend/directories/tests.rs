@@ -155,6 +155,7 @@ fn spec(local: &str, pairs: &[(&str, &str)]) -> VolumeSpec {
         id: id(local),
         name: local.to_owned(),
         capacity: Bytes::mib(100),
+        limit: None,
         source: None,
         parameters: parameters(pairs),
         several_nodes: false,

@@ -9,15 +9,18 @@
 //! - No link is followed and no mount entered on the way from the base or the allowed directory to a volume's own.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::volume::{AccessMode, AccessType, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology, topology};
+use crate::volume::{AccessMode, AccessType, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology};
 
 use super::configuration::{Configuration, of_type};
 use super::directories::{Base, Controller, Location};
-use super::{ApplySettings, Backend, Connect, Exclusive, Expand, Modify, Provision, ReportHealth, Role, Snapshots, Usage};
+use super::local::topology_of;
+use super::{
+    ApplySettings, Backend, BlockDevice, Connect, Exclusive, Expand, Inspect, Modify, Provision, ReportHealth, Role, Snapshots,
+    Survey, Usage,
+};
 
 pub mod config;
 mod connect;
@@ -47,8 +50,7 @@ impl DirectoryBackend {
     /// `Invalid`, naming the field of the configuration.
     pub fn open(config: DirectoryConfig, role: Role, state: &Path) -> Result<DirectoryBackend> {
         config.validate()?;
-        let node = config.node.as_ref();
-        let topology = node.map(|node| Topology(BTreeMap::from([(topology::NODE.to_owned(), node.as_str().to_owned())])));
+        let topology = topology_of(config.node.as_ref());
         let location: Arc<dyn Location> = Arc::new(BaseLocation::new(config.clone()));
         let base = Base::new(Arc::clone(&location), &config.name, state);
         let controller =
@@ -140,7 +142,26 @@ impl Backend for DirectoryBackend {
     fn health(&self) -> Option<&dyn ReportHealth> {
         self.controller.as_ref().map(|controller| controller as &dyn ReportHealth)
     }
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        Some(self)
+    }
     fn connect(&self) -> &dyn Connect {
         self
+    }
+}
+
+impl Inspect for DirectoryBackend {
+    fn survey(&self) -> Result<Survey> {
+        let mut survey = Survey::default();
+        if let Err(error) = self.base.survey(&mut survey) {
+            survey.unseen.push((format!("base directory {}", self.config.path.display()), error.to_string()));
+        }
+        Ok(survey)
+    }
+
+    /// A directory is bound: there is no device.
+    fn release(&self, device: &BlockDevice) -> Result<()> {
+        let reason = format!("backend {} has directories, not devices", self.config.name);
+        Err(Error::Unsupported { what: format!("taking {} away", device.path.display()), reason })
     }
 }

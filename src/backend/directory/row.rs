@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::backend::configuration::{Configuration, OpenContext};
+use crate::backend::directories::LOCK_BELOW_BASE;
 use crate::backend::directories::subdir::OURS;
-use crate::backend::{Backend, Role, StoragePath};
+use crate::backend::{Backend, Level, Role, StoragePath};
 use crate::volume::{BackendName, NodeId, Result};
 
 use super::DirectoryBackend;
-use super::config::DirectoryConfig;
+use super::config::{DirectoryConfig, QuotaMode};
 
 impl Configuration for DirectoryConfig {
     const KIND: &'static str = "directory";
@@ -35,6 +36,12 @@ impl Configuration for DirectoryConfig {
 
     fn storage_paths(&self) -> Vec<StoragePath> {
         let own_entries: &[&str] = &[OURS, "lost+found"];
-        vec![StoragePath { name: "base".to_owned(), path: self.path.clone(), marker: Some(OURS), lock: None, own_entries }]
+        let project_quotas = match self.quota {
+            QuotaMode::Auto => Some(Level::Warning),
+            QuotaMode::Required => Some(Level::Error),
+            QuotaMode::None => None,
+        };
+        let (name, path) = ("base".to_owned(), self.path.clone());
+        vec![StoragePath { name, path, marker: Some(OURS), lock: Some(LOCK_BELOW_BASE), own_entries, project_quotas }]
     }
 }

@@ -1,33 +1,45 @@
 //! EC2 as a [`Cloud`]: its words made those of all clouds.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use serde_json::Value;
-
+use crate::backend::cloud::pages::Pages;
 use crate::backend::cloud::{
-    Answer, Attachment, AttachmentState, Blocks, BlocksFrom, Change, ChangeState, Changing, Cloud, CloudErrorKind, CloudSnapshot,
-    CloudSnapshotId, CloudSnapshotSpec, Disk, DiskId, DiskSource, DiskSpec, DiskState, Instance, Page, Refusal, SnapshotState,
-    Which,
+    Accepted, Answer, AttachSpec, Batches, Blocks, Change, Changing, Cloud, CloudConstants, CloudErrorKind, CloudSnapshot,
+    CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, Idempotency, Instance,
+    MachineState, Page, Take, Which, pages,
 };
-use crate::volume::{Bytes, NodeId};
+use crate::volume::NodeId;
 
-use super::api::{self, Ec2, Filter, Select};
-use super::kinds::Kind;
-use super::limits::{Attachments, of_type};
+use super::api::{self, Ec2, MOST_IDS, MOST_VALUES, Select};
+use super::convert::{TypeLimits, changing, disk, gib, invalid, read, select, snapshot, status_words, type_limits};
+use super::limits::of_type;
 use super::parameters::{DiskSettings, SnapshotSettings};
 
-const GIB: u64 = 1 << 30;
+const CONSTANTS: CloudConstants = CloudConstants {
+    disks: Idempotency::Token,
+    // CreateSnapshot has no ClientToken: a repeated request makes another snapshot.
+    snapshots: Idempotency::FindFirst,
+    consistency: Consistency {
+        // EC2 API reference, "Eventual consistency", asks callers to try for up to five minutes.
+        settled: Duration::from_secs(300),
+        shown: Duration::from_secs(15),
+        startup_grace: Duration::from_secs(15),
+        // What takes seconds has taken minutes.
+        stuck: Duration::from_secs(300),
+    },
+    batches: Batches { ids: MOST_IDS, values: MOST_VALUES, attachments: 1 },
+    // Disks, attachments and snapshots say themselves how far they are.
+    has_operations: false,
+    failed_may_have_data: false,
+    // EC2 user guide, "Tag restrictions".
+    longest_value: 256,
+};
 
 /// What EC2 says of a type that it does not know any more, or did not tell, is asked again by the next driver only.
 type Types = BTreeMap<String, Option<TypeLimits>>;
-
-#[derive(Clone, Debug)]
-struct TypeLimits {
-    attachments: Attachments,
-    /// Where there are several.
-    cards: Vec<u32>,
-}
 
 #[derive(Debug)]
 pub struct Ec2Cloud {
@@ -84,12 +96,19 @@ impl Ec2Cloud {
 }
 
 impl Cloud for Ec2Cloud {
-    fn disks(&self, which: &Which<DiskId>, page: Option<&str>) -> Answer<Page<Disk>> {
-        let page = self.api.describe_volumes(&select(which, page, |id| &id.0))?;
-        Ok(Page { items: page.items.into_iter().map(disk).collect(), next: page.next })
+    fn constants(&self) -> CloudConstants {
+        CONSTANTS
     }
 
-    fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk> {
+    fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()> {
+        let fetch = |page: Option<&str>| {
+            let page = self.api.describe_volumes(&select(which, page, |id| &id.0)?)?;
+            Ok(Page { items: page.items.into_iter().map(disk).collect(), next: page.next })
+        };
+        pages::each("DescribeVolumes", fetch, take)
+    }
+
+    fn create_disk(&self, spec: &DiskSpec) -> Answer<Accepted<Disk>> {
         let settings: DiskSettings = read("CreateVolume", &spec.settings)?;
         let (iops, throughput) = (settings.iops.map(Into::into), settings.throughput.map(Into::into));
         let snapshot = match &spec.source {
@@ -97,7 +116,7 @@ impl Cloud for Ec2Cloud {
             DiskSource::Snapshot(snapshot) => Some(snapshot.0.clone()),
             DiskSource::Disk(source) => {
                 let copy = api::CopyVolume {
-                    client_token: spec.token.clone(),
+                    client_token: spec.key.clone(),
                     source_volume_id: source.0.clone(),
                     size: Some(gib(spec.capacity)),
                     volume_type: Some(settings.kind.name().to_owned()),
@@ -106,12 +125,14 @@ impl Cloud for Ec2Cloud {
                     multi_attach: spec.multi_attach.then_some(true),
                     tags: spec.tags.clone(),
                 };
-                return self.api.copy_volume(&copy).map(disk);
+                return self.api.copy_volume(&copy).map(disk).map(Accepted::done);
             }
         };
+        let zone = spec.zones.first().cloned();
+        let zone = zone.ok_or_else(|| invalid("CreateVolume", "zone", "a volume of EC2 is in one zone".to_owned()))?;
         let create = api::CreateVolume {
-            client_token: spec.token.clone(),
-            zone: spec.zone.clone(),
+            client_token: spec.key.clone(),
+            zone,
             size: Some(gib(spec.capacity)),
             volume_type: Some(settings.kind.name().to_owned()),
             iops,
@@ -124,7 +145,7 @@ impl Cloud for Ec2Cloud {
             outpost_arn: settings.outpost_arn,
             tags: spec.tags.clone(),
         };
-        self.api.create_volume(&create).map(disk)
+        self.api.create_volume(&create).map(disk).map(Accepted::done)
     }
 
     /// EBS user guide, "Copy an Amazon EBS volume": in the same zone, not on an Outpost, at least of the same size, with the source's key.
@@ -132,29 +153,36 @@ impl Cloud for Ec2Cloud {
     /// Another key, which EC2's API takes and its published model has not, goes through a snapshot.
     fn copies_disk(&self, source: &Disk, spec: &DiskSpec) -> bool {
         let (Ok(from), Ok(to)) = (DiskSettings::read(&source.settings), DiskSettings::read(&spec.settings)) else { return false };
-        let same_place = source.zone == spec.zone && source.site.is_none() && to.outpost_arn.is_none();
+        let same_place = source.zones == spec.zones && source.site.is_none() && to.outpost_arn.is_none();
         let same_encryption = to.encrypted.is_none_or(|encrypted| Some(encrypted) == from.encrypted)
             && to.kms_key_id.is_none_or(|key| Some(key) == from.kms_key_id);
         same_place && same_encryption && source.capacity <= spec.capacity
     }
 
-    fn tag_disk(&self, disk: &DiskId, tags: &BTreeMap<String, String>) -> Answer<()> {
-        self.api.create_tags(&disk.0, tags)
+    fn tag_disk(&self, disk: &DiskId, tags: &BTreeMap<String, String>) -> Answer<Accepted<()>> {
+        self.api.create_tags(&disk.0, tags).map(Accepted::done)
     }
 
-    fn delete_disk(&self, disk: &DiskId) -> Answer<()> {
-        self.api.delete_volume(&disk.0)
+    fn delete_disk(&self, disk: &DiskId) -> Answer<Accepted<()>> {
+        self.api.delete_volume(&disk.0).map(Accepted::done)
     }
 
-    fn attach_disk(&self, disk: &DiskId, instance: &NodeId, device: &str, card: Option<u32>) -> Answer<()> {
-        self.api.attach_volume(&disk.0, instance.as_str(), device, card).map(drop)
+    /// One ([`CONSTANTS`]). How it is to be used, EC2 does not ask.
+    fn attach_disks(&self, instance: &NodeId, disks: &[AttachSpec]) -> Answer<Accepted<()>> {
+        for AttachSpec { disk, device, card, .. } in disks {
+            self.api.attach_volume(&disk.0, instance.as_str(), device.as_str(), *card)?;
+        }
+        Ok(Accepted::done(()))
     }
 
-    fn detach_disk(&self, disk: &DiskId, instance: &NodeId) -> Answer<()> {
-        self.api.detach_volume(&disk.0, instance.as_str()).map(drop)
+    fn detach_disks(&self, instance: &NodeId, disks: &[DiskId]) -> Answer<Accepted<()>> {
+        for disk in disks {
+            self.api.detach_volume(&disk.0, instance.as_str())?;
+        }
+        Ok(Accepted::done(()))
     }
 
-    fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Changing> {
+    fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Accepted<Changing>> {
         let settings = change.settings.as_ref().map(|settings| read::<DiskSettings>("ModifyVolume", settings)).transpose()?;
         let modify = api::ModifyVolume {
             volume_id: disk.0.clone(),
@@ -164,7 +192,7 @@ impl Cloud for Ec2Cloud {
             throughput: settings.as_ref().and_then(|settings| settings.throughput).map(Into::into),
             multi_attach: None,
         };
-        self.api.modify_volume(&modify).map(changing)
+        self.api.modify_volume(&modify).map(changing).map(Accepted::done)
     }
 
     fn changes(&self, disks: &[DiskId]) -> Answer<Vec<Changing>> {
@@ -172,7 +200,7 @@ impl Cloud for Ec2Cloud {
         Ok(self.api.describe_volumes_modifications(&Select::Ids(ids))?.items.into_iter().map(changing).collect())
     }
 
-    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<CloudSnapshot> {
+    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
         let settings: SnapshotSettings = read("CreateSnapshot", &spec.settings)?;
         let create = api::CreateSnapshot {
             volume_id: spec.disk.0.clone(),
@@ -188,16 +216,19 @@ impl Cloud for Ec2Cloud {
         {
             tracing::warn!(snapshot = made.snapshot_id, zones = zones.join(","), %error, "fast restore could not be enabled");
         }
-        Ok(snapshot(made))
+        Ok(Accepted::done(snapshot(made)))
     }
 
-    fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<()> {
-        self.api.delete_snapshot(&snapshot.0)
+    fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>> {
+        self.api.delete_snapshot(&snapshot.0).map(Accepted::done)
     }
 
-    fn snapshots(&self, which: &Which<CloudSnapshotId>, page: Option<&str>) -> Answer<Page<CloudSnapshot>> {
-        let page = self.api.describe_snapshots(&select(which, page, |id| &id.0))?;
-        Ok(Page { items: page.items.into_iter().map(snapshot).collect(), next: page.next })
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
+        let fetch = |page: Option<&str>| {
+            let page = self.api.describe_snapshots(&select(which, page, |id| &id.0)?)?;
+            Ok(Page { items: page.items.into_iter().map(snapshot).collect(), next: page.next })
+        };
+        pages::each("DescribeSnapshots", fetch, take)
     }
 
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
@@ -214,8 +245,9 @@ impl Cloud for Ec2Cloud {
         Ok(zones.filter(usual).map(|zone| zone.name).collect())
     }
 
-    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String> {
-        free_name(instance, taken)
+    /// On Nitro an EBS volume has an identity, too, which the node finds it by; which instance is on Xen, the node knows.
+    fn address(&self, _: &DiskId, instance: &Instance, taken: &[String]) -> Option<DeviceAddress> {
+        free_name(instance, taken).map(DeviceAddress::Slot)
     }
 
     fn impaired(&self, disks: &[DiskId]) -> Answer<Vec<(DiskId, String)>> {
@@ -225,22 +257,28 @@ impl Cloud for Ec2Cloud {
         Ok(impaired.map(|reported| (DiskId(reported.volume_id.clone()), status_words(&reported))).collect())
     }
 
-    fn blocks(&self, base: Option<&CloudSnapshotId>, of: &CloudSnapshotId, from: &BlocksFrom) -> Answer<Blocks> {
-        let (offset, token) = match from {
-            BlocksFrom::Offset(offset) => (*offset, None),
-            BlocksFrom::Token(token) => (0, Some(token.as_str())),
-        };
+    fn blocks(
+        &self,
+        base: Option<&CloudSnapshotId>,
+        of: &CloudSnapshotId,
+        offset: u64,
+        take: &mut dyn FnMut(Blocks) -> ControlFlow<()>,
+    ) -> Answer<()> {
         // Blocks of snapshots have 512 KiB (EBS user guide, "Concepts for EBS direct APIs"); what the answer says counts.
         let start = offset / (512 << 10);
-        let page = match base {
-            None => self.api.list_snapshot_blocks(&of.0, start, token)?,
-            Some(base) => self.api.list_changed_blocks(&base.0, &of.0, start, token)?,
-        };
-        Ok(Blocks {
-            offsets: page.indices.iter().map(|index| index.saturating_mul(page.block_size)).collect(),
-            size: page.block_size,
-            next: page.next,
-        })
+        let mut pages = Pages::new(if base.is_some() { "ListChangedBlocks" } else { "ListSnapshotBlocks" });
+        let mut token: Option<String> = None;
+        loop {
+            let page = match base {
+                None => self.api.list_snapshot_blocks(&of.0, start, token.as_deref())?,
+                Some(base) => self.api.list_changed_blocks(&base.0, &of.0, start, token.as_deref())?,
+            };
+            token = pages.after(page.indices.is_empty(), page.next)?;
+            let offsets = page.indices.iter().map(|index| index.saturating_mul(page.block_size)).collect();
+            if take(Blocks { offsets, size: page.block_size }).is_break() || token.is_none() {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -250,12 +288,17 @@ impl Ec2Cloud {
         if found.state == State::Terminated {
             return None;
         }
+        let state = match found.state {
+            State::Stopping | State::Stopped => MachineState::Stopped,
+            State::ShuttingDown => MachineState::BeingDeleted,
+            _ => MachineState::Running,
+        };
         Some(Instance {
             id: found.instance_id.parse().ok()?,
-            zone: found.zone.clone(),
+            zone: Some(found.zone.clone()),
             site: found.outpost_arn.clone(),
             kind: found.instance_type.clone(),
-            running: matches!(found.state, State::Running | State::Pending | State::Stopping | State::Stopped),
+            state,
             attached: found.disks.iter().map(|disk| (disk.device.clone(), DiskId(disk.volume_id.clone()))).collect(),
             limit: Some(self.limit(found)),
             cards: self.cards(found),
@@ -287,134 +330,6 @@ fn same_device(one: &str, other: &str) -> bool {
     bare(one) == bare(other)
 }
 
-fn gib(capacity: Bytes) -> u64 {
-    capacity.0.div_ceil(GIB)
-}
-
-fn select<Id>(which: &Which<Id>, page: Option<&str>, text: impl Fn(&Id) -> &str) -> Select {
-    let token = page.map(str::to_owned);
-    match which {
-        Which::Ids(ids) => Select::Ids(ids.iter().map(|id| text(id).to_owned()).collect()),
-        Which::Tagged { key, values } => Select::Filtered { filters: vec![Filter::tag(key, values)], token },
-        Which::All { tags } => {
-            Select::All { filters: tags.iter().map(|(key, value)| Filter::tag(key, [value])).collect(), token }
-        }
-    }
-}
-
-fn disk(volume: api::Volume) -> Disk {
-    use api::VolumeState as State;
-    let site = volume.outpost_arn.clone();
-    let settings = DiskSettings {
-        kind: Kind::named(&volume.volume_type).unwrap_or_default(),
-        iops: volume.iops.and_then(|iops| u32::try_from(iops).ok()),
-        throughput: volume.throughput.and_then(|throughput| u32::try_from(throughput).ok()),
-        encrypted: Some(volume.encrypted),
-        kms_key_id: volume.kms_key_id,
-        outpost_arn: volume.outpost_arn,
-        initialization_rate: None,
-    };
-    Disk {
-        id: DiskId(volume.volume_id),
-        state: match volume.state {
-            // A state that nobody knows is waited out.
-            State::Creating | State::Unknown => DiskState::Creating,
-            State::Available => DiskState::Available,
-            State::InUse => DiskState::InUse,
-            State::Deleting => DiskState::Deleting,
-            State::Deleted => DiskState::Deleted,
-            State::Error => DiskState::Failed,
-        },
-        capacity: Bytes(volume.size.saturating_mul(GIB)),
-        zone: volume.zone,
-        site,
-        tags: volume.tags,
-        attachments: volume.attachments.into_iter().filter_map(attachment).collect(),
-        snapshot: volume.snapshot_id.map(CloudSnapshotId),
-        settings: serde_json::to_value(settings).unwrap_or_default(),
-        multi_attach: volume.multi_attach,
-        created: volume.create_time,
-    }
-}
-
-fn attachment(attachment: api::VolumeAttachment) -> Option<Attachment> {
-    use api::AttachmentState as State;
-    Some(Attachment {
-        instance: attachment.instance_id?.parse().ok()?,
-        device: attachment.device.unwrap_or_default(),
-        state: match attachment.state {
-            State::Attaching => AttachmentState::Attaching,
-            State::Attached => AttachmentState::Attached,
-            State::Detaching | State::Unknown => AttachmentState::Detaching,
-            State::Detached => AttachmentState::Detached,
-            State::Busy => AttachmentState::Busy,
-        },
-        since: attachment.attach_time,
-    })
-}
-
-fn changing(modification: api::Modification) -> Changing {
-    use api::ModificationState as State;
-    Changing {
-        disk: DiskId(modification.volume_id),
-        state: match modification.state {
-            State::Modifying | State::Unknown => ChangeState::Modifying,
-            State::Optimizing => ChangeState::Usable,
-            State::Completed => ChangeState::Done,
-            State::Failed => ChangeState::Failed,
-        },
-        capacity: Bytes(modification.target_size.unwrap_or_default().saturating_mul(GIB)),
-        progress: modification.progress,
-        since: modification.start_time,
-        message: modification.status_message,
-    }
-}
-
-fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
-    use api::SnapshotState as State;
-    CloudSnapshot {
-        id: CloudSnapshotId(snapshot.snapshot_id),
-        disk: DiskId(snapshot.volume_id),
-        state: match snapshot.state {
-            State::Pending | State::Recovering | State::Unknown => SnapshotState::Pending,
-            State::Completed => SnapshotState::Completed,
-            State::Error | State::Recoverable => SnapshotState::Failed,
-        },
-        capacity: Bytes(snapshot.volume_size.saturating_mul(GIB)),
-        created: snapshot.start_time.unwrap_or(std::time::UNIX_EPOCH),
-        progress: snapshot.progress,
-        tags: snapshot.tags,
-    }
-}
-
-/// What EC2 says of a type; `None` where it does not say how many.
-fn type_limits(reported: &api::InstanceType) -> Option<TypeLimits> {
-    let ebs = reported.ebs_info.as_ref()?;
-    let shared = ebs.attachment_limit_type.as_deref() != Some("dedicated");
-    let attachments = Attachments { most: ebs.maximum_ebs_attachments?, shared };
-    Some(TypeLimits { attachments, cards: if ebs.cards.len() > 1 { ebs.cards.clone() } else { Vec::new() } })
-}
-
-fn status_words(reported: &api::VolumeStatus) -> String {
-    let details = reported.summary.details.iter().map(|detail| format!("{} {}", detail.name, detail.status));
-    let events = reported.events.iter().map(|event| format!("{}: {}", event.kind, event.description));
-    let all: Vec<String> = [reported.summary.status.clone()].into_iter().chain(details).chain(events).collect();
-    all.join("; ")
-}
-
-/// What the policy drafted.
-fn read<T: serde::de::DeserializeOwned>(action: &'static str, settings: &Value) -> Answer<T> {
-    serde_json::from_value(settings.clone()).map_err(|error| Refusal {
-        because: CloudErrorKind::Invalid,
-        action,
-        code: "settings".to_owned(),
-        message: error.to_string(),
-        request_id: None,
-        maybe_done: false,
-        retry_after: None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -424,10 +339,10 @@ mod tests {
         let attached = ["/dev/xvda", "/dev/sdba", "/dev/xvdbb"].map(|name| (name.to_owned(), DiskId("vol-1".to_owned())));
         let instance = Instance {
             id: "i-1".parse().expect("a node"),
-            zone: "z".to_owned(),
+            zone: Some("z".to_owned()),
             site: None,
             kind: "m5.large".to_owned(),
-            running: true,
+            state: MachineState::Running,
             attached: attached.into(),
             limit: None,
             cards: BTreeMap::new(),

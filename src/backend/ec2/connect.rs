@@ -4,29 +4,22 @@
 //! believed is the controller of the disk that lies open. Names, and links made of them (`/dev/disk/by-id`), are not: they may be left
 //! over from another volume. On Xen a disk has no identity but the name by which it was attached, which the controller gave to no
 //! other volume; there the kernel's count of disks tells a later disk of that name from this one.
-//!
-//! A node undoes nothing: the cloud detaches. What it can do before is to see that nothing is left unwritten.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::backend::cloud::{CONTEXT_DEVICE as DEVICE, CONTEXT_DISK as VOLUME, CONTEXT_EMPTY as EMPTY};
-use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
-use crate::os::block::{self, Device};
+use crate::backend::cloud::node::{self, AttachedDisks, Look, PATIENCE};
+use crate::backend::cloud::{CONTEXT_DEVICE as DEVICE, CONTEXT_DISK as VOLUME};
+use crate::backend::{BlockDevice, ConnectRequest, Source};
+use crate::os::block::Device;
 use crate::os::step::step;
-use crate::os::{self, nvme, udev};
-use crate::volume::{Bytes, Error, NodeId, Outcome, Result, VolumeId};
+use crate::os::{self, nvme};
+use crate::volume::{Error, NodeId, Result};
 
 use super::disks::Disks;
 use super::identity::Place;
 use super::limits::{Limits, Taken, of_type};
-
-/// How long a disk that was attached may take to show up, before the CO is asked to retry.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the kernel may take to see that a disk has grown.
-const GROWTH: Duration = Duration::from_secs(10);
 
 /// This machine, as far as EBS volumes go.
 #[derive(Debug)]
@@ -69,23 +62,13 @@ impl Room {
 
 /// Which disk is looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Wanted {
+pub struct Wanted {
     /// The volume's id without its dash, as NVMe has it: `vol0123456789abcdef0`.
     serial: String,
     /// By which it was attached: `xvdba`. Only what was on Xen is known by it later.
     name: Option<String>,
     /// On Xen, where it is known from before.
     sequence: Option<u64>,
-}
-
-/// What a look at the machine's disks found.
-#[derive(Debug, Default)]
-struct Look {
-    found: Vec<BlockDevice>,
-    /// All disks, for people.
-    seen: Vec<String>,
-    /// What sysfs shows as the volume, and its controller denies.
-    denied: Option<BlockDevice>,
 }
 
 impl Node {
@@ -96,117 +79,32 @@ impl Node {
     }
 }
 
-impl Connect for Node {
-    fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
-        let Some(wanted) = Wanted::of(request)? else { return self.as_earlier(request) };
-        let mut look = Look::default();
-        udev::wait_until(Instant::now().checked_add(self.patience), || {
-            look = self.look(&wanted)?;
-            Ok(!look.found.is_empty())
-        })?;
+impl AttachedDisks for Node {
+    type Wanted = Wanted;
+    const WHAT: &'static str = "EBS volumes";
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    fn wanted(&self, request: &ConnectRequest<'_>, disk: &str) -> Result<Wanted> {
+        let serial = disk.replacen('-', "", 1);
+        if !is_serial(&serial) {
+            return Err(Error::invalid("publish_context", format!("{VOLUME}: {disk:?} is no id of an EBS volume")));
+        }
+        let name = request.publish_context.get(DEVICE).map(|device| name_on_xen(device)).transpose()?;
+        Ok(Wanted { serial, name, sequence: None })
+    }
+
+    fn known<'a>(&self, source: &'a Source) -> Option<(&'a BlockDevice, Wanted)> {
+        known(source)
+    }
+
+    fn words(&self, wanted: &Wanted) -> (String, String, String) {
         let volume = wanted.volume();
-        match (look.found.as_slice(), look.denied) {
-            ([one], _) => Ok(Outcome::Unchanged(Source::Device(one.clone()))),
-            ([], Some(denied)) => Err(Error::Unverified {
-                device: denied.path.display().to_string(),
-                reason: format!(
-                    "the kernel shows it as {volume}, but its controller reports {}; it is not used",
-                    denied.identity
-                ),
-            }),
-            ([], None) => Err(Error::InProgress {
-                object: format!("volume {}", request.id),
-                reason: format!(
-                    "{volume} was attached, but has not shown up on this node within {}: it is not among {}",
-                    humantime::format_duration(self.patience),
-                    if look.seen.is_empty() { "its disks, of which there are none".to_owned() } else { look.seen.join(", ") }
-                ),
-            }),
-            (several, _) => Err(Error::Unverified {
-                device: several.iter().map(|device| device.path.display().to_string()).collect::<Vec<_>>().join(", "),
-                reason: format!("each reports the serial number {volume}; none is used"),
-            }),
-        }
+        (volume.clone(), format!("{volume} was attached"), format!("the serial number {volume}"))
     }
 
-    fn connected(&self, _id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
-        // Which volume of the cloud it is stands in the hint alone.
-        let Some((reported, wanted)) = hint.and_then(known) else { return Ok(None) };
-        if self.open(reported, &wanted)?.is_some() {
-            return Ok(hint.cloned());
-        }
-        // By now it may have another name; never two.
-        let mut found = self.look(&wanted)?.found;
-        Ok(if found.len() == 1 { found.pop().map(Source::Device) } else { None })
-    }
-
-    /// So it is, too, where its number is used by no mount any more: a volume may be detached under a mount, which keeps the number from others.
-    fn is_same_device(&self, source: &Source) -> Result<bool> {
-        let Some((reported, wanted)) = known(source) else { return Ok(false) };
-        Ok(block::is_gone(reported.number) || self.open(reported, &wanted)?.is_some())
-    }
-
-    fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
-        let Some((reported, wanted)) = hint.and_then(known) else { return Ok(Outcome::Unchanged(())) };
-        // What a pod wrote to the raw device; once the cloud has detached it, it is too late.
-        if let Some(open) = self.open(reported, &wanted)? {
-            step("flush", id, || open.flush())?;
-        }
-        Ok(Outcome::Unchanged(()))
-    }
-
-    fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
-        let unproven = || Error::Unverified {
-            device: match source {
-                Source::Device(device) => device.path.display().to_string(),
-                _ => id.to_string(),
-            },
-            reason: format!("it does not show volume {id}; nothing was done to it. Unstage the volume and stage it again"),
-        };
-        let (reported, wanted) = known(source).ok_or_else(unproven)?;
-        let open = self.open(reported, &wanted)?.ok_or_else(unproven)?;
-        let truth = nvme::size(&open)?;
-        // The controller tells the kernel of its growth, mostly.
-        if let Some(truth) = truth.filter(|truth| open.size().is_ok_and(|size| size != *truth)) {
-            let name = reported.path.file_name().unwrap_or_default().to_string_lossy();
-            step("rescan", &reported.path.display(), || nvme::rescan(self.disks.sysfs(), &name))?;
-            let grown = || Ok(open.size()? == truth);
-            if !udev::wait_until(Instant::now().checked_add(GROWTH), grown)? {
-                let reason = format!("its controller reports {truth} bytes, the kernel still {}", open.size()?);
-                return Err(Error::InProgress { object: reported.path.display().to_string(), reason });
-            }
-        }
-        Ok(Bytes(open.size()?))
-    }
-
-    fn known_blank(&self, publish_context: &BTreeMap<String, String>) -> bool {
-        publish_context.get(EMPTY).is_some_and(|text| text == "true")
-    }
-
-    fn node_id(&self) -> Result<Option<NodeId>> {
-        self.room.as_ref().map(|room| room.place.identity.node_id()).transpose()
-    }
-
-    fn limit(&self) -> Option<u64> {
-        self.room.as_ref().map(Room::volumes)
-    }
-}
-
-impl Node {
-    /// A call without publish_context, by which the node ends what was interrupted: the volume is what it was, or is not there.
-    fn as_earlier(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
-        let earlier = request.earlier.filter(|source| known(source).is_some()).ok_or_else(|| {
-            let reason =
-                "is missing: EBS volumes are attached first (`attachRequired: true` of the CSIDriver, and external-attacher)";
-            Error::invalid("publish_context", format!("{VOLUME:?} {reason}"))
-        })?;
-        self.connected(request.id, Some(earlier))?.map(Outcome::Unchanged).ok_or_else(|| Error::Unverified {
-            device: format!("volume {}", request.id),
-            reason: "it is not attached to this node any more".to_owned(),
-        })
-    }
-
-    /// What of this machine is the wanted volume.
     fn look(&self, wanted: &Wanted) -> os::Result<Look> {
         let mut look = Look::default();
         for disk in self.disks.nvme()? {
@@ -241,7 +139,6 @@ impl Node {
         Ok(look)
     }
 
-    /// The device, open, if it is what it was.
     fn open(&self, reported: &BlockDevice, wanted: &Wanted) -> os::Result<Option<Device>> {
         let Some(open) = Device::open_if_there(&reported.path, reported.number)? else { return Ok(None) };
         let same = match &wanted.name {
@@ -253,26 +150,27 @@ impl Node {
         };
         Ok(same.then_some(open))
     }
+
+    /// The controller tells the kernel of its growth, mostly.
+    fn take_over_size(&self, reported: &BlockDevice, open: &Device) -> Result<()> {
+        if let Some(truth) = nvme::size(open)?.filter(|truth| open.size().is_ok_and(|size| size != *truth)) {
+            let name = reported.path.file_name().unwrap_or_default().to_string_lossy();
+            step("rescan", &reported.path.display(), || nvme::rescan(self.disks.sysfs(), &name))?;
+            node::await_size(open, truth)?;
+        }
+        Ok(())
+    }
+
+    fn own_node_id(&self) -> Result<Option<NodeId>> {
+        self.room.as_ref().map(|room| room.place.identity.node_id()).transpose()
+    }
+
+    fn attach_limit(&self) -> Option<u64> {
+        self.room.as_ref().map(Room::volumes)
+    }
 }
 
 impl Wanted {
-    /// What publish_context says.
-    fn of(request: &ConnectRequest<'_>) -> Result<Option<Wanted>> {
-        let value = |key| request.publish_context.get(key).map(String::as_str);
-        let Some(volume) = value(VOLUME) else { return Ok(None) };
-        // What was attached must be what the PersistentVolume names.
-        if let Some(recorded) = request.id.recorded().filter(|recorded| *recorded != volume) {
-            let reason = format!("{VOLUME}: {volume} was attached, but volume {} is {recorded}; detach it", request.id);
-            return Err(Error::invalid("publish_context", reason));
-        }
-        let serial = volume.replacen('-', "", 1);
-        if !is_serial(&serial) {
-            return Err(Error::invalid("publish_context", format!("{VOLUME}: {volume:?} is no id of an EBS volume")));
-        }
-        let name = value(DEVICE).map(name_on_xen).transpose()?;
-        Ok(Some(Wanted { serial, name, sequence: None }))
-    }
-
     /// The cloud's id of the volume.
     fn volume(&self) -> String {
         self.serial.replacen("vol", "vol-", 1)

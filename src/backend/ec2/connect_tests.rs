@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use crate::backend::Connect;
 use crate::os::loopdev::{self, Loop};
-use crate::volume::{MountFlags, Secrets};
+use crate::volume::{Bytes, MountFlags, Outcome, Secrets, VolumeId};
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Amazon EBS: the first tenant of [`super::cloud`].
 //!
-//! `api` is the client of EC2, `cloud` makes its words those of all clouds, `policy` has EBS's own rules, `connect` is the node's side.
+//! `api` is the client of EC2, `cloud` and `convert` make its words those of all clouds, `policy` has EBS's own rules, `connect` is the node's side.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,13 @@ use crate::volume::{Error, Result};
 
 use super::cloud::bucket::Limit;
 use super::cloud::clock::Clock;
-use super::cloud::{Cloud, CloudBackend, CloudOptions};
+use super::cloud::{Cloud, CloudBackend, CloudOptions, Role};
 
 pub mod api;
 mod cloud;
 mod config;
 pub mod connect;
+mod convert;
 pub mod disks;
 pub mod identity;
 pub mod kinds;
@@ -35,15 +36,6 @@ use disks::Disks;
 use identity::{Identity, Place};
 use limits::Limits;
 use policy::Ec2Policy;
-
-/// What this process does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Role {
-    /// It makes volumes and attaches them: it asks EC2.
-    pub provision: bool,
-    /// It connects them: it is an instance.
-    pub connect: bool,
-}
 
 /// Opens the backend; nobody is asked anything yet. `identity` is this instance's where the role is to connect.
 ///

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::backend::cloud::{Disk, DiskId, Draft, Policy, Tags};
+use crate::backend::cloud::{Disk, DiskId, Draft, Policy, Tags, to_json};
 use crate::backend::{SnapshotSpec, VolumeSpec};
-use crate::volume::{AccessMode, AccessType, Bytes, Capability, Error, RawParameters, Result, Topology};
+use crate::volume::{AccessMode, Bytes, Error, RawParameters, Result, Topology};
 
 use super::identity::Place;
 use super::parameters::{DiskSettings, Ec2Parameters, Rates, SnapshotSettings};
@@ -45,14 +45,6 @@ impl Policy for Ec2Policy {
         &AccessMode::ALL
     }
 
-    fn check_capability(&self, capability: &Capability) -> Result<()> {
-        if !AccessMode::SINGLE_NODE.contains(&capability.mode) && capability.access != AccessType::Block {
-            let reason = "a file system of one node's is destroyed by a second node; use volumeMode Block, or one node";
-            return Err(Error::invalid("volume_capability.access_mode", reason));
-        }
-        Ok(())
-    }
-
     fn parameters(&self, raw: &RawParameters) -> Result<Value> {
         to_json(&Ec2Parameters::parse(raw)?)
     }
@@ -73,8 +65,8 @@ impl Policy for Ec2Policy {
         zone::named_by(segments).map(str::to_owned)
     }
 
-    fn place(&self, disk: &Disk) -> Topology {
-        zone::segments(&disk.zone, disk.site.as_deref())
+    fn places(&self, disk: &Disk) -> Vec<Topology> {
+        disk.zones.iter().map(|zone| zone::segments(zone, disk.site.as_deref())).collect()
     }
 
     fn site(&self, segments: &Topology) -> Result<Option<String>> {
@@ -114,6 +106,7 @@ impl Policy for Ec2Policy {
             settings: to_json(&settings)?,
             tags: self.tags(&spec.name, &parameters.tags),
             multi_attach: spec.several_nodes,
+            zones: 1,
         })
     }
 
@@ -155,7 +148,7 @@ impl Policy for Ec2Policy {
 
     fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft> {
         let (settings, tags) = snapshot_settings(&spec.parameters)?;
-        Ok(Draft { settings: to_json(&settings)?, tags: self.tags(&spec.name, &tags), multi_attach: false })
+        Ok(Draft { settings: to_json(&settings)?, tags: self.tags(&spec.name, &tags), ..Draft::default() })
     }
 }
 
@@ -163,8 +156,4 @@ fn snapshot_settings(raw: &RawParameters) -> Result<(SnapshotSettings, Tags)> {
     let mut rest = raw.clone();
     let tags = tags::take(&mut rest)?;
     Ok((rest.parse()?, tags))
-}
-
-pub(super) fn to_json<T: serde::Serialize>(value: &T) -> Result<Value> {
-    serde_json::to_value(value).map_err(|error| Error::invalid("parameters", error.to_string()))
 }

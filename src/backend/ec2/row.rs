@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::Backend;
-use crate::backend::configuration::{Configuration, NodeIdentity, OpenContext, Purpose};
+use crate::backend::cloud::Role;
+use crate::backend::configuration::{Configuration, NodeIdentity, OpenContext};
 use crate::volume::{BackendName, NodeId, Result};
 
 use super::config::Ec2Config;
 use super::identity::Identity;
-use super::{Role, open};
+use super::open;
 
 impl Configuration for Ec2Config {
     const KIND: &'static str = "ec2";
@@ -24,11 +25,7 @@ impl Configuration for Ec2Config {
     }
 
     fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        let role = match context.purpose {
-            Purpose::Serve { controller, node } => Role { provision: controller, connect: node },
-            Purpose::Inspect => Role { provision: false, connect: false },
-            Purpose::Compare => Role { provision: true, connect: false },
-        };
+        let role = Role::of(context.purpose);
         let requests = context.cloud_requests(&self.name);
         Ok(Arc::new(open(self, role, requests, context.identity())?))
     }

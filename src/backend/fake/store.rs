@@ -278,7 +278,7 @@ impl StoredVolume {
             capacity: self.capacity,
             source: self.source.as_deref().cloned(),
             parameters: Arc::clone(&self.parameters),
-            topology: None,
+            topology: Vec::new(),
             for_one_node: false,
         }
     }

@@ -42,6 +42,7 @@ pub(super) fn spec(name: &str, capacity: Bytes) -> VolumeSpec {
         id: id(name),
         name: name.to_owned(),
         capacity,
+        limit: None,
         source: None,
         parameters: serde_json::json!({ "node": { "mkfsOptions": "" }, "backend": { "medium": "block" } }),
         several_nodes: false,

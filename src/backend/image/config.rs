@@ -97,6 +97,7 @@ impl PoolConfig {
             marker: Some(MARKER),
             lock: Some(LOCK),
             own_entries: &OWN_ENTRIES,
+            project_quotas: None,
         }
     }
 

@@ -105,7 +105,7 @@ impl VolumeMeta {
             capacity: self.capacity,
             source: self.source,
             parameters: Arc::new(self.parameters),
-            topology,
+            topology: topology.into_iter().collect(),
             for_one_node: false,
         }
     }

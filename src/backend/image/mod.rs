@@ -14,15 +14,15 @@
 //! What is not here: mounts, file systems and locks per volume, which are `ops`'s.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::os;
-use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume, topology};
+use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, Volume};
 
 use super::configuration::{Configuration, of_type};
+use super::local::topology_of;
 use super::{
     ApplySettings, Attach, Backend, ChangedBlocks, Connect, Exclusive, Expand, FirstLock, Groups, Inspect, Modify, Provision,
     ReportHealth, Snapshots, Usage,
@@ -137,7 +137,7 @@ impl ImageBackend {
         let alone = pools.len() == 1;
         let pools =
             pools.into_iter().map(|pool| Pool::new(pool, name.clone(), role, memory, alone)).collect::<Result<Vec<_>>>()?;
-        let topology = node.map(|node| Topology(BTreeMap::from([(topology::NODE.to_owned(), node.as_str().to_owned())])));
+        let topology = topology_of(node.as_ref());
         Ok(ImageBackend { name, topology, role, shared, holder, pools })
     }
 

@@ -219,7 +219,7 @@ impl ImageBackend {
             capacity: row.capacity,
             source: row.source.as_deref().cloned(),
             parameters: Arc::clone(&row.parameters),
-            topology: self.topology.clone(),
+            topology: self.topology.iter().cloned().collect(),
             for_one_node: false,
         }
     }

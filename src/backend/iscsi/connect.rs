@@ -143,7 +143,7 @@ impl Connect for IscsiBackend {
     }
 
     /// A disk over the network that nobody has written to need not be read from end to end.
-    fn known_blank(&self, publish_context: &BTreeMap<String, String>) -> bool {
+    fn known_blank(&self, _id: &VolumeId, publish_context: &BTreeMap<String, String>) -> bool {
         is_blank(publish_context)
     }
 

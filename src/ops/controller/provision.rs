@@ -132,6 +132,7 @@ impl Controller {
             id,
             name: request.name.clone(),
             capacity,
+            limit: request.range.limit(),
             source: request.source.clone(),
             parameters: parameters.to_json(),
             several_nodes: several_nodes(&request.capabilities),

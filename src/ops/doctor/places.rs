@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Access;
 
-use crate::backend::{LockRecord, StoragePath};
+use crate::backend::{Check, Level, LockRecord, StoragePath};
 use crate::ops::registration_socket;
 use crate::os::fs::{Usage, usages};
 use crate::os::holders::{Copies, Namespaces};
 use crate::os::mountinfo::MountTable;
+use crate::os::quota::{self, Projects};
 use crate::os::socket::{self as unix, Listener};
 use crate::os::{copy, programs};
 use crate::volume::Bytes;
 
 use super::setup::Setup;
-use crate::backend::Check;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// An fsync that takes longer slows down each stage and each creation, which wait for several.
@@ -201,6 +201,7 @@ pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
     });
     checks.extend(room(&called, &place));
     checks.extend(pool.lock.and_then(|lock| lock_holder(&called, &place.join(lock))));
+    checks.extend(pool.project_quotas.map(|missing| project_quotas(&called, &place, missing)));
     if setup.node && same_disk(&place, &setup.kubelet_dir) {
         let found = format!("{called} is on the kubelet's file system: a full pool makes the kubelet evict pods");
         checks.push(Check::warning("pool-disk", found, "put it on a disk of its own, or limit it (`capacity`)"));
@@ -227,6 +228,22 @@ fn lock_holder(called: &str, lock: &Path) -> Option<Check> {
             false => format!("{called}: no process is seen to have its lock; the last one was {holder}{since}"),
         },
     ))
+}
+
+/// Whether the file system limits projects; of level `missing` where it does not.
+fn project_quotas(called: &str, place: &Path, missing: Level) -> Check {
+    const NAME: &str = "pool-quota";
+    let remedy = "mount its file system with prjquota (xfs: not by remount; ext4: made with -O quota,project)";
+    let found = match File::open(place)
+        .map_err(|error| error.to_string())
+        .and_then(|open| quota::projects(open).map_err(|error| error.to_string()))
+    {
+        Ok(Projects::Limited) => return Check::ok(NAME, format!("{called} enforces capacities by project quotas")),
+        Ok(Projects::Counted) => format!("{called} counts what volumes use and does not enforce their capacities"),
+        Ok(Projects::Off) => format!("{called} has no project quotas: capacities are not enforced"),
+        Err(error) => format!("{called}: {error}"),
+    };
+    Check { name: NAME, level: missing, found, remedy: Some(remedy.to_owned()) }
 }
 
 fn room(called: &str, place: &Path) -> Option<Check> {

@@ -121,10 +121,12 @@ fn reason(stderr: &str) -> String {
 mod tests {
     use std::fs;
     use std::os::unix::fs::OpenOptionsExt;
+    use std::time::{Duration, Instant};
 
     use super::interrupted::killed_at_write;
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
+    use crate::os::udev;
 
     const MIB: u64 = 1 << 20;
 
@@ -258,7 +260,14 @@ mod tests {
             assert_eq!(probe(&device, Evidence::None).unwrap(), Contents::Blank, "{fstype:?}");
         }
         drop(claimed);
-        mkfs(&device, FsType::Ext4, &[], None).unwrap();
+        // A program that another test started meanwhile has what was open here until its exec.
+        let made = udev::wait_until(Instant::now().checked_add(Duration::from_secs(10)), || {
+            match mkfs(&device, FsType::Ext4, &[], None) {
+                Err(error) if error.errno() == Some(libc::EBUSY) => Ok(false),
+                other => other.map(|()| true),
+            }
+        });
+        assert!(made.unwrap(), "still busy");
     }
 
     #[test]

@@ -35,11 +35,20 @@ pub(crate) struct Loop {
 
 impl Loop {
     pub(crate) fn new(size: u64) -> Option<Loop> {
+        Loop::attached(size, &[])
+    }
+
+    /// Whose partitions go with it; without this flag the kernel keeps them for what gets the number next.
+    pub(crate) fn with_partitions(size: u64) -> Option<Loop> {
+        Loop::attached(size, &["--partscan"])
+    }
+
+    fn attached(size: u64, flags: &[&str]) -> Option<Loop> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
         let image = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         image.set_len(size).unwrap();
-        let device = tool("losetup", &["--find", "--show", path.to_str().unwrap()])?;
+        let device = tool("losetup", &[flags, &["--find", "--show", path.to_str().unwrap()]].concat())?;
         let device = PathBuf::from(device.trim());
         // The kernel keeps write protection with the number: another test may have left it.
         Device::open(&device, false).unwrap().set_read_only(false).unwrap();
@@ -65,6 +74,23 @@ impl Drop for Loop {
             Ok(output) if output.status == Ok(0) => {}
             other => eprintln!("{} is left over: {other:?}", self.device.display()),
         }
+    }
+}
+
+/// A program that has a file open, ended on drop.
+pub(crate) struct User(std::process::Child);
+
+impl User {
+    pub(crate) fn of(file: File) -> User {
+        #[allow(clippy::disallowed_methods, reason = "a process of its own, which is ended on drop")]
+        User(std::process::Command::new("sleep").arg("60").stdin(file).spawn().unwrap())
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
     }
 }
 

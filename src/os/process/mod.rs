@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::{Error, Result};
 
 pub use command::{Output, Run, Tool};
+pub use detached::run_detached;
 pub use private::Private;
 pub(super) use wait::poll;
 
@@ -16,6 +17,7 @@ use spawn::start;
 use wait::{Collector, Pipes, end, how_it_ended};
 
 mod command;
+mod detached;
 mod private;
 mod spawn;
 mod wait;

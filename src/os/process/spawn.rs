@@ -1,6 +1,7 @@
 //! The start of a program: what is set up between fork and exec.
 #![allow(unsafe_code, reason = "what a child does between fork and exec (prctl, fcntl) cannot be said in safe Rust")]
 
+use std::fs::File;
 use std::io::{self};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -20,17 +21,8 @@ pub(super) fn start(path: &Path, run: &Run<'_>, files: Option<Private>) -> Resul
     }
     let parent = rustix::process::getpid().as_raw_nonzero().get();
 
-    #[allow(clippy::disallowed_methods, reason = "this is the one place")]
-    let mut command = Command::new(path);
+    let mut command = command(path, &run.arguments);
     command
-        .args(&run.arguments)
-        .env_clear()
-        .env("LC_ALL", "C")
-        .env("PATH", SEARCH)
-        // libdevmapper waits for udev by a semaphore that no udev outside of our container sees.
-        .env("DM_DISABLE_UDEV", "1")
-        .current_dir("/")
-        .process_group(0)
         .stdin(if run.stdin.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -39,6 +31,28 @@ pub(super) fn start(path: &Path, run: &Run<'_>, files: Option<Private>) -> Resul
         command.pre_exec(move || prepare_child(parent, &kept).and_then(|()| files.as_ref().map_or(Ok(()), Private::enter)))
     };
     command.spawn().map_err(|error| Error::io("start", path, error))
+}
+
+/// Starts a program that outlives this process. What it prints goes to files: a pipe that nobody reads would end it.
+pub(super) fn start_detached(path: &Path, arguments: &[String], [stdin, stdout, stderr]: [File; 3]) -> Result<Child> {
+    let mut command = command(path, arguments);
+    command.stdin(stdin).stdout(stdout).stderr(stderr);
+    command.spawn().map_err(|error| Error::io("start", path, error))
+}
+
+fn command(path: &Path, arguments: &[String]) -> Command {
+    #[allow(clippy::disallowed_methods, reason = "this is the one place")]
+    let mut command = Command::new(path);
+    command
+        .args(arguments)
+        .env_clear()
+        .env("LC_ALL", "C")
+        .env("PATH", SEARCH)
+        // libdevmapper waits for udev by a semaphore that no udev outside of our container sees.
+        .env("DM_DISABLE_UDEV", "1")
+        .current_dir("/")
+        .process_group(0);
+    command
 }
 
 /// In the child, before exec.

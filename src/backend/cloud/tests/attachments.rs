@@ -119,7 +119,7 @@ fn disk_at_a_site_is_made_and_attached_there_only() {
         let spec = VolumeSpec { topology: TopologyRequirement { requisite, preferred }, ..spec(name) };
         let made = bench.provision().create(&spec, &Nothing).expect("made");
         bench.handles.lock().expect("no panic").insert(name.to_owned(), made.id.clone());
-        made.topology.expect("a place")
+        made.topology.into_iter().next().expect("a place")
     };
     let there = || at("a", Some("outpost"));
     assert_eq!(make("there", vec![zone("a"), there()], vec![there(), zone("a")]), there());
@@ -193,8 +193,9 @@ fn attachment_by_others_ends_what_is_known_of_a_blank_disk() {
     assert!(!known_blank(&bench, "two", "i-1"));
 }
 
+/// It would be written to while its tag says that it is blank, to the next process too.
 #[test]
-fn disk_whose_tag_cannot_be_changed_is_attached_and_not_known_to_be_blank() {
+fn disk_whose_tag_cannot_be_changed_is_not_attached() {
     let bench = bench();
     for because in [CloudErrorKind::Throttled, CloudErrorKind::Unavailable] {
         bench.cloud.wrong("tag_disk", [Refused(because)]);
@@ -202,7 +203,15 @@ fn disk_whose_tag_cannot_be_changed_is_attached_and_not_known_to_be_blank() {
         assert_eq!(bench.cloud.count("attach_disk"), 0, "the tag first");
     }
     bench.cloud.wrong("tag_disk", [Refused(CloudErrorKind::Denied)]);
-    assert!(!known_blank(&bench, "one", "i-1"), "a role without the right");
+    let error = bench.attach("one", "i-1").expect_err("a role without the right");
+    let text = error.to_string();
+    assert!(matches!(error, Error::Denied { .. }) && text.contains("allow tag_disk") && text.contains("blank"), "{text}");
+    assert_eq!(bench.cloud.count("attach_disk"), 0);
+    assert!(known_blank(&bench, "one", "i-1"), "the right was given");
+    // What is used already needs no other tag.
+    bench.detach("one", "i-1").expect("detached");
+    bench.cloud.wrong("tag_disk", [Refused(CloudErrorKind::Denied)]);
+    assert!(!known_blank(&bench, "one", "i-1"));
 }
 
 #[test]
@@ -260,7 +269,7 @@ fn a_refusal_to_attach_has_its_meaning() {
     // In use, says the cloud, but shows nothing.
     bench.cloud.wrong("attach_disk", [Refused(CloudErrorKind::InUse)]);
     assert!(!is_final(&bench.attach("one", "i-1").expect_err("in use")));
-    bench.cloud.with_disk(&bench.cloud.disks_now()[1].id.clone(), |disk| disk.zone = "b".to_owned());
+    bench.cloud.with_disk(&bench.cloud.disks_now()[1].id.clone(), |disk| disk.zones = ["b".to_owned()].into());
     assert!(matches!(bench.attach("two", "i-1"), Err(Error::Invalid { field: "node_id", .. })));
     bench.attach("one", "i-1").expect("attached");
 }
@@ -293,6 +302,18 @@ fn stuck_attachment_is_reported_and_another_device_name_used() {
     bench.cloud.with_disk(&disk, |disk| disk.attachments[0].state = AttachmentState::Busy);
     let error = bench.detach("one", "i-1").expect_err("busy");
     assert!(!is_final(&error) && error.to_string().contains("still uses"), "{error}");
+}
+
+#[test]
+fn accepted_detach_from_machine_that_hibernates_is_in_progress_with_the_remedy() {
+    let bench = bench();
+    bench.attach("one", "i-1").expect("attached");
+    bench.cloud.state().delays.detach = None;
+    bench.cloud.state().instances.get_mut(&node("i-1")).expect("a machine").state = MachineState::Hibernated;
+    for result in [bench.detach("one", "i-1").map(drop), bench.attach("one", "i-2").map(drop)] {
+        let error = result.expect_err("it continues once the machine is started");
+        assert!(matches!(&error, Error::InProgress { reason, .. } if reason.contains("hibernated; start it")), "{error}");
+    }
 }
 
 #[test]
@@ -331,4 +352,27 @@ fn detached_is_what_the_cloud_says() {
     bench.cloud.with_disk(&bench.cloud.disks_now()[0].id.clone(), |disk| disk.attachments.clear());
     assert_eq!(bench.detach("one", "i-1").expect("asked"), Outcome::Unchanged(()));
     assert_eq!(bench.cloud.count("detach_disk"), before + 1);
+}
+
+/// Only what the cloud says about the disk is explained by its machine's state.
+#[test]
+fn detach_that_was_not_sent_or_not_allowed_is_not_answered_as_done() {
+    let bench = bench();
+    bench.attach("one", "i-1").expect("attached");
+    // As described a moment too early, or with the rights of another account.
+    let machine = bench.cloud.state().instances.remove(&node("i-1")).expect("a machine");
+    for because in [
+        CloudErrorKind::Throttled,
+        CloudErrorKind::Unavailable,
+        CloudErrorKind::Denied,
+        CloudErrorKind::Key,
+        CloudErrorKind::TooSoon,
+    ] {
+        bench.cloud.wrong("detach_disk", [Refused(because)]);
+        let error = bench.detach("one", "i-1").expect_err("not done");
+        assert!(error.to_string().contains(&format!("Fake.{because:?}")), "{error}");
+    }
+    assert_eq!(bench.attached("one"), ["i-1"]);
+    bench.cloud.state().instances.insert(node("i-1"), machine);
+    assert_eq!(bench.detach("one", "i-1").expect("detached"), Outcome::Changed(()));
 }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::tags::{BLANK, SOURCE, TEMPORARY};
-use super::super::{CloudErrorKind, Disk, DiskId, DiskState};
+use super::super::{CloudErrorKind, Disk, DiskId, DiskSource, DiskState};
 use super::fake::Wrong::{Lost, NotDone, Refused};
 use super::fake::{Kill, Killed};
 use super::snapshots::at_last;
@@ -106,7 +106,7 @@ fn clone_is_copied_directly_while_its_source_is_frozen() {
     let copy = bench.clone_one("two").expect("copied");
     assert_eq!(copy.source, Some(ContentSource::Volume(bench.id("one"))));
     assert_eq!(bench.counts(), [1, 1, 0, 0]);
-    assert_eq!(bench.only_copy("two", "copied").snapshot, None);
+    assert_eq!(bench.only_copy("two", "copied").source, DiskSource::Empty);
     assert_eq!(bench.cloud.state().taken_frozen, [true]);
     assert!(!bench.cloud.state().frozen.load(Ordering::Relaxed), "it continues");
     assert_eq!(bench.clone_one("two").expect("a repeat"), copy);
@@ -129,7 +129,7 @@ fn clone_that_cannot_be_copied_directly_goes_through_a_snapshot() {
         ..spec("two")
     };
     bench.create_as(&elsewhere).expect("copied");
-    assert_eq!((bench.counts(), bench.only_copy("two", "elsewhere").zone.as_str()), ([0, 2, 1, 1], "b"));
+    assert_eq!((bench.counts(), bench.only_copy("two", "elsewhere").zones), ([0, 2, 1, 1], ["b".to_owned()].into()));
     for because in [
         CloudErrorKind::Invalid,
         CloudErrorKind::Denied,
@@ -143,7 +143,7 @@ fn clone_that_cannot_be_copied_directly_goes_through_a_snapshot() {
         bench.cloud.wrong("copy_disk", [Refused(because)]);
         bench.clone_one("two").expect("copied");
         assert_eq!(bench.counts(), [1, 2, 1, 1], "{because:?}");
-        assert!(bench.only_copy("two", "refused").snapshot.is_some());
+        assert_ne!(bench.only_copy("two", "refused").source, DiskSource::Empty);
         assert_eq!(bench.cloud.state().taken_frozen, [true]);
     }
 }
@@ -172,8 +172,8 @@ fn second_copy_of_a_volume_that_is_still_copied_goes_through_a_snapshot() {
     bench.clone_one("two").expect("copied");
     bench.clone_one("three").expect("copied");
     assert_eq!(bench.counts(), [2, 2, 1, 1]);
-    assert!(bench.only_copy("two", "directly").snapshot.is_none());
-    assert!(bench.only_copy("three", "through a snapshot").snapshot.is_some());
+    assert_eq!(bench.only_copy("two", "directly").source, DiskSource::Empty);
+    assert_ne!(bench.only_copy("three", "through a snapshot").source, DiskSource::Empty);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn disk_of_an_earlier_driver_whose_snapshot_is_gone_is_found_before_a_direct_cop
     // Another process cleans up; the disk is not shown yet.
     let snapshot = bench.cloud.snapshots_now().remove(0);
     assert_eq!(snapshot.tags[TEMPORARY], "two");
-    super::super::Cloud::delete_snapshot(bench.cloud.as_ref(), &snapshot.id).expect("deleted");
+    Cloud::delete_snapshot(bench.cloud.as_ref(), &snapshot.id).expect("deleted");
     bench.cloud.hide(6);
     bench.cloud.state().copies = true;
     bench.restart();

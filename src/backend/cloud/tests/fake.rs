@@ -14,6 +14,7 @@
 //! - Descriptions may be old, also of what was just made ([`State::stale`]; EC2 API reference, "Eventual consistency").
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -55,6 +56,22 @@ pub struct Delays {
     /// Of the data of a copy.
     pub fill: Option<Duration>,
 }
+
+/// As EC2's.
+pub const CONSTANTS: CloudConstants = CloudConstants {
+    disks: Idempotency::Token,
+    snapshots: Idempotency::FindFirst,
+    consistency: Consistency {
+        settled: Duration::from_secs(300),
+        shown: Duration::from_secs(15),
+        startup_grace: Duration::from_secs(15),
+        stuck: Duration::from_secs(300),
+    },
+    batches: Batches { ids: 500, values: 200, attachments: 1 },
+    has_operations: false,
+    failed_may_have_data: false,
+    longest_value: 256,
+};
 
 const SOON: Option<Duration> = Some(Duration::from_millis(2500));
 
@@ -161,8 +178,8 @@ impl FakeCloud {
     /// As AWS Backup restores a disk: from a snapshot of its own, with all tags.
     pub fn restore_backup(&self, of: &DiskId) -> DiskId {
         let original = self.state().world.disks[of].clone();
-        let snapshot = Some(CloudSnapshotId("snap-of-the-backup".to_owned()));
-        self.put(|disk| *disk = Disk { id: disk.id.clone(), attachments: Vec::new(), snapshot, ..original })
+        let source = DiskSource::Snapshot(CloudSnapshotId("snap-of-the-backup".to_owned()));
+        self.put(|disk| *disk = Disk { id: disk.id.clone(), attachments: Vec::new(), source, ..original })
     }
 
     /// As CopySnapshot copies a snapshot, with all tags.
@@ -181,13 +198,14 @@ impl FakeCloud {
         let id = state.id("vol");
         let mut disk = Disk {
             id: DiskId(id.clone()),
+            name: None,
             state: DiskState::Available,
             capacity: Bytes::GIB,
-            zone: "a".to_owned(),
+            zones: ["a".to_owned()].into(),
             site: None,
             tags: Tags::new(),
             attachments: Vec::new(),
-            snapshot: None,
+            source: DiskSource::Empty,
             settings: Value::Null,
             multi_attach: false,
             created: None,
@@ -251,7 +269,7 @@ impl FakeCloud {
     }
 
     /// A request that changes something.
-    fn mutate<T>(&self, action: &'static str, work: impl FnOnce(&mut State) -> Answer<T>) -> Answer<T> {
+    fn mutate<T>(&self, action: &'static str, work: impl FnOnce(&mut State) -> Answer<T>) -> Answer<Accepted<T>> {
         let mut state = self.state();
         self.advance(&mut state);
         *state.counts.entry(action).or_default() += 1;
@@ -282,7 +300,7 @@ impl FakeCloud {
         }
         match wrong {
             Some(Wrong::Lost) => Err(lost(action)),
-            _ => Ok(answer),
+            _ => Ok(Accepted::done(answer)),
         }
     }
 
@@ -371,7 +389,7 @@ impl State {
         let disk = there.ok_or(CloudErrorKind::NotFound)?;
         let is_busy = self.filling.values().any(|filling| filling == source) || self.filling.len() >= MOST;
         match disk.state {
-            _ if disk.zone != spec.zone || disk.site.is_some() || disk.capacity > spec.capacity => Err(CloudErrorKind::Invalid),
+            _ if disk.zones != spec.zones || disk.site.is_some() || disk.capacity > spec.capacity => Err(CloudErrorKind::Invalid),
             DiskState::Available | DiskState::InUse if self.filling.contains_key(source) => Err(CloudErrorKind::InUse),
             DiskState::Available | DiskState::InUse if is_busy => Err(CloudErrorKind::TooSoon),
             DiskState::Available | DiskState::InUse => Ok(()),
@@ -391,7 +409,7 @@ pub fn refusal(action: &'static str, because: CloudErrorKind) -> Refusal {
     Refusal { because, action, code, message, request_id: Some("r-1".to_owned()), maybe_done: false, retry_after: None }
 }
 
-fn lost(action: &'static str) -> Refusal {
+pub fn lost(action: &'static str) -> Refusal {
     Refusal { maybe_done: true, code: "timeout".to_owned(), request_id: None, ..refusal(action, CloudErrorKind::Unavailable) }
 }
 
@@ -421,8 +439,9 @@ fn their_tags(ours: &Tags) -> Tags {
     theirs
 }
 
-impl Cloud for FakeCloud {
-    fn disks(&self, which: &Which<DiskId>, token: Option<&str>) -> Answer<Page<Disk>> {
+/// Lists by page.
+impl FakeCloud {
+    fn page_of_disks(&self, which: &Which<DiskId>, token: Option<&str>) -> Answer<Page<Disk>> {
         if self.is_endless(which) {
             return Ok(Page { items: Vec::new(), next: Some("again".to_owned()) });
         }
@@ -430,31 +449,62 @@ impl Cloud for FakeCloud {
             let all = world.disks.values().filter(|disk| disk.state != DiskState::Deleted);
             match which {
                 Which::Ids(ids) => {
-                    assert!(!ids.is_empty() && ids.len() <= MOST_IDS);
+                    assert!(!ids.is_empty() && ids.len() <= CONSTANTS.batches.ids);
                     Page { items: all.filter(|disk| ids.contains(&disk.id)).cloned().collect(), next: None }
                 }
                 Which::Tagged { key, values } => {
-                    assert!(!values.is_empty() && values.len() <= MOST_VALUES);
+                    assert!(!values.is_empty() && values.len() <= CONSTANTS.batches.values);
                     let tagged = |disk: &&Disk| disk.tags.get(key).is_some_and(|value| values.contains(value));
                     page(all.filter(tagged).cloned().collect(), token)
                 }
+                Which::Named(_) => panic!("this cloud has no names"),
                 Which::All { tags } => page(all.filter(|disk| matches_tags(&disk.tags, tags)).cloned().collect(), token),
             }
         })
     }
 
-    fn copies_disk(&self, source: &Disk, spec: &DiskSpec) -> bool {
-        self.state().copies && source.zone == spec.zone
+    fn page_of_snapshots(&self, which: &Which<CloudSnapshotId>, token: Option<&str>) -> Answer<Page<CloudSnapshot>> {
+        if self.is_endless(which) {
+            return Ok(Page { items: Vec::new(), next: Some("again".to_owned()) });
+        }
+        self.ask("snapshots", |world| {
+            let all = world.snapshots.values();
+            match which {
+                Which::Ids(ids) => {
+                    Page { items: all.filter(|snapshot| ids.contains(&snapshot.id)).cloned().collect(), next: None }
+                }
+                Which::Tagged { key, values } => {
+                    let tagged = |snapshot: &&CloudSnapshot| snapshot.tags.get(key).is_some_and(|value| values.contains(value));
+                    page(all.filter(tagged).cloned().collect(), token)
+                }
+                Which::Named(_) => panic!("this cloud has no names"),
+                Which::All { tags } => page(all.filter(|snapshot| matches_tags(&snapshot.tags, tags)).cloned().collect(), token),
+            }
+        })
+    }
+}
+
+impl Cloud for FakeCloud {
+    fn constants(&self) -> CloudConstants {
+        CONSTANTS
     }
 
-    fn create_disk(&self, spec: &DiskSpec) -> Answer<Disk> {
+    fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()> {
+        pages::each("disks", |token| self.page_of_disks(which, token), take)
+    }
+
+    fn copies_disk(&self, source: &Disk, spec: &DiskSpec) -> bool {
+        self.state().copies && source.zones == spec.zones
+    }
+
+    fn create_disk(&self, spec: &DiskSpec) -> Answer<Accepted<Disk>> {
         let copied = match &spec.source {
             DiskSource::Disk(source) => Some(source),
             DiskSource::Empty | DiskSource::Snapshot(_) => None,
         };
         let action = if copied.is_some() { "copy_disk" } else { "create_disk" };
         self.mutate(action, |state| {
-            let token = (copied.is_some(), spec.token.clone());
+            let token = (copied.is_some(), spec.key.clone());
             if let Some((before, disk)) = state.tokens.get(&token) {
                 let is_gone = state.world.disks[&disk.id].state == DiskState::Deleted;
                 return match before == spec {
@@ -479,13 +529,14 @@ impl Cloud for FakeCloud {
             let id = DiskId(state.id("vol"));
             let disk = Disk {
                 id: id.clone(),
+                name: None,
                 state: DiskState::Creating,
                 capacity: spec.capacity,
-                zone: spec.zone.clone(),
+                zones: spec.zones.clone(),
                 site: spec.settings["site"].as_str().map(str::to_owned),
                 tags: spec.tags.clone(),
                 attachments: Vec::new(),
-                snapshot,
+                source: snapshot.map_or(DiskSource::Empty, DiskSource::Snapshot),
                 settings: spec.settings.clone(),
                 multi_attach: spec.multi_attach,
                 created: Some(SystemTime::now()),
@@ -503,7 +554,7 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn delete_disk(&self, id: &DiskId) -> Answer<()> {
+    fn delete_disk(&self, id: &DiskId) -> Answer<Accepted<()>> {
         self.mutate("delete_disk", |state| {
             let disk = state.disk("delete_disk", id)?;
             if !disk.attachments.is_empty() || disk.state == DiskState::Creating {
@@ -514,26 +565,28 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn tag_disk(&self, id: &DiskId, tags: &Tags) -> Answer<()> {
+    fn tag_disk(&self, id: &DiskId, tags: &Tags) -> Answer<Accepted<()>> {
         self.mutate("tag_disk", |state| {
             state.disk("tag_disk", id)?.tags.extend(tags.clone());
             Ok(())
         })
     }
 
-    fn attach_disk(&self, id: &DiskId, node: &NodeId, device: &str, card: Option<u32>) -> Answer<()> {
+    fn attach_disks(&self, node: &NodeId, disks: &[AttachSpec]) -> Answer<Accepted<()>> {
+        let [AttachSpec { disk: id, device, card, .. }] = disks else { panic!("one at a time, not {}", disks.len()) };
         self.mutate("attach_disk", |state| {
             let refuse = |because| Err(refusal("attach_disk", because));
-            let (cursed, card_limit) = (state.cursed.contains(device), state.card_limit);
+            let (cursed, card_limit) = (state.cursed.contains(device.as_str()), state.card_limit);
             let Some(instance) = state.instances.get(node).cloned() else { return refuse(CloudErrorKind::NoInstance) };
             let disk = state.disk("attach_disk", id)?;
             if disk.state != DiskState::Available && !disk.multi_attach {
                 return refuse(CloudErrorKind::InUse);
             }
-            if disk.zone != instance.zone {
+            let is_near = disk.zones.is_empty() || instance.zone.as_ref().is_some_and(|zone| disk.zones.contains(zone));
+            if !is_near {
                 return refuse(CloudErrorKind::Invalid);
             }
-            if cursed || instance.attached.contains_key(device) {
+            if cursed || instance.attached.contains_key(device.as_str()) {
                 return refuse(CloudErrorKind::NameTaken);
             }
             if instance.limit.is_some_and(|limit| instance.attached.len() as u64 >= limit) {
@@ -550,12 +603,12 @@ impl Cloud for FakeCloud {
             disk.state = DiskState::InUse;
             disk.attachments.push(Attachment {
                 instance: node.clone(),
-                device: device.to_owned(),
+                device: device.clone(),
                 state: AttachmentState::Attaching,
                 since: Some(SystemTime::now()),
             });
             if let Some(instance) = state.instances.get_mut(node) {
-                instance.attached.insert(device.to_owned(), id.clone());
+                instance.attached.insert(device.as_str().to_owned(), id.clone());
                 instance.cards.entry(card).and_modify(|disks| *disks += 1);
             }
             state.cards.insert(id.clone(), card);
@@ -564,7 +617,8 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn detach_disk(&self, id: &DiskId, node: &NodeId) -> Answer<()> {
+    fn detach_disks(&self, node: &NodeId, disks: &[DiskId]) -> Answer<Accepted<()>> {
+        let [id] = disks else { panic!("one at a time, not {}", disks.len()) };
         self.mutate("detach_disk", |state| {
             let gone = !state.instances.contains_key(node);
             let disk = state.disk("detach_disk", id)?;
@@ -579,7 +633,7 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn change_disk(&self, id: &DiskId, change: &Change) -> Answer<Changing> {
+    fn change_disk(&self, id: &DiskId, change: &Change) -> Answer<Accepted<Changing>> {
         self.mutate("change_disk", |state| {
             let capacity = state.disk("change_disk", id)?.capacity;
             if state.world.changes.contains_key(id) {
@@ -603,13 +657,14 @@ impl Cloud for FakeCloud {
         self.ask("changes", |world| disks.iter().filter_map(|disk| world.changes.get(disk).cloned()).collect())
     }
 
-    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<CloudSnapshot> {
+    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
         self.mutate("create_snapshot", |state| {
             let capacity = state.disk("create_snapshot", &spec.disk)?.capacity;
             state.taken_frozen.push(state.frozen.load(Ordering::Relaxed));
             let id = CloudSnapshotId(state.id("snap"));
             let snapshot = CloudSnapshot {
                 id: id.clone(),
+                name: None,
                 disk: spec.disk.clone(),
                 state: SnapshotState::Pending,
                 capacity,
@@ -626,7 +681,7 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn delete_snapshot(&self, id: &CloudSnapshotId) -> Answer<()> {
+    fn delete_snapshot(&self, id: &CloudSnapshotId) -> Answer<Accepted<()>> {
         assert!(!is_theirs(&id.0), "{id} is another cluster's");
         self.mutate("delete_snapshot", |state| match state.world.snapshots.remove(id) {
             Some(_) => Ok(()),
@@ -634,23 +689,8 @@ impl Cloud for FakeCloud {
         })
     }
 
-    fn snapshots(&self, which: &Which<CloudSnapshotId>, token: Option<&str>) -> Answer<Page<CloudSnapshot>> {
-        if self.is_endless(which) {
-            return Ok(Page { items: Vec::new(), next: Some("again".to_owned()) });
-        }
-        self.ask("snapshots", |world| {
-            let all = world.snapshots.values();
-            match which {
-                Which::Ids(ids) => {
-                    Page { items: all.filter(|snapshot| ids.contains(&snapshot.id)).cloned().collect(), next: None }
-                }
-                Which::Tagged { key, values } => {
-                    let tagged = |snapshot: &&CloudSnapshot| snapshot.tags.get(key).is_some_and(|value| values.contains(value));
-                    page(all.filter(tagged).cloned().collect(), token)
-                }
-                Which::All { tags } => page(all.filter(|snapshot| matches_tags(&snapshot.tags, tags)).cloned().collect(), token),
-            }
-        })
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
+        pages::each("snapshots", |token| self.page_of_snapshots(which, token), take)
     }
 
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
@@ -663,18 +703,24 @@ impl Cloud for FakeCloud {
         self.ask("zones", |_| vec!["a".to_owned(), "b".to_owned()])
     }
 
-    fn device_name(&self, instance: &Instance, taken: &[String]) -> Option<String> {
+    fn address(&self, _: &DiskId, instance: &Instance, taken: &[String]) -> Option<DeviceAddress> {
         let names = ('a'..='z').map(|letter| format!("/dev/xvd{letter}"));
-        names.into_iter().find(|name| !instance.attached.contains_key(name) && !taken.contains(name))
+        names.into_iter().find(|name| !instance.attached.contains_key(name) && !taken.contains(name)).map(DeviceAddress::Slot)
     }
 
-    fn blocks(&self, _: Option<&CloudSnapshotId>, _: &CloudSnapshotId, from: &BlocksFrom) -> Answer<Blocks> {
-        let all = self.state().blocks.clone();
-        let start = match from {
-            BlocksFrom::Offset(offset) => all.iter().position(|block| block + 4096 > *offset).unwrap_or(all.len()),
-            BlocksFrom::Token(token) => token.parse().expect("one of ours"),
-        };
-        let next = (all.len() > start + 2).then(|| (start + 2).to_string());
-        Ok(Blocks { offsets: all.into_iter().skip(start).take(2).collect(), size: 4096, next })
+    fn blocks(
+        &self,
+        _: Option<&CloudSnapshotId>,
+        _: &CloudSnapshotId,
+        offset: u64,
+        take: &mut dyn FnMut(Blocks) -> ControlFlow<()>,
+    ) -> Answer<()> {
+        let all: Vec<u64> = self.state().blocks.iter().copied().skip_while(|block| block + 4096 <= offset).collect();
+        for offsets in all.chunks(2) {
+            if take(Blocks { offsets: offsets.to_vec(), size: 4096 }).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::clock::Clock;
-use super::{CloudBackend, CloudOptions, Disk, Draft, Instance, Policy, Tags};
+use super::{Cloud, CloudBackend, CloudOptions, Disk, Draft, Instance, MachineState, Policy, Tags};
 use crate::backend::{Backend, Connect, ConnectRequest, FreezeGuard, Provision, Quiesce, SnapshotSpec, Source, VolumeSpec};
 use crate::volume::{
     AccessMode, BackendName, Bytes, Error, NodeId, Outcome, RawParameters, Result, Rollback, SnapshotId, Topology,
@@ -15,12 +15,17 @@ use crate::volume::{
 };
 
 mod attachments;
+mod batches;
 mod changes;
 mod clones;
 pub(super) mod fake;
+mod identity;
+mod operations;
 mod poller;
 mod snapshots;
+mod stand_in;
 mod volumes;
+mod zones;
 
 use fake::FakeCloud;
 
@@ -50,10 +55,10 @@ impl Bench {
         for name in ["i-1", "i-2"] {
             let instance = Instance {
                 id: node(name),
-                zone: "a".to_owned(),
+                zone: Some("a".to_owned()),
                 site: None,
                 kind: "m5.large".to_owned(),
-                running: true,
+                state: MachineState::Running,
                 attached: [].into(),
                 limit: Some(8),
                 cards: [].into(),
@@ -124,20 +129,25 @@ impl Bench {
 }
 
 fn driver(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
+    driver_of(Arc::clone(cloud) as _, clock)
+}
+
+fn driver_of(cloud: Arc<dyn Cloud>, clock: Clock) -> CloudBackend {
+    let grace = cloud.constants().consistency.startup_grace;
     let backend = standby(cloud, clock);
-    if clock.now() >= super::memory::STARTUP_GRACE {
+    if clock.now() >= grace {
         backend.controller_as(|controller| &controller.memory).expect("a controller").has_acted();
     }
     backend
 }
 
 /// One that has not acted yet, however long it has been up.
-fn standby(cloud: &Arc<FakeCloud>, clock: Clock) -> CloudBackend {
+fn standby(cloud: Arc<dyn Cloud>, clock: Clock) -> CloudBackend {
     CloudBackend::new(CloudOptions {
         name: backend_name(),
         cluster: "ours".to_owned(),
         policy: Arc::new(TestPolicy),
-        cloud: Some(Arc::clone(cloud) as _),
+        cloud: Some(cloud),
         connect: Box::new(NoNode),
         clock,
     })
@@ -168,6 +178,7 @@ fn spec(name: &str) -> VolumeSpec {
         id: id(name),
         name: name.to_owned(),
         capacity: GIB,
+        limit: None,
         source: None,
         parameters: json!({"node": {"mkfsOptions": "x".repeat(300)}, "backend": {"type": "fast"}}),
         several_nodes: false,
@@ -248,8 +259,8 @@ impl Policy for TestPolicy {
     fn zone(&self, segments: &Topology) -> Option<String> {
         segments.0.get("zone").cloned()
     }
-    fn place(&self, disk: &Disk) -> Topology {
-        at(&disk.zone, disk.site.as_deref())
+    fn places(&self, disk: &Disk) -> Vec<Topology> {
+        disk.zones.iter().map(|zone| at(zone, disk.site.as_deref())).collect()
     }
     fn site(&self, segments: &Topology) -> Result<Option<String>> {
         Ok(segments.0.get("site").cloned())
@@ -267,7 +278,12 @@ impl Policy for TestPolicy {
     }
     fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
         let tags = Tags::from([("team".to_owned(), "red".to_owned()), (super::tags::CLUSTER.to_owned(), "theirs".to_owned())]);
-        Ok(Draft { settings: json!({"speed": spec.mutable.get("speed")}), tags, multi_attach: false })
+        Ok(Draft {
+            settings: json!({"speed": spec.mutable.get("speed")}),
+            tags,
+            multi_attach: false,
+            zones: spec.parameters["zones"].as_u64().map_or(1, |count| count as usize),
+        })
     }
     fn check_mutable(&self, raw: &RawParameters) -> Result<()> {
         match raw.is_empty() || raw.get("speed").is_some() {

@@ -107,7 +107,7 @@ fn copied_snapshot_with_the_same_tags_is_left_alone() {
     // CreateSnapshot's repeat, which has only the name, and a restore.
     assert_eq!(bench.take("s", "one").expect("found").id, handle);
     at_last(|| bench.copy("two", ContentSource::Snapshot(handle.clone())));
-    assert_eq!(bench.cloud.disks_now()[1].snapshot.as_ref(), Some(&original));
+    assert_eq!(bench.cloud.disks_now()[1].source, super::super::DiskSource::Snapshot(original.clone()));
     assert_eq!(bench.snapshots().list_snapshots(None, None, 9).expect("listed").len(), 2, "each under its own id");
     assert_eq!(bench.snapshots().delete_snapshot(&handle).expect("deleted"), Outcome::Changed(()));
     assert_eq!(bench.snapshots().delete_snapshot(&handle).expect("a repeat"), Outcome::Unchanged(()));
@@ -197,24 +197,53 @@ fn a_copy_leaves_no_snapshot_behind() {
     assert_eq!(bench.cloud.snapshots_now(), []);
 }
 
+/// The source is thawed too early.
+struct Breaks;
+
+impl Quiesce for Breaks {
+    fn freeze(&self, _: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
+        Ok(Box::new(Breaks))
+    }
+}
+
+impl FreezeGuard for Breaks {
+    fn release(self: Box<Self>) -> Result<()> {
+        Err(Error::failed("freeze", "the volume", "it was thawed"))
+    }
+}
+
 #[test]
 fn a_hold_that_broke_makes_no_snapshot() {
-    struct Breaks;
-    impl Quiesce for Breaks {
-        fn freeze(&self, _: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
-            Ok(Box::new(Breaks))
-        }
-    }
-    impl FreezeGuard for Breaks {
-        fn release(self: Box<Self>) -> Result<()> {
-            Err(Error::failed("freeze", "the volume", "it was thawed"))
-        }
-    }
     let bench = Bench::new();
     bench.create("one").expect("made");
     let error = bench.snapshots().create_snapshot(&member("s", bench.id("one")), &Breaks).expect_err("not still");
     assert!(is_final(&error), "{error}");
     assert_eq!(bench.cloud.snapshots_now(), []);
+}
+
+#[test]
+fn snapshot_of_a_hold_that_broke_is_not_found_by_the_next_call() {
+    for is_lost in [true, false] {
+        let bench = Bench::new();
+        bench.create("one").expect("made");
+        if is_lost {
+            // More questions than one call asks.
+            bench.cloud.state().stale = 44;
+            bench.cloud.wrong("create_snapshot", [Lost]);
+        } else {
+            bench.cloud.wrong("delete_snapshot", [NotDone, NotDone]);
+        }
+        let error = bench.snapshots().create_snapshot(&member("s", bench.id("one")), &Breaks).expect_err("not still");
+        assert!(!is_final(&error), "{error}");
+        let torn = bench.cloud.snapshots_now().remove(0).id;
+        bench.cloud.state().stale = 0;
+        bench.cloud.show();
+        assert_eq!(bench.snapshots().find_snapshot(&snapshot_id("s")).expect("looked"), None);
+        let taken = bench.take("s", "one").expect("taken again");
+        assert_ne!(taken.id.recorded(), Some(torn.0.as_str()), "{is_lost}");
+        assert_eq!(bench.cloud.snapshots_now().len(), 1);
+        assert_eq!(bench.take("s", "one").expect("a repeat").id, taken.id);
+    }
 }
 
 #[test]

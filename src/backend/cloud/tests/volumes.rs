@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::garbage::compare;
 use super::super::tags::{BACKEND, CLUSTER, NAME, Owner, VOLUME};
-use super::super::{CloudErrorKind, DiskId, DiskState};
+use super::super::{CloudErrorKind, DiskId, DiskState, MachineState};
 use super::fake::Wrong::{Lost, NotDone, Refused};
 use super::*;
 use crate::volume::Severity;
@@ -14,7 +14,7 @@ fn a_volume_comes_and_goes() {
     let bench = Bench::new();
     let made = bench.create("one").expect("made");
     assert_eq!((made.id.to_string().as_str(), made.name.as_str(), made.capacity), ("cloud:d-vol-0001.one", "one", GIB));
-    assert_eq!((made.topology.as_ref(), &*made.parameters), (Some(&zone("a")), &spec("one").parameters));
+    assert_eq!((made.topology.as_slice(), &*made.parameters), (&[zone("a")][..], &spec("one").parameters));
     let disks = bench.cloud.disks_now();
     let tags = &disks[0].tags;
     assert_eq!((tags[CLUSTER].as_str(), tags[BACKEND].as_str(), tags[VOLUME].as_str()), ("ours", "cloud", "one"));
@@ -164,10 +164,10 @@ fn many_at_once_are_few_questions() {
         let name = format!("n{number}");
         let one = Instance {
             id: node(&name),
-            zone: "a".to_owned(),
+            zone: Some("a".to_owned()),
             site: None,
             kind: "m5.large".to_owned(),
-            running: true,
+            state: MachineState::Running,
             attached: [].into(),
             limit: Some(8),
             cards: [].into(),
@@ -408,7 +408,7 @@ fn zones_are_chosen() {
     let make = |name: &str, requisite: &[&str]| {
         let requisite = requisite.iter().map(|name| zone(name)).collect();
         let spec = VolumeSpec { topology: TopologyRequirement { requisite, preferred: Vec::new() }, ..spec(name) };
-        let place = bench.provision().create(&spec, &Nothing).expect("made").topology.expect("a place");
+        let place = bench.provision().create(&spec, &Nothing).expect("made").topology.remove(0);
         place.0["zone"].clone()
     };
     assert_eq!(make("one", &["b"]), "b");
@@ -498,7 +498,7 @@ fn garbage_is_what_no_handle_names() {
     assert_eq!(bench.cloud.disks_now().len(), 2);
     let mut deleted = bench.cloud.disks_now();
     deleted.iter_mut().for_each(|disk| disk.state = DiskState::Deleted);
-    let owner = Owner { backend: backend_name(), cluster: "ours".to_owned() };
+    let owner = Owner { backend: backend_name(), cluster: "ours".to_owned(), longest_value: 256 };
     assert_eq!(compare(&owner, &handles, &deleted, &[]).missing.len(), 4);
 }
 
@@ -533,7 +533,7 @@ fn quota_refusal_after_the_disk_was_made_finds_the_disk() {
 fn standby_that_takes_over_does_not_believe_its_first_empty_look_up() {
     let mut bench = Bench::new();
     // Up for an hour, and has never acted.
-    let standby = standby(&bench.cloud, bench.clock);
+    let standby = standby(Arc::clone(&bench.cloud) as _, bench.clock);
     bench.cloud.state().stale = 4;
     bench.cloud.state().delays.create = Some(Duration::ZERO);
     bench.cloud.wrong("create_disk", [Lost, NotDone, NotDone]);

@@ -12,25 +12,19 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
 use aws_sigv4::sign::v4;
+use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::proxy::ProxyConfig;
-use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
-use aws_smithy_http_client::{Builder, Connector};
-use aws_smithy_runtime_api::client::http::{HttpConnector, HttpConnectorSettings, SharedHttpClient};
+use aws_smithy_runtime_api::client::http::SharedHttpClient;
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use aws_smithy_types::body::SdkBody;
-use aws_smithy_types::byte_stream::ByteStream;
 use tokio::sync::OnceCell;
+
+use crate::backend::cloud::http::{Lost, Reply, Sender, chain_text, connector};
 
 use super::endpoint::{Endpoint, Service};
 
-/// To come to a connection, TLS included.
-const CONNECT: Duration = Duration::from_secs(5);
 /// For the credentials provider; some of aws-config's ways have no limit of their own.
 const GIVE: Duration = Duration::from_secs(10);
-/// Shorter than EC2 keeps a connection, so that no request is lost on one that is just being closed.
-const IDLE: Duration = Duration::from_secs(15);
-/// A page of a thousand volumes with fifty tags each has some 15 MB.
-const MOST_ANSWER: usize = 64 << 20;
 /// So long before they expire, credentials are asked for anew; AWS renews its own five minutes ahead.
 const RENEW: Duration = Duration::from_secs(4 * 60);
 
@@ -56,24 +50,9 @@ pub(super) struct Answered {
     pub body: String,
 }
 
-/// Why there was no answer.
-#[derive(Debug)]
-pub(super) enum Lost {
-    /// No credentials or no region are configured, or who gives credentials refuses us; nothing was sent.
-    NoCredentials(String),
-    /// Credentials could not be had this time; nothing was sent.
-    Credentials(String),
-    /// Nothing was sent: what happened, and more of it.
-    Unsent(&'static str, String),
-    /// It may have come to EC2.
-    Sent(&'static str, String),
-}
-
 /// The connections to AWS, and who we are there.
 pub(super) struct Http {
-    connector: Connector,
-    /// For a whole answer.
-    within: Duration,
+    sender: Sender,
     /// Given, or the chain's.
     region: Option<String>,
     endpoint: Endpoint,
@@ -87,11 +66,8 @@ pub(super) struct Http {
 
 impl Http {
     pub fn new(region: Option<String>, endpoint: Endpoint, within: Duration) -> Http {
-        let settings = HttpConnectorSettings::builder().connect_timeout(CONNECT.min(within)).build();
-        let connector = connector(Some(&settings));
         Http {
-            connector,
-            within,
+            sender: Sender::new(within),
             region,
             endpoint,
             chain: OnceCell::new(),
@@ -115,7 +91,8 @@ impl Http {
     async fn chain(&self) -> Result<&SdkConfig, Lost> {
         self.chain
             .get_or_try_init(|| async {
-                let client: SharedHttpClient = Builder::new().build_with_connector_fn(|settings, _| connector(settings));
+                let client: SharedHttpClient =
+                    Builder::new().build_with_connector_fn(|settings, _| connector(settings, ProxyConfig::from_env()));
                 let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(client);
                 if let Some(region) = &self.region {
                     loader = loader.region(Region::new(region.clone()));
@@ -143,7 +120,7 @@ impl Http {
         if let Some(good) = self.good_for(RENEW) {
             return Ok(good);
         }
-        let give = GIVE.min(self.within);
+        let give = GIVE.min(self.sender.within());
         let not_in_time = || Lost::Credentials(format!("the credentials provider did not answer within {give:?}"));
         let _renewing = match (self.renewing.try_lock(), self.good_for(Duration::ZERO)) {
             (Ok(renewing), _) => renewing,
@@ -203,37 +180,18 @@ impl Http {
         };
         let request =
             signed(unsigned, &base, &region, credentials).map_err(|error| Lost::Unsent("request", chain_text(&*error)))?;
-        match tokio::time::timeout(self.within, self.exchange(&base, request)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Lost::Sent("timeout", format!("{base}: no whole answer within {:?}", self.within))),
-        }
+        self.sender.send(&base, request).await.map(answered)
     }
+}
 
-    async fn exchange(&self, base: &str, request: HttpRequest) -> Result<Answered, Lost> {
-        let mut response = self.connector.call(request).await.map_err(|error| {
-            let text = format!("{base}: {}", chain_text(&error));
-            match (never_sent(&error), error.is_timeout()) {
-                (true, false) => Lost::Unsent("connection", text),
-                (true, true) => Lost::Unsent("timeout", text),
-                (false, true) => Lost::Sent("timeout", text),
-                (false, false) => Lost::Sent("connection", text),
-            }
-        })?;
-        let header = |name: &str| response.headers().get(name).map(str::to_owned);
-        let status = response.status().as_u16();
-        let request_id = header("x-amzn-requestid").or_else(|| header("x-amz-request-id"));
-        let error_type = header("x-amzn-errortype").map(|kind| kind.split(':').next().unwrap_or_default().to_owned());
-        let retry_after = header("retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
-        let mut stream = ByteStream::new(response.take_body());
-        let mut body = Vec::new();
-        while let Some(part) = stream.next().await {
-            body.extend_from_slice(&part.map_err(|error| Lost::Sent("answer interrupted", chain_text(&error)))?);
-            if body.len() > MOST_ANSWER {
-                return Err(Lost::Sent("answer too long", format!("more than {MOST_ANSWER} bytes")));
-            }
-        }
-        let body = String::from_utf8(body).map_err(|_| Lost::Sent("unreadable answer", "it is not UTF-8".to_owned()))?;
-        Ok(Answered { status, request_id, error_type, retry_after, body })
+fn answered(reply: Reply) -> Answered {
+    let header = |name: &str| reply.header(name).map(str::to_owned);
+    Answered {
+        status: reply.status,
+        request_id: header("x-amzn-requestid").or_else(|| header("x-amz-request-id")),
+        error_type: header("x-amzn-errortype").map(|kind| kind.split(':').next().unwrap_or_default().to_owned()),
+        retry_after: reply.retry_after(),
+        body: reply.body,
     }
 }
 
@@ -247,13 +205,6 @@ fn not_given(error: &CredentialsError) -> Lost {
         _ if refused => Lost::NoCredentials(text),
         _ => Lost::Credentials(text),
     }
-}
-
-/// With the proxy that the environment names (`HTTPS_PROXY`, `NO_PROXY`).
-fn connector(settings: Option<&HttpConnectorSettings>) -> Connector {
-    let mut builder = Connector::builder().pool_idle_timeout(IDLE).proxy_config(ProxyConfig::from_env());
-    builder.set_connector_settings(settings.cloned());
-    builder.tls_provider(Provider::Rustls(CryptoMode::Ring)).build()
 }
 
 /// Signature Version 4, in headers.
@@ -286,23 +237,4 @@ fn signed(
     let instructions = sign(SignableRequest::new(unsigned.method, &uri, headers, body)?, &parameters)?.into_parts().0;
     instructions.apply_to_request_http1x(&mut request);
     Ok(HttpRequest::try_from(request)?)
-}
-
-/// Whether it failed before the request was written: no connection came to be.
-fn never_sent(error: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source())
-        .filter_map(|error| error.downcast_ref::<hyper_util::client::legacy::Error>())
-        .any(hyper_util::client::legacy::Error::is_connect)
-}
-
-/// An error with all its causes, each once.
-fn chain_text(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |&error| error.source()) {
-        let cause = cause.to_string();
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
 }

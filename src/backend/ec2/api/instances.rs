@@ -4,11 +4,12 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Deserializer};
 
+use super::MOST_VALUES;
 use super::list::{Listing, Select};
 use super::query::{self, Filter, Query};
 use super::{AttachmentState, Ec2};
 use crate::backend::cloud::retry::Repeat;
-use crate::backend::cloud::{Answer, MOST_VALUES, Page};
+use crate::backend::cloud::{Answer, Page};
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -7,7 +7,12 @@ use super::Ec2;
 use super::query::{self, Filter, Query};
 use crate::backend::cloud::bucket::Purpose;
 use crate::backend::cloud::retry::Repeat;
-use crate::backend::cloud::{Answer, CloudErrorKind, MOST_IDS, MOST_VALUES, Page, pages};
+use crate::backend::cloud::{Answer, CloudErrorKind, Page, pages};
+
+/// The most ids that one request takes.
+pub const MOST_IDS: usize = 500;
+/// The most values of filters that one request takes.
+pub const MOST_VALUES: usize = 200;
 
 /// Which are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,15 +12,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use aws_credential_types::Credentials;
 use serde::de::DeserializeOwned;
-use tokio::runtime::{Builder, Runtime};
-use tracing::subscriber::NoSubscriber;
 
 use crate::backend::cloud::bucket::{Buckets, Limit, Purpose};
 use crate::backend::cloud::clock::Clock;
+use crate::backend::cloud::http::{Lost, Worker};
 use crate::backend::cloud::retry::{Patience, Repeat, Retry};
 use crate::backend::cloud::{Answer, CloudErrorKind, Refusal};
 use crate::metrics::CloudRequests;
@@ -39,7 +38,7 @@ mod volumes;
 
 pub use blocks::BlockPage;
 pub use instances::{EbsInfo, Instance, InstanceDisk, InstanceState, InstanceType, NetworkInfo, StorageInfo, Zone};
-pub use list::Select;
+pub use list::{MOST_IDS, MOST_VALUES, Select};
 pub use query::Filter;
 pub use snapshots::{CreateSnapshot, FastRestore, Snapshot, SnapshotState};
 pub use volumes::{
@@ -48,7 +47,7 @@ pub use volumes::{
 };
 
 use endpoint::{Endpoint, Service};
-use http::{Answered, Http, Lost, Unsigned};
+use http::{Answered, Http, Unsigned};
 use query::Query;
 
 /// Whom to ask, and how often.
@@ -69,8 +68,7 @@ pub struct Settings {
 pub struct Ec2 {
     http: Arc<Http>,
     retry: Retry,
-    /// Until it is dropped.
-    runtime: Option<Runtime>,
+    worker: Worker,
 }
 
 impl fmt::Debug for Ec2 {
@@ -79,33 +77,16 @@ impl fmt::Debug for Ec2 {
     }
 }
 
-impl Drop for Ec2 {
-    fn drop(&mut self) {
-        // Also where no thread may be waited for.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl Ec2 {
     /// # Errors
     /// Where the thread for the connections cannot be started.
     pub fn new(settings: Settings, clock: Clock, requests: CloudRequests) -> io::Result<Ec2> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            // For look-ups of names.
-            .max_blocking_threads(2)
-            .thread_name("ec2")
-            .on_thread_start(keep_silent)
-            .enable_all()
-            .build()?;
         let limits = settings.limits;
         let limit = move |action: &str| limits.get(action).copied().unwrap_or_else(|| published_limit(action));
         let retry = Retry::new(clock, Buckets::new(clock, limit), settings.patience, requests);
         let endpoint = Endpoint::new(settings.endpoint, settings.ebs_endpoint);
         let http = Http::new(settings.region, endpoint, settings.patience.answer);
-        Ok(Ec2 { http: Arc::new(http), retry, runtime: Some(runtime) })
+        Ok(Ec2 { http: Arc::new(http), retry, worker: Worker::new("ec2")? })
     }
 
     /// The region that is asked.
@@ -114,8 +95,8 @@ impl Ec2 {
     /// `Denied` where none is configured, nor given by the environment or the instance metadata.
     pub fn region(&self) -> Answer<String> {
         let http = self.http.clone();
-        let region = self.wait(async move { http.region().await }).unwrap_or_else(stopped);
-        region.map_err(|lost| lost_refusal("Region", Repeat::Reads, lost))
+        let region = self.worker.wait(async move { http.region().await }).unwrap_or_else(|| Err(Lost::stopped()));
+        region.map_err(|lost| lost.refusal("Region", Repeat::Reads))
     }
 
     /// Sends a request of the query API.
@@ -136,7 +117,7 @@ impl Ec2 {
         let attempt = || {
             let (credentials, answered) = self.send(unsigned.clone());
             let answer = answered
-                .map_err(|lost| lost_refusal(action, repeat, lost))
+                .map_err(|lost| lost.refusal(action, repeat))
                 .and_then(|answered| read(action, repeat, unsigned.service, &answered, parse))
                 .map_err(|refusal| without_secrets(refusal, credentials.as_ref()));
             *used.borrow_mut() = credentials;
@@ -164,34 +145,13 @@ impl Ec2 {
                 Err(lost) => (None, Err(lost)),
             }
         };
-        self.wait(attempt).unwrap_or_else(|| (None, stopped()))
+        self.worker.wait(attempt).unwrap_or_else(|| (None, Err(Lost::stopped())))
     }
 
     fn renewed(&self, used: Option<Credentials>) -> bool {
         let http = self.http.clone();
-        used.and_then(|used| self.wait(async move { http.renew(&used).await })).unwrap_or(false)
+        used.and_then(|used| self.worker.wait(async move { http.renew(&used).await })).unwrap_or(false)
     }
-
-    /// Runs a future on the runtime, and waits for it on this thread; nothing where it panicked.
-    fn wait<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> Option<T> {
-        let (send, receive) = mpsc::sync_channel(1);
-        self.runtime.as_ref()?.spawn(async move {
-            // The other end waits.
-            let _ = send.send(future.await);
-        });
-        receive.recv().ok()
-    }
-}
-
-/// Nothing that runs on this thread is logged: AWS's crates trace what they sign, session token included. What goes wrong there comes
-/// back as an error.
-fn keep_silent() {
-    // Until the thread ends.
-    std::mem::forget(tracing::subscriber::set_default(NoSubscriber::new()));
-}
-
-fn stopped<T>() -> Result<T, Lost> {
-    Err(Lost::Sent("client stopped", "the request ended without an answer".to_owned()))
 }
 
 /// What EC2 allows each account in each region (EC2 developer guide, "Request throttling for the Amazon EC2 API"). `DescribeVolumes`
@@ -248,17 +208,6 @@ fn read<T>(
             refusal(because, format!("HTTP {}", answered.status), format!("an answer that is not AWS's: {begin:?}"), None)
         }
     })
-}
-
-fn lost_refusal(action: &'static str, repeat: Repeat, lost: Lost) -> Refusal {
-    let (because, code, message, sent) = match lost {
-        Lost::NoCredentials(message) => (CloudErrorKind::Denied, "credentials", message, false),
-        Lost::Credentials(message) => (CloudErrorKind::Unavailable, "credentials", message, false),
-        Lost::Unsent(code, message) => (CloudErrorKind::Unavailable, code, message, false),
-        Lost::Sent(code, message) => (CloudErrorKind::Unavailable, code, message, true),
-    };
-    let maybe_done = sent && repeat != Repeat::Reads;
-    Refusal { because, action, code: code.to_owned(), message, request_id: None, maybe_done, retry_after: None }
 }
 
 /// AWS tells what was signed when it refuses a signature, session token included; others may tell all that they were sent.

@@ -577,19 +577,20 @@ fn lists_leave_requests_to_those_who_look_for_one_volume() {
     let cloud = super::super::cloud::Ec2Cloud::new(server.client_within(limits, &[("AKIDA", TOKEN)]));
     let all = Which::All { tags: Tags::from([("longshore.dev/cluster".to_owned(), "c".to_owned())]) };
     // A burst of nine, of which lists have half.
-    let pages = (0..20).take_while(|_| cloud.disks(&all, None).is_ok()).count();
+    let pages = (0..20).take_while(|_| cloud.disks(&all, &mut |_| ()).is_ok()).count();
     assert_eq!(pages, 4);
-    let refusal = cloud.disks(&all, None).expect_err("lists have had their share");
+    let refusal = cloud.disks(&all, &mut |_| ()).expect_err("lists have had their share");
     assert_eq!((refusal.because, refusal.code.as_str()), (CloudErrorKind::Throttled, "own rate limit"));
     for _ in 0..5 {
-        cloud.disks(&Which::Ids(vec![DiskId("vol-1".to_owned())]), None).expect("not held up");
+        cloud.disks(&Which::Ids(vec![DiskId("vol-1".to_owned())]), &mut |_| ()).expect("not held up");
     }
 }
 
 /// Through the whole of the EC2 backend's cloud, as the frame asks it.
 #[test]
 fn volume_is_attached_to_the_card_that_is_asked_for() {
-    use crate::backend::cloud::{Cloud, DiskId};
+    use crate::backend::cloud::{AttachSpec, Cloud, DeviceAddress, DiskAccess, DiskId};
+    use crate::volume::AccessMode;
     let server = Server::start(|_, asked| {
         ok(match asked.value("Action") {
             Some("DescribeInstances") => {
@@ -613,7 +614,10 @@ fn volume_is_attached_to_the_card_that_is_asked_for() {
     let found = cloud.instances(std::slice::from_ref(&node)).expect("one");
     assert_eq!(found[0].cards, [(0, 1), (1, 0)].into(), "the root volume is on the first");
     for card in [Some(1), None] {
-        cloud.attach_disk(&DiskId("vol-1".to_owned()), &node, "/dev/xvdba", card).expect("begun");
+        let access = DiskAccess { mode: AccessMode::SingleNodeWriter, read_only: false };
+        let spec =
+            AttachSpec { disk: DiskId("vol-1".to_owned()), device: DeviceAddress::Slot("/dev/xvdba".to_owned()), card, access };
+        cloud.attach_disks(&node, &[spec]).expect("begun");
     }
     let asked = server.asked();
     let cards: Vec<_> = asked.iter().filter(|asked| asked.value("Action") == Some("AttachVolume")).collect();

@@ -25,7 +25,7 @@ fn owner(node: &Node) -> Result<String> {
 
 /// Whether its storage says that `volume` is an ephemeral one of this very driver: node and state directory.
 pub(in crate::ops::node) fn owns(node: &Node, volume: &Volume) -> Result<bool> {
-    Ok(volume.id == VolumeId::ephemeral(volume.id.backend(), &volume.name) && volume.name.ends_with(&owner(node)?))
+    Ok(volume.id.unrecorded() == VolumeId::ephemeral(volume.id.backend(), &volume.name) && volume.name.ends_with(&owner(node)?))
 }
 
 /// The ephemeral volume that the journal has under this name; it does not say in which backend, so each is looked at.

@@ -211,6 +211,7 @@ fn recipe<'a>(node: &'a Node, request: &PublishRequest, name: &str) -> Result<Re
         id: VolumeId::ephemeral(backend.name(), &mark),
         name: mark,
         capacity: size.round_up(provision.unit()),
+        limit: None,
         source: None,
         parameters: parameters.to_json(),
         several_nodes: false,

@@ -124,6 +124,7 @@ impl<'a> StageRun<'a> {
         match (&self.order.wanted.access, &source) {
             (DesiredAccess::Block, Source::Device(device)) => {
                 drop(self.open(device)?);
+                self.about_to_write()?;
                 self.mark(State::Used)?;
             }
             (DesiredAccess::Block, Source::Filesystem { .. } | Source::Directory(_)) => {
@@ -148,6 +149,14 @@ impl<'a> StageRun<'a> {
         (self.entry.format, self.entry.growth) = (None, None);
         self.entry.phase = Phase::Staged;
         self.node.journal.write_stage(&self.entry)
+    }
+
+    /// What is known of the device's emptiness ends here, and not before: a stage that fails earlier is repeated without reading all of it.
+    pub(super) fn about_to_write(&self) -> Result<()> {
+        match self.entry.source.as_ref().filter(|_| !self.entry.read_only) {
+            Some(source) => self.order.backend.connect().about_to_write(&self.entry.id, source),
+            None => Ok(()),
+        }
     }
 
     fn clear_mounts(&self) -> Result<()> {

@@ -30,6 +30,7 @@ impl StageRun<'_> {
                 self.order.parameters.node.mkfs_arguments(*fstype)?;
             }
         }
+        self.about_to_write()?;
         steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
     }
 
@@ -90,7 +91,7 @@ impl StageRun<'_> {
         let beneath = connect.backing_file(&self.entry.id, open)?;
         let evidence = match &beneath {
             Some(file) => Evidence::Beneath(file),
-            None if connect.known_blank(self.order.publish_context) => Evidence::MadeEmpty,
+            None if connect.known_blank(&self.entry.id, self.order.publish_context) => Evidence::MadeEmpty,
             None => Evidence::None,
         };
         let journaled = self.entry.format.map(|format| format.offset);

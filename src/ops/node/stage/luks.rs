@@ -46,6 +46,7 @@ impl StageRun<'_> {
         let steps = plan::unlock(self.entry.read_only, &locked)?;
         self.done.push(StageUndo::Mapping);
         let (object, name) = (device.path.display(), mapping::name_of(self.node, &id));
+        self.about_to_write()?;
         for unlock in steps {
             match unlock {
                 Unlock::Close => close_mapping(self.node, &id)?,

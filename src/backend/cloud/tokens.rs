@@ -1,0 +1,63 @@
+//! An access token is kept while it is good, and asked for anew before its end, or once after the API has refused it.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+
+use super::http::{Lost, Reply};
+
+/// A token, with what came with it.
+#[derive(Clone)]
+pub struct Token<T> {
+    pub text: String,
+    pub end: Instant,
+    pub with: T,
+}
+
+/// The token of a client. The one request that asks for another holds up the rest.
+pub struct Tokens<T> {
+    kept: Mutex<Option<Token<T>>>,
+    /// So long before its end a token is asked for anew.
+    renew: Duration,
+}
+
+impl<T: Clone> Tokens<T> {
+    pub fn new(renew: Duration) -> Tokens<T> {
+        Tokens { kept: Mutex::default(), renew }
+    }
+
+    /// A token that is good; `refused` is one that the API did not take.
+    async fn get(&self, refused: Option<&str>, ask: impl Future<Output = Result<Token<T>, Lost>>) -> Result<Token<T>, Lost> {
+        let mut kept = self.kept.lock().await;
+        kept.take_if(|token| Some(token.text.as_str()) == refused);
+        let good_for = |token: &Token<T>, span| Instant::now() + span < token.end;
+        if let Some(token) = kept.as_ref().filter(|token| good_for(token, self.renew)) {
+            return Ok(token.clone());
+        }
+        match ask.await {
+            Ok(token) => Ok(kept.insert(token).clone()),
+            // It is still good for a while, in which the server may come back.
+            Err(lost) => kept.as_ref().filter(|token| good_for(token, Duration::ZERO)).cloned().ok_or(lost),
+        }
+    }
+
+    /// Sends a request; once more where its token was refused. With the token that it was sent with, to keep it out of messages. Each of
+    /// `asks` asks for a token once it is waited for.
+    pub async fn send<A, F>(&self, asks: [A; 2], attempt: impl Fn(Token<T>) -> F) -> Result<(Reply, String), Lost>
+    where
+        A: Future<Output = Result<Token<T>, Lost>>,
+        F: Future<Output = Result<Reply, Lost>>,
+    {
+        let [first, second] = asks;
+        let mut token = self.get(None, first).await?;
+        let mut reply = attempt(token.clone()).await?;
+        if reply.status == 401 {
+            let other = self.get(Some(&token.text), second).await?;
+            if other.text != token.text {
+                token = other;
+                reply = attempt(token.clone()).await?;
+            }
+        }
+        Ok((reply, token.text))
+    }
+}

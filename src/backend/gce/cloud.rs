@@ -1,0 +1,564 @@
+//! Compute Engine as a [`Cloud`]: its words made those of all clouds.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::backend::cloud::clock::Clock;
+use crate::backend::cloud::{
+    Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
+    CloudSnapshot, CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, DiskState,
+    Idempotency, Instance, Operation, OperationId, Refusal, SnapshotState, Tags, Take, Which, WhichOperations, invalid,
+    read_settings, refusal,
+};
+use crate::volume::NodeId;
+
+use super::api::{self, Gce, Request};
+use super::convert::{self, gib};
+use super::limits;
+use super::names::{self, InstanceName, Place};
+use super::parameters::{DiskSettings, MANY_READERS, SnapshotSettings};
+use super::record::{self, LONGEST, Record};
+
+/// A disk names so many of its users at most; of one with as many the machines are asked.
+const MOST_USERS: usize = 50;
+/// How often labels that another program changed at the same time are read again.
+const ATTEMPTS: u32 = 4;
+/// How long a snapshot may take until it is of one instant: until then its source is frozen.
+const INSTANT: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Descriptions by name or number are those of the moment; only lists may be out of date.
+const CONSTANTS: CloudConstants = CloudConstants {
+    disks: Idempotency::UniqueName,
+    snapshots: Idempotency::UniqueName,
+    consistency: Consistency {
+        settled: Duration::from_secs(60),
+        shown: Duration::from_secs(10),
+        startup_grace: Duration::from_secs(5),
+        stuck: Duration::from_secs(300),
+    },
+    batches: Batches { ids: 10, values: 4, attachments: 1 },
+    has_operations: true,
+    failed_may_have_data: false,
+    longest_value: LONGEST,
+};
+
+#[derive(Debug)]
+pub struct GceCloud {
+    api: Gce,
+    clock: Clock,
+    /// The region's, as they were asked for once.
+    zones: std::sync::OnceLock<Vec<String>>,
+}
+
+impl GceCloud {
+    pub fn new(api: Gce, clock: Clock) -> GceCloud {
+        GceCloud { api, clock, zones: std::sync::OnceLock::new() }
+    }
+
+    /// A disk, by its name or number.
+    fn look(&self, place: &Place, which: &str) -> Answer<Option<api::Disk>> {
+        let action = place.action("disks.get", "regionDisks.get");
+        let found: Option<api::Disk> = self.api.look(&Request::get(action, format!("{}/disks/{which}", place.path())))?;
+        found.map(|disk| self.with_all_users(disk)).transpose()
+    }
+
+    fn with_all_users(&self, disk: api::Disk) -> Answer<api::Disk> {
+        let Some(place) = convert::place_of(&disk).filter(|_| disk.users.len() >= MOST_USERS) else { return Ok(disk) };
+        let (path, project) = (format!("/{}/disks/{}", place.path(), disk.name), self.api.project()?);
+        let mut users = Vec::new();
+        for zone in convert::zones_of(&disk, &place) {
+            self.api.list(
+                &Request::get("instances.list", format!("zones/{zone}/instances")).for_list(),
+                |page: Vec<api::Instance>| {
+                    let has_it = |machine: &api::Instance| machine.disks.iter().any(|attached| attached.source.ends_with(&path));
+                    let url = |machine: api::Instance| format!("projects/{project}/zones/{zone}/instances/{}", machine.name);
+                    users.extend(page.into_iter().filter(has_it).map(url));
+                },
+            )?;
+        }
+        Ok(api::Disk { users, ..disk })
+    }
+
+    /// This very disk; `action` is what it is asked for.
+    fn disk(&self, action: &'static str, id: &DiskId) -> Answer<(Place, api::Disk)> {
+        let missing = || refusal(CloudErrorKind::NotFound, action, "notFound", format!("there is no disk {id}"));
+        let (place, number) = names::parse_disk(id).ok_or_else(missing)?;
+        let disk = self.look(&place, &number.to_string())?.filter(|disk| disk.id == number).ok_or_else(missing)?;
+        Ok((place, disk))
+    }
+
+    /// Sends a change, whose operation is polled then.
+    fn begin<T>(&self, request: &Request, result: T) -> Answer<Accepted<T>> {
+        let operation: api::Operation = self.api.send(request)?;
+        Ok(Accepted { result, operation: Some(convert::operation_id(&operation)) })
+    }
+
+    /// As a request's body names it.
+    fn url(&self, path: &str) -> Answer<String> {
+        Ok(format!("projects/{}/{path}", self.api.project()?))
+    }
+
+    /// The zones of the region, and the region itself.
+    fn places(&self) -> Answer<Vec<Place>> {
+        let zones = self.zones()?.into_iter().map(Place::Zone);
+        Ok(zones.chain([Place::Region(self.api.region()?)]).collect())
+    }
+
+    fn instance(&self, asked: &InstanceName) -> Answer<Option<api::Instance>> {
+        let project = self.api.project()?;
+        if asked.project != project {
+            let message = format!("node {} is of project {}, and the disks are of project {project}", asked.name, asked.project);
+            return Err(invalid("instances.get", "project", message));
+        }
+        self.api.look(&Request::get("instances.get", asked.path()))
+    }
+
+    fn body(&self, spec: &DiskSpec, place: &Place) -> Answer<Value> {
+        let settings: DiskSettings = read_settings("disks.insert", &spec.settings)?;
+        let record = Record::of(&spec.tags).map_err(|reason| invalid("disks.insert", "description", reason))?;
+        let mut body = Map::new();
+        let mut put = |key: &str, value: Value| drop(body.insert(key.to_owned(), value));
+        put("name", spec.key.clone().into());
+        put("sizeGb", gib(spec.capacity).to_string().into());
+        put("type", self.url(&format!("{}/diskTypes/{}", place.path(), settings.kind))?.into());
+        put("description", record.description.into());
+        put("labels", json!(record.labels));
+        if let Place::Region(_) = place {
+            let zones = spec.zones.iter().map(|zone| self.url(&format!("zones/{zone}"))).collect::<Answer<Vec<_>>>()?;
+            put("replicaZones", json!(zones));
+        }
+        if let Some(iops) = settings.iops {
+            put("provisionedIops", iops.to_string().into());
+        }
+        if let Some(throughput) = settings.throughput {
+            put("provisionedThroughput", throughput.to_string().into());
+        }
+        if let Some(key) = &settings.kms_key {
+            put("diskEncryptionKey", json!({"kmsKeyName": key}));
+        }
+        if settings.is_confidential {
+            put("enableConfidentialCompute", true.into());
+        }
+        if let Some(mode) = &settings.access_mode {
+            put("accessMode", mode.clone().into());
+        }
+        if !settings.resource_tags.is_empty() {
+            put("params", json!({"resourceManagerTags": settings.resource_tags}));
+        }
+        if !settings.storage_pools.is_empty() {
+            let pool = settings.storage_pools.get(place.name());
+            let reason =
+                || format!("there is no storage pool for {}; add one to storage-pools, or leave the zone out", place.name());
+            put("storagePool", pool.cloned().ok_or_else(|| invalid("disks.insert", "storage-pools", reason()))?.into());
+        }
+        match &spec.source {
+            DiskSource::Empty => {}
+            DiskSource::Snapshot(snapshot) => {
+                let missing =
+                    || refusal(CloudErrorKind::NotFound, "snapshots.get", "notFound", format!("there is no {snapshot}"));
+                let found = self.snapshot(snapshot)?.ok_or_else(missing)?;
+                put("sourceSnapshot", self.url(&format!("global/snapshots/{}", found.name))?.into());
+            }
+            DiskSource::Disk(source) => {
+                let (place, found) = self.disk("disks.insert", source)?;
+                put("sourceDisk", self.url(&format!("{}/disks/{}", place.path(), found.name))?.into());
+            }
+        }
+        Ok(Value::Object(body))
+    }
+
+    fn snapshot(&self, id: &CloudSnapshotId) -> Answer<Option<api::Snapshot>> {
+        let Some(number) = names::parse_snapshot(id) else { return Ok(None) };
+        let found: Option<api::Snapshot> = self.api.look(&Request::get("snapshots.get", format!("global/snapshots/{number}")))?;
+        Ok(found.filter(|found| found.id == number))
+    }
+
+    fn snapshot_named(&self, name: &str) -> Answer<Option<api::Snapshot>> {
+        self.api.look(&Request::get("snapshots.get", format!("global/snapshots/{name}")))
+    }
+
+    /// What runs in a place. All of it: what is about an attachment is recognised by its request's id only.
+    fn running(&self, place: &Place, take: &mut dyn FnMut(api::Operation)) -> Answer<()> {
+        let action = place.action("zoneOperations.list", "regionOperations.list");
+        let request = Request::get(action, format!("{}/operations", place.path())).query("filter", "status != \"DONE\"");
+        self.api.list(&request, |page| page.into_iter().for_each(&mut *take))
+    }
+
+    /// The places of the operations that are about a disk: its own, and those of the machines that it can be attached to.
+    fn places_of(&self, disk: &DiskId) -> Answer<Vec<Place>> {
+        match names::parse_disk(disk) {
+            None => Ok(Vec::new()),
+            Some((place @ Place::Zone(_), _)) => Ok(vec![place]),
+            // Not only its own two: which these are is not known once it is gone.
+            Some((place @ Place::Region(_), _)) => {
+                let is_near = |zone: &String| names::region_of(zone) == place.name();
+                let zones = self.zones()?.into_iter().filter(is_near).map(Place::Zone);
+                Ok(zones.chain([place.clone()]).collect())
+            }
+        }
+    }
+}
+
+impl Cloud for GceCloud {
+    fn constants(&self) -> CloudConstants {
+        CONSTANTS
+    }
+
+    /// By number or name one after the other: the answer is of the moment, and what is not there is not there. A list by a filter has
+    /// neither.
+    fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()> {
+        match which {
+            Which::Ids(ids) => {
+                for (place, number) in ids.iter().filter_map(names::parse_disk) {
+                    let found = self.look(&place, &number.to_string())?.filter(|disk| disk.id == number);
+                    take(found.and_then(convert::disk).into_iter().collect());
+                }
+                Ok(())
+            }
+            Which::Named(names) => {
+                let places = self.places()?;
+                for name in names {
+                    for place in &places {
+                        take(self.look(place, name)?.and_then(convert::disk).into_iter().collect());
+                    }
+                }
+                Ok(())
+            }
+            Which::All { tags } => {
+                let has_all = |disk: &Disk| tags.iter().all(|(key, value)| disk.tags.get(key) == Some(value));
+                let mut crowded = Vec::new();
+                self.api.all_disks(record::filter(tags).as_deref(), |page| {
+                    let (many, few) = page.into_iter().partition(|disk| disk.users.len() >= MOST_USERS);
+                    crowded.extend::<Vec<api::Disk>>(many);
+                    let few: Vec<api::Disk> = few;
+                    take(few.into_iter().filter_map(convert::disk).filter(has_all).collect());
+                })?;
+                for disk in crowded {
+                    take(convert::disk(self.with_all_users(disk)?).into_iter().filter(has_all).collect());
+                }
+                Ok(())
+            }
+            Which::Tagged { .. } => {
+                Err(invalid("disks.list", "tags", "a disk of Compute Engine is looked for by its name".to_owned()))
+            }
+        }
+    }
+
+    fn create_disk(&self, spec: &DiskSpec) -> Answer<Accepted<Disk>> {
+        let mut zones = spec.zones.iter();
+        let place = match (zones.next(), zones.next()) {
+            (Some(zone), None) => Place::Zone(zone.clone()),
+            (Some(zone), Some(_)) => Place::Region(names::region_of(zone).to_owned()),
+            (None, _) => return Err(invalid("disks.insert", "zone", "a disk of Compute Engine is in a zone".to_owned())),
+        };
+        let action = place.action("disks.insert", "regionDisks.insert");
+        let request = api::change(action, "POST", format!("{}/disks", place.path()), &spec.key).body(self.body(spec, &place)?);
+        let operation: api::Operation = self.api.send(&request)?;
+        let number = operation.target_id.as_deref().and_then(|number| number.parse::<u64>().ok());
+        let id = match number {
+            Some(number) => names::disk_id(&place, number),
+            None => {
+                let lost = refusal(CloudErrorKind::Unavailable, action, "unreadable answer", "it has no targetId".to_owned());
+                return Err(Refusal { maybe_done: true, ..lost });
+            }
+        };
+        let made = Disk {
+            id,
+            name: Some(spec.key.clone()),
+            state: DiskState::Creating,
+            capacity: spec.capacity,
+            zones: spec.zones.clone(),
+            site: None,
+            tags: spec.tags.clone(),
+            attachments: Vec::new(),
+            source: spec.source.clone(),
+            settings: spec.settings.clone(),
+            multi_attach: spec.multi_attach,
+            created: None,
+        };
+        Ok(Accepted { result: made, operation: Some(convert::operation_id(&operation)) })
+    }
+
+    /// "Create a clone of a disk": in the same zones, of the same type, with the same key.
+    fn copies_disk(&self, source: &Disk, spec: &DiskSpec) -> bool {
+        let (Ok(from), Ok(to)) = (DiskSettings::read(&source.settings), DiskSettings::read(&spec.settings)) else { return false };
+        let same = from.kind == to.kind && from.kms_key == to.kms_key && from.is_confidential == to.is_confidential;
+        same && source.zones == spec.zones && source.capacity <= spec.capacity
+    }
+
+    fn tag_disk(&self, disk: &DiskId, tags: &Tags) -> Answer<Accepted<()>> {
+        let changed = Record::changed(tags).map_err(|reason| invalid("disks.setLabels", "labels", reason))?;
+        let mut attempt = 1;
+        loop {
+            let (place, now) = self.disk("disks.setLabels", disk)?;
+            let mut labels = now.labels;
+            labels.extend(changed.clone());
+            let action = place.action("disks.setLabels", "regionDisks.setLabels");
+            let path = format!("{}/disks/{}/setLabels", place.path(), now.id);
+            let body = json!({"labels": labels, "labelFingerprint": now.label_fingerprint});
+            match self.begin(&api::change(action, "POST", path, &disk.0).body(body), ()) {
+                // Another program changed them since they were read: its labels must stay.
+                Err(refusal) if refusal.code == "conditionNotMet" && attempt < ATTEMPTS => attempt += 1,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// By its name, once its number is seen to be the disk's: a deletion does not take a number for certain.
+    fn delete_disk(&self, disk: &DiskId) -> Answer<Accepted<()>> {
+        let (place, found) = self.disk("disks.delete", disk)?;
+        let action = place.action("disks.delete", "regionDisks.delete");
+        self.begin(&api::change(action, "DELETE", format!("{}/disks/{}", place.path(), found.name), &disk.0), ())
+    }
+
+    /// One ([`CONSTANTS`]).
+    fn attach_disks(&self, instance: &NodeId, disks: &[AttachSpec]) -> Answer<Accepted<()>> {
+        const ACTION: &str = "instances.attachDisk";
+        let [spec] = disks else { return Err(invalid(ACTION, "disks", "one disk at a time".to_owned())) };
+        let node = self.named(ACTION, instance)?;
+        let (place, disk) = self.disk(ACTION, &spec.disk)?;
+        let reads = spec.access.read_only || spec.access.mode.is_read_only() || disk.access_mode.as_deref() == Some(MANY_READERS);
+        let body = json!({
+            "source": self.url(&format!("{}/disks/{}", place.path(), disk.name))?,
+            "deviceName": spec.device.as_str(),
+            "mode": if reads { "READ_ONLY" } else { "READ_WRITE" },
+            "autoDelete": false,
+        });
+        self.begin(&api::change(ACTION, "POST", format!("{}/attachDisk", node.path()), &spec.disk.0).body(body), ())
+    }
+
+    /// By the name by which the machine shows this disk: it may have been attached by other programs.
+    fn detach_disks(&self, instance: &NodeId, disks: &[DiskId]) -> Answer<Accepted<()>> {
+        const ACTION: &str = "instances.detachDisk";
+        let [disk] = disks else { return Err(invalid(ACTION, "disks", "one disk at a time".to_owned())) };
+        let node = self.named(ACTION, instance)?;
+        let missing = || refusal(CloudErrorKind::NoInstance, ACTION, "notFound", format!("there is no instance {instance}"));
+        let machine = self.instance(&node)?.ok_or_else(missing)?;
+        let ours = names::device_name(disk);
+        let mut device = machine.disks.iter().find(|attached| attached.device_name == ours);
+        if device.is_none() {
+            let (place, found) = self.disk(ACTION, disk)?;
+            let path = format!("/{}/disks/{}", place.path(), found.name);
+            device = machine.disks.iter().find(|attached| attached.source.ends_with(&path));
+        }
+        let reason = || format!("disk {disk} is not attached to {instance}");
+        let device = device.ok_or_else(|| refusal(CloudErrorKind::NotAttached, ACTION, "notAttached", reason()))?;
+        let request = api::change(ACTION, "POST", format!("{}/detachDisk", node.path()), &disk.0);
+        self.begin(&request.query("deviceName", &device.device_name), ())
+    }
+
+    fn change_disk(&self, disk: &DiskId, change: &Change) -> Answer<Accepted<Changing>> {
+        let (place, now) = self.disk("disks.update", disk)?;
+        let settings =
+            change.settings.as_ref().map(|settings| read_settings::<DiskSettings>("disks.update", settings)).transpose()?;
+        let capacity = change.capacity.map(gib).filter(|gib| *gib > now.size_gb);
+        let path = format!("{}/disks/{}", place.path(), now.id);
+        let request = match (&settings, capacity) {
+            (None, None) => None,
+            (None, Some(gib)) => {
+                let action = place.action("disks.resize", "regionDisks.resize");
+                let body = json!({"sizeGb": gib.to_string()});
+                Some(api::change(action, "POST", format!("{path}/resize"), &disk.0).body(body))
+            }
+            (Some(settings), capacity) => {
+                let fields = [
+                    ("sizeGb", capacity),
+                    ("provisionedIops", settings.iops.filter(|iops| now.provisioned_iops != Some(*iops))),
+                    ("provisionedThroughput", settings.throughput.filter(|rate| now.provisioned_throughput != Some(*rate))),
+                ];
+                let fields =
+                    fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), Value::from(value?.to_string()))));
+                let mut body: Map<String, Value> = fields.collect();
+                let mask = body.keys().cloned().collect::<Vec<_>>().join(",");
+                body.insert("name".to_owned(), now.name.clone().into());
+                let action = place.action("disks.update", "regionDisks.update");
+                let request = api::change(action, "PATCH", path, &disk.0).query("updateMask", mask.clone()).body(body.into());
+                (!mask.is_empty()).then_some(request)
+            }
+        };
+        let capacity = change.capacity.unwrap_or(crate::volume::Bytes(now.size_gb << 30));
+        let done = Changing { disk: disk.clone(), state: ChangeState::Done, capacity, progress: 100, since: None, message: None };
+        match request {
+            Some(request) => self.begin(&request, done),
+            None => Ok(Accepted::done(done)),
+        }
+    }
+
+    /// A change is over with its operation.
+    fn changes(&self, _: &[DiskId]) -> Answer<Vec<Changing>> {
+        Ok(Vec::new())
+    }
+
+    /// It is of one instant once it is no longer in creation; what is uploaded afterwards is of that instant.
+    fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
+        const ACTION: &str = "snapshots.insert";
+        let settings: SnapshotSettings = read_settings(ACTION, &spec.settings)?;
+        let record = Record::of(&spec.tags).map_err(|reason| invalid(ACTION, "description", reason))?;
+        let (place, disk) = self.disk(ACTION, &spec.disk)?;
+        let mut body = json!({
+            "name": spec.key,
+            "sourceDisk": self.url(&format!("{}/disks/{}", place.path(), disk.name))?,
+            "description": record.description,
+            "labels": record.labels,
+        });
+        if !settings.locations.is_empty() {
+            body["storageLocations"] = json!(settings.locations);
+        }
+        let operation: api::Operation = self.api.send(&api::change(ACTION, "POST", "global/snapshots", &spec.key).body(body))?;
+        let operation = convert::operation_id(&operation);
+        let end = self.clock.now() + INSTANT;
+        loop {
+            let found = self.snapshot_named(&spec.key).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
+            match found {
+                Some(found) if found.status != "CREATING" || self.clock.now() >= end => {
+                    let found = convert::snapshot(found);
+                    // What is uploaded for hours is waited for by its own state, and not by its operation.
+                    let has_ended = found.state != SnapshotState::Pending;
+                    return Ok(Accepted { result: found, operation: has_ended.then_some(operation) });
+                }
+                None if self.clock.now() >= end => {
+                    // It failed, which its operation says, or is not shown.
+                    self.operation_failed(&operation)?;
+                    let message = format!("operation {} has made snapshot {}, which is not shown", operation.0, spec.key);
+                    return Err(Refusal {
+                        maybe_done: true,
+                        ..refusal(CloudErrorKind::Unavailable, ACTION, "not shown", message)
+                    });
+                }
+                Some(_) => self.clock.sleep(PAUSE),
+                None => {
+                    self.operation_failed(&operation)?;
+                    self.clock.sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>> {
+        const ACTION: &str = "snapshots.delete";
+        let missing = || refusal(CloudErrorKind::NotFound, ACTION, "notFound", format!("there is no snapshot {snapshot}"));
+        let number = names::parse_snapshot(snapshot).ok_or_else(missing)?;
+        self.begin(&api::change(ACTION, "DELETE", format!("global/snapshots/{number}"), &snapshot.0), ())
+    }
+
+    /// As `disks`. Of disks only what runs is listed: how an operation ended, its own request has heard.
+    fn operations(&self, which: &WhichOperations) -> Answer<Vec<Operation>> {
+        let mut all = Vec::new();
+        match which {
+            WhichOperations::Ids(ids) => {
+                for id in ids {
+                    all.extend(self.operation(id)?.as_ref().and_then(|found| convert::operation(found, &[])));
+                }
+            }
+            WhichOperations::Of(disks) => {
+                let mut places = disks.iter().map(|disk| self.places_of(disk)).collect::<Answer<Vec<_>>>()?.concat();
+                places.sort();
+                places.dedup();
+                for place in places {
+                    self.running(&place, &mut |found| all.extend(convert::operation(&found, disks)))?;
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
+        match which {
+            Which::Ids(ids) => {
+                for id in ids {
+                    take(self.snapshot(id)?.map(convert::snapshot).into_iter().collect());
+                }
+                Ok(())
+            }
+            Which::Named(names) => {
+                for name in names {
+                    take(self.snapshot_named(name)?.map(convert::snapshot).into_iter().collect());
+                }
+                Ok(())
+            }
+            Which::All { tags } => {
+                let request = Request::get("snapshots.list", "global/snapshots").for_list();
+                let request = record::filter(tags).into_iter().fold(request, |request, filter| request.query("filter", filter));
+                let has_all = |found: &CloudSnapshot| tags.iter().all(|(key, value)| found.tags.get(key) == Some(value));
+                self.api.list(&request, |page| take(page.into_iter().map(convert::snapshot).filter(has_all).collect()))
+            }
+            Which::Tagged { .. } => {
+                Err(invalid("snapshots.list", "tags", "a snapshot of Compute Engine is looked for by its name".to_owned()))
+            }
+        }
+    }
+
+    /// What is no name of an instance is none.
+    fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
+        let mut all = Vec::new();
+        for asked in ids.iter().filter_map(|id| InstanceName::parse(id.as_str())) {
+            let found = self.instance(&asked)?;
+            all.extend(found.and_then(|found| {
+                let limit = limits::of_type(names::last(&found.machine_type));
+                convert::instance(&found, &asked, limit)
+            }));
+        }
+        Ok(all)
+    }
+
+    fn zones(&self) -> Answer<Vec<String>> {
+        if let Some(zones) = self.zones.get() {
+            return Ok(zones.clone());
+        }
+        let region = self.api.region()?;
+        let mut zones = Vec::new();
+        self.api.list(&Request::get("zones.list", "zones"), |page: Vec<api::Zone>| {
+            let is_near = |zone: &api::Zone| names::last(&zone.region) == region;
+            zones.extend(page.into_iter().filter(is_near).map(|zone| zone.name));
+        })?;
+        if zones.is_empty() {
+            return Err(invalid("zones.list", "region", format!("region {region} has no zones; correct the backend's region")));
+        }
+        Ok(self.zones.get_or_init(|| zones).clone())
+    }
+
+    fn address(&self, disk: &DiskId, _: &Instance, _: &[String]) -> Option<DeviceAddress> {
+        Some(DeviceAddress::Identity(names::device_name(disk)))
+    }
+
+    fn blocks(
+        &self,
+        _: Option<&CloudSnapshotId>,
+        _: &CloudSnapshotId,
+        _: u64,
+        _: &mut dyn FnMut(Blocks) -> ControlFlow<()>,
+    ) -> Answer<()> {
+        Err(invalid("blocks", "unsupported", "Compute Engine does not say which blocks of a snapshot have changed".to_owned()))
+    }
+}
+
+impl GceCloud {
+    fn named(&self, action: &'static str, instance: &NodeId) -> Answer<InstanceName> {
+        let reason = || format!("{instance} is no instance; it would be projects/P/zones/Z/instances/N");
+        InstanceName::parse(instance.as_str()).ok_or_else(|| refusal(CloudErrorKind::NoInstance, action, "name", reason()))
+    }
+
+    /// `None` for one that is not known (any more).
+    fn operation(&self, id: &OperationId) -> Answer<Option<api::Operation>> {
+        let action = match id.0.split('/').next() {
+            Some("zones") => "zoneOperations.get",
+            Some("regions") => "regionOperations.get",
+            _ => "globalOperations.get",
+        };
+        self.api.look(&Request::get(action, id.0.clone()))
+    }
+
+    /// # Errors
+    /// That of the operation, where it has failed.
+    fn operation_failed(&self, id: &OperationId) -> Answer<()> {
+        use crate::backend::cloud::OperationState;
+        let found = self.operation(id).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
+        match found.as_ref().and_then(|found| convert::operation(found, &[])).map(|operation| operation.state) {
+            Some(OperationState::Failed(refusal)) => Err(*refusal),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! How much room there is.
+
+use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provisioned};
+use crate::os::lock;
+use crate::os::lvm::{Report, VolumeGroup, in_percent};
+use crate::volume::{Bytes, Result};
+
+use super::LvmBackend;
+use super::config::{DeviceClass, Layout, LvmParameters};
+use super::tags::{Kind, Object};
+
+/// A thin pool that is fuller than this, in hundredths of a percent, gets no further volume: at 100 % of its metadata it must be repaired
+/// offline (lvmthin(7)).
+pub(super) const FULL: u32 = 9500;
+
+/// The largest thick volume of this class that fits, in bytes: a multiple of the extent.
+pub(super) fn thick_room(class: &DeviceClass, report: &Report) -> u64 {
+    let usable = report.pvs.iter().filter(|pv| pv.allocatable && !pv.missing);
+    let mut free: Vec<u64> = usable.map(|pv| pv.free / report.extent).collect();
+    free.sort_unstable_by(|a, b| b.cmp(a));
+    let stripes = class.stripes();
+    // Of each leg of a RAID, one extent is metadata.
+    let (legs, data, metadata) = match class.layout {
+        Layout::Linear => {
+            let all: u64 = free.iter().sum();
+            return all.saturating_sub(class.spare.0.div_ceil(report.extent)) * report.extent;
+        }
+        Layout::Striped => (stripes, stripes, 0),
+        Layout::Raid1 => (2, 1, 1),
+        Layout::Raid5 => (stripes + 1, stripes, 1),
+        Layout::Raid6 => (stripes + 2, stripes, 1),
+        Layout::Raid10 => (stripes * 2, stripes, 1),
+    };
+    let leg = usize::try_from(legs - 1).ok().and_then(|last| free.get(last)).copied().unwrap_or(0);
+    let spare = class.spare.0.div_ceil(report.extent).div_ceil(legs);
+    leg.saturating_sub(metadata).saturating_sub(spare) * data * report.extent
+}
+
+/// How many bytes more may be provisioned in a thin pool; the inner error is why none. It counts all volumes in the pool, also of others.
+///
+/// # Errors
+/// Why the pool cannot be used at all.
+pub(super) fn thin_room(class: &DeviceClass, pool: &str, report: &Report) -> Result<Result<u64, String>, String> {
+    let Some(lv) = report.lvs.get(pool).filter(|lv| lv.is("pool")) else {
+        return Err(format!(
+            "there is none of this name; make it with `lvcreate --type thin-pool -n {pool} {}`",
+            class.volume_group
+        ));
+    };
+    if !lv.zeroes {
+        let reason = "it does not zero new chunks, so that volumes would show deleted data of others; run `lvchange --zero y`";
+        return Err(format!("{reason} {}/{pool}", class.volume_group));
+    }
+    for (of, percent) in [("data", lv.data), ("metadata", lv.metadata)] {
+        if percent.is_some_and(|percent| percent >= FULL) {
+            return Ok(Err(format!("{} of its {of} is used; extend it with `lvextend`, or delete volumes", in_percent(percent))));
+        }
+    }
+    let provisioned: u64 = report.lvs.values().filter(|one| one.pool.as_deref() == Some(pool)).map(|one| one.size).sum();
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "a factor that people chose"
+    )]
+    let allowed = (lv.size as f64 * class.overcommit) as u64;
+    let left = allowed.saturating_sub(provisioned);
+    Ok(Ok(left - left % report.extent))
+}
+
+/// The arguments of lvcreate for a class's layout.
+pub(super) fn layout_arguments(class: &DeviceClass) -> Vec<String> {
+    let mut arguments = vec!["--type".to_owned(), class.layout.segment_type().to_owned()];
+    match class.layout {
+        Layout::Linear => {}
+        Layout::Raid1 => arguments.extend(["--mirrors", "1"].map(str::to_owned)),
+        _ => arguments.extend(["--stripes".to_owned(), class.stripes().to_string()]),
+    }
+    arguments
+}
+
+impl LvmBackend {
+    pub(super) fn answer_capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        let parameters = LvmParameters::from_json(&query.parameters)?;
+        let class = self.config.class(parameters.device_class.as_deref())?;
+        let report = self.report(self.group(class)?)?;
+        let minimum = Bytes(query.least.0.max(report.extent).next_multiple_of(report.extent));
+        let room = match &class.thin_pool {
+            // Why there is none is said by health and by CreateVolume.
+            Some(pool) => thin_room(class, pool, &report).ok().and_then(std::result::Result::ok).unwrap_or(0),
+            None => thick_room(class, &report),
+        };
+        Ok(CapacityAnswer { available: Bytes(room), maximum: Bytes(room), minimum })
+    }
+
+    /// For metrics.
+    pub(super) fn remember_usage(&self, group: &VolumeGroup, report: &Report) {
+        for class in self.config.classes.iter().filter(|class| class.volume_group == group.name) {
+            let ours: Vec<(Kind, u64)> = report
+                .lvs
+                .values()
+                .filter(|lv| lv.pool == class.thin_pool)
+                .filter_map(|lv| Some((Object::of(lv)?.kind, lv.size)))
+                .collect();
+            let count = |kind| ours.iter().filter(|(one, _)| *one == kind).count() as u64;
+            let pool = class.thin_pool.as_ref().and_then(|pool| report.lvs.get(pool));
+            let usage = PoolUsage {
+                total: Bytes(pool.map_or(report.size, |pool| pool.size)),
+                used: match pool {
+                    Some(pool) => pool.data.map(|part| Bytes(pool.size / 10_000 * u64::from(part))),
+                    None => Some(Bytes(report.size.saturating_sub(report.free))),
+                },
+                provisionable: match &class.thin_pool {
+                    Some(name) => Bytes(thin_room(class, name, report).ok().and_then(std::result::Result::ok).unwrap_or(0)),
+                    None => Bytes(thick_room(class, report)),
+                },
+                provisioned: Some(Provisioned {
+                    provisioned: Bytes(ours.iter().map(|(_, size)| size).sum()),
+                    volumes: count(Kind::Volume),
+                    snapshots: count(Kind::Snapshot),
+                }),
+            };
+            lock(&self.usage).insert(class.name.clone(), usage);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::os::lvm::Pv;
+
+    use super::*;
+
+    const EXTENT: u64 = 4 << 20;
+
+    fn report(free: &[u64]) -> Report {
+        let pv = |(number, free): (usize, &u64)| Pv {
+            name: format!("/dev/sd{number}"),
+            uuid: number.to_string(),
+            size: 100 * EXTENT,
+            free: free * EXTENT,
+            missing: false,
+            allocatable: true,
+        };
+        let pvs = free.iter().enumerate().map(pv).collect();
+        let lvs = std::collections::BTreeMap::new();
+        Report { uuid: String::new(), size: 0, free: 0, extent: EXTENT, missing: 0, metadata_size: 1, metadata_free: 1, pvs, lvs }
+    }
+
+    fn class(rest: &str) -> DeviceClass {
+        serde_yaml_ng::from_str(&format!("{{name: a, volumeGroup: v, devices: [/dev/sda]{rest}}}")).expect("valid")
+    }
+
+    #[test]
+    fn room_of_a_layout_is_that_of_its_smallest_leg() {
+        let rooms = |rest: &str, free: &[u64]| thick_room(&class(rest), &report(free)) / EXTENT;
+        assert_eq!(rooms("", &[10, 30]), 40);
+        assert_eq!(rooms(", spare: 6MiB", &[10, 30]), 38);
+        assert_eq!(rooms(", layout: striped", &[10, 30, 20]), 40);
+        assert_eq!(rooms(", layout: raid1", &[10, 30, 20]), 19);
+        assert_eq!(rooms(", layout: raid1", &[30]), 0, "not on one disk");
+        assert_eq!(rooms(", layout: raid5", &[10, 30, 20]), 18);
+        assert_eq!(rooms(", layout: raid6", &[9, 9, 9, 9, 9]), 24);
+        assert_eq!(rooms(", layout: raid10", &[9, 9, 9, 10]), 16);
+        let mut missing = report(&[10, 30]);
+        missing.pvs[1].missing = true;
+        assert_eq!(thick_room(&class(""), &missing) / EXTENT, 10);
+    }
+}

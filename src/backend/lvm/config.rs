@@ -1,0 +1,385 @@
+//! What the operator configures, and what a StorageClass or the attributes of a static volume may say.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::local::{self, Class, is_default};
+use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, RawParameters, Result};
+
+/// Volume groups of a node, in which volumes are logical volumes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct LvmConfig {
+    /// The part of every volume id before the colon.
+    pub name: BackendName,
+    /// Where volumes are made, and how; a StorageClass chooses one by `deviceClass`, the first is the default.
+    pub classes: Vec<DeviceClass>,
+    /// How many volumes this node may have connected. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes_per_node: Option<u64>,
+    /// The node that has the volume groups. Default: the node that reads this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+}
+
+/// One way to make volumes: in a volume group, or in a thin pool of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DeviceClass {
+    /// As a StorageClass names it.
+    pub name: String,
+    /// The volume group, which exists.
+    pub volume_group: String,
+    /// Its physical volumes, as absolute paths: /dev/disk/by-id/... is the same after each boot. LVM looks at no other device.
+    pub devices: Vec<PathBuf>,
+    /// Makes thin volumes in this thin pool of the volume group, which exists and zeroes its chunks. Default: thick volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thin_pool: Option<String>,
+    /// How many times the size of the thin pool may be provisioned to volumes and snapshots. Default 1.0.
+    #[serde(default = "one")]
+    pub overcommit: f64,
+    /// Extends the thin pool, and its metadata, before it is full. Default: nobody does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoextend: Option<Autoextend>,
+    /// Of thick volumes: how much of the volume group is left free, as `10GiB` or a number of bytes. Default 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub spare: Bytes,
+    /// Of thick volumes: over how many physical volumes each is laid out. Default `linear`.
+    #[serde(default)]
+    pub layout: Layout,
+    /// Of `striped`, `raid5`, `raid6` and `raid10`: the number of stripes that hold data. Default 2, of raid6 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripes: Option<u64>,
+}
+
+/// When a thin pool is extended, and by how much: as `thin_pool_autoextend_threshold` and `thin_pool_autoextend_percent` in lvm.conf(5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Autoextend {
+    /// As soon as so many percent of its data or of its metadata are used: 50 to 95. Default 70.
+    #[serde(default = "threshold")]
+    pub threshold: u8,
+    /// By so many percent of what it has: 1 to 100. Default 20.
+    #[serde(default = "percent")]
+    pub percent: u8,
+}
+
+fn threshold() -> u8 {
+    70
+}
+
+fn percent() -> u8 {
+    20
+}
+
+/// How the extents of a thick volume are laid out (lvmraid(7)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// One copy, wherever there is room.
+    #[default]
+    Linear,
+    /// One copy, spread over physical volumes.
+    Striped,
+    /// Two copies.
+    Raid1,
+    /// One physical volume may fail.
+    Raid5,
+    /// Two physical volumes may fail.
+    Raid6,
+    /// Two copies, spread over physical volumes.
+    Raid10,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// The longest name in LVM (lvm(8)).
+const LONGEST_NAME: usize = 127;
+
+impl LvmConfig {
+    /// Checks what needs no I/O.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn validate(&self) -> Result<()> {
+        local::check_classes(&self.name, &self.classes, self.volumes_per_node)?;
+        for (index, class) in self.classes.iter().enumerate() {
+            class.validate()?;
+            for other in self.classes.iter().take(index) {
+                if other.volume_group == class.volume_group && other.devices != class.devices {
+                    let reason =
+                        format!("classes {} and {} have the same volume group with other devices", other.name, class.name);
+                    return Err(Error::invalid("classes.devices", reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The class that a StorageClass means.
+    ///
+    /// # Errors
+    /// `Invalid` where there is none of this name.
+    pub(super) fn class(&self, name: Option<&str>) -> Result<&DeviceClass> {
+        local::class(&self.name, &self.classes, name)
+    }
+}
+
+impl Class for DeviceClass {
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl DeviceClass {
+    fn validate(&self) -> Result<()> {
+        check_name("classes.name", &self.name)?;
+        check_name("classes.volumeGroup", &self.volume_group)?;
+        self.thin_pool.iter().try_for_each(|pool| check_name("classes.thinPool", pool))?;
+        if self.devices.is_empty() {
+            return Err(Error::invalid(
+                "classes.devices",
+                format!("class {} needs the physical volumes of its volume group", self.name),
+            ));
+        }
+        for device in &self.devices {
+            let text = device.to_str().filter(|text| text.starts_with("/dev/") && !text.contains([',', ' ']));
+            text.ok_or_else(|| Error::invalid("classes.devices", format!("{} is no path below /dev", device.display())))?;
+        }
+        if !self.overcommit.is_finite() || self.overcommit <= 0.0 {
+            let reason = format!("{} must be more than 0; 1 provisions no more than there is", self.overcommit);
+            return Err(Error::invalid("classes.overcommit", reason));
+        }
+        if self.thin_pool.is_some() && (self.layout != Layout::Linear || self.stripes.is_some() || self.spare.0 > 0) {
+            return Err(Error::invalid(
+                "classes.thinPool",
+                "layout, stripes and spare are of thick volumes: a thin pool has its own",
+            ));
+        }
+        if let Some(Autoextend { threshold, percent }) = self.autoextend {
+            if self.thin_pool.is_none() {
+                return Err(Error::invalid("classes.autoextend", format!("class {} has no thin pool to extend", self.name)));
+            }
+            if !(50..=95).contains(&threshold) {
+                let reason = format!("threshold {threshold} is not between 50 and 95: at 95 % a pool gets no further volume");
+                return Err(Error::invalid("classes.autoextend", reason));
+            }
+            if !(1..=100).contains(&percent) {
+                return Err(Error::invalid("classes.autoextend", format!("percent {percent} is not between 1 and 100")));
+            }
+        }
+        match (self.layout, self.stripes) {
+            (Layout::Linear | Layout::Raid1, Some(_)) => {
+                Err(Error::invalid("classes.stripes", format!("class {} has a layout without stripes", self.name)))
+            }
+            (layout, Some(stripes)) if stripes < layout.least_stripes() => {
+                let reason = format!("{stripes} are too few for class {}: at least {}", self.name, layout.least_stripes());
+                Err(Error::invalid("classes.stripes", reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of stripes that hold data.
+    pub(super) fn stripes(&self) -> u64 {
+        self.stripes.unwrap_or(self.layout.least_stripes())
+    }
+}
+
+impl Layout {
+    fn least_stripes(self) -> u64 {
+        match self {
+            Layout::Linear | Layout::Raid1 => 1,
+            Layout::Striped | Layout::Raid5 | Layout::Raid10 => 2,
+            Layout::Raid6 => 3,
+        }
+    }
+
+    /// `lvcreate --type`.
+    pub(super) fn segment_type(self) -> &'static str {
+        match self {
+            Layout::Linear => "linear",
+            Layout::Striped => "striped",
+            Layout::Raid1 => "raid1",
+            Layout::Raid5 => "raid5",
+            Layout::Raid6 => "raid6",
+            Layout::Raid10 => "raid10",
+        }
+    }
+}
+
+/// lvm(8): A-Z a-z 0-9 + _ . - and no hyphen first.
+fn check_name(field: &'static str, name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'_' | b'.' | b'-');
+    let plain = !name.is_empty() && name.len() <= LONGEST_NAME && !name.starts_with(['-', '.']) && name.bytes().all(allowed);
+    if plain {
+        Ok(())
+    } else {
+        Err(Error::invalid(field, format!("{name:?} is no name in LVM: A-Z a-z 0-9 + _ . - and no hyphen or dot first")))
+    }
+}
+
+/// Parameters of a StorageClass, and attributes of a static volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LvmParameters {
+    /// The class of the backend in which volumes are made. Default: the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_class: Option<String>,
+    /// What DeleteVolume does with the data: `delete` (default: the extents are discarded where the disk can), `retain` (the logical volume
+    /// stays, renamed) or `scrub` (a thick volume is overwritten with zeroes first).
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_delete: OnDelete,
+    /// Of a static volume alone: the volume group of one of the backend's classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_group: Option<String>,
+    /// Of a static volume alone: the logical volume, as it is called in its volume group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logical_volume: Option<String>,
+}
+
+pub(super) fn check_on_delete(field: &'static str, on_delete: OnDelete, thin: bool) -> Result<()> {
+    match on_delete {
+        OnDelete::Archive => Err(Error::invalid(field, "there is no archive in a volume group; use delete, retain or scrub")),
+        OnDelete::Scrub if thin => {
+            let reason = "overwriting a thin volume would allocate all of it; its pool zeroes each chunk before it is used again. Use delete";
+            Err(Error::invalid(field, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl LvmParameters {
+    /// Of a StorageClass.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub(super) fn of_class(raw: &RawParameters, config: &LvmConfig) -> Result<LvmParameters> {
+        let parameters: LvmParameters = raw.parse()?;
+        if parameters.volume_group.is_some() || parameters.logical_volume.is_some() {
+            let reason = "volumeGroup and logicalVolume are attributes of static volumes; use deviceClass in a StorageClass";
+            return Err(Error::invalid("parameters", reason));
+        }
+        let class = config.class(parameters.device_class.as_deref())?;
+        check_on_delete("parameters.onDelete", parameters.on_delete, class.thin_pool.is_some())?;
+        Ok(parameters)
+    }
+
+    /// Of a static volume: its volume group and logical volume.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the attribute.
+    pub(super) fn static_volume(&self) -> Result<Option<(&str, &str)>> {
+        match (&self.volume_group, &self.logical_volume) {
+            (None, None) => Ok(None),
+            (Some(group), Some(volume)) => {
+                check_name("volumeGroup", group)?;
+                check_name("logicalVolume", volume)?;
+                Ok(Some((group, volume)))
+            }
+            _ => Err(Error::invalid("volume_context", "a static volume has both volumeGroup and logicalVolume")),
+        }
+    }
+
+    /// From the backend's own part of a volume's parameters.
+    pub(super) fn from_json(own: &serde_json::Value) -> Result<LvmParameters> {
+        if own.is_null() {
+            return Ok(LvmParameters::default());
+        }
+        LvmParameters::deserialize(own).map_err(|error| Error::invalid("parameters", error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(in crate::backend::lvm) fn config(yaml: &str) -> Result<LvmConfig> {
+        let config: LvmConfig = serde_yaml_ng::from_str(yaml).map_err(|error| Error::invalid("config", error.to_string()))?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    const BOTH: &str = "{name: lvm, classes: [{name: thick, volumeGroup: vg0, devices: [/dev/sda]}, \
+                        {name: thin, volumeGroup: vg0, devices: [/dev/sda], thinPool: pool0, overcommit: 4}]}";
+
+    fn raw(pairs: &[(&str, &str)]) -> RawParameters {
+        RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn configuration_reads_as_people_write_it() {
+        let config = config(BOTH).expect("valid");
+        assert_eq!(config.class(None).expect("the first").name, "thick");
+        assert_eq!(config.class(Some("thin")).expect("named").thin_pool.as_deref(), Some("pool0"));
+        assert!(config.class(Some("fast")).expect_err("none").to_string().contains("there are thick, thin"));
+    }
+
+    #[test]
+    fn impossible_value_is_refused_by_name() {
+        for (class, field) in [
+            ("volumeGroup: vg0, devices: []", "classes.devices"),
+            ("volumeGroup: vg0, devices: [sda]", "classes.devices"),
+            ("volumeGroup: -vg0, devices: [/dev/sda]", "classes.volumeGroup"),
+            ("volumeGroup: 'vg 0', devices: [/dev/sda]", "classes.volumeGroup"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: a/b", "classes.thinPool"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, layout: raid1", "classes.thinPool"),
+            ("volumeGroup: vg0, devices: [/dev/sda], overcommit: 0", "classes.overcommit"),
+            ("volumeGroup: vg0, devices: [/dev/sda], autoextend: {}", "classes.autoextend"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, autoextend: {threshold: 96}", "classes.autoextend"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, autoextend: {percent: 0}", "classes.autoextend"),
+            ("volumeGroup: vg0, devices: [/dev/sda], layout: raid1, stripes: 2", "classes.stripes"),
+            ("volumeGroup: vg0, devices: [/dev/sda], layout: raid6, stripes: 2", "classes.stripes"),
+            ("volumeGroup: vg0, devices: [/dev/sda], layout: raid7", "raid7"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinpool: p", "thinpool"),
+        ] {
+            let yaml = format!("{{name: lvm, classes: [{{name: a, {class}}}]}}");
+            let error = config(&yaml).expect_err(&yaml).to_string();
+            assert!(error.contains(field), "{yaml}: {error}");
+        }
+        for (classes, field) in [
+            ("[]", "classes"),
+            ("[{name: a, volumeGroup: v, devices: [/dev/a]}, {name: a, volumeGroup: w, devices: [/dev/b]}]", "classes.name"),
+            ("[{name: a, volumeGroup: v, devices: [/dev/a]}, {name: b, volumeGroup: v, devices: [/dev/b]}]", "classes.devices"),
+        ] {
+            let error = config(&format!("{{name: lvm, classes: {classes}}}")).expect_err(classes).to_string();
+            assert!(error.contains(field), "{classes}: {error}");
+        }
+    }
+
+    #[test]
+    fn parameters_that_cannot_be_are_refused_by_name() {
+        let config = config(BOTH).expect("valid");
+        for (pairs, field) in [
+            (&[("deviceClass", "fast")][..], "deviceClass"),
+            (&[("onDelete", "archive")], "onDelete"),
+            (&[("onDelete", "scrub"), ("deviceClass", "thin")], "onDelete"),
+            (&[("volumeGroup", "vg0"), ("logicalVolume", "a")], "static volumes"),
+            (&[("device_class", "thin")], "deviceClass"),
+        ] {
+            let error = LvmParameters::of_class(&raw(pairs), &config).expect_err("refused").to_string();
+            assert!(error.contains(field), "{pairs:?}: {error}");
+        }
+        let parsed = LvmParameters::of_class(&raw(&[("onDelete", "scrub")]), &config).expect("thick");
+        let json = serde_json::to_value(&parsed).expect("JSON");
+        assert_eq!(LvmParameters::from_json(&json).expect("our own"), parsed);
+        assert_eq!(
+            serde_json::to_string(&LvmParameters::default()).expect("JSON"),
+            "{}",
+            "each byte lies in the metadata of the volume group"
+        );
+    }
+
+    #[test]
+    fn static_volume_has_both_names() {
+        let of = |pairs| raw(pairs).parse::<LvmParameters>().expect("known").static_volume().map(|both| both.is_some());
+        assert!(of(&[("volumeGroup", "vg0"), ("logicalVolume", "data")]).expect("both"));
+        assert!(!of(&[]).expect("none"));
+        assert!(of(&[("volumeGroup", "vg0")]).is_err());
+        assert!(of(&[("volumeGroup", "vg0"), ("logicalVolume", "../a")]).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! The node's side: a logical volume is activated when it is connected, and deactivated when it is not.
+
+use std::path::Path;
+
+use crate::backend::local::size_of;
+use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
+use crate::os::step::step;
+use crate::os::{dm, lock};
+use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
+
+use super::config::LvmParameters;
+use super::tags::{self, Object};
+use super::{Found, LvmBackend, dm_uuid, mapped};
+
+impl Connect for LvmBackend {
+    fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
+        let id = request.id;
+        let found = self.asked_for(request)?.ok_or_else(|| Error::volume_not_found(id))?;
+        if found.lv.has_tag(tags::BLANK) {
+            lock(&self.blank).insert(id.clone());
+        }
+        if let Some(device) = mapped(&found.report, &found.lv)? {
+            return Ok(Outcome::Unchanged(source(&device)));
+        }
+        self.activate(&found, id)?;
+        let device = mapped(&found.report, &found.lv)?.ok_or_else(|| Error::InProgress {
+            object: format!("activate logical volume {}", found.path()),
+            reason: format!("{} has not shown up", found.lv.dm_path),
+        })?;
+        Ok(Outcome::Changed(source(&device)))
+    }
+
+    fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
+        if let Some(hint) = hint
+            && self.is_same_device(hint)?
+        {
+            return Ok(Some(hint.clone()));
+        }
+        let Some(found) = self.locate(&Object::volume(id))? else { return Ok(None) };
+        // Active alone says nothing: the node activates all at its start, and a call that deletes may have been interrupted.
+        Ok(mapped(&found.report, &found.lv)?.filter(|device| device.open).map(|device| source(&device)))
+    }
+
+    fn is_same_device(&self, source: &Source) -> Result<bool> {
+        let Source::Device(known) = source else { return Ok(false) };
+        Ok(dm::uuid_of(known.number)?.is_some_and(|uuid| uuid == known.identity))
+    }
+
+    fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
+        let identity = match hint {
+            Some(Source::Device(known)) => Some(known.identity.as_str()),
+            _ => None,
+        };
+        let found = match identity {
+            Some(identity) => self.search(|report| report.lvs.values().find(|lv| dm_uuid(report, lv) == identity).cloned())?,
+            None => self.locate(&Object::volume(id))?,
+        };
+        let Some(found) = found else {
+            if let Some(hint) = hint
+                && self.is_same_device(hint)?
+            {
+                return Err(removed(id, hint));
+            }
+            lock(&self.blank).remove(id);
+            return Ok(Outcome::Unchanged(()));
+        };
+        let Some(device) = mapped(&found.report, &found.lv)? else {
+            lock(&self.blank).remove(id);
+            return Ok(Outcome::Unchanged(()));
+        };
+        if device.open {
+            let holders = dm::holders(device.number)?;
+            let by = if holders.is_empty() { "a mount or a program".to_owned() } else { holders.join(", ") };
+            return Err(Error::StillInUse {
+                object: format!("logical volume {} ({})", found.path(), found.lv.dm_path),
+                by: format!("{by} has it open"),
+            });
+        }
+        let held = found.group.lock("lvchange")?;
+        step("deactivate logical volume", id, || found.group.change(&held, "lvchange", &["--activate", "n", &found.path()]))?;
+        lock(&self.blank).remove(id);
+        Ok(Outcome::Changed(()))
+    }
+
+    /// The device has grown with the logical volume.
+    fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
+        size_of(self, id, source)
+    }
+
+    fn known_blank(&self, id: &VolumeId, _publish_context: &std::collections::BTreeMap<String, String>) -> bool {
+        lock(&self.blank).contains(id)
+    }
+
+    fn about_to_write(&self, id: &VolumeId, _source: &Source) -> Result<()> {
+        let found = self.whole(&Object::volume(id))?.filter(|found| found.lv.has_tag(tags::BLANK));
+        let Some(found) = found else { return Ok(()) };
+        let held = found.group.lock("lvchange")?;
+        Ok(step("clear blank", id, || found.group.change(&held, "lvchange", &["--deltag", tags::BLANK, &found.path()]))?)
+    }
+
+    fn limit(&self) -> Option<u64> {
+        self.config.volumes_per_node
+    }
+}
+
+impl LvmBackend {
+    /// The logical volume of a volume that was made here, or of a static one.
+    fn asked_for(&self, request: &ConnectRequest<'_>) -> Result<Option<Found<'_>>> {
+        let parameters = LvmParameters::from_json(request.parameters)?;
+        let Some((group, name)) = parameters.static_volume()? else { return self.whole(&Object::volume(request.id)) };
+        let Some(group) = self.groups.get(group) else {
+            return Err(Error::invalid("volumeGroup", format!("{group} is of no class of backend {}", self.config.name)));
+        };
+        let report = self.report(group)?;
+        let Some(lv) = report.lvs.get(name).cloned() else { return Ok(None) };
+        if lv.is("pool") || Object::of(&lv).is_some() {
+            let by = "it is a thin pool, or the driver made it for another volume".to_owned();
+            return Err(Error::InUse { object: format!("logical volume {}/{name}", group.name), by });
+        }
+        Ok(Some(Found { group, report, lv }))
+    }
+
+    /// Activates it, also where it is one that is not activated with others (`--setactivationskip`).
+    pub(super) fn activate(&self, found: &Found<'_>, id: &VolumeId) -> Result<()> {
+        let held = found.group.lock("lvchange")?;
+        let arguments = ["--activate", "y", "--ignoreactivationskip", &found.path()];
+        Ok(step("activate logical volume", id, || found.group.change(&held, "lvchange", &arguments))?)
+    }
+}
+
+fn source(device: &dm::Mapped) -> Source {
+    Source::Device(BlockDevice { path: device.path.clone(), number: device.number, identity: device.uuid.clone() })
+}
+
+/// Its device is there, and LVM knows no such logical volume.
+fn removed(id: &VolumeId, hint: &Source) -> Error {
+    let device = match hint {
+        Source::Device(device) => device.path.as_path(),
+        _ => Path::new("its device"),
+    };
+    let reason = format!(
+        "LVM has no logical volume for it any more, but the device of {id} is there. Look at it, and remove it with `dmsetup remove {}`",
+        device.display()
+    );
+    Error::Unverified { device: device.display().to_string(), reason }
+}

@@ -1,0 +1,87 @@
+//! Volumes grow. What a thick volume grows by is zeroed before it is the volume's: in a logical volume of its own, whose extents it then gets.
+
+use crate::backend::Expand;
+use crate::os::lvm::{Freed, Lv, Report};
+use crate::os::step::step;
+use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
+
+use super::config::LvmParameters;
+use super::tags::{self, DRAFT, Object, VolumeRecord};
+use super::{Found, LvmBackend, capacity};
+
+impl Expand for LvmBackend {
+    fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
+        self.remove_growth(id)?;
+        let found = self.whole(&Object::volume(id))?.ok_or_else(|| Error::volume_not_found(id))?;
+        let extents = capacity.0.div_ceil(found.report.extent);
+        let more = extents.saturating_sub(found.lv.size / found.report.extent);
+        if more == 0 {
+            return Ok(Outcome::Unchanged(Bytes(found.lv.size)));
+        }
+        let record: VolumeRecord = tags::decode(&found.lv)?;
+        let parameters = LvmParameters::from_json(&record.parameters["backend"])?;
+        let class = self.config.class(parameters.device_class.as_deref())?;
+        match &found.lv.pool {
+            Some(pool) => {
+                let held = found.group.lock("lvextend")?;
+                let report = self.report(found.group)?;
+                self.check_pool(&report, class, pool, Bytes(more * found.report.extent))?;
+                let extents = extents.to_string();
+                step("grow logical volume", id, || {
+                    found.group.change(&held, "lvextend", &["--extents", &extents, &found.path()])
+                })?;
+            }
+            None => self.grow_thick(&found, class, id, more)?,
+        }
+        let now = self.whole(&Object::volume(id))?.ok_or_else(|| Error::volume_not_found(id))?;
+        Ok(Outcome::Changed(Bytes(now.lv.size)))
+    }
+}
+
+impl LvmBackend {
+    /// `more` are extents.
+    fn grow_thick(&self, found: &Found<'_>, class: &super::DeviceClass, id: &VolumeId, more: u64) -> Result<()> {
+        let growth = Object::growth(id);
+        {
+            let held = found.group.lock("lvcreate")?;
+            let report = self.report(found.group)?;
+            let room = capacity::thick_room(class, &report);
+            if more * report.extent > room {
+                let reason = format!("{} more is asked for, {} is left", Bytes(more * report.extent), Bytes(room));
+                return Err(Error::NoCapacity { place: format!("volume group {}", found.group.name), reason });
+            }
+            let extents = more.to_string();
+            let mut arguments = vec!["--extents", &extents, "--activate", "n", "--wipesignatures", "n", "--zero", "n"];
+            let layout = capacity::layout_arguments(class);
+            arguments.extend(layout.iter().map(String::as_str));
+            arguments.push(&found.group.name);
+            self.lvcreate(found.group, &held, &growth, growth.tags(), &[DRAFT], &arguments)?;
+        }
+        let zeroed =
+            self.locate(&growth)?.ok_or_else(|| Error::failed("grow volume", id.to_string(), "its new extents are gone"))?;
+        self.zero(&zeroed, id)?;
+        let ranges = ranges(&zeroed.report, &zeroed.lv);
+        // Nothing else of this process gets the extents between the two; another's command would find them allocated by itself.
+        let held = found.group.lock("lvextend")?;
+        step("free zeroed extents", id, || found.group.remove(&held, Freed::Left, &zeroed.path()))?;
+        let (extents, path) = ((found.lv.size / found.report.extent + more).to_string(), found.path());
+        let mut arguments = vec!["--extents", extents.as_str(), path.as_str()];
+        arguments.extend(ranges.iter().map(String::as_str));
+        Ok(step("grow logical volume", id, || found.group.change(&held, "lvextend", &arguments))?)
+    }
+
+    /// What an interrupted growth left.
+    pub(super) fn remove_growth(&self, id: &VolumeId) -> Result<()> {
+        match self.locate(&Object::growth(id))? {
+            Some(found) => self.remove(&found),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The extents of a logical volume on physical volumes: its own, or those of its images (RAID).
+fn ranges(report: &Report, lv: &Lv) -> Vec<String> {
+    let image = format!("{}_rimage_", lv.name);
+    let parts = report.lvs.values().filter(|part| part.name == lv.name || part.name.starts_with(&image));
+    parts.flat_map(|part| &part.ranges).filter(|range| range.starts_with('/')).cloned().collect()
+}

@@ -1,0 +1,258 @@
+//! Logical volumes of a node's volume groups, thick or in thin pools.
+//!
+//! - The volume group's own metadata is the truth: a volume is a logical volume with our tags ([`tags`]), made and tagged by one command of
+//!   LVM. Nothing is kept beside it, so that another process, or the administrator, sees the same.
+//! - What has not our tags, or another name than they say, is never changed.
+//! - Existence is LVM's word: a missing device node, or a report that fails, is never "deleted".
+//! - Nobody sees another's old data: a thick volume is zeroed before it is whole, also what it grows by ([`grow`]); a thin pool that does not
+//!   zero its chunks is refused.
+//! - What writes zeroes has the device exclusively, and looks once more at what it is after it has it.
+//! - A device is known by its device-mapper UUID, which is made of those of its volume group and logical volume.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::os::lvm::{Lv, Report, VolumeGroup};
+use crate::os::{dm, lock};
+use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, VolumeId};
+
+use super::configuration::Configuration;
+use super::local::topology_of;
+use super::{Backend, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
+use autoextend::Extender;
+use config::DeviceClass;
+use tags::Object;
+
+mod autoextend;
+mod capacity;
+pub mod config;
+mod connect;
+mod grow;
+mod health;
+mod inspect;
+mod modify;
+mod provision;
+mod row;
+mod snapshots;
+mod tags;
+
+pub use config::{Autoextend, Layout, LvmConfig, LvmParameters};
+
+/// A backend of volume groups of this node.
+#[derive(Debug)]
+pub struct LvmBackend {
+    config: LvmConfig,
+    /// By name: several classes may share one.
+    groups: BTreeMap<String, VolumeGroup>,
+    topology: Option<Topology>,
+    provisions: bool,
+    /// Volumes that were blank when this process connected them.
+    blank: Mutex<BTreeSet<VolumeId>>,
+    /// For metrics: as the last report that was needed had it.
+    usage: Mutex<BTreeMap<String, PoolUsage>>,
+    _extender: Option<Extender>,
+}
+
+/// A logical volume of ours, where it was found.
+struct Found<'a> {
+    group: &'a VolumeGroup,
+    report: Arc<Report>,
+    lv: Lv,
+}
+
+impl Found<'_> {
+    /// `vg/lv`, as LVM's commands take it.
+    fn path(&self) -> String {
+        path(self.group, &self.lv.name)
+    }
+}
+
+fn path(group: &VolumeGroup, name: &str) -> String {
+    format!("{}/{name}", group.name)
+}
+
+impl LvmBackend {
+    /// Nothing is run yet. `state` is the driver's own directory.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field of the configuration.
+    pub fn open(config: LvmConfig, provisions: bool, state: &Path) -> Result<LvmBackend> {
+        config.validate()?;
+        let backups = state.join("lvm");
+        let group =
+            |class: &DeviceClass| (class.volume_group.clone(), VolumeGroup::new(&class.volume_group, &class.devices, &backups));
+        let groups = config.classes.iter().map(group).collect();
+        let extender = provisions.then(|| Extender::start(&config.classes, &groups)).flatten();
+        let topology = topology_of(config.node.as_ref());
+        Ok(LvmBackend {
+            config,
+            groups,
+            topology,
+            provisions,
+            blank: Mutex::default(),
+            usage: Mutex::default(),
+            _extender: extender,
+        })
+    }
+
+    /// # Errors
+    /// `BackendUnavailable` where LVM does not report it.
+    fn report(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
+        let report = group.report().map_err(|error| self.away(group, &error))?;
+        self.remember_usage(group, &report);
+        Ok(report)
+    }
+
+    fn away(&self, group: &VolumeGroup, error: &dyn std::fmt::Display) -> Error {
+        let reason =
+            format!("volume group {}: {error}; see `vgs {}` on the node, and the devices of its class", group.name, group.name);
+        Error::BackendUnavailable { backend: self.config.name.to_string(), reason }
+    }
+
+    fn group(&self, class: &DeviceClass) -> Result<&VolumeGroup> {
+        self.groups
+            .get(&class.volume_group)
+            .ok_or_else(|| Error::invalid("classes", format!("{} is of no class", class.volume_group)))
+    }
+
+    /// The logical volume of a volume or snapshot, whole or not.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` where it was not found, but not all volume groups could be asked.
+    fn locate(&self, object: &Object) -> Result<Option<Found<'_>>> {
+        self.search(|report| report.lvs.get(&object.name).filter(|lv| Object::of(lv).as_ref() == Some(object)).cloned())
+    }
+
+    /// The first logical volume that `look` finds.
+    fn search(&self, look: impl Fn(&Report) -> Option<Lv>) -> Result<Option<Found<'_>>> {
+        let mut away = None;
+        for group in self.groups.values() {
+            match self.report(group) {
+                Ok(report) => {
+                    if let Some(lv) = look(&report) {
+                        return Ok(Some(Found { group, report, lv }));
+                    }
+                }
+                Err(error) => away = Some(error),
+            }
+        }
+        away.map_or(Ok(None), Err)
+    }
+
+    /// Those that are whole.
+    fn whole(&self, object: &Object) -> Result<Option<Found<'_>>> {
+        Ok(self.locate(object)?.filter(|found| !found.lv.has_tag(tags::DRAFT)))
+    }
+
+    /// All of one kind that are whole, with ids after `after`, in the order of their ids.
+    fn all(&self, kind: tags::Kind) -> Result<Vec<(String, Lv)>> {
+        let mut found = Vec::new();
+        for group in self.groups.values() {
+            let report = self.report(group)?;
+            let own = format!("{}:", self.config.name);
+            let ours =
+                report.lvs.values().filter(|lv| !lv.has_tag(tags::DRAFT)).filter_map(|lv| Some((Object::of(lv)?, lv.clone())));
+            let ours = ours.filter(|(object, _)| object.kind == kind && object.id.starts_with(&own));
+            found.extend(ours.map(|(object, lv)| (object.id, lv)));
+        }
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(found)
+    }
+}
+
+/// The device-mapper UUID of an active logical volume (lib/activate/dev_manager.c of LVM2: "LVM-", then both UUIDs without hyphens).
+fn dm_uuid(report: &Report, lv: &Lv) -> String {
+    format!("LVM-{}{}", report.uuid.replace('-', ""), lv.uuid.replace('-', ""))
+}
+
+/// The device of an active logical volume, seen to be its own.
+///
+/// # Errors
+/// `Unverified` where a device of its name is another's.
+fn mapped(report: &Report, lv: &Lv) -> Result<Option<dm::Mapped>> {
+    let name = lv.dm_path.rsplit('/').next().unwrap_or_default();
+    let Some(device) = dm::find(name)?.filter(|device| device.live) else { return Ok(None) };
+    if device.uuid == dm_uuid(report, lv) {
+        return Ok(Some(device));
+    }
+    let reason = format!("it has the UUID {}, not that of logical volume {} ({})", device.uuid, lv.name, dm_uuid(report, lv));
+    Err(Error::Unverified { device: lv.dm_path.clone(), reason })
+}
+
+impl Backend for LvmBackend {
+    fn name(&self) -> &BackendName {
+        &self.config.name
+    }
+
+    fn kind(&self) -> &'static str {
+        LvmConfig::KIND
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.groups.values().try_for_each(|group| self.report(group).map(drop))
+    }
+
+    fn is_usable_in_part(&self) -> bool {
+        self.groups.values().any(|group| self.report(group).is_ok())
+    }
+
+    fn access_modes(&self) -> &[AccessMode] {
+        &AccessMode::SINGLE_NODE
+    }
+
+    fn parameters(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        let parameters = LvmParameters::of_class(raw, &self.config)?;
+        serde_json::to_value(parameters).map_err(|error| Error::invalid("parameters", error.to_string()))
+    }
+
+    fn accepts_static(&self, attributes: &RawParameters) -> bool {
+        attributes.get("logicalVolume").is_some()
+    }
+
+    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
+        let parameters: LvmParameters = raw.parse()?;
+        if let Some((group, _)) = parameters.static_volume()?
+            && !self.groups.contains_key(group)
+        {
+            let known: Vec<&str> = self.groups.keys().map(String::as_str).collect();
+            let reason = format!("{group} is of no class of backend {}; there are {}", self.config.name, known.join(", "));
+            return Err(Error::invalid("volumeGroup", reason));
+        }
+        serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
+    }
+
+    fn topology(&self) -> Result<Option<Topology>> {
+        Ok(self.topology.clone())
+    }
+
+    fn usage(&self) -> Usage {
+        let known = lock(&self.usage);
+        let pools = self.config.classes.iter().map(|class| (class.name.clone(), known.get(&class.name).copied())).collect();
+        Usage { pools, attachments: None }
+    }
+
+    fn provision(&self) -> Option<&dyn Provision> {
+        self.provisions.then_some(self)
+    }
+    fn expand(&self) -> Option<&dyn Expand> {
+        self.provisions.then_some(self)
+    }
+    fn modify(&self) -> Option<&dyn Modify> {
+        self.provisions.then_some(self)
+    }
+    /// Of thin volumes alone.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        let thin = self.config.classes.iter().any(|class| class.thin_pool.is_some());
+        (self.provisions && thin).then_some(self)
+    }
+    fn health(&self) -> Option<&dyn ReportHealth> {
+        Some(self)
+    }
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        Some(self)
+    }
+    fn connect(&self) -> &dyn Connect {
+        self
+    }
+}

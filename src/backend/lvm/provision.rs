@@ -1,0 +1,310 @@
+//! Volumes come and go.
+
+use std::sync::Arc;
+
+use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
+use crate::os::block::Device;
+use crate::os::lvm::{ChangeLock, Freed, Lv, Report, VolumeGroup};
+use crate::os::step::{note, step};
+use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
+
+use super::config::{DeviceClass, LvmParameters};
+use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
+use super::{Found, LvmBackend, capacity, mapped, modify, path};
+
+/// LVM's default extent. Sizes that are no multiple of the volume group's own are rounded up by LVM.
+const UNIT: u64 = 4 << 20;
+
+impl Provision for LvmBackend {
+    fn unit(&self) -> u64 {
+        UNIT
+    }
+
+    fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
+        self.whole(&Object::volume(id))?.map(|found| self.volume(id.clone(), &found.lv)).transpose()
+    }
+
+    fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
+        let parameters = LvmParameters::from_json(&spec.parameters["backend"])?;
+        let class = self.config.class(parameters.device_class.as_deref())?;
+        let group = self.group(class)?;
+        let object = Object::volume(&spec.id);
+        self.remove_draft(&object)?;
+        let mut named = object.tags();
+        named.extend(tags::encode(&VolumeRecord {
+            format: FORMAT,
+            name: spec.name.clone(),
+            source: spec.source.clone(),
+            parameters: spec.parameters.clone(),
+            on_delete: if spec.mutable.is_empty() {
+                None
+            } else {
+                Some(modify::parse(&spec.mutable, class.thin_pool.is_some())?)
+            },
+        })?);
+        match (&class.thin_pool, &spec.source) {
+            (Some(pool), None) => self.make_thin(group, class, pool, spec, &object, named)?,
+            (Some(pool), Some(source)) => self.copy_thin(group, class, pool, source, spec, &object, named, quiesce)?,
+            (None, None) => self.make_thick(group, class, spec, &object, named)?,
+            (None, Some(_)) => return Err(only_thin("copying", class)),
+        }
+        self.find(&spec.id)?
+            .ok_or_else(|| Error::failed("create logical volume", path(group, &object.name), "it is gone, though LVM made it"))
+    }
+
+    fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
+        let object = Object::volume(id);
+        self.remove_growth(id)?;
+        let Some(found) = self.locate(&object)? else { return Ok(Outcome::Unchanged(())) };
+        if mapped(&found.report, &found.lv)?.is_some_and(|device| device.open) {
+            let by = format!("{} is open; `lsblk {}` shows by what", found.lv.dm_path, found.lv.dm_path);
+            return Err(Error::InUse { object: format!("volume {id}"), by });
+        }
+        let record: VolumeRecord = tags::decode(&found.lv)?;
+        match record.on_delete()? {
+            // What was never whole holds nothing.
+            OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, id)?,
+            OnDelete::Scrub if !found.lv.is("thin") => {
+                self.mark_draft(&found)?;
+                self.zero(&found, id)?;
+                self.remove(&found)?;
+            }
+            _ => self.remove(&found)?,
+        }
+        Ok(Outcome::Changed(()))
+    }
+
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        let ids = self.all(Kind::Volume)?.into_iter().filter_map(|(id, lv)| Some((id.parse::<VolumeId>().ok()?, lv)));
+        let behind = ids.filter(|(id, _)| after.is_none_or(|after| id > after));
+        behind.take(max).map(|(id, lv)| self.volume(id, &lv)).collect()
+    }
+
+    fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
+        self.answer_capacity(query)
+    }
+}
+
+impl LvmBackend {
+    pub(super) fn volume(&self, id: VolumeId, lv: &Lv) -> Result<Volume> {
+        let record: VolumeRecord = tags::decode(lv)?;
+        Ok(Volume {
+            id,
+            name: record.name,
+            capacity: Bytes(lv.size),
+            source: record.source,
+            parameters: Arc::new(record.parameters),
+            topology: self.topology.iter().cloned().collect(),
+            for_one_node: true,
+        })
+    }
+
+    /// What an interrupted call left, in whichever class that was.
+    fn remove_draft(&self, object: &Object) -> Result<()> {
+        match self.locate(object)? {
+            Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found),
+            _ => Ok(()),
+        }
+    }
+
+    fn make_thin(
+        &self,
+        group: &VolumeGroup,
+        class: &DeviceClass,
+        pool: &str,
+        spec: &VolumeSpec,
+        object: &Object,
+        named: Vec<String>,
+    ) -> Result<()> {
+        let held = group.lock("lvcreate")?;
+        let report = self.report(group)?;
+        self.check_pool(&report, class, pool, spec.capacity)?;
+        let (size, pool) = (format!("{}b", spec.capacity.0), path(group, pool));
+        let arguments = ["--virtualsize", &size, "--thinpool", &pool, "--setactivationskip", "n", "--activate", "n"];
+        self.lvcreate(group, &held, object, named, &[BLANK], &arguments)
+    }
+
+    /// A copy shares its chunks with the source until one of them is written.
+    #[allow(clippy::too_many_arguments, reason = "they are those of create, parsed")]
+    fn copy_thin(
+        &self,
+        group: &VolumeGroup,
+        class: &DeviceClass,
+        pool: &str,
+        source: &ContentSource,
+        spec: &VolumeSpec,
+        object: &Object,
+        named: Vec<String>,
+        quiesce: &dyn Quiesce,
+    ) -> Result<()> {
+        let (origin, frozen) = match source {
+            ContentSource::Snapshot(id) => (Object::snapshot(id), None),
+            ContentSource::Volume(id) => (Object::volume(id), Some(id)),
+        };
+        let found = self.whole(&origin)?.ok_or_else(|| Error::NotFound { kind: "source", id: origin.id.clone() })?;
+        if found.group.name != group.name || found.lv.pool.as_deref() != Some(pool) {
+            let reason =
+                format!("{} is not in thin pool {}/{pool}: a copy lies in the pool of its source", origin.id, group.name);
+            return Err(Error::NoCapacity { place: format!("class {}", class.name), reason });
+        }
+        if found.lv.size > spec.capacity.0 {
+            let reason = format!("the source has grown to {} meanwhile; ask for as much", Bytes(found.lv.size));
+            return Err(Error::OutOfRange { field: "capacity_range", reason });
+        }
+        let grows = found.lv.size < spec.capacity.0;
+        let held = group.lock("lvcreate")?;
+        let report = self.report(group)?;
+        self.check_pool(&report, class, pool, spec.capacity)?;
+        let from = found.path();
+        let state: &[&str] = if grows { &[DRAFT] } else { &[] };
+        let arguments = ["--snapshot", "--setactivationskip", "n", "--permission", "rw", "--activate", "n", &from];
+        self.at_one_instant(&found, frozen, quiesce, || self.lvcreate(group, &held, object, named, state, &arguments))?;
+        if grows {
+            let (size, copy) = (format!("{}b", spec.capacity.0), path(group, &object.name));
+            step("grow logical volume", &spec.id, || group.change(&held, "lvextend", &["--size", &size, &copy]))?;
+            step("complete volume", &spec.id, || group.change(&held, "lvchange", &["--deltag", DRAFT, &copy]))?;
+        }
+        Ok(())
+    }
+
+    /// Its extents hold what was there before: it is whole when they are zeroed.
+    fn make_thick(
+        &self,
+        group: &VolumeGroup,
+        class: &DeviceClass,
+        spec: &VolumeSpec,
+        object: &Object,
+        named: Vec<String>,
+    ) -> Result<()> {
+        let held = group.lock("lvcreate")?;
+        let report = self.report(group)?;
+        let room = capacity::thick_room(class, &report);
+        if spec.capacity.0 > room {
+            let reason =
+                format!("{} is asked for, {} can be laid out as {}", spec.capacity, Bytes(room), class.layout.segment_type());
+            return Err(Error::NoCapacity { place: format!("volume group {}", group.name), reason });
+        }
+        let extents = spec.capacity.0.div_ceil(report.extent).to_string();
+        let mut arguments = vec!["--extents", &extents, "--activate", "n", "--wipesignatures", "n", "--zero", "n"];
+        let layout = capacity::layout_arguments(class);
+        arguments.extend(layout.iter().map(String::as_str));
+        arguments.push(&group.name);
+        self.lvcreate(group, &held, object, named, &[DRAFT], &arguments)?;
+        drop(held);
+        let Some(found) = self.locate(object)? else {
+            return Err(Error::failed("create logical volume", path(group, &object.name), "LVM made it and does not show it"));
+        };
+        self.zero(&found, &spec.id)?;
+        let held = group.lock("lvchange")?;
+        Ok(step("complete volume", &spec.id, || {
+            let same = format!("lv_uuid={}", found.lv.uuid);
+            group.change(&held, "lvchange", &["--select", &same, "--deltag", DRAFT, "--addtag", BLANK, &found.path()])
+        })?)
+    }
+
+    /// Makes a logical volume with its tags.
+    pub(super) fn lvcreate(
+        &self,
+        group: &VolumeGroup,
+        held: &Arc<ChangeLock>,
+        object: &Object,
+        mut named: Vec<String>,
+        state: &[&str],
+        arguments: &[&str],
+    ) -> Result<()> {
+        named.extend(state.iter().map(|tag| (*tag).to_owned()));
+        let mut all = vec!["--name", object.name.as_str()];
+        for tag in &named {
+            all.extend(["--addtag", tag]);
+        }
+        all.extend(arguments);
+        Ok(step("create logical volume", &object.id, || group.change(held, "lvcreate", &all))?)
+    }
+
+    /// Writes zeroes to all of a logical volume that is a draft, and leaves it inactive.
+    ///
+    /// # Errors
+    /// `InProgress` where another has it open: an earlier process that still writes.
+    pub(super) fn zero(&self, found: &Found<'_>, id: &VolumeId) -> Result<()> {
+        self.activate(found, id)?;
+        let device = mapped(&found.report, &found.lv)?.ok_or_else(|| Error::InProgress {
+            object: format!("zero logical volume {}", found.path()),
+            reason: format!("{} has not shown up", found.lv.dm_path),
+        })?;
+        step("zero", id, || {
+            let open = Device::open_exclusive(&device.path).map_err(|error| match error.errno() {
+                Some(libc::EBUSY) => {
+                    let reason = "another process has it open; it may still be zeroing it".to_owned();
+                    Error::InProgress { object: format!("zero logical volume {}", found.path()), reason }
+                }
+                _ => error.into(),
+            })?;
+            // Another process may have completed it, and a pod written to it, before this one had it.
+            let now = self.report(found.group)?;
+            let same = |lv: &&Lv| lv.uuid == found.lv.uuid && lv.has_tag(DRAFT);
+            if open.number() != device.number || now.lvs.get(&found.lv.name).filter(same).is_none() {
+                let reason = format!("it is no longer the draft of {id}; nothing was written");
+                return Err(Error::Unverified { device: found.lv.dm_path.clone(), reason });
+            }
+            let size = open.size()?;
+            open.zero_out(0, |done| {
+                note("zero", &format_args!("{} of {} MiB of {id}", done >> 20, size >> 20));
+                Ok(())
+            })?;
+            Ok(())
+        })?;
+        let held = found.group.lock("lvchange")?;
+        Ok(step("deactivate logical volume", id, || found.group.change(&held, "lvchange", &["--activate", "n", &found.path()]))?)
+    }
+
+    /// From now on it is not shown, and may be overwritten.
+    fn mark_draft(&self, found: &Found<'_>) -> Result<()> {
+        if found.lv.has_tag(DRAFT) {
+            return Ok(());
+        }
+        let held = found.group.lock("lvchange")?;
+        Ok(step("mark draft", &found.lv.name, || found.group.change(&held, "lvchange", &["--addtag", DRAFT, &found.path()]))?)
+    }
+
+    /// Its extents are discarded, where their disk can.
+    pub(super) fn remove(&self, found: &Found<'_>) -> Result<()> {
+        let held = found.group.lock("lvremove")?;
+        let remove = || found.group.remove(&held, Freed::Discarded, &found.path());
+        Ok(step("remove logical volume", &found.lv.name, remove)?)
+    }
+
+    /// Whether a thin pool may get another volume or snapshot of this size.
+    ///
+    /// # Errors
+    /// `NoCapacity`; `Unsupported` where its chunks are not zeroed.
+    pub(super) fn check_pool(&self, report: &Report, class: &DeviceClass, pool: &str, size: Bytes) -> Result<()> {
+        let room = capacity::thin_room(class, pool, report)
+            .map_err(|reason| Error::Unsupported { what: format!("thin pool {}/{pool}", class.volume_group), reason })?;
+        match room {
+            Ok(room) if size.0 <= room => Ok(()),
+            Ok(room) => {
+                let reason = format!("{size} is asked for, {} is left of its overcommit {}", Bytes(room), class.overcommit);
+                Err(Error::NoCapacity { place: format!("thin pool {}/{pool}", class.volume_group), reason })
+            }
+            Err(full) => Err(Error::NoCapacity { place: format!("thin pool {}/{pool}", class.volume_group), reason: full }),
+        }
+    }
+}
+
+/// The logical volume stays, under a name by which the driver does not find it.
+fn retain(found: &Found<'_>, id: &VolumeId) -> Result<()> {
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let kept = format!("{}_retained_{seconds}", found.lv.name);
+    let held = found.group.lock("lvrename")?;
+    step("retain logical volume", id, || found.group.change(&held, "lvrename", &[&found.group.name, &found.lv.name, &kept]))?;
+    tracing::info!(volume = %id, logical_volume = path(found.group, &kept), "deleted; its data was kept");
+    Ok(())
+}
+
+pub(super) fn only_thin(what: &str, class: &DeviceClass) -> Error {
+    let reason = format!(
+        "class {} makes thick volumes, which LVM copies by writing each change twice; use a class with a thin pool",
+        class.name
+    );
+    Error::Unsupported { what: format!("{what} a volume"), reason }
+}

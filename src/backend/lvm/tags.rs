@@ -1,0 +1,245 @@
+//! What is kept of a volume or snapshot: tags of its logical volume, in the metadata of the volume group. LVM writes them with the logical
+//! volume itself, at once.
+//!
+//! - `longshore` is on all that the driver made; `lvs @longshore` lists them.
+//! - `longshore.volume=ID` or `longshore.snapshot=ID` says whose it is. It counts only where the logical volume has the name made of that id.
+//! - `longshore.state=draft` is on what is not whole yet, or is being deleted.
+//! - `longshore.blank` is on what holds zeroes and was never connected.
+//! - `longshore.record.N=...` is the record, JSON, in pieces.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::os::lvm::Lv;
+use crate::volume::digest::sha256;
+use crate::volume::{ContentSource, Error, OnDelete, Result, SnapshotId, VolumeId};
+
+use super::config::LvmParameters;
+
+pub(super) const OURS: &str = "longshore";
+pub(super) const DRAFT: &str = "longshore.state=draft";
+pub(super) const BLANK: &str = "longshore.blank";
+const RECORD: &str = "longshore.record.";
+/// The longest tag is 1024 bytes (lvm(8)).
+const PIECE: usize = 900;
+/// Of the record.
+pub(super) const FORMAT: u32 = 1;
+
+/// What a logical volume is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Volume,
+    Snapshot,
+    /// The extents by which a volume is about to grow, while they are zeroed.
+    Growth,
+}
+
+impl Kind {
+    fn key(self) -> &'static str {
+        match self {
+            Kind::Volume => "longshore.volume",
+            Kind::Snapshot => "longshore.snapshot",
+            Kind::Growth => "longshore.growth",
+        }
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Kind::Volume => "longshore_v_",
+            Kind::Snapshot => "longshore_s_",
+            Kind::Growth => "longshore_g_",
+        }
+    }
+}
+
+/// A volume or snapshot, as LVM knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) kind: Kind,
+    /// Ours, as text.
+    pub(super) id: String,
+    /// Of the logical volume: a digest, since ids are longer than names may be and have other characters.
+    pub(super) name: String,
+}
+
+impl Object {
+    fn new(kind: Kind, id: String) -> Object {
+        let name = format!("{}{}", kind.prefix(), &sha256(id.as_bytes())[..32]);
+        Object { kind, id, name }
+    }
+
+    pub(super) fn volume(id: &VolumeId) -> Object {
+        Object::new(Kind::Volume, id.to_string())
+    }
+
+    pub(super) fn snapshot(id: &SnapshotId) -> Object {
+        Object::new(Kind::Snapshot, id.to_string())
+    }
+
+    pub(super) fn growth(id: &VolumeId) -> Object {
+        Object::new(Kind::Growth, id.to_string())
+    }
+
+    /// What a logical volume is by its tags; `None` for one that has another name, or is not the driver's.
+    pub(super) fn of(lv: &Lv) -> Option<Object> {
+        let of_kind = |kind: Kind| lv.tag(kind.key()).map(|id| Object::new(kind, id.to_owned()));
+        let object = [Kind::Volume, Kind::Snapshot, Kind::Growth].into_iter().find_map(of_kind)?;
+        (lv.has_tag(OURS) && object.name == lv.name).then_some(object)
+    }
+
+    /// The tags that say whose it is.
+    pub(super) fn tags(&self) -> Vec<String> {
+        vec![OURS.to_owned(), format!("{}={}", self.kind.key(), self.id)]
+    }
+}
+
+/// What is kept of a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct VolumeRecord {
+    pub(super) format: u32,
+    /// The CO's name.
+    pub(super) name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) source: Option<ContentSource>,
+    pub(super) parameters: serde_json::Value,
+    /// As ControllerModifyVolume has set it; else that of the parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) on_delete: Option<OnDelete>,
+}
+
+impl VolumeRecord {
+    pub(super) fn on_delete(&self) -> Result<OnDelete> {
+        let of_class = LvmParameters::from_json(&self.parameters["backend"])?.on_delete;
+        Ok(self.on_delete.unwrap_or(of_class))
+    }
+}
+
+/// What is kept of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SnapshotRecord {
+    pub(super) format: u32,
+    /// The CO's name.
+    pub(super) name: String,
+    pub(super) source: VolumeId,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+}
+
+/// A record as tags.
+pub(super) fn encode(record: &impl Serialize) -> Result<Vec<String>> {
+    let json = serde_json::to_string(record).map_err(|error| Error::failed("record", "a volume", error))?;
+    let text = escape(&json);
+    // Only ASCII is left of it.
+    let pieces = text.as_bytes().chunks(PIECE).enumerate();
+    Ok(pieces.map(|(number, piece)| format!("{RECORD}{number}={}", String::from_utf8_lossy(piece))).collect())
+}
+
+/// The record of a logical volume.
+///
+/// # Errors
+/// `Unverified` where it has none, or a damaged one.
+pub(super) fn decode<T: DeserializeOwned>(lv: &Lv) -> Result<T> {
+    let damaged = |reason: String| Error::Unverified { device: format!("logical volume {}", lv.name), reason };
+    let mut text = String::new();
+    for number in 0.. {
+        let Some(piece) = lv.tag(&format!("{RECORD}{number}")) else { break };
+        text.push_str(piece);
+    }
+    let json = unescape(&text).ok_or_else(|| damaged(format!("its tags {RECORD}N are damaged: {text:?}")))?;
+    serde_json::from_str(&json)
+        .map_err(|error| damaged(format!("its tags {RECORD}N hold no record: {error}; set them again (lvchange --addtag)")))
+}
+
+/// What a tag may hold (lvm(8): A-Z a-z 0-9 _ + . - / = ! : # &), any other byte as `=` and two hexadecimal digits.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len() * 2);
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'+' | b'.' | b'-' | b'/' | b':' => escaped.push(char::from(byte)),
+            _ => escaped.push_str(&format!("={byte:02X}")),
+        }
+    }
+    escaped
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'=' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = rest.get(2..)?;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lv(name: &str, tags: Vec<String>) -> Lv {
+        Lv {
+            name: name.to_owned(),
+            uuid: "u".to_owned(),
+            size: 1,
+            tags,
+            dm_path: String::new(),
+            layout: Vec::new(),
+            pool: None,
+            origin: None,
+            active: false,
+            open: false,
+            data: None,
+            metadata: None,
+            health: String::new(),
+            created: String::new(),
+            zeroes: false,
+            ranges: Vec::new(),
+        }
+    }
+
+    fn id(text: &str) -> VolumeId {
+        text.parse().expect("an id")
+    }
+
+    #[test]
+    fn logical_volume_of_another_name_is_not_ours() {
+        let object = Object::volume(&id("lvm:pvc-1"));
+        assert_eq!(Object::of(&lv(&object.name, object.tags())), Some(object.clone()));
+        assert_eq!(Object::of(&lv("data", object.tags())), None, "someone copied the tags");
+        assert_eq!(Object::of(&lv(&object.name, Vec::new())), None, "someone removed them");
+        let named: Vec<String> =
+            [object.clone(), Object::volume(&id("lvm:pvc-2")), Object::growth(&id("lvm:pvc-1"))].map(|one| one.name).into();
+        assert!(named[0] != named[1] && named[0] != named[2]);
+        assert!(named.iter().all(|name| name.len() < 60 && !name.contains('-')), "hyphens are doubled in names of device-mapper");
+    }
+
+    #[test]
+    fn long_record_is_several_tags() {
+        let record = SnapshotRecord { format: FORMAT, name: "n".repeat(2000), source: id("lvm:a"), created: 7 };
+        let tags = encode(&record).expect("JSON");
+        assert!(tags.len() > 1 && tags.iter().all(|tag| tag.len() <= 1024), "{}", tags.len());
+        let mut shuffled = tags.clone();
+        shuffled.reverse();
+        assert_eq!(decode::<SnapshotRecord>(&lv("x", shuffled)).expect("whole"), record);
+        assert!(decode::<SnapshotRecord>(&lv("x", tags[1..].to_vec())).is_err(), "the first is gone");
+        assert!(decode::<SnapshotRecord>(&lv("x", Vec::new())).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_survives_tags(text in ".{0,300}") {
+            let escaped = escape(&text);
+            prop_assert!(escaped.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_+.-/=:".contains(&byte)));
+            let unescaped = unescape(&escaped);
+            prop_assert_eq!(unescaped.as_deref(), Some(text.as_str()));
+        }
+    }
+}
