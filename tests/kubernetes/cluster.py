@@ -11,8 +11,12 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 # All paths that the settings in node/ name are made by `inside`: /run is a directory of this mount namespace's own.
 CLUSTER, BIN, LOGS, TESTS, PIDS = "/run/cluster", "/run/bin", "/run/logs", "/run/tests", "/run/pids"
 ADMIN = f"{CLUSTER}/admin.kubeconfig"
+# What the API server notes of each request, where `churn` reads it.
+AUDIT = f"{CLUSTER}/audit.log"
 CHART = "/run/root/manifests/helm/longshore"
 NAMESPACE = "longshore-system"
+# Of the release with local volumes, in the order in which Helm takes them. The second are the rates of the sidecars.
+VALUES, RAISED = "values.yaml", "values-raised.yaml"
 NODE = "node-a"
 # Of local volumes, of the shared release, and of directories.
 POOLS = ("/var/lib/longshore/pool", "/mnt/cluster", "/var/lib/longshore/base")
@@ -62,6 +66,11 @@ def until(what, condition, seconds=120):
 
 def kubectl(*words, **options):
     return command("kubectl", f"--kubeconfig={ADMIN}", *words, **options)
+
+
+def given(*names):
+    """Of these files of values, the words for Helm."""
+    return [f"--values={TESTS}/{name}" for name in names]
 
 
 def apply(*documents):

@@ -1,0 +1,194 @@
+"""Pods that write into their volumes and can be asked what they wrote; and what the programs that use them share (`life`, `churn`): kills,
+what must be true at the end, and the report."""
+
+import json
+import os
+import signal
+import time
+
+from cluster import apply, kubectl, until
+from observed import DRIVER, differences, driver_is_ready, driver_process, objects
+
+# The namespace of pods of which none is said.
+LIFE = "life"
+# Of the suite's images: a shell.
+IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+# Appends the next number to a file of each volume, and has it on disk before it continues.
+WRITE_FILES = """
+while :; do
+    for volume in /data/*; do
+        echo $(($(tail -n 1 $volume/log 2>/dev/null) + 1)) >>$volume/log && sync $volume/log || exit 1
+    done
+    sleep 1
+done
+"""
+# The same on a raw volume: record n has the number n, the first one the last number.
+WRITE_BLOCKS = """
+record() { printf %s $1 | dd of=/dev/volume bs=512 count=1 seek=$2 conv=sync,notrunc,fsync 2>/dev/null; }
+n=$(dd if=/dev/volume bs=512 count=1 2>/dev/null | tr -d '\\0')
+while :; do
+    n=$((n + 1))
+    record $n $n && record $n 0 || exit 1
+    sleep 1
+done
+"""
+
+
+class Failed(Exception):
+    """A case has not ended as it should have."""
+
+
+def expect(condition, message):
+    if not condition:
+        raise Failed(message)
+
+
+def claim(name, namespace=LIFE, size="300Mi", storage_class="longshore-xfs", **spec):
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace},
+            "spec": {"storageClassName": storage_class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}, **spec}}
+
+
+class Writer:
+    """A pod that writes into its volumes: `volumes` file systems, an inline one as well, or one raw volume."""
+
+    def __init__(self, name, volumes=1, namespace=LIFE, inline=False, raw=False):
+        self.name, self.namespace, self.raw = name, namespace, raw
+        self.claims = [f"{name}-{number}" for number in range(volumes)]
+        self.inline = inline
+        # Of what stays when a case has failed.
+        self.labels = {}
+        # What it was seen to have written, by volume.
+        self.written = {}
+
+    def documents(self):
+        claims = [claim(one, self.namespace, **({"volumeMode": "Block"} if self.raw else {})) for one in self.claims]
+        for one in claims:
+            one["metadata"]["labels"] = self.labels
+        return [*claims, self.pod()]
+
+    def pod(self):
+        container = {"name": "writer", "image": IMAGE, "command": ["sh", "-c", WRITE_BLOCKS if self.raw else WRITE_FILES]}
+        volumes = [{"name": one, "persistentVolumeClaim": {"claimName": one}} for one in self.claims]
+        if self.inline:
+            volumes.append({"name": "inline", "csi": {"driver": DRIVER, "volumeAttributes": {"size": "300MiB"}}})
+        if self.raw:
+            container["volumeDevices"] = [{"name": self.claims[0], "devicePath": "/dev/volume"}]
+        else:
+            container["volumeMounts"] = [{"name": one["name"], "mountPath": f"/data/{one['name']}"} for one in volumes]
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name, "namespace": self.namespace, "labels": self.labels},
+                "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], "volumes": volumes}}
+
+    def start(self):
+        apply(*self.documents())
+        return self
+
+    def wait(self, seconds=90):
+        """Until it runs and has written into each of its volumes."""
+        kubectl("wait", f"--namespace={self.namespace}", "--for=condition=Ready", f"pod/{self.name}", f"--timeout={seconds}s")
+        until(f"writes of pod {self.name}", lambda: all(self.read().values()), 60)
+        return self
+
+    def execute(self, script):
+        return kubectl("exec", f"--namespace={self.namespace}", self.name, "--", "sh", "-c", script).stdout
+
+    def read(self):
+        """How far it has written, by volume. Fails where a number is missing, or one that was there before."""
+        if self.raw:
+            records = self.execute("n=$(dd if=/dev/volume bs=512 count=1 2>/dev/null | tr -d '\\0'); "
+                                   "dd if=/dev/volume bs=512 count=$((n + 1)) 2>/dev/null | tr -s '\\0' ' '").split()
+            last = int(records[0]) if records else 0
+            expect([int(one) for one in records[1:]] == list(range(1, last + 1)), f"pod {self.name}: records of the raw volume: {records}")
+            seen = {self.claims[0]: last}
+        else:
+            lines = self.execute("for v in /data/*; do touch $v/log; echo ${v#/data/} 0$(tail -n 1 $v/log) $(awk '$1 != NR' $v/log | wc -l); done").splitlines()
+            fields = [line.split() for line in lines]
+            expect(all(len(one) == 3 and one[2] == "0" for one in fields), f"pod {self.name}: volumes, their last numbers, lines with a wrong one: {lines}")
+            seen = {one[0]: int(one[1]) for one in fields}
+        for volume, number in self.written.items():
+            expect(seen.get(volume, 0) >= number, f"pod {self.name}: volume {volume} has {seen.get(volume, 0)} numbers and had {number}")
+        self.written = seen
+        return seen
+
+    def state(self):
+        """Of its container: uid of the pod, how often it was started."""
+        [pod] = objects(f"--namespace={self.namespace}", "pod", self.name)
+        return pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"]
+
+    def end(self, *options):
+        kubectl("delete", "pod", self.name, f"--namespace={self.namespace}", *options)
+
+    def delete(self):
+        """Ends the pod and deletes its claims, and waits for neither."""
+        self.end("--wait=false")
+        kubectl("delete", "pvc", f"--namespace={self.namespace}", "--wait=false", *self.claims)
+
+
+def holder(name, namespace=LIFE):
+    """A pod with hostPath / and no mount propagation, which has copies of all mounts of its start."""
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace},
+            "spec": {"terminationGracePeriodSeconds": 1, "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+                     "containers": [{"name": "sleep", "image": IMAGE, "command": ["sleep", "1000000"],
+                                     "volumeMounts": [{"name": "host", "mountPath": "/host"}]}]}}
+
+
+def continue_to_write(writers):
+    """Waits until all of these have written more."""
+    before = [writer.read() for writer in writers]
+    for writer, seen in zip(writers, before):
+        until(f"further writes of pod {writer.name}", lambda: all(number > seen[volume] for volume, number in writer.read().items()), 30)  # pylint: disable=W0640
+
+
+def settle(seconds=90):
+    """Waits until the node has what the API server's objects say, and nothing else."""
+    deadline = time.monotonic() + seconds
+    while found := differences():
+        if time.monotonic() > deadline:
+            raise Failed(f"after {seconds} s: " + "; ".join(found[:12]))
+        time.sleep(0.5)
+
+
+def end_process(pid, number=signal.SIGKILL):
+    """Kills a process and waits until it is gone. One that nobody collects has no executable any more."""
+    os.kill(pid, number)
+
+    def gone():
+        try:
+            return not os.readlink(f"/proc/{pid}/exe")
+        except OSError:
+            return True
+    until(f"end of process {pid}", gone, 30)
+
+
+def kill_driver():
+    """kill -9, of the process alone: the kubelet starts the container again."""
+    pid = driver_process()
+    expect(pid, "no driver runs")
+    end_process(pid)
+
+
+def driver_ready():
+    until("driver that is ready", driver_is_ready)
+
+
+def kubelet_pid():
+    with open("/run/kubelet.pid", encoding="utf-8") as file:
+        return int(file.read())
+
+
+class Report:
+    """What passed and failed, in the form of the reports of Kubernetes' suite, for `run` to count."""
+
+    def __init__(self, program):
+        self.program, self.specs = program, []
+
+    def record(self, name, seconds, failure):
+        self.specs.append({"ContainerHierarchyTexts": [self.program], "LeafNodeText": name, "LeafNodeType": "It", "State": "failed" if failure else "passed",
+                           "RunTime": int(seconds * 1e9), "Failure": {"Message": failure or ""}})
+        print(f"{'FAILED' if failure else 'ok'}: {name}: {seconds:.0f} s{': ' + failure if failure else ''}", flush=True)
+
+    def write(self, path):
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump([{"SpecReports": self.specs}], file)
+
+    def failed(self):
+        return any(spec["State"] == "failed" for spec in self.specs)
