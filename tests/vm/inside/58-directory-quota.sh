@@ -18,6 +18,10 @@ limits() { projects "$1" | awk '$2 > 0 { print $2 }' | sort -n | tr '\n' ' '; }
 make() { call create-volume --name "$@" | jq -er .volume.volume_id; }
 # writes UID FILE MIB: so many MiB, which fit or do not.
 writes() { setpriv "--reuid=$1" --clear-groups dd if=/dev/zero of="$2" bs=1M count="$3" conv=fsync,notrunc 2>dd.log; }
+quotas_seen() {
+    longshore doctor --json --config config.yaml --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" >doctor.json 2>doctor.err || true
+    jq -e '.checks[] | select(.name == "pool-quota") | .level == "ok"' doctor.json >/dev/null
+}
 number() { jq -er .project "base/volumes/.longshore/volumes/$1.json"; }
 total() { call volume-stats "$1" --path "$target$2" | jq -er '.usage[] | select(.unit == "BYTES") | .total'; }
 
@@ -54,6 +58,14 @@ for fs in xfs ext4; do
     ext4) writes 0 "$target/root" 48 || fail "root was stopped, which docs/directory.md denies" ;;
     esac
     rm -f "$target/root"
+
+    # The quota's figure is that of the kernel when it was read.
+    sync -f "$target"
+    used=$(longshore inspect --json --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" --config config.yaml |
+        jq -er --arg id "$one" '.volumes[] | select(.id == $id) | .stored.allocated')
+    [ "$used" -ge $((16 << 20)) ] && [ "$used" -le $((32 << 20)) ] || fail "inspect shows $used bytes used of 32 MiB"
+    # It gives a slow machine only some seconds for each check.
+    within 20 quotas_seen
 
     call expand-volume "$one" --size 64MiB >/dev/null
     is "65536 " "$(limits $fs)" "the limit after growth"

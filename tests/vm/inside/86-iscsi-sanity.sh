@@ -1,6 +1,6 @@
 #!/bin/bash
 # The official suite on iSCSI, this machine being storage and node: with one driver, and with a controller and a node as they are deployed.
-# about 270 s
+# about 140 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -41,7 +41,9 @@ while read -r test; do
         echo "$left" >>"$OUT/$test.log"
         [ $verdict != PASS ] || verdict=FAIL
     fi
-    [ $verdict != FAIL ] || tail -n 30 "$DIR/driver.log" >>"$OUT/$test.log" 2>/dev/null
+    # The test's own words last: what is shown of a failed test is the end.
+    [ $verdict != FAIL ] || { tail -n 20 "$DIR/driver.log" 2>/dev/null; cat "$OUT/$test.log"; } >"$OUT/$test.all"
+    [ $verdict != FAIL ] || mv "$OUT/$test.all" "$OUT/$test.log"
     # Its images of disks are large, and the root is not.
     rm -rf --one-file-system "$DIR"
     echo "$verdict $((SECONDS - start))" >"$OUT/$test.verdict"

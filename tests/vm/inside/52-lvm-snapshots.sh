@@ -1,0 +1,111 @@
+#!/bin/bash
+# Snapshots, restores and clones of thin volumes; what is refused, and why; what an administrator does by hand; static volumes.
+# about 75 s
+set -euo pipefail
+# shellcheck source=lib.bash
+. "$(dirname "$0")/lib.bash"
+# shellcheck source=lvm.bash
+. "$(dirname "$0")/lvm.bash"
+
+lvm_start 2 512M
+lvm_config
+start_driver
+
+echo "--- snapshots, restores and clones of a thin volume that is written to"
+id=$(create origin 200MiB ext4 --parameter deviceClass=thin)
+stage "$id" ext4
+publish "$id" ext4
+head -c 8M /dev/urandom >"$target/data"
+cp "$target/data" data
+sync -f "$target/data"
+snapshot=$(call create-snapshot --name one "$id" | jq -er .snapshot.snapshot_id)
+is "$snapshot" "$(call create-snapshot --name one "$id" | jq -er .snapshot.snapshot_id)" "the id of a repeated CreateSnapshot"
+echo changed >"$target/data"
+sync -f "$target/data"
+clone=$(create clone 200MiB ext4 --from-volume "$id" --parameter deviceClass=thin)
+restored=$(create restored 300MiB ext4 --from-snapshot "$snapshot" --parameter deviceClass=thin)
+for copy in "$clone" "$restored"; do
+    stage "$copy" ext4 -copy
+    publish "$copy" ext4 -copy
+    case $copy in
+    "$clone") is changed "$(cat "$target-copy/data")" "the clone's data" ;;
+    "$restored")
+        cmp data "$target-copy/data" || fail "the snapshot's data changed"
+        [ "$(size_of "$target-copy")" -gt $((250 << 20)) ] || fail "the restored volume's file system has $(size_of "$target-copy") bytes"
+        ;;
+    esac
+    unpublish "$copy" -copy
+    unstage "$copy" -copy
+done
+is 1 "$(call list-snapshots | jq '.entries | length')" "snapshots in the list"
+is 3 "$(call list-volumes | jq '.entries | length')" "volumes in the list"
+unpublish "$id"
+unstage "$id"
+# Its copies live on without it, and so does the snapshot.
+delete "$id"
+stage "$restored" ext4
+publish "$restored" ext4
+cmp data "$target/data" || fail "a restored volume changed when its origin was deleted"
+unpublish "$restored"
+unstage "$restored"
+again=$(create again 200MiB ext4 --from-snapshot "$snapshot" --parameter deviceClass=thin)
+stage "$again" ext4
+publish "$again" ext4
+cmp data "$target/data" || fail "a snapshot changed when its origin was deleted"
+unpublish "$again"
+unstage "$again"
+call delete-snapshot "$snapshot" >/dev/null
+for copy in "$clone" "$restored" "$again"; do delete "$copy"; done
+is '' "$(ours)" "logical volumes after all were deleted"
+
+echo "--- refusals say why"
+refused() { # refused WORDS COMMAND...
+    local words=$1
+    shift
+    if "$@" >refused.log 2>&1; then fail "not refused: $*"; fi
+    grep -q "$words" refused.log || fail "not said: $words: $(cat refused.log)"
+}
+id=$(create thick 64MiB ext4 --parameter deviceClass=thick)
+refused 'thin pool' call create-snapshot --name no "$id"
+refused 'ResourceExhausted\|RESOURCE_EXHAUSTED' create big 4GiB ext4 --parameter deviceClass=thick
+refused 'overcommit' create big 4GiB ext4 --parameter deviceClass=thin
+refused 'thick, thin' create none 64MiB ext4 --parameter deviceClass=fast
+
+echo "--- what is retained is the administrator's"
+kept=$(create kept 64MiB ext4 --parameter deviceClass=thick)
+call modify-volume "$kept" --mutable-parameter onDelete=retain >/dev/null
+refused 'scrub' call modify-volume "$kept" --mutable-parameter onDelete=archive
+delete "$kept"
+retained=$(ours | grep retained)
+is "" "$(active)" "active logical volumes after a deletion that retains"
+is 1 "$(call list-volumes | jq '.entries | length')" "volumes in the list"
+lvm lvremove -qq -y --devices "$disks" "vg0/$retained"
+
+echo "--- by hand: renamed, removed, in the way, static"
+name=$(ours)
+lvm lvrename -qq --devices "$disks" vg0 "$name" renamed
+refused 'NotFound\|NOT_FOUND' stage "$id" ext4
+lvm lvrename -qq --devices "$disks" vg0 renamed "$name"
+stage "$id" ext4
+unstage "$id"
+# What has our name and not our tags is another's.
+other=$(call create-volume --name probe --size 64MiB --fs=ext4 --parameter deviceClass=thick | jq -er .volume.volume_id)
+probe=$(comm -13 <(echo "$name") <(ours))
+delete "$other"
+lvm lvcreate -qq -y --devices "$disks" -n "$probe" -L 64M vg0 >/dev/null
+printf precious | dd of="/dev/vg0/$probe" status=none oflag=dsync
+refused "$probe" call create-volume --name probe --size 64MiB --fs=ext4 --parameter deviceClass=thick
+delete "$other"
+is precious "$(head -c 8 "/dev/vg0/$probe")" "the data of another's logical volume"
+echo "--- a static volume keeps its data, and stays"
+mkfs.ext4 -q "/dev/vg0/$probe"
+static=$(call stage-volume "lvm:static" --staging "$staging" --fs=ext4 --context volumeGroup=vg0 --context "logicalVolume=$probe" 2>&1) || fail "a static volume: $static"
+mountpoint -q "$staging" || fail "it is not mounted"
+unstage lvm:static
+delete lvm:static
+is "$probe" "$(lvm lvs --noheadings --devices "$disks" -o lv_name "vg0/$probe" | tr -d ' ')" "a static volume after DeleteVolume"
+lvm lvremove -qq -y --devices "$disks" "vg0/$probe"
+delete "$id"
+is '' "$(ours)" "logical volumes at the end"
+stop_driver
+lvm_stop
