@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::fs::FallocateFlags;
 
-use crate::common::{Harness, LoopDevice, Pool, loop_files, run, text};
+use crate::common::{Harness, LoopDevice, loop_files, run, text};
 use crate::one_file::{self, Storage};
 
 const DISK: u64 = 512 << 20;
@@ -105,40 +105,55 @@ impl Drop for Mounted {
 
 /// A run of the driver on a recorded disk, which ended without its power.
 pub struct Recording<T> {
-    pub harness: Harness,
     pub fstype: &'static str,
     pub result: T,
     /// The first and the last flush of the run.
     pub flushes: [usize; 2],
     disk: Disk,
+    prepare: Prepare,
 }
 
+/// What is done between the mount of the pool and the start of the driver.
+pub type Prepare = fn(&Harness);
+
 impl<T> Recording<T> {
-    /// Starts a driver on a new file system, and records until `run` returns.
-    pub fn new(fstype: &'static str, run_clients: impl FnOnce(&Harness, &Clock) -> T) -> Recording<T> {
-        let mut harness = Harness::in_memory(Pool::Local);
-        let (point, recorded) = (harness.path("fuse"), harness.path("recorded"));
-        let clock = Clock::default();
-        fs::create_dir(&point).expect("a mount point");
-        let file = File::options().read(true).write(true).create_new(true).open(recorded).expect("a file");
-        file.set_len(DISK).expect("its size");
-        let session = one_file::serve(Recorder { file, log: clock.clone() }, &point);
-        let mounted = Mounted::over(&point.join(one_file::NAME), fstype, &harness, true);
-        harness.start();
-        run("sync", ["-f", &text(&harness.path("pool"))]);
-        let first = clock.now();
+    /// Starts a driver on a new file system, and records until `work` returns.
+    pub fn new(
+        harness: &mut Harness,
+        fstype: &'static str,
+        prepare: Prepare,
+        work: impl FnOnce(&Harness, &Clock) -> T,
+    ) -> Recording<T> {
+        let (recorded, base) = (harness.path("recorded"), harness.path("base"));
+        File::create_new(&recorded).and_then(|file| file.set_len(DISK)).expect("a disk");
+        let (result, log, first) = record(harness, &recorded, fstype, true, prepare, work);
         assert!(first > 0, "a flush of the loop device is a sync of its file");
-        let result = run_clients(&harness, &clock);
-        let log = std::mem::take(&mut *clock.0.lock().expect("the log"));
-        clear_node(&mut harness);
-        drop(mounted);
-        await_unbound(&point.join(one_file::NAME));
-        session.umount_and_join().expect("the end of FUSE");
-        let boot = harness.path("boot");
-        fs::write(&boot, "11111111-2222-3333-4444-555555555555\n").expect("a boot id");
-        mount(Some(&boot), "/proc/sys/kernel/random/boot_id", NONE, MsFlags::MS_BIND, NONE).expect("another boot");
-        let flushes = [first, log.flushes.len()];
-        Recording { disk: Disk::new(log, harness.path("base")), harness, fstype, result, flushes }
+        fs::remove_file(&recorded).expect("the disk");
+        File::create_new(&base).and_then(|file| file.set_len(DISK)).expect("a disk");
+        Recording { fstype, result, flushes: [first, log.flushes.len()], disk: Disk::new(log, base), prepare }
+    }
+
+    /// As `new`, on the disk as it is after a power cut of this one.
+    pub fn after_cut<R>(
+        &mut self,
+        harness: &mut Harness,
+        cut: &PowerCut,
+        work: impl FnOnce(&Harness, &T, &Clock) -> R,
+    ) -> Recording<R> {
+        let (recorded, base) = (harness.path("recorded"), harness.path("base-of-second"));
+        self.disk.cut(cut, &recorded);
+        run("cp", [&recorded, &base]);
+        let (result, log, _) =
+            record(harness, &recorded, self.fstype, false, self.prepare, |harness, clock| work(harness, &self.result, clock));
+        fs::remove_file(&recorded).expect("the disk");
+        // From its start on: recovery of the file system and of the driver is what is cut.
+        Recording {
+            fstype: self.fstype,
+            result,
+            flushes: [1, log.flushes.len()],
+            disk: Disk::new(log, base),
+            prepare: self.prepare,
+        }
     }
 
     /// A cut at each flush that made something certain, and `more` somewhere between them.
@@ -148,27 +163,76 @@ impl<T> Recording<T> {
         // Of flushes with no write between them the last one has all answers that need them.
         let telling = (first..=last).filter(|flush| log.get(*flush) != Some(&log[flush - 1]));
         let mut cuts: Vec<PowerCut> = telling.map(PowerCut::at).collect();
-        let span = (last - first + 1) as u64;
         for _ in 0..more {
-            let flush = first + usize::try_from(next(&mut seed) % span).expect("small");
-            cuts.push(PowerCut { flush, seed: Some(next(&mut seed)) });
+            cuts.push(self.somewhere(&mut seed));
         }
         cuts.sort_by_key(|cut| cut.flush);
         cuts
     }
 
+    /// A cut between two flushes.
+    pub fn somewhere(&self, seed: &mut u64) -> PowerCut {
+        let [first, last] = self.flushes;
+        let flush = first + below(last - first + 1, seed);
+        PowerCut { flush, seed: Some(next(seed)) }
+    }
+
     /// Starts a driver on the disk as it is after this power cut, for as long as `check` runs.
-    pub fn after<R>(&mut self, cut: &PowerCut, check: impl FnOnce(&Harness, &T) -> R) -> R {
-        let disk = self.harness.path("disk");
+    pub fn after<R>(&mut self, harness: &mut Harness, cut: &PowerCut, check: impl FnOnce(&Harness, &T) -> R) -> R {
+        let disk = harness.path("disk");
         self.disk.cut(cut, &disk);
-        self.harness.forget_log();
-        let mounted = Mounted::over(&disk, self.fstype, &self.harness, false);
-        assert!(self.harness.try_start(), "{}: the driver does not start after {cut:?}", self.fstype);
-        let result = check(&self.harness, &self.result);
-        clear_node(&mut self.harness);
+        harness.forget_log();
+        let mounted = Mounted::over(&disk, self.fstype, harness, false);
+        (self.prepare)(harness);
+        assert!(harness.try_start(), "{}: the driver does not start after {cut:?}: {}", self.fstype, harness.log());
+        let result = check(harness, &self.result);
+        clear_node(harness);
         drop(mounted);
         fs::remove_file(&disk).expect("the disk");
         result
+    }
+}
+
+/// Starts a driver on this disk and records its writes until `work` returns and the node is off; also says which flush was the first behind
+/// its start.
+fn record<R>(
+    harness: &mut Harness,
+    file: &Path,
+    fstype: &str,
+    new: bool,
+    prepare: Prepare,
+    work: impl FnOnce(&Harness, &Clock) -> R,
+) -> (R, Log, usize) {
+    let point = harness.path("fuse");
+    let clock = Clock::default();
+    fs::create_dir_all(&point).expect("a mount point");
+    let file = File::options().read(true).write(true).open(file).expect("a file");
+    let session = one_file::serve(Recorder { file, log: clock.clone() }, &point);
+    let mounted = Mounted::over(&point.join(one_file::NAME), fstype, harness, new);
+    prepare(harness);
+    harness.forget_log();
+    harness.start();
+    run("sync", ["-f", &text(&harness.path("pool"))]);
+    let first = clock.now();
+    let result = work(harness, &clock);
+    let log = std::mem::take(&mut *clock.0.lock().expect("the log"));
+    clear_node(harness);
+    drop(mounted);
+    await_unbound(&point.join(one_file::NAME));
+    session.umount_and_join().expect("the end of FUSE");
+    reboot(harness);
+    (result, log, first)
+}
+
+/// What starts next does so after another boot.
+fn reboot(harness: &Harness) {
+    let boot = harness.path("boot");
+    let id = "/proc/sys/kernel/random/boot_id";
+    let number = fs::read_to_string(&boot).map_or(0, |before| before.trim_end()[24..].parse::<u64>().expect("a number")) + 1;
+    let first = !boot.exists();
+    fs::write(&boot, format!("11111111-2222-3333-4444-{number:012}\n")).expect("a boot id");
+    if first {
+        mount(Some(&boot), id, NONE, MsFlags::MS_BIND, NONE).expect("another boot");
     }
 }
 
@@ -213,23 +277,26 @@ impl PowerCut {
 /// A recorded disk, from the first write to some later one.
 struct Disk {
     log: Log,
+    /// As it was before the first write.
+    before: PathBuf,
     path: PathBuf,
     file: File,
     written: usize,
 }
 
 impl Disk {
-    fn new(log: Log, path: PathBuf) -> Disk {
-        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a disk");
-        file.set_len(DISK).expect("its size");
-        Disk { log, path, file, written: 0 }
+    fn new(log: Log, before: PathBuf) -> Disk {
+        let path = before.with_extension("later");
+        run("cp", [&before, &path]);
+        let file = File::options().read(true).write(true).open(&path).expect("a disk");
+        Disk { log, before, path, file, written: 0 }
     }
 
     /// Puts the disk as it is after a power cut into a new file.
     fn cut(&mut self, cut: &PowerCut, to: &Path) {
         let certain = self.log.flushes[cut.flush - 1];
         if self.written > certain {
-            self.file.set_len(0).and_then(|()| self.file.set_len(DISK)).expect("an empty disk");
+            run("cp", [&self.before, &self.path]);
             self.written = 0;
         }
         for (offset, data) in &self.log.writes[self.written..certain] {
@@ -240,15 +307,23 @@ impl Disk {
         let Some(mut seed) = cut.seed else { return };
         let file = File::options().write(true).open(to).expect("the disk");
         let end = self.log.flushes.get(cut.flush).copied().unwrap_or(self.log.writes.len());
-        let end = certain + usize::try_from(next(&mut seed) % (end - certain + 1) as u64).expect("small");
+        let end = certain + below(end - certain + 1, &mut seed);
         // Nearly nothing, half, or nearly all of it.
-        let kept = [1, 4, 7][usize::try_from(next(&mut seed) % 3).expect("small")];
+        let kept = [1, 4, 7][below(3, &mut seed)];
         for (offset, data) in &self.log.writes[certain..end] {
             for (sector, at) in data.chunks(SECTOR).zip((*offset..).step_by(SECTOR)) {
                 if next(&mut seed) % 8 < kept {
                     write(&file, at, sector);
                 }
             }
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        for path in [&self.before, &self.path] {
+            fs::remove_file(path).expect("the disk");
         }
     }
 }
@@ -271,6 +346,11 @@ pub fn next(seed: &mut u64) -> u64 {
     *seed
 }
 
+/// A number below this one, by chance.
+pub fn below(number: usize, seed: &mut u64) -> usize {
+    usize::try_from(next(seed) % number as u64).expect("small")
+}
+
 /// Bytes that only this seed gives, 64 KiB: it, over and over.
 pub fn pattern(seed: u64) -> Vec<u8> {
     seed.to_le_bytes().repeat(8 << 10)
@@ -281,6 +361,11 @@ pub fn pattern(seed: u64) -> Vec<u8> {
 pub struct Calls(Vec<[usize; 2]>);
 
 impl Calls {
+    /// So many, all from before the record.
+    pub fn answered_before(number: usize) -> Calls {
+        Calls(vec![[0, 0]; number])
+    }
+
     pub fn note(&mut self, begun: usize, answered: usize) {
         self.0.push([begun, answered]);
     }

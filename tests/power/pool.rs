@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::common::{Harness, MIB, STARTING, create};
+use crate::common::{Harness, MIB, create, nobody_starts};
 use crate::disk::{Calls, Clock, pattern};
 
 const CLIENTS: usize = 3;
@@ -149,7 +149,7 @@ impl Client {
             }
             Step::Write(name) => {
                 let content = (100 * self.number + at + 1) as u64;
-                let _open = STARTING.read().expect("no panic while a program is started");
+                let _open = nobody_starts();
                 let image = File::options().write(true).open(image(&self.images, "volumes", &id(name))).expect("the image");
                 image.write_all_at(&pattern(content), OFFSET).and_then(|()| image.sync_all()).expect("written");
                 state.get_mut(&id(name)).expect("a volume").content = content;
@@ -249,17 +249,29 @@ impl Client {
         owned.map(|(id, item)| (id.clone(), item.clone())).collect()
     }
 
-    /// Makes the call again that a power cut behind this flush has interrupted, and the next one.
-    async fn go_on(mut self, api: Api, flush: usize) -> Result<Client, String> {
+    /// Makes the call again that a power cut behind this flush has interrupted, and the next one. For the client that it gives, all before
+    /// it was answered when `clock` began.
+    async fn go_on(mut self, api: Api, flush: usize, clock: Clock) -> Result<Client, String> {
         let [answered, begun] = self.calls.at(flush);
         self.api = api;
         self.states.truncate(answered + 1);
+        self.calls = Calls::answered_before(answered);
         for (at, step) in SCRIPT.iter().enumerate().take(begun + 1).skip(answered) {
+            let since = if at < begun { 0 } else { clock.now() };
             let made = self.perform(at).await;
             made.map_err(|status| format!("client {}, after the cut: {step:?}: {status:?}", self.number))?;
+            self.calls.note(since, clock.now());
         }
         Ok(self)
     }
+}
+
+/// The clients after a power cut behind this flush, each having gone on.
+pub fn recover(harness: &Harness, clients: &[Client], flush: usize, clock: &Clock) -> Vec<Client> {
+    let api = Api::new(harness);
+    let clients = clients.iter().map(|client| client.clone().go_on(api.clone(), flush, clock.clone()));
+    let clients: JoinSet<Result<Client, String>> = harness.block_on(async { clients.collect() });
+    harness.block_on(clients.join_all()).into_iter().map(|client| client.unwrap_or_else(|error| panic!("{error}"))).collect()
 }
 
 /// Runs a client alone, which needs its own flushes, and then others at once.
@@ -285,7 +297,7 @@ pub fn check(harness: &Harness, clients: &[Client], flush: usize) -> Vec<String>
         wrong.extend(seen.keys().filter(|id| !known(id)).map(|id| format!("{id}: nobody asked for it")));
         if wrong.is_empty() {
             let clients: JoinSet<Result<Client, String>> =
-                clients.iter().map(|client| client.clone().go_on(api.clone(), flush)).collect();
+                clients.iter().map(|client| client.clone().go_on(api.clone(), flush, Clock::default())).collect();
             let clients = clients.join_all().await;
             let seen = observe(&api, &images).await;
             wrong.extend(clients.into_iter().filter_map(|client| match client {
@@ -319,7 +331,7 @@ async fn observe(api: &Api, images: &Path) -> State {
         enter_snapshot(snapshot, content, &mut state);
     }
     let retained: Vec<PathBuf> = {
-        let _open = STARTING.read().expect("no panic while a program is started");
+        let _open = nobody_starts();
         let entries = fs::read_dir(images.join("retained")).expect("the pool");
         entries.map(|entry| entry.expect("an entry").path()).collect()
     };
@@ -336,7 +348,7 @@ fn image(images: &Path, kind: &str, id: &str) -> PathBuf {
 
 /// The seed of what was written to an image of at least this length.
 fn content(image: &Path, bytes: i64) -> u64 {
-    let _open = STARTING.read().expect("no panic while a program is started");
+    let _open = nobody_starts();
     let Ok(file) = File::open(image) else { return TORN };
     let mut found = pattern(0);
     if file.metadata().map_or(0, |image| image.len()) < bytes.cast_unsigned() || file.read_exact_at(&mut found, OFFSET).is_err() {
