@@ -90,13 +90,17 @@ fn programs_are_started_in_os_only() {
     }
 }
 
-const BACKENDS: [&str; 7] = ["cloud", "directory", "ec2", "fake", "image", "iscsi", "nfs"];
+const BACKENDS: [&str; 9] = ["cinder", "cloud", "directory", "ec2", "fake", "gce", "image", "iscsi", "nfs"];
 /// Backends that know another one, and why.
-const SIBLINGS: [(&str, &str, &str); 2] =
-    [("ec2", "cloud", "cloud/ is what all clouds share"), ("iscsi", "image", "a target's LUNs are the images of a pool")];
+const SIBLINGS: [(&str, &str, &str); 4] = [
+    ("cinder", "cloud", "cloud/ is what all clouds share"),
+    ("ec2", "cloud", "cloud/ is what all clouds share"),
+    ("gce", "cloud", "cloud/ is what all clouds share"),
+    ("iscsi", "image", "a target's LUNs are the images of a pool"),
+];
 
 /// Words of a protocol, which is its backend's business alone.
-const PROTOCOLS: [&str; 7] = ["nfs", "nfs4", "iscsi", "iscsid", "iscsiadm", "ebs", "ec2"];
+const PROTOCOLS: [&str; 9] = ["cinder", "nfs", "nfs4", "iscsi", "iscsid", "iscsiadm", "ebs", "ec2", "gce"];
 const ABOVE_BACKENDS: [&str; 3] = ["ops", "rpc", "server"];
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")

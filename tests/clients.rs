@@ -75,7 +75,7 @@ fn suite(client: Result<Command, String>) {
         let (snapshot, blocks) = snapshot(&harness);
         assert!(blocks > 1, "several messages");
         client.args([harness.path("csi.sock"), registration_socket(&harness)]).arg(snapshot).stdin(Stdio::null());
-        let starting = common::STARTING.write().expect("no panic while a program is started");
+        let starting = common::starting();
         let client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the client starts");
         drop(starting);
         let output = client.wait_with_output().expect("the client ends");

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Harness, Pool, STARTING, capability, create, isolated, stage_request, text};
+use common::{Harness, Pool, capability, create, isolated, stage_request, starting, text};
 use longshore::csi;
 
 /// What is run, with the exit codes that may come of it: 0, or what the command says of a machine that has its own faults.
@@ -103,7 +103,7 @@ fn words(text: &str) -> String {
 fn in_pod(environment: &BTreeMap<&str, String>, line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
     command.args(line.split(' ').skip(1)).env_clear().envs(environment).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    let _starting = STARTING.write().expect("no panic while a program is started");
+    let _starting = starting();
     command.stdin(std::process::Stdio::null()).output().expect("it starts")
 }
 

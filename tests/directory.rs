@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, text};
+use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, starting, text};
 use longshore::csi;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::json;
 use tonic::{Code, Status};
 
 const BASE: &str = "pool/base";
@@ -209,6 +210,66 @@ fn block_volume_and_mount_options_of_a_file_system_are_refused_with_the_reason()
             assert!(error.message().contains(reason), "{flag}: {error}");
         }
         assert_eq!(names(&harness.path(BASE)), [".longshore"], "nothing was made");
+    });
+}
+
+/// What `longshore inspect` or `doctor` says of this node.
+fn reported(harness: &Harness, name: &str) -> serde_json::Value {
+    let _starting = starting();
+    let output = harness.command(name).arg("--json").output().expect("it runs");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn directories_and_what_is_left_of_deleted_ones_are_shown() {
+    isolated(|| {
+        let mut harness = harness("");
+        let before = reported(&harness, "inspect");
+        assert_eq!(before["findings"], json!([]), "a base that was never used: {before:#}");
+        assert!(!before["notSeen"].to_string().contains("base directory"), "a base that was never used: {before:#}");
+        harness.start();
+        let volume = made(&harness, request("shown")).expect("made");
+        let mut retained = request("retained");
+        retained.parameters.insert("onDelete".to_owned(), "retain".to_owned());
+        let retained = made(&harness, retained).expect("made");
+        delete(&harness, &retained.volume_id).expect("deleted");
+        let lost = made(&harness, request("lost")).expect("made");
+        fs::remove_dir(harness.path(BASE).join("lost")).expect("removed");
+
+        let seen = reported(&harness, "inspect");
+        let storage =
+            seen["storage"].as_array().expect("a list").iter().find(|one| one["backend"] == "dir").expect("the backend");
+        assert_eq!(storage["at"], text(&harness.path(BASE)), "{storage:#}");
+        let of = |id: &str| {
+            let all = seen["volumes"].as_array().expect("a list").iter();
+            all.clone().find(|one| one["id"] == id).unwrap_or_else(|| panic!("no {id}: {seen:#}"))
+        };
+        assert_eq!(of(&volume.volume_id)["stored"]["capacity"], 64 * MIB);
+        assert!(of(&lost.volume_id).to_string().contains("DirectoryMissing"), "{seen:#}");
+        let findings = |seen: &serde_json::Value| {
+            let found = seen["findings"].as_array().expect("a list").iter();
+            found.map(|one| (one["kind"].clone(), one["object"].clone())).collect::<Vec<_>>()
+        };
+        let kept = ("metadata-missing".into(), text(&harness.path(BASE).join("retained")).into());
+        assert_eq!(findings(&seen), std::slice::from_ref(&kept), "{seen:#}");
+
+        // What a running driver deletes is not left; what a killed one has left is.
+        let trash = harness.path(BASE).join(".longshore/trash/left~1");
+        fs::create_dir(&trash).expect("made");
+        assert_eq!(findings(&reported(&harness, "inspect")), std::slice::from_ref(&kept));
+        harness.kill();
+        let seen = reported(&harness, "inspect");
+        assert_eq!(findings(&seen), [("trash".into(), text(&trash).into()), kept], "{seen:#}");
+        let checks = reported(&harness, "doctor");
+        let of = |name: &str| {
+            let mut found = checks["checks"].as_array().expect("a list").iter();
+            found.find(|one| one["name"] == name && one["found"].to_string().contains("pool base")).cloned()
+        };
+        assert_eq!(of("pool-quota").expect("a check")["level"], "warning", "{checks:#}");
+        assert!(
+            of("pool-lock").expect("a check")["found"].to_string().contains("no process is seen to have its lock"),
+            "{checks:#}"
+        );
     });
 }
 

@@ -6,11 +6,15 @@ use std::sync::Arc;
 
 use longshore::backend::Backend;
 use longshore::backend::catalog::{Catalog, OpenContext, Purpose};
+use longshore::backend::cinder::parameters::{CinderParameters, Retype, SnapshotParameters as CinderSnapshotParameters};
 use longshore::backend::directory::DirectoryParameters;
+use longshore::backend::disk::DiskParameters;
 use longshore::backend::ec2::parameters::{Ec2Parameters, Rates, SnapshotSettings};
 use longshore::backend::fake::{Fake, FakeConfig, FakeParameters};
+use longshore::backend::gce::parameters::{GceParameters, Rates as GceRates, SnapshotParameters};
 use longshore::backend::image::{ImageParameters, MutableParameters};
 use longshore::backend::iscsi::IscsiParameters;
+use longshore::backend::lvm::LvmParameters;
 use longshore::backend::nfs::{NfsParameters, NfsSnapshotParameters};
 use longshore::backend::registry::Registry;
 use longshore::ops::parameters::Parameters;
@@ -77,9 +81,11 @@ fn every_attribute_of_a_static_volume() {
     let reported = documented("Static volumes");
     let iscsi: BTreeSet<String> = known(unheard_of().parse::<IscsiParameters>().map(|_| ()));
     let mut all: BTreeSet<String> = iscsi.into_iter().filter(|name| name != "sessionCHAPAuth").collect();
-    all.extend(["server", "subDir", "path"].map(str::to_owned));
+    all.extend(["server", "subDir", "path", "volumeGroup", "device"].map(str::to_owned));
     assert_eq!(reported, all);
 }
+
+const LVM_STATIC: [&str; 2] = ["volumeGroup", "logicalVolume"];
 
 fn unheard_of() -> RawParameters {
     RawParameters::new([("unheardOf".to_owned(), "x".to_owned())])
@@ -95,8 +101,14 @@ fn every_parameter_of_a_storage_class() {
     all.extend(nfs);
     let directory: BTreeSet<String> = known(unheard_of().parse::<DirectoryParameters>().map(|_| ()));
     all.extend(directory.into_iter().filter(|name| !["path", "gid"].contains(&name.as_str())));
+    let lvm: BTreeSet<String> = known(unheard_of().parse::<LvmParameters>().map(|_| ()));
+    all.extend(lvm.into_iter().filter(|name| !LVM_STATIC.contains(&name.as_str())));
+    let disk: BTreeSet<String> = known(unheard_of().parse::<DiskParameters>().map(|_| ()));
+    all.extend(disk.into_iter().filter(|name| name != "device"));
     all.extend(fields(FakeParameters::default()));
     all.extend(ec2());
+    all.extend(known(unheard_of().parse::<GceParameters>().map(|_| ())));
+    all.extend(known(unheard_of().parse::<CinderParameters>().map(|_| ())));
     all.insert("backend".to_owned());
     assert_eq!(documented("StorageClass"), all);
 }
@@ -108,6 +120,8 @@ fn every_parameter_that_may_change() {
     let mut all = known(unheard_of().parse::<MutableParameters>().map(|_| ()));
     // In one row.
     all.extend(rates().into_iter().filter(|name| name == "type"));
+    all.extend(known(unheard_of().parse::<GceRates>().map(|_| ())).into_iter().filter(|name| name == "iops"));
+    all.extend(known(unheard_of().parse::<Retype>().map(|_| ())));
     all.extend(known(fake.modify().expect("it modifies").check(&unheard_of())));
     assert_eq!(documented("VolumeAttributesClass"), all);
 }
@@ -120,6 +134,8 @@ fn every_secret_and_every_parameter_of_snapshots() {
     let fake = Fake::new(fake, "node".parse().expect("a node")).expect("a backend");
     let mut snapshots = known(unheard_of().parse::<SnapshotSettings>().map(|_| ()));
     snapshots.insert("tagSpecification_1".to_owned());
+    snapshots.extend(known(unheard_of().parse::<SnapshotParameters>().map(|_| ())));
+    snapshots.extend(known(unheard_of().parse::<CinderSnapshotParameters>().map(|_| ())));
     snapshots.extend(known(unheard_of().parse::<NfsSnapshotParameters>().map(|_| ())));
     assert_eq!(documented("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
     fake.snapshots().expect("it has them").check(&unheard_of()).expect_err("a snapshot class has no parameters");
@@ -132,12 +148,20 @@ fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
         ("`image`", format!("{{name: local, type: image, node: node, pools: [{{name: a, path: {pool}/local}}]}}")),
         ("`image`, shared", format!("{{name: shared, type: image, shared: true, pools: [{{name: a, path: {pool}/shared}}]}}")),
         ("`directory`", format!("{{name: directories, type: directory, node: node, path: {pool}/base, staticPaths: [/opt]}}")),
+        (
+            "`lvm`",
+            "{name: lvm, type: lvm, node: node, classes: [{name: thin, volumeGroup: vg0, devices: [/dev/sda], thinPool: pool0}]}"
+                .to_owned(),
+        ),
+        ("`disk`", "{name: disk, type: disk, node: node, classes: [{name: nvme, devices: [/dev/no-such-disk]}]}".to_owned()),
         ("`nfs`", "{name: nfs, type: nfs, shares: [{server: 192.0.2.1, share: /srv}]}".to_owned()),
         (
             "`iscsi`",
             format!("{{name: iscsi, type: iscsi, portals: ['127.0.0.1:3260'], pools: [{{name: a, path: {pool}/iscsi}}]}}"),
         ),
         ("`ec2`", "{name: ebs, type: ec2, cluster: c, region: eu-west-1}".to_owned()),
+        ("`gce`", "{name: pd, type: gce, cluster: c, project: p, region: europe-west3}".to_owned()),
+        ("`cinder`", "{name: vol, type: cinder, cluster: c}".to_owned()),
         ("`fake`", "{name: fake, type: fake}".to_owned()),
     ];
     let file = configured.iter().fold("backends:\n".to_owned(), |file, (_, entry)| file + "- " + entry + "\n");
@@ -261,7 +285,8 @@ fn parameters(object: &serde_json::Value) -> RawParameters {
 #[test]
 fn catalog_has_documentation_and_tests_for_each_backend() {
     /// Not in the matrices of tests/matrix.rs, but in others.
-    const OTHER_MATRICES: [(&str, &str); 1] = [("ec2", "tests/cloud/main.rs")];
+    const OTHER_MATRICES: [(&str, &str); 3] =
+        [("ec2", "tests/cloud/main.rs"), ("gce", "tests/cloud/gce/faults.rs"), ("cinder", "tests/cloud/cinder/faults.rs")];
     let file = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let mut missing = Vec::new();
     let mut need = |there: bool, what: String| {

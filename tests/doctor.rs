@@ -18,16 +18,13 @@ use serde_json::Value;
 const IN_POD: (&str, &str) = ("KUBERNETES_SERVICE_HOST", "10.0.0.1");
 
 fn command(harness: &Harness, name: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
-    command.arg(name).args(["--node-id", "node-1", "--endpoint"]).arg(harness.path("csi.sock"));
-    command.arg("--state-dir").arg(harness.path("state")).arg("--kubelet-dir").arg(harness.path("kubelet"));
-    command.arg("--config").arg(harness.path("config.yaml"));
-    command.env_remove("CSI_ENDPOINT").env_remove("KUBE_NODE_NAME").env_remove(IN_POD.0).stdin(Stdio::null());
+    let mut command = harness.command(name);
+    command.env_remove(IN_POD.0);
     command
 }
 
 fn output(command: &mut Command) -> Output {
-    let _starting = common::STARTING.write().expect("no panic while a program is started");
+    let _starting = common::starting();
     command.output().expect("it runs")
 }
 

@@ -48,6 +48,7 @@ fn an_idle_volume_takes_less_than_500_bytes() {
             id: VolumeId::derive(fake.name(), &name),
             name,
             capacity: Bytes::GIB,
+            limit: None,
             source: None,
             parameters: parameters.clone(),
             several_nodes: false,

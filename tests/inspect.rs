@@ -74,16 +74,13 @@ impl World {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
-        command.arg("inspect").args(["--node-id", "node-1", "--endpoint"]).arg(self.harness.path("csi.sock"));
-        command.arg("--state-dir").arg(self.harness.path("state")).arg("--kubelet-dir").arg(self.harness.path("kubelet"));
-        command.arg("--config").arg(self.harness.path("config.yaml")).args(words);
-        command.env_remove("CSI_ENDPOINT").env_remove("KUBE_NODE_NAME").stdin(Stdio::null());
+        let mut command = self.harness.command("inspect");
+        command.args(words);
         command
     }
 
     fn inspect(&self, words: &[&str]) -> Output {
-        let _starting = common::STARTING.write().expect("no panic while a program is started");
+        let _starting = common::starting();
         self.command(words).output().expect("it runs")
     }
 
@@ -217,7 +214,7 @@ fn volume_held_by_another_mount_namespace_is_shown_with_its_holder() {
     isolated(|| {
         let world = World::new();
         let (id, staging) = world.staged("held");
-        let holder = Holder::new(common::STARTING.write().expect("no panic while a program is started"));
+        let holder = Holder::new(common::starting());
         let unstage = |world: &World| {
             let staging_target_path = text(&staging);
             let request = csi::NodeUnstageVolumeRequest { volume_id: id.clone(), staging_target_path };
@@ -769,7 +766,7 @@ fn one_driver_at_a_time_serves_a_state_directory() {
         let mut world = World::new();
         let (state, kubelet) = (world.harness.path("state"), world.harness.path("kubelet"));
         let second = |config: &Path| {
-            let _starting = common::STARTING.write().expect("no panic while a program is started");
+            let _starting = common::starting();
             let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
             command.args(["serve", "--mode", "node", "--endpoint"]).arg(world.harness.path("second.sock"));
             command.arg("--state-dir").arg(&state).arg("--kubelet-dir").arg(&kubelet).arg("--config").arg(config);

@@ -63,6 +63,23 @@ const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"),
 const DIRECTORY: Variant =
     Variant { name: "directory", backend: "directory", pool: Pool::Xfs, fstype: Some("xfs"), calls: &Call::SHARE, ..PLAIN };
 const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
+const THIN: Variant =
+    Variant { name: "LVM thin", backend: "lvm", calls: &Call::THIN, parameters: &[("deviceClass", "thin")], ..PLAIN };
+const THICK: Variant = Variant {
+    name: "LVM thick",
+    backend: "lvm",
+    fstype: None,
+    calls: &Call::ALONE,
+    parameters: &[("deviceClass", "thick")],
+    ..PLAIN
+};
+/// Whole disks, of loop devices; wiped to the last byte at the end.
+const DISK: Variant =
+    Variant { name: "disk", backend: "disk", calls: &Call::FIXED, parameters: &[("onDelete", "scrub")], ..PLAIN };
+const NEW_DISK: Variant = Variant { name: story::NEW_DISK, backend: "disk", calls: &Call::MADE, only: &[Call::Create], ..PLAIN };
+/// A clone is made as a restored volume is; a thin volume is deleted as a snapshot is, and staged as others are.
+const THIN_CALLS: [Call; 4] = [Call::Create, Call::Snapshot, Call::Restore, Call::DeleteSnapshot];
+const THICK_CALLS: [Call; 2] = [Call::Create, Call::Expand];
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
 const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
 /// Publishing a share's directory is binding it, as staging is; a clone is copied as a snapshot is restored.
@@ -189,7 +206,7 @@ fn hang(story: &mut Story, index: usize, count: &mut Count) {
         for step in 1.. {
             let when = story.when(index, &format!("hung before step {step}, then {way:?}"));
             story.arm(&format!("hang@{step}"));
-            story.patience = Duration::from_millis(100);
+            story.patience = story.impatience();
             let mut answer = story.perform(index);
             // On a slow machine the caller may have gone before the step was reached.
             while !story.reached(step) && answer.as_ref().is_err_and(|status| !is_final(status.code())) {
@@ -217,7 +234,7 @@ fn hang(story: &mut Story, index: usize, count: &mut Count) {
 }
 
 fn hold() -> Holder {
-    Holder::new(common::STARTING.write().expect("no panic while a program is started"))
+    Holder::new(common::starting())
 }
 
 /// Another mount namespace has a copy of the volume's mount, from before the call on, or from a moment in its midst on. What is still in
@@ -397,6 +414,14 @@ tests! {
     every_step_fails_with_enospc_directory: "fault matrix ENOSPC", enospc, [DIRECTORY], &[];
     killed_before_every_step_iscsi: "crash matrix", crash, [ISCSI], &ISCSI_CALLS;
     every_step_fails_with_eio_iscsi: "fault matrix EIO", eio, [ISCSI], &ISCSI_CALLS;
+    killed_before_every_step_lvm_thin: "crash matrix", crash, [THIN], &THIN_CALLS;
+    killed_before_every_step_lvm_thick: "crash matrix", crash, [THICK], &THICK_CALLS;
+    killed_within_every_step_lvm_thick: "crash matrix within steps", crash_within, [THICK], &[Call::Create];
+    every_step_fails_with_eio_lvm_thick: "fault matrix EIO", eio, [THICK], &[Call::Create];
+    every_step_hangs_lvm_thin: "hang matrix", hang, [THIN], &[Call::Snapshot];
+    killed_before_every_step_disk: "crash matrix", crash, [DISK, NEW_DISK], &[];
+    every_step_hangs_disk: "hang matrix", hang, [DISK], &[Call::Create];
+    every_step_fails_with_eio_disk: "fault matrix EIO", eio, [DISK, NEW_DISK], &[];
     other_steps_fail_with_eio: "fault matrix EIO", eio, [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE, FAKE], &[];
     other_steps_fail_with_ebusy: "fault matrix EBUSY", ebusy, [TARGETS, READ_ONLY_BLOCK, INLINE], &[];
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, STARTING, capability, create, isolated, run, stage_request, text};
+use common::{Harness, MIB, Pool, capability, create, isolated, run, stage_request, starting, text};
 use longshore::csi;
 use tonic::{Code, Status};
 
@@ -27,7 +27,7 @@ fn outcome(output: &Output) -> (i32, String) {
 }
 
 fn longshore(harness: &Harness, arguments: &[&str]) -> (i32, String) {
-    let _starting = STARTING.write().expect("no panic while a program is started");
+    let _starting = starting();
     outcome(&command(harness, arguments).output().expect("it starts"))
 }
 
@@ -242,7 +242,7 @@ fn two_reloads_at_once_apply_a_change_once() {
         for (old, new) in [("8.0", "4.0"), ("4.0", "2.0"), ("2.0", "1.0")] {
             edit(&harness, &[(&format!("overcommit: {old}"), &format!("overcommit: {new}"))]);
             let started = {
-                let _starting = STARTING.write().expect("no panic while a program is started");
+                let _starting = starting();
                 let start = |_| command(&harness, &["reload"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
                 (0..6).map(start).collect::<Result<Vec<_>, _>>().expect("they start")
             };

@@ -219,7 +219,7 @@ impl Provision for Stand {
             capacity: spec.capacity,
             source: None,
             parameters: spec.parameters.clone().into(),
-            topology: None,
+            topology: Vec::new(),
             for_one_node: false,
         };
         self.volumes.lock().expect("no panic").insert(volume.id.clone(), volume.clone());

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Harness, Pool, STARTING, create, isolated};
+use common::{Harness, Pool, create, isolated, starting};
 use longshore::csi;
 use tonic::{Code, Status};
 
@@ -61,7 +61,7 @@ fn shown(harness: &Harness, name: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
     command.arg(name).arg("--endpoint").arg(harness.path("csi.sock")).arg("--config").arg(harness.path("config.yaml"));
     command.arg("--state-dir").arg(harness.path("state")).arg("--kubelet-dir").arg(harness.path("kubelet"));
-    let _starting = STARTING.write().expect("no panic while a program is started");
+    let _starting = starting();
     let output = command.stdin(Stdio::null()).output().expect("it runs");
     [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
 }

@@ -11,11 +11,15 @@ mod common;
 mod actions;
 mod bad_input;
 mod buckets;
+#[cfg(feature = "cinder")]
+mod cinder;
 mod clock;
 mod company;
 mod driver;
 mod fault_injection;
 mod garbage;
+#[cfg(feature = "gce")]
+mod gce;
 mod lifecycle;
 mod limits;
 mod moto;
@@ -26,6 +30,8 @@ mod rights;
 mod rights_tests;
 mod sanity;
 mod state;
+#[cfg(any(feature = "cinder", feature = "gce"))]
+mod tenant;
 mod tls;
 mod wire;
 mod xml;

@@ -107,8 +107,12 @@ fn start() -> Result<(SocketAddr, Child), String> {
 /// A server in moto's Python: a script, which tells its port on standard output and serves until its standard input ends, and its
 /// arguments. `Err` says why there can be none here.
 pub fn serve(script: &[&str]) -> Result<(SocketAddr, Child), String> {
-    let python = installed()?;
-    let _starting = common::STARTING.write().expect("no panic while a program is started");
+    serve_by(&installed()?, script)
+}
+
+/// The same in another Python.
+pub fn serve_by(python: &Path, script: &[&str]) -> Result<(SocketAddr, Child), String> {
+    let _starting = common::starting();
     let mut command = Command::new(python);
     command.arg("-c").args(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("python: {error}"))?;

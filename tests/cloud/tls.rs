@@ -1,5 +1,6 @@
 //! HTTPS, as AWS speaks it: a certificate is checked against what this machine trusts, and against the name that was asked for.
 
+use std::net::SocketAddr;
 use std::process::Child;
 use std::sync::Arc;
 
@@ -69,34 +70,52 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// A front of the cloud, and a driver that is to go by it; not started yet.
-struct Front {
+/// Takes TLS for a server of this machine.
+pub struct TlsFront {
+    pub address: SocketAddr,
     process: Child,
     directory: tempfile::TempDir,
+}
+
+impl TlsFront {
+    /// With a certificate for `name`.
+    pub fn of(server: SocketAddr, name: &str) -> TlsFront {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (at, port) = (directory.path().display().to_string(), server.port().to_string());
+        let (address, process) = moto::serve(&[FRONT, &at, &port, name]).expect("as the cloud has it");
+        TlsFront { address, process, directory }
+    }
+
+    /// The authority that signed the certificate.
+    pub fn authority(&self) -> String {
+        self.directory.path().join("authority.pem").display().to_string()
+    }
+}
+
+impl Drop for TlsFront {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// A front of the cloud, and a driver that is to go by it; not started yet.
+struct Front {
+    tls: TlsFront,
     driver: Driver,
 }
 
 impl Front {
     fn of(cloud: &Arc<Cloud>, instance: &str, name: &str) -> Front {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (at, port) = (directory.path().display().to_string(), cloud.address.port().to_string());
-        let (address, process) = moto::serve(&[FRONT, &at, &port, name]).expect("as the cloud has it");
-        let mut driver = Driver::new(cloud, SPEED, instance, &format!("https://{address}"));
+        let tls = TlsFront::of(cloud.address, name);
+        let mut driver = Driver::new(cloud, SPEED, instance, &format!("https://{}", tls.address));
         driver.persistent = false;
-        Front { process, directory, driver }
+        Front { tls, driver }
     }
 
     fn trusting(mut self) -> Front {
-        let authority = self.directory.path().join("authority.pem").display().to_string();
-        self.driver.harness.set("SSL_CERT_FILE", &authority);
+        self.driver.harness.set("SSL_CERT_FILE", &self.tls.authority());
         self
-    }
-}
-
-impl Drop for Front {
-    fn drop(&mut self) {
-        self.process.kill().ok();
-        self.process.wait().ok();
     }
 }
 

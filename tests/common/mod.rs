@@ -18,7 +18,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
@@ -28,7 +28,7 @@ use longshore::csi::node_client::NodeClient;
 use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 #[allow(unused_imports, reason = "each test program uses another part of it")]
-pub use test_support::skipped;
+pub use test_support::{nobody_starts, skipped, starting};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 pub const MIB: i64 = 1 << 20;
@@ -51,13 +51,20 @@ pub fn isolated(test: impl FnOnce() + Send) {
     test_support::in_namespace(test);
 }
 
-/// A child that another test starts has our open files until it runs its program: anyone who has a file of a mount open that is then
-/// to be unmounted reads this; anyone who starts a program writes it.
-pub static STARTING: std::sync::RwLock<()> = std::sync::RwLock::new(());
-
 /// Runs a program to its end and gives what it printed; a failure ends the test.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> String {
-    let _starting = STARTING.write().expect("no panic while a program is started");
+    let output = ended(program, arguments);
+    assert!(output.status.success(), "{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Runs a program to its end, and says whether it ended well.
+pub fn runs<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> bool {
+    ended(program, arguments).status.success()
+}
+
+fn ended<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Output {
+    let _starting = starting();
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
     let finds = program == "losetup" && command.get_args().any(|argument| argument == "--find" || argument == "-f");
@@ -66,8 +73,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S
     while finds && String::from_utf8_lossy(&output.stderr).contains("failed to set up loop device: Device or resource busy") {
         output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
     }
-    assert!(output.status.success(), "{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    output
 }
 
 /// A driver with its directories.
@@ -95,7 +101,7 @@ impl Machine {
         command.args(network.then_some("--net"));
         command.args(["--uts", "--mount", "--propagation", "private", "sh", "-c", "echo up; exec cat >/dev/null"]);
         // It ends with the pipe, whatever becomes of the test.
-        let starting = STARTING.write().expect("no panic while a program is started");
+        let starting = starting();
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a machine");
         drop(starting);
         let mut up = [0; 3];
@@ -109,7 +115,7 @@ impl Machine {
 
     /// Runs a program in it to its end, and says whether it ended well.
     pub fn runs<S: AsRef<OsStr>>(&self, program: &str, arguments: impl IntoIterator<Item = S>) -> bool {
-        let _starting = STARTING.write().expect("no panic while a program is started");
+        let _starting = starting();
         self.command(program).args(arguments).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     }
 
@@ -228,6 +234,16 @@ impl Harness {
         fs::write(&path, format!("{before}{yaml}\n")).expect("the configuration");
     }
 
+    /// `longshore inspect` or `doctor` of this driver's node; to be run under [`starting`].
+    pub fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
+        command.arg(name).args(["--node-id", "node-1", "--endpoint"]).arg(self.path("csi.sock"));
+        command.arg("--state-dir").arg(self.path("state")).arg("--kubelet-dir").arg(self.path("kubelet"));
+        command.arg("--config").arg(self.path("config.yaml"));
+        command.env_remove("CSI_ENDPOINT").env_remove("KUBE_NODE_NAME").stdin(Stdio::null());
+        command
+    }
+
     /// A variable in the environment of the next driver that is started.
     pub fn set(&mut self, key: &str, value: &str) {
         self.environment.retain(|(name, _)| name != key);
@@ -272,7 +288,7 @@ impl Harness {
                 machine.runs("umount", ["--lazy", point]);
             }
         }
-        let _starting = STARTING.write().expect("no panic while a program is started");
+        let _starting = starting();
         for device in loops {
             Command::new("losetup").args(["--detach", &device]).status().ok();
         }
@@ -296,7 +312,7 @@ impl Harness {
         // Where there is no cargo, the driver lies elsewhere than where it was built.
         let program = self.program.clone().or_else(|| std::env::var_os("LONGSHORE").map(PathBuf::from));
         let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_longshore").into());
-        let starting = STARTING.write().expect("no panic while a program is started");
+        let starting = starting();
         let mut command = match &self.machine {
             Some(machine) => machine.command(program),
             None => Command::new(program),

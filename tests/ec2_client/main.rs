@@ -49,7 +49,7 @@ fn with_environment(test: &str, environment: &[(&str, &str)]) {
         child.env_remove(name);
     }
     child.env("HOME", "/nonexistent").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let starting = common::STARTING.write().expect("no panic while a program is started");
+    let starting = common::starting();
     let child = child.spawn().expect("this test, again");
     drop(starting);
     let output = child.wait_with_output().expect("an end");
@@ -305,7 +305,7 @@ fn requests_are_as_aws_models_them() {
     let forms: Vec<String> = server.asked().into_iter().map(|request| request.body).collect();
     assert!(forms.len() >= 21, "{forms:?}");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ec2_client/model.py");
-    let starting = common::STARTING.write().expect("no panic while a program is started");
+    let starting = common::starting();
     let mut check = Command::new(python).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python");
     drop(starting);
     check.stdin.take().expect("a pipe").write_all(forms.join("\n").as_bytes()).expect("written");

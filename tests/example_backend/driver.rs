@@ -74,7 +74,7 @@ impl Example {
             Error::failed("read the record of volume", id.to_string(), format!("{}: {error}", path.display()))
         })?;
         let Record { name, capacity, parameters } = record;
-        let (id, source, topology) = (id.clone(), None, None);
+        let (id, source, topology) = (id.clone(), None, Vec::new());
         Ok(Some(Volume { id, name, capacity, source, parameters: parameters.into(), topology, for_one_node: false }))
     }
 

@@ -16,7 +16,7 @@ use tonic::Code;
 
 /// Builds the program, which `cargo test` of all tests has done already.
 fn program() -> PathBuf {
-    let _starting = common::STARTING.write().expect("no panic while a program is started");
+    let _starting = common::starting();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--locked", "--offline", "--quiet", "--example", "example-backend"]);
     let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
@@ -26,7 +26,7 @@ fn program() -> PathBuf {
 }
 
 fn output(program: &Path, arguments: &[&str]) -> Output {
-    let _starting = common::STARTING.write().expect("no panic while a program is started");
+    let _starting = common::starting();
     let mut command = Command::new(program);
     command.env_remove("CSI_ENDPOINT").env_remove("KUBE_NODE_NAME").env_remove("LONGSHORE_CONFIG").stdin(Stdio::null());
     command.args(arguments).output().expect("it runs")

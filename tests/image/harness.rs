@@ -5,7 +5,6 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig, Role};
@@ -16,6 +15,8 @@ use longshore::volume::{
     BackendName, Bytes, ContentSource, Error, RawParameters, Result, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+pub use test_support::nobody_starts;
+use test_support::starting;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -148,17 +149,8 @@ pub fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("longshore-image-").tempdir_in("/var/tmp").expect("a directory")
 }
 
-/// A child that is being started has our open files until it runs its program: anyone who starts one writes this, and anyone who unmounts
-/// what a file was open on reads it.
-static STARTING: RwLock<()> = RwLock::new(());
-
-/// For as long as it is there, no child is being started: none has the lock of a pool or a file of a disk.
-pub fn nobody_starts() -> RwLockReadGuard<'static, ()> {
-    STARTING.read().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub fn start(command: &mut Command) -> Child {
-    let _starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+    let _starting = starting();
     command.spawn().unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()))
 }
 
@@ -211,6 +203,7 @@ pub fn spec(name_of_it: &str, capacity: u64, parameters: &[(&str, &str)]) -> Vol
         id: volume_id(name_of_it),
         name: name_of_it.to_owned(),
         capacity: Bytes(capacity),
+        limit: None,
         source: None,
         parameters: serde_json::json!({"node": {"fsck": "true"}, "backend": backend}),
         several_nodes: false,

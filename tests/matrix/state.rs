@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::Harness;
+use crate::common::{Harness, run};
 
 /// Sorted lines, for people who read the difference.
 pub fn of(harness: &Harness) -> Vec<String> {
@@ -44,6 +44,12 @@ pub fn of(harness: &Harness) -> Vec<String> {
         lines.extend(names.map(|name| format!("base/{}/", name.to_string_lossy())));
         files("base/.longshore", &base.join(".longshore"), &mut lines);
     }
+    if let Ok(devices) = std::env::var(super::story::VOLUME_GROUP) {
+        volume_group(&devices, &mut lines);
+    }
+    for number in [0, 1] {
+        lines.extend(disk(&harness.path(&format!("pool/disk{number}"))));
+    }
     files("iSCSI pool", &harness.path("pool/iscsi"), &mut lines);
     iscsi(&mut lines);
     lines.sort();
@@ -58,6 +64,40 @@ fn emptied(trash: &Path) {
         assert!(begun.elapsed() < Duration::from_secs(30), "{} is not emptied", trash.display());
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// What LVM has, and what is active of it: of the driver, not of the thin pool.
+fn volume_group(devices: &str, lines: &mut Vec<String>) {
+    let fields = "lv_name,lv_size,lv_attr,origin,lv_active,lv_tags";
+    let lvs = ["lvs", "-qq", "--noheadings", "--devices", devices, "-o", fields, "@longshore"];
+    lines.extend(run("lvm", lvs).lines().map(|line| {
+        let tags = line.split(',').filter(|tag| !tag.contains("longshore.record."));
+        tags.collect::<Vec<_>>().join(",")
+    }));
+    for entry in fs::read_dir("/sys/block").expect("sysfs").flatten() {
+        let name = fs::read_to_string(entry.path().join("dm/name")).unwrap_or_default();
+        if name.starts_with("vg0-longshore") {
+            lines.push(format!("mapping: {}", name.trim()));
+        }
+    }
+}
+
+/// What the record of a disk says of its volume, but for numbers that grow, and for whether it is blank, which it says only until it was
+/// connected once, be it in vain; nothing where the disk is free.
+fn disk(image: &Path) -> Option<String> {
+    const RECORD: usize = 1 << 20;
+    let bytes = fs::read(image).ok()?;
+    let copy = |at: usize| {
+        let header = bytes.get(at..at + 64)?.strip_prefix(b"LONGSHORE RECORD")?;
+        let number = |from: usize| u64::from_le_bytes(header[from..from + 8].try_into().expect("eight bytes"));
+        let length = usize::try_from(number(8)).expect("a length");
+        Some((number(0), serde_json::from_slice::<Value>(&bytes[at + 64..at + 64 + length]).expect("JSON")))
+    };
+    let (_, mut record) = [RECORD, RECORD + (64 << 10)].into_iter().filter_map(copy).max_by_key(|(sequence, _)| *sequence)?;
+    let state = record["state"].take();
+    let volume = state.as_object()?.values().next()?;
+    let content = state.as_object()?.keys().next()?;
+    Some(format!("disk: {content} {}", volume["id"]))
 }
 
 /// What this machine's kernel exports, and to what it is logged in.

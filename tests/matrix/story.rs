@@ -12,7 +12,9 @@ use longshore::csi;
 use longshore::volume::SnapshotId;
 use tonic::{Code, Status};
 
-use crate::common::{Harness, MIB, Pool, STARTING, capability, create, mounts_at, publish_request, run, stage_request, text};
+use crate::common::{
+    Harness, MIB, Pool, capability, create, mounts_at, nobody_starts, publish_request, run, runs, stage_request, text,
+};
 use crate::state;
 
 /// How long a call may take that nobody disturbs.
@@ -124,8 +126,33 @@ impl Call {
         DeleteSnapshot,
         Delete,
     ];
+    /// Of a thin logical volume: as the life, but for what it has not.
+    pub const THIN: [Call; 17] = [
+        Create,
+        Stage,
+        Publish,
+        Expand,
+        NodeExpand,
+        Snapshot,
+        Restore,
+        Clone,
+        StageRestored,
+        ReadRestored,
+        ReadCloned,
+        Unpublish,
+        Unstage,
+        DeleteCloned,
+        DeleteRestored,
+        DeleteSnapshot,
+        Delete,
+    ];
+    /// Of one that has no copies.
+    pub const ALONE: [Call; 8] = [Create, Stage, Publish, Expand, NodeExpand, Unpublish, Unstage, Delete];
     /// Of a unit of a target server.
     pub const SAN: [Call; 10] = [Create, Attach, Stage, Publish, Expand, NodeExpand, Unpublish, Unstage, Detach, Delete];
+    /// That cannot grow.
+    pub const FIXED: [Call; 6] = [Create, Stage, Publish, Unpublish, Unstage, Delete];
+    pub const MADE: [Call; 2] = [Create, Delete];
     pub const ATTACHED: [Call; 8] = [Create, Attach, Stage, Publish, Unpublish, Unstage, Detach, Delete];
     /// Whose steps differ with the file system, or with what lies on it.
     pub const ON_NODE: [Call; 9] =
@@ -152,6 +179,7 @@ impl Call {
             UnpublishReadOnly => calls.contains(&PublishReadOnly),
             UnpublishInline => calls.contains(&PublishInline),
             DeleteGroup => calls.contains(&Group),
+            DeleteSnapshot => calls.contains(&Snapshot),
             // Not attached is fine for every backend.
             _ => true,
         }
@@ -214,6 +242,9 @@ impl Variant {
             let target = Path::new("/sys/kernel/config/target").exists();
             return (!target).then_some("no iSCSI target in this kernel: it is tested in the virtual machine");
         }
+        if self.backend == "lvm" {
+            return std::env::var(VOLUME_GROUP).is_err().then_some("no volume group: it is tested in the virtual machine");
+        }
         let encrypted = self.parameters.iter().any(|(name, _)| *name == "encryption");
         let devices = fs::read_to_string("/proc/misc").expect("proc");
         let why = "no device-mapper here: what is encrypted is tested in the virtual machine";
@@ -223,6 +254,9 @@ impl Variant {
 
 /// The export below which volumes of NFS are made, as `server:/path`; on this machine it is that path, too.
 pub const NFS_SHARE: &str = "LONGSHORE_NFS_SHARE";
+
+/// The volume group vg0 with the thin pool pool0, as its physical volumes separated by commas.
+pub const VOLUME_GROUP: &str = "LONGSHORE_VOLUME_GROUP";
 
 /// The base directory of the backend `directory`, in the test's own.
 pub const DIRECTORY: &str = "pool/directory";
@@ -241,6 +275,18 @@ fn configuration(variant: Variant, harness: &Harness) -> String {
             fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("a mode");
             format!("  - name: directory\n    type: directory\n    path: {}\n", base.display())
         }
+        "lvm" => {
+            let devices = std::env::var(VOLUME_GROUP).expect("devices");
+            let each = format!("volumeGroup: vg0, devices: [{devices}]");
+            format!(
+                "  - name: lvm\n    type: lvm\n    classes: [{{name: thick, {each}}}, {{name: thin, {each}, thinPool: pool0, overcommit: 4}}]\n"
+            )
+        }
+        // Larger than the volume by what the driver has for itself, and a second one of the same size.
+        "disk" => {
+            let disks = [0, 1].map(|number| disk(harness, number));
+            format!("  - name: disk\n    type: disk\n    classes: [{{name: all, devices: [{}]}}]\n", disks.join(", "))
+        }
         "iscsi" => {
             let pool = harness.path("pool/iscsi");
             fs::create_dir_all(&pool).expect("a directory");
@@ -252,6 +298,18 @@ fn configuration(variant: Variant, harness: &Harness) -> String {
         _ => String::new(),
     }
 }
+
+/// Makes a disk of a file. Its partitions go with it.
+fn disk(harness: &Harness, number: u32) -> String {
+    let path = harness.path(&format!("pool/disk{number}"));
+    fs::File::create(&path).and_then(|file| file.set_len(DISK)).expect("an image");
+    run("losetup", ["--partscan", "--find", "--show", &text(&path)]).trim().to_owned()
+}
+
+/// The variant whose disks are blank before each volume.
+pub const NEW_DISK: &str = "new disk";
+/// Bytes of a disk.
+const DISK: u64 = 68 << 20;
 
 /// A step as it ran undisturbed.
 #[derive(Clone, Debug)]
@@ -307,6 +365,11 @@ impl Story {
         }
     }
 
+    /// How long a caller waits for a step that hangs: longer than what comes before it takes.
+    pub fn impatience(&self) -> Duration {
+        Duration::from_millis(if self.variant.backend == "lvm" { 6000 } else { 100 })
+    }
+
     pub fn calls(&self) -> &[Call] {
         &self.calls
     }
@@ -333,12 +396,13 @@ impl Story {
             self.noted.push(state::of(&self.harness));
         }
         self.compare(0, "after an undisturbed story");
+        self.renew_disks();
         self.arm("");
     }
 
     /// A backend's first volume finds its storage bare; what it makes there for itself stays.
     fn create_layout(&mut self) {
-        if matches!(self.variant.backend, "nfs" | "iscsi" | "directory") {
+        if matches!(self.variant.backend, "nfs" | "iscsi" | "directory" | "disk") && self.variant.name != NEW_DISK {
             let mut controller = self.harness.controller();
             let request = self.request(self.creation("first", self.size()));
             self.harness.block_on(controller.create_volume(request)).expect("a first volume");
@@ -390,6 +454,21 @@ impl Story {
             }
         }
         self.compare(index, when);
+        self.renew_disks();
+    }
+
+    /// Of a story of new disks, each is as if it had never been used.
+    fn renew_disks(&self) {
+        if self.variant.name == NEW_DISK {
+            for disk in self.harness.loops() {
+                // The driver looks at its disks in threads of their own, and what it starts has open what it has: both end soon.
+                let begun = Instant::now();
+                while Path::new(&format!("{disk}p1")).exists() && !runs("partx", ["--delete", &disk]) {
+                    assert!(begun.elapsed() < PATIENCE, "a partition of {disk} is still in use");
+                }
+                run("blkdiscard", ["--zeroout", "--force", &disk]);
+            }
+        }
     }
 
     pub fn is_as_before(&self, index: usize, when: &str) {
@@ -400,6 +479,9 @@ impl Story {
     pub fn end(&mut self) {
         self.tear_down("at the end");
         assert!(self.harness.stop(), "the driver ends with success");
+        if self.variant.backend == "disk" {
+            self.harness.loops().iter().for_each(|disk| drop(run("losetup", ["--detach", disk])));
+        }
         self.harness.assert_nothing_left();
         self.harness.assert_pool_empty();
     }
@@ -515,7 +597,7 @@ impl Story {
 
     fn write(&self, place: &Path) {
         let (path, at) = self.file(place);
-        let _open = STARTING.read().expect("no panic while a program is started");
+        let _open = nobody_starts();
         let mut options = fs::OpenOptions::new();
         let mut file = options.create(self.variant.fstype.is_some()).truncate(false).write(true).open(path).expect("the volume");
         file.seek(SeekFrom::Start(at)).expect("a seek");
@@ -526,7 +608,7 @@ impl Story {
     fn read(&self, place: &Path, when: &str) {
         let (path, at) = self.file(place);
         let found = {
-            let _open = STARTING.read().expect("no panic while a program is started");
+            let _open = nobody_starts();
             read_at(&path, at).unwrap_or_else(|error| panic!("{}: {error} {when}", place.display()))
         };
         assert!(found == content(), "what was written is not there {when}");
@@ -540,7 +622,7 @@ impl Story {
         let (done, written) = mpsc::channel();
         let path = place.join("touched");
         std::thread::spawn(move || {
-            let _open = STARTING.read().expect("no panic while a program is started");
+            let _open = nobody_starts();
             done.send(fs::write(path, "x"))
         });
         if written.recv_timeout(Duration::from_secs(10)).is_err() {

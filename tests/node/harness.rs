@@ -131,7 +131,7 @@ impl Provision for Files {
             capacity: Bytes(fs::metadata(self.path(id)).map_or(0, |stat| stat.len())),
             source: None,
             parameters: Arc::default(),
-            topology: None,
+            topology: Vec::new(),
             for_one_node: false,
         }))
     }

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -33,4 +34,17 @@ pub fn skipped(why: &str) {
         let mut list = OpenOptions::new().append(true).create(true).open(path).expect("the list of skipped tests");
         writeln!(list, "{name}: {why}").expect("the list of skipped tests");
     }
+}
+
+/// A child that is being started has our open files until it runs its program.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Anyone who starts a program holds this until it runs. A test that ended in a panic meanwhile fails no other.
+pub fn starting() -> RwLockWriteGuard<'static, ()> {
+    STARTING.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For as long as it is there, no program is being started: anyone who has a file open of what is then to be unmounted, or a lock, holds it.
+pub fn nobody_starts() -> RwLockReadGuard<'static, ()> {
+    STARTING.read().unwrap_or_else(PoisonError::into_inner)
 }
