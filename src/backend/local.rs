@@ -1,7 +1,5 @@
 //! What backends of a node's own storage have in common: where their volumes are, their classes, and the parameter that may change.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
 use crate::os::block::Device;
@@ -11,7 +9,7 @@ use super::{Connect, Source};
 
 /// Reachable from this node alone; from everywhere where there is none.
 pub(super) fn topology_of(node: Option<&NodeId>) -> Option<Topology> {
-    node.map(|node| Topology(BTreeMap::from([(topology::NODE.to_owned(), node.as_str().to_owned())])))
+    node.map(|node| Topology::from_iter([(topology::NODE.to_owned(), node.as_str().to_owned())]))
 }
 
 /// A way to make volumes, which a StorageClass names by `deviceClass`.

@@ -160,15 +160,18 @@ impl Tasks {
         result.unwrap_or_else(|panic| Err(Error::failed("run", "the operation", panic)))
     }
 
-    /// Gives free memory and loop devices back to the kernel some seconds after work was done, again and again; never ends.
+    /// Gives free memory and loop devices back to the kernel, at the start and some seconds after work was done; never ends.
     pub async fn tidy(self) {
         let mut running = self.running.subscribe();
-        while running.changed().await.is_ok() {
-            tokio::time::sleep(TIDY_AFTER).await;
-            running.mark_unchanged();
+        loop {
             if let Err(panic) = tokio::task::spawn_blocking(memory::give_back).await {
                 tracing::error!(%panic, "memory is not given back");
             }
+            if running.changed().await.is_err() {
+                break;
+            }
+            tokio::time::sleep(TIDY_AFTER).await;
+            running.mark_unchanged();
             // In small turns, since the end of the process waits for one that has begun.
             loop {
                 match tokio::task::spawn_blocking(loopdev::remove_spare).await {

@@ -76,9 +76,11 @@ impl csi::controller_server::Controller for ControllerService {
 
     async fn list_volumes(&self, request: Request<csi::ListVolumesRequest>) -> Answer<csi::ListVolumesResponse> {
         let controller = self.controller.clone();
-        let work = move |list: List| controller.list(list.max, &list.token);
-        let Page { entries, next_token } = self.services.read(Rpc::ListVolumes, request, work).await?;
-        let entries = encode::volume_entries(&entries);
+        let work = move |list: List| {
+            let Page { entries, next_token } = controller.list(list.max, &list.token)?;
+            Ok((encode::volume_entries(&entries), next_token))
+        };
+        let (entries, next_token) = self.services.read(Rpc::ListVolumes, request, work).await?;
         Ok(Response::new(csi::ListVolumesResponse { entries, next_token }))
     }
 

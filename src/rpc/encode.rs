@@ -18,16 +18,39 @@ pub(super) fn bytes(count: u64) -> i64 {
 }
 
 pub(super) fn volume(volume: &Volume) -> csi::Volume {
-    volume_with(volume, Parameters::to_context(&volume.parameters).into_iter().collect())
+    Shared::of(volume).volume(volume)
 }
 
-fn volume_with(volume: &Volume, volume_context: HashMap<String, String>) -> csi::Volume {
-    csi::Volume {
-        capacity_bytes: bytes(volume.capacity.0),
-        volume_id: volume.id.to_string(),
-        volume_context,
-        content_source: volume.source.as_ref().map(content_source),
-        accessible_topology: volume.topology.iter().map(topology).collect(),
+/// What many volumes have in common, as messages.
+struct Shared<'a> {
+    parameters: &'a Arc<Value>,
+    topology: &'a [Topology],
+    context: HashMap<String, String>,
+    places: Vec<csi::Topology>,
+}
+
+impl<'a> Shared<'a> {
+    fn of(volume: &'a Volume) -> Shared<'a> {
+        Shared {
+            parameters: &volume.parameters,
+            topology: &volume.topology,
+            context: Parameters::to_context(&volume.parameters).into_iter().collect(),
+            places: volume.topology.iter().map(topology).collect(),
+        }
+    }
+
+    fn has(&self, volume: &Volume) -> bool {
+        Arc::ptr_eq(self.parameters, &volume.parameters) && self.topology == volume.topology
+    }
+
+    fn volume(&self, volume: &Volume) -> csi::Volume {
+        csi::Volume {
+            capacity_bytes: bytes(volume.capacity.0),
+            volume_id: (&volume.id).into(),
+            volume_context: self.context.clone(),
+            content_source: volume.source.as_ref().map(content_source),
+            accessible_topology: self.places.clone(),
+        }
     }
 }
 
@@ -41,7 +64,7 @@ fn content_source(source: &ContentSource) -> csi::VolumeContentSource {
 }
 
 fn topology(topology: &Topology) -> csi::Topology {
-    csi::Topology { segments: topology.0.iter().map(|(key, value)| (key.clone(), value.clone())).collect() }
+    csi::Topology { segments: topology.segments().iter().map(|(key, value)| (key.clone(), value.clone())).collect() }
 }
 
 fn node_ids(nodes: &[NodeId]) -> Vec<String> {
@@ -49,16 +72,14 @@ fn node_ids(nodes: &[NodeId]) -> Vec<String> {
 }
 
 pub(super) fn volume_entries(entries: &[VolumeEntry]) -> Vec<csi::list_volumes_response::Entry> {
-    // Most volumes share their parameters with the one before: these are serialized once.
-    let mut last: Option<(&Arc<Value>, HashMap<String, String>)> = None;
+    // Most volumes have what the one before has.
+    let mut last: Option<Shared<'_>> = None;
     let encoded = entries.iter().map(|VolumeEntry { volume, published }| {
-        let context = match last.take() {
-            Some((parameters, context)) if Arc::ptr_eq(parameters, &volume.parameters) => context,
-            _ => Parameters::to_context(&volume.parameters).into_iter().collect(),
-        };
-        last = Some((&volume.parameters, context.clone()));
+        let shared = last.take().filter(|shared| shared.has(volume)).unwrap_or_else(|| Shared::of(volume));
         let status = csi::list_volumes_response::VolumeStatus { published_node_ids: node_ids(published) };
-        csi::list_volumes_response::Entry { volume: Some(volume_with(volume, context)), status: Some(status) }
+        let entry = csi::list_volumes_response::Entry { volume: Some(shared.volume(volume)), status: Some(status) };
+        last = Some(shared);
+        entry
     });
     encoded.collect()
 }
@@ -180,7 +201,6 @@ pub(super) fn block(extent: Extent) -> csi::BlockMetadata {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::time::{Duration, SystemTime};
 
     use super::*;
@@ -207,7 +227,7 @@ mod tests {
             capacity: Bytes::GIB,
             source: Some(ContentSource::Snapshot("image:s".parse().expect("an id"))),
             parameters: serde_json::json!({ "node": {}, "backend": null }).into(),
-            topology: vec![Topology(BTreeMap::from([("topology.longshore.csi.dev/node".to_owned(), "n1".to_owned())]))],
+            topology: vec![Topology::from_iter([("topology.longshore.csi.dev/node".to_owned(), "n1".to_owned())])],
             for_one_node: false,
         });
         assert_eq!((encoded.volume_id.as_str(), encoded.capacity_bytes), ("image:a", 1 << 30));

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ const MAX_BACKEND_NAME: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(extend("pattern" = "^[a-z][a-z0-9-]{0,31}$"))]
-pub struct BackendName(String);
+pub struct BackendName(Arc<str>);
 
 impl BackendName {
     /// The name as text.
@@ -38,7 +39,7 @@ impl FromStr for BackendName {
         let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
         let rest = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
         if first && rest && text.len() <= MAX_BACKEND_NAME {
-            return Ok(BackendName(text.to_owned()));
+            return Ok(BackendName(text.into()));
         }
         Err(Error::invalid(
             "backend",
@@ -56,7 +57,7 @@ impl TryFrom<String> for BackendName {
 
 impl From<BackendName> for String {
     fn from(name: BackendName) -> String {
-        name.0
+        name.as_str().to_owned()
     }
 }
 
@@ -136,7 +137,21 @@ macro_rules! handle {
 
             /// An id from its parts, as a backend finds them in its storage.
             pub fn from_parts(backend: &BackendName, local: &str) -> Result<Self> {
-                format!("{backend}:{local}").parse()
+                if !valid_local(local) || backend.as_str().len() + 1 + local.len() > MAX_ID {
+                    return Err(Self::malformed(&format!("{backend}:{local}")));
+                }
+                Ok(Self { backend: backend.clone(), local: local.to_owned() })
+            }
+
+            fn malformed(text: &str) -> Error {
+                Error::invalid(
+                    $field,
+                    format!(
+                        "{text:?} is no {}: <backend>:<id> of at most {MAX_ID} bytes, the id of A-Z a-z 0-9 . _ - \
+                         and not beginning with a dot",
+                        $what
+                    ),
+                )
             }
 
             /// The backend that it lives in.
@@ -181,25 +196,10 @@ macro_rules! handle {
             type Err = Error;
 
             fn from_str(text: &str) -> Result<Self> {
-                let malformed = || {
-                    Error::invalid(
-                        $field,
-                        format!(
-                            "{text:?} is no {}: <backend>:<id> of at most {MAX_ID} bytes, the id of A-Z a-z 0-9 . _ - \
-                             and not beginning with a dot",
-                            $what
-                        ),
-                    )
-                };
-                if text.len() > MAX_ID {
-                    return Err(malformed());
-                }
+                let malformed = || Self::malformed(text);
                 let (backend, local) = text.split_once(':').ok_or_else(malformed)?;
                 let backend = backend.parse().map_err(|_| malformed())?;
-                if !valid_local(local) {
-                    return Err(malformed());
-                }
-                Ok(Self { backend, local: local.to_owned() })
+                Self::from_parts(&backend, local)
             }
         }
 
@@ -212,7 +212,13 @@ macro_rules! handle {
 
         impl From<$name> for String {
             fn from(id: $name) -> String {
-                id.to_string()
+                String::from(&id)
+            }
+        }
+
+        impl From<&$name> for String {
+            fn from(id: &$name) -> String {
+                [id.backend.as_str(), ":", &id.local].concat()
             }
         }
 

@@ -1,6 +1,7 @@
 //! From where a volume can be reached.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +12,34 @@ pub const ZONE: &str = "topology.longshore.csi.dev/zone";
 /// Where in its zone, if not in the zone's own data centers.
 pub const OUTPOST: &str = "topology.longshore.csi.dev/outpost";
 
-/// Segments such as `topology.longshore.csi.dev/node = worker-3`.
+/// Segments such as `topology.longshore.csi.dev/node = worker-3`. Copies share them: all volumes of a node have the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Topology(pub BTreeMap<String, String>);
+#[serde(from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
+pub struct Topology(Arc<BTreeMap<String, String>>);
+
+impl From<BTreeMap<String, String>> for Topology {
+    fn from(segments: BTreeMap<String, String>) -> Topology {
+        Topology(Arc::new(segments))
+    }
+}
+
+impl From<Topology> for BTreeMap<String, String> {
+    fn from(topology: Topology) -> BTreeMap<String, String> {
+        Arc::unwrap_or_clone(topology.0)
+    }
+}
+
+impl FromIterator<(String, String)> for Topology {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(segments: I) -> Topology {
+        BTreeMap::from_iter(segments).into()
+    }
+}
 
 impl Topology {
+    pub fn segments(&self) -> &BTreeMap<String, String> {
+        &self.0
+    }
+
     /// Whether a node with these segments can reach what lies in `place`: every segment of the place must agree.
     pub fn reaches(&self, place: &Topology) -> bool {
         place.0.iter().all(|(key, value)| self.0.get(key) == Some(value))

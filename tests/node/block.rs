@@ -50,7 +50,7 @@ fn a_device_is_shown_at_its_target_and_leaves_nothing() {
         let publish = publish_request(&id, &staging, &target, &block());
         assert_eq!(node.stage(&stage).unwrap(), Outcome::Changed(()));
         assert_eq!(node.stage(&stage).unwrap(), Outcome::Unchanged(()));
-        assert_eq!(node.staged(std::slice::from_ref(&id)).unwrap(), std::slice::from_ref(&id));
+        assert_eq!(node.staged(&[&id]).unwrap(), std::slice::from_ref(&id));
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Changed(()));
         assert_eq!(node.publish(&publish).unwrap(), Outcome::Unchanged(()));
 

@@ -316,7 +316,7 @@ fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
         harness.edit_journal(&id, &[("boot", json!("another"))]);
 
         let node = harness.node();
-        assert!(node.staged(std::slice::from_ref(&id)).unwrap().is_empty());
+        assert!(node.staged(&[&id]).unwrap().is_empty());
         assert!(matches!(node.publish(&publish), Err(Error::NotStaged { .. })));
         assert_eq!(node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap(), Outcome::Changed(()));
         node.publish(&publish).unwrap();

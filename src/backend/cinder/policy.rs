@@ -59,8 +59,9 @@ impl Policy for CinderPolicy {
 
     /// `None` where the segments name none, or two.
     fn zone(&self, segments: &Topology) -> Option<String> {
-        let of_compute = ACCEPTED.into_iter().filter_map(|key| segments.0.get(key)).map(|zone| self.zones.of_compute(zone));
-        let mut zones = of_compute.chain(segments.0.get(ZONE).cloned());
+        let of_compute =
+            ACCEPTED.into_iter().filter_map(|key| segments.segments().get(key)).map(|zone| self.zones.of_compute(zone));
+        let mut zones = of_compute.chain(segments.segments().get(ZONE).cloned());
         let zone = zones.next()?;
         zones.all(|other| other == zone).then_some(zone)
     }
@@ -118,8 +119,8 @@ mod tests {
     fn zones_of_nova_are_made_those_of_cinder() {
         let zones = ZoneMap { is_any: false, by_compute: [("az1".to_owned(), "ceph".to_owned())].into() };
         let policy = CinderPolicy { metadata: Tags::new(), site: None, zones };
-        let topology = |pairs: &[(&str, &str)]| {
-            Topology(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        let topology = |pairs: &[(&str, &str)]| -> Topology {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
         for key in ACCEPTED {
             assert_eq!(policy.zone(&topology(&[(key, "az1")])).as_deref(), Some("ceph"), "{key}");

@@ -143,5 +143,5 @@ pub fn to_json<T: serde::Serialize>(value: &T) -> Result<Value> {
 
 /// What is reached from one zone.
 pub fn in_zone(zone: &str) -> Topology {
-    Topology([(ZONE.to_owned(), zone.to_owned())].into())
+    Topology::from_iter([(ZONE.to_owned(), zone.to_owned())])
 }

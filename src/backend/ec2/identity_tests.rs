@@ -9,7 +9,6 @@ use super::super::policy::Ec2Policy;
 use super::*;
 use crate::backend::Connect;
 use crate::backend::cloud::{Policy, Tags};
-use crate::volume::Topology;
 
 const THIS: &str = "i-0123456789abcdef0";
 const OTHER: &str = "i-0fedcba9876543210";
@@ -133,10 +132,11 @@ fn node_on_an_outpost_says_so_also_without_metadata() {
         let evidence = Evidence { dmi: directory.path().join("none"), boot: directory.path().join("boot") };
         let identity = Identity::with(metadata.clone(), &"worker-1".parse().expect("an id"), directory.path(), evidence);
         let policy = Ec2Policy { tags: Tags::new(), place: Some(Place { identity: Arc::new(identity), zone: None, kind: None }) };
-        let segments = policy.topology().expect("known").expect("a node").0;
+        let topology = policy.topology().expect("known").expect("a node");
+        let segments = topology.segments();
         assert_eq!(segments["topology.longshore.csi.dev/zone"], "eu-west-1a");
         assert_eq!(segments["topology.longshore.csi.dev/outpost"], "aws.eu-west-1.123456789012.op-0123456789abcdef0");
-        assert_eq!(policy.site(&Topology(segments)).expect("one of ours").as_deref(), Some(ARN), "which CreateVolume takes");
+        assert_eq!(policy.site(&topology).expect("one of ours").as_deref(), Some(ARN), "which CreateVolume takes");
         away.store(1, Ordering::SeqCst);
     }
     let policy = Ec2Policy { tags: Tags::new(), place: None };

@@ -21,7 +21,7 @@ const EBS_OUTPOST: [&str; 4] = [
 /// The segments of a node or a volume in `zone`, on an Outpost of this ARN if there is one.
 pub fn segments(zone: &str, outpost: Option<&str>) -> Topology {
     let outpost = outpost.map(|arn| (OUTPOST.to_owned(), label(arn)));
-    Topology([(ZONE.to_owned(), zone.to_owned())].into_iter().chain(outpost).collect())
+    [(ZONE.to_owned(), zone.to_owned())].into_iter().chain(outpost).collect()
 }
 
 /// An ARN as the value of a label; what is none is the value itself, and names no Outpost.
@@ -41,10 +41,10 @@ fn label(arn: &str) -> String {
 /// # Errors
 /// `Invalid` for a segment that is of no Outpost: the volume must not be made elsewhere.
 pub fn outpost_named_by(topology: &Topology) -> Result<Option<String>> {
-    let theirs: Vec<&str> = EBS_OUTPOST.iter().filter_map(|key| topology.0.get(*key)).map(String::as_str).collect();
-    let (text, parts) = match topology.0.get(OUTPOST) {
+    let theirs: Vec<&str> = EBS_OUTPOST.iter().filter_map(|key| topology.segments().get(*key)).map(String::as_str).collect();
+    let (text, parts) = match topology.segments().get(OUTPOST) {
         Some(text) => (text.clone(), text.split('.').collect()),
-        None if topology.0.contains_key(EBS_OUTPOST[3]) => (theirs.join("."), theirs),
+        None if topology.segments().contains_key(EBS_OUTPOST[3]) => (theirs.join("."), theirs),
         None => return Ok(None),
     };
     match parts.as_slice() {
@@ -60,7 +60,7 @@ pub fn outpost_named_by(topology: &Topology) -> Result<Option<String>> {
 
 /// The zone that segments name; `None` where they name none, or two.
 pub fn named_by(topology: &Topology) -> Option<&str> {
-    let mut zones = ACCEPTED.into_iter().chain([ZONE]).filter_map(|key| topology.0.get(key)).map(String::as_str);
+    let mut zones = ACCEPTED.into_iter().chain([ZONE]).filter_map(|key| topology.segments().get(key)).map(String::as_str);
     let zone = zones.next()?;
     zones.all(|other| other == zone).then_some(zone)
 }
@@ -88,30 +88,30 @@ mod tests {
         assert_eq!(outpost_named_by(&there).expect("one of ours"), Some(ARN.to_owned()));
         assert_eq!(outpost_named_by(&segments("eu-west-1a", None)).expect("none"), None);
         // A label of Kubernetes' (API conventions): 63 characters, and no colon or slash.
-        let label = &there.0[OUTPOST];
+        let label = &there.segments()[OUTPOST];
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         assert!(label.len() <= 63 && label.bytes().all(fits), "{label}");
         // As aws-ebs-csi-driver names it.
         let values = ["aws-us-gov", "us-gov-west-1", "123456789012", "op-0123456789abcdef0"];
         let mut theirs: BTreeMap<String, String> =
             EBS_OUTPOST.into_iter().zip(values).map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        assert_eq!(outpost_named_by(&Topology(theirs.clone())).expect("theirs"), Some(ARN.to_owned()));
+        assert_eq!(outpost_named_by(&Topology::from(theirs.clone())).expect("theirs"), Some(ARN.to_owned()));
         theirs.remove(EBS_OUTPOST[1]);
-        outpost_named_by(&Topology(theirs)).expect_err("not in the zone's data centers instead");
-        outpost_named_by(&Topology([(OUTPOST.to_owned(), "op-1".to_owned())].into())).expect_err("not whole");
+        outpost_named_by(&Topology::from(theirs)).expect_err("not in the zone's data centers instead");
+        outpost_named_by(&Topology::from_iter([(OUTPOST.to_owned(), "op-1".to_owned())])).expect_err("not whole");
     }
 
     #[test]
     fn each_accepted_key_names_a_zone() {
-        let mut all = segments("a", None);
-        assert_eq!(named_by(&all), Some("a"));
+        let mut all = BTreeMap::from(segments("a", None));
+        assert_eq!(named_by(&all.clone().into()), Some("a"));
         for key in ACCEPTED {
-            assert_eq!(named_by(&Topology(BTreeMap::from([(key.to_owned(), "b".to_owned())]))), Some("b"), "{key}");
-            all.0.insert(key.to_owned(), "a".to_owned());
+            assert_eq!(named_by(&Topology::from_iter([(key.to_owned(), "b".to_owned())])), Some("b"), "{key}");
+            all.insert(key.to_owned(), "a".to_owned());
         }
-        assert_eq!(named_by(&all), Some("a"));
-        all.0.insert(ACCEPTED[0].to_owned(), "b".to_owned());
-        assert_eq!(named_by(&all), None, "two zones");
+        assert_eq!(named_by(&all.clone().into()), Some("a"));
+        all.insert(ACCEPTED[0].to_owned(), "b".to_owned());
+        assert_eq!(named_by(&all.into()), None, "two zones");
         assert_eq!(named_by(&Topology::default()), None);
     }
 }

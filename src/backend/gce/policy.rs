@@ -61,7 +61,7 @@ impl Policy for GcePolicy {
 
     /// `None` where the segments name none, or two.
     fn zone(&self, segments: &Topology) -> Option<String> {
-        let mut zones = ACCEPTED.into_iter().chain([ZONE]).filter_map(|key| segments.0.get(key));
+        let mut zones = ACCEPTED.into_iter().chain([ZONE]).filter_map(|key| segments.segments().get(key));
         let zone = zones.next()?;
         zones.all(|other| other == zone).then(|| zone.clone())
     }
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn each_accepted_key_names_a_zone() {
         let policy = GcePolicy { labels: Tags::new(), site: None };
-        let topology = |pairs: &[(&str, &str)]| {
-            Topology(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        let topology = |pairs: &[(&str, &str)]| -> Topology {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
         for key in ACCEPTED.into_iter().chain([ZONE]) {
             assert_eq!(policy.zone(&topology(&[(key, "z-a-b")])).as_deref(), Some("z-a-b"), "{key}");

@@ -156,7 +156,8 @@ impl Ready {
 
     /// Which metadata file is there, as far as that can be seen.
     pub fn meta_stamp(&self, kind: Kind, local: &str) -> Option<Stamp> {
-        let seen = files::glance(self.root(), &Path::new(kind.directory()).join(local).join(META));
+        let path = [kind.directory(), "/", local, "/", META].concat();
+        let seen = files::glance(self.root(), Path::new(&path));
         seen.ok().flatten().map(|seen| seen.stamp())
     }
 

@@ -109,13 +109,13 @@ impl Controller {
 
     /// The nodes that have each of `volumes`: one question for each backend, not for each volume.
     fn published(&self, volumes: &[Volume]) -> Result<Vec<Vec<NodeId>>> {
-        let ids: Vec<VolumeId> = volumes.iter().map(|volume| volume.id.clone()).collect();
         let mut nodes: BTreeMap<VolumeId, BTreeSet<NodeId>> = BTreeMap::new();
         let mut unattachable = Vec::new();
-        for run in ids.chunk_by(|left, right| left.backend() == right.backend()) {
-            match self.backend(run[0].backend())?.attach() {
-                Some(attach) => nodes.extend(attach.attachments(run)?),
-                None => unattachable.extend_from_slice(run),
+        for run in volumes.chunk_by(|left, right| left.id.backend() == right.id.backend()) {
+            let ids = run.iter().map(|volume| &volume.id);
+            match self.backend(run[0].id.backend())?.attach() {
+                Some(attach) => nodes.extend(attach.attachments(&ids.cloned().collect::<Vec<_>>())?),
+                None => unattachable.extend(ids),
             }
         }
         // What needs no attaching is published where it is staged, and only this node is known.
@@ -124,7 +124,7 @@ impl Controller {
                 nodes.entry(id).or_default().insert(node.id().clone());
             }
         }
-        Ok(ids.iter().map(|id| nodes.remove(id).unwrap_or_default().into_iter().collect()).collect())
+        Ok(volumes.iter().map(|volume| nodes.remove(&volume.id).unwrap_or_default().into_iter().collect()).collect())
     }
 }
 

@@ -234,7 +234,7 @@ fn check_place(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement) -> Resu
         None => Ok(()),
         Some(place) => Err(Error::NoCapacity {
             place: format!("the topology asked for ({:?})", wanted.requisite),
-            reason: format!("backend {} is only in {:?}", backend.name(), place.0),
+            reason: format!("backend {} is only in {:?}", backend.name(), place.segments()),
         }),
     }
 }

@@ -161,14 +161,14 @@ impl Node {
     }
 
     /// Volumes that are staged on this node now, of those asked about.
-    pub fn staged(&self, ids: &[VolumeId]) -> Result<Vec<VolumeId>> {
+    pub fn staged(&self, ids: &[&VolumeId]) -> Result<Vec<VolumeId>> {
         // Of many volumes few are staged here: one look at the journal's directory instead of one for each.
         let known: Option<HashSet<VolumeId>> =
             if ids.len() > FEW { Some(self.journal.volumes()?.into_iter().collect()) } else { None };
         let mut staged = Vec::new();
         for id in ids.iter().filter(|id| known.as_ref().is_none_or(|known| known.contains(id))) {
             if self.journal.stage(id)?.is_some_and(|entry| entry.phase == Phase::Staged && self.same_boot(&entry)) {
-                staged.push(id.clone());
+                staged.push((*id).clone());
             }
         }
         Ok(staged)

@@ -1,5 +1,6 @@
 //! NodeGetVolumeStats and NodeGetInfo.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -115,14 +116,14 @@ fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn
 /// an error, and the kubelet asks again.
 pub(super) fn info(node: &Node) -> Result<NodeInfo> {
     let node_id = node.resolved_id()?.clone();
-    let mut topology: Option<Topology> = None;
+    let mut topology: Option<BTreeMap<String, String>> = None;
     let mut limit: Option<u64> = None;
     for backend in node.registry.iter() {
         if let Some(segments) = backend.topology()? {
-            topology.get_or_insert_with(Topology::default).0.extend(segments.0);
+            topology.get_or_insert_with(BTreeMap::new).extend(BTreeMap::from(segments));
         }
         // The CO has one number for all volumes of the driver, whatever their backend: only the smallest limit holds for each of them.
         limit = [limit, backend.connect().limit()].into_iter().flatten().min();
     }
-    Ok(NodeInfo { node_id, topology, limit })
+    Ok(NodeInfo { node_id, topology: topology.map(Topology::from), limit })
 }

@@ -143,7 +143,7 @@ pub(super) fn range(wire: Option<csi::CapacityRange>) -> Result<CapacityRange> {
 const MOST_TOPOLOGIES: usize = 5000;
 
 pub(super) fn topology(wire: csi::Topology) -> Result<Topology> {
-    map("accessible_topology.segments", wire.segments).map(Topology)
+    map("accessible_topology.segments", wire.segments).map(Topology::from)
 }
 
 pub(super) fn requirement(wire: Option<csi::TopologyRequirement>) -> Result<TopologyRequirement> {

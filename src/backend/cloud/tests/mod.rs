@@ -193,7 +193,7 @@ fn zone(name: &str) -> Topology {
 
 fn at(zone: &str, site: Option<&str>) -> Topology {
     let site = site.map(|site| ("site".to_owned(), site.to_owned()));
-    Topology([("zone".to_owned(), zone.to_owned())].into_iter().chain(site).collect())
+    [("zone".to_owned(), zone.to_owned())].into_iter().chain(site).collect()
 }
 
 fn member(name: &str, source: VolumeId) -> SnapshotSpec {
@@ -257,13 +257,13 @@ impl Policy for TestPolicy {
         Ok(None)
     }
     fn zone(&self, segments: &Topology) -> Option<String> {
-        segments.0.get("zone").cloned()
+        segments.segments().get("zone").cloned()
     }
     fn places(&self, disk: &Disk) -> Vec<Topology> {
         disk.zones.iter().map(|zone| at(zone, disk.site.as_deref())).collect()
     }
     fn site(&self, segments: &Topology) -> Result<Option<String>> {
-        Ok(segments.0.get("site").cloned())
+        Ok(segments.segments().get("site").cloned())
     }
     fn placed(&self, mut settings: Value, site: &str) -> Result<Value> {
         settings["site"] = site.into();

@@ -409,7 +409,7 @@ fn zones_are_chosen() {
         let requisite = requisite.iter().map(|name| zone(name)).collect();
         let spec = VolumeSpec { topology: TopologyRequirement { requisite, preferred: Vec::new() }, ..spec(name) };
         let place = bench.provision().create(&spec, &Nothing).expect("made").topology.remove(0);
-        place.0["zone"].clone()
+        place.segments()["zone"].clone()
     };
     assert_eq!(make("one", &["b"]), "b");
     let names: Vec<String> = (0..6).map(|number| format!("any{number}")).collect();
