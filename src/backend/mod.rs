@@ -24,6 +24,7 @@ pub mod directory;
 pub mod disk;
 #[cfg(feature = "ec2")]
 pub mod ec2;
+mod extents;
 pub mod fake;
 #[cfg(feature = "gce")]
 pub mod gce;

@@ -40,6 +40,7 @@ mod ioctl {
     nix::ioctl_readwrite!(remove, 0xfd, 4, Request);
     nix::ioctl_readwrite!(status, 0xfd, 7, Request);
     nix::ioctl_readwrite!(table_status, 0xfd, 12, Request);
+    nix::ioctl_readwrite!(message, 0xfd, 14, Request);
 }
 
 const ACTIVE_PRESENT: u32 = 1 << 5;
@@ -48,6 +49,8 @@ const BUFFER_FULL: u32 = 1 << 8;
 const NOFLUSH: u32 = 1 << 11;
 /// Bytes for the status of a device of one target.
 const STATUS_LENGTH: usize = 4 << 10;
+/// Bytes for a message.
+const MESSAGE_LENGTH: usize = 64;
 /// Of struct dm_target_spec, before the status in words.
 const TARGET_LENGTH: usize = 40;
 /// Bytes for the names of all devices; more than any node has mappings.
@@ -174,11 +177,22 @@ struct Status {
     targets: [u8; STATUS_LENGTH],
 }
 
-/// How much of the data and of the metadata of the thin pool called `name` is used, in hundredths of a percent; `None` where it is not active.
+/// A thin pool, as the kernel has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThinPool {
+    /// Hundredths of a percent that are used of its data.
+    pub data: u32,
+    /// The same of its metadata.
+    pub metadata: u32,
+    /// The block of its metadata where a snapshot of it begins that userspace holds.
+    pub held: Option<u64>,
+}
+
+/// The thin pool called `name`; `None` where it is not active.
 ///
 /// # Errors
 /// `Unexpected` where it is no thin pool, or has failed.
-pub fn thin_pool_usage(name: &str) -> Result<Option<(u32, u32)>> {
+pub fn thin_pool(name: &str) -> Result<Option<ThinPool>> {
     let Some(control) = control()? else { return Ok(None) };
     let mut request = Request::about_all(STATUS_LENGTH);
     (request.name, request.flags) = (Request::of(name)?.name, NOFLUSH);
@@ -193,12 +207,13 @@ pub fn thin_pool_usage(name: &str) -> Result<Option<(u32, u32)>> {
     let start = usize::try_from(status.request.data_start).unwrap_or_default().saturating_sub(size_of::<Request>());
     let words = status.targets.get(start..).and_then(|target| target.get(TARGET_LENGTH..)).unwrap_or_default();
     let words = words.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
-    let usage = thin_pool_usage_in(&words);
-    usage.map(Some).ok_or_else(|| Error::Unexpected { object: name.to_owned(), reason: format!("its status is {words:?}") })
+    let pool = thin_pool_in(&words);
+    pool.map(Some).ok_or_else(|| Error::Unexpected { object: name.to_owned(), reason: format!("its status is {words:?}") })
 }
 
-/// Of Documentation/admin-guide/device-mapper/thin-provisioning.rst: the transaction, then used/total blocks of metadata and of data.
-fn thin_pool_usage_in(words: &str) -> Option<(u32, u32)> {
+/// Of Documentation/admin-guide/device-mapper/thin-provisioning.rst: the transaction, used/total blocks of metadata and of data, then the held
+/// root of the metadata or `-`.
+fn thin_pool_in(words: &str) -> Option<ThinPool> {
     let part = |word: &str| {
         let (used, total) = word.split_once('/')?;
         let (used, total) = (used.parse::<u64>().ok()?, total.parse::<u64>().ok()?);
@@ -206,7 +221,40 @@ fn thin_pool_usage_in(words: &str) -> Option<(u32, u32)> {
     };
     let mut words = words.split(' ').skip(1);
     let metadata = part(words.next()?)?;
-    Some((part(words.next()?)?, metadata))
+    let data = part(words.next()?)?;
+    let held = match words.next()? {
+        "-" => None,
+        block => Some(block.parse().ok()?),
+    };
+    Some(ThinPool { data, metadata, held })
+}
+
+/// [`Request`] with a struct dm_target_msg: the sector of the target, and the text, ended by NUL.
+#[repr(C)]
+struct Message {
+    request: Request,
+    sector: u64,
+    text: [u8; MESSAGE_LENGTH],
+}
+
+/// Sends a message to the target at the start of the device called `name`, such as `release_metadata_snap` to a thin pool.
+///
+/// # Errors
+/// With the errno of the target; `Unexpected` for a text of more than 63 bytes.
+pub fn message(name: &str, text: &str) -> Result<()> {
+    let Some(control) = control()? else { return Err(Error::io("send a message to mapping", name, Errno::ENODEV)) };
+    let mut bytes = [0; MESSAGE_LENGTH];
+    match bytes.get_mut(..text.len()) {
+        Some(place) if text.len() < MESSAGE_LENGTH => place.copy_from_slice(text.as_bytes()),
+        _ => return Err(Error::Unexpected { object: name.to_owned(), reason: format!("the message {text:?} is too long") }),
+    }
+    let request = Request { name: Request::of(name)?.name, ..Request::about_all(size_of::<Message>() - size_of::<Request>()) };
+    let mut message = Message { request, sector: 0, text: bytes };
+    // SAFETY: the descriptor is open, and `message` begins with a dm_ioctl that says the size of the whole.
+    match unsafe { ioctl::message(control.as_raw_fd(), (&raw mut message).cast()) } {
+        Ok(_) => Ok(()),
+        Err(errno) => Err(Error::io("send a message to mapping", format!("{name} ({text})"), errno)),
+    }
 }
 
 /// The UUID of the device of this number, as sysfs has it; `None` where there is no such device, or it is not mapped.
@@ -333,12 +381,13 @@ mod tests {
     #[test]
     fn usage_of_a_thin_pool_is_in_its_status() {
         let status = "0 145/4161600 12/6144 - rw discard_passdown queue_if_no_space - 1024";
-        assert_eq!(thin_pool_usage_in(status), Some((19, 0)));
-        assert_eq!(thin_pool_usage_in("1 512/1024 6144/6144 - out_of_data_space"), Some((10_000, 5000)));
-        for wrong in ["", "Fail", "0 1/0 1/2", "0 a/b 1/2", "0 1/2"] {
-            assert_eq!(thin_pool_usage_in(wrong), None, "{wrong}");
+        assert_eq!(thin_pool_in(status), Some(ThinPool { data: 19, metadata: 0, held: None }));
+        let full = "1 512/1024 6144/6144 873 out_of_data_space";
+        assert_eq!(thin_pool_in(full), Some(ThinPool { data: 10_000, metadata: 5000, held: Some(873) }));
+        for wrong in ["", "Fail", "0 1/0 1/2 -", "0 a/b 1/2 -", "0 1/2", "0 1/2 1/2", "0 1/2 1/2 x"] {
+            assert_eq!(thin_pool_in(wrong), None, "{wrong}");
         }
-        assert_eq!(thin_pool_usage("longshore-no-such-mapping").expect("asked"), None);
+        assert_eq!(thin_pool("longshore-no-such-mapping").expect("asked"), None);
     }
 
     #[test]

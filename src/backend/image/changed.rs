@@ -4,8 +4,9 @@ use std::fs::File;
 use std::ops::ControlFlow;
 
 use crate::backend::ChangedBlocks;
+use crate::backend::extents::Runs;
 use crate::os::copy;
-use crate::volume::{Bytes, Error, Extent, Result, SnapshotId, VolumeId};
+use crate::volume::{Bytes, Error, Extent, Result, SnapshotId};
 
 use super::ImageBackend;
 use super::files::Access;
@@ -13,13 +14,10 @@ use super::layout::Kind;
 
 /// Differences are reported in whole ones of these, in bytes.
 const BLOCK: u64 = 4096;
-/// The longest extent reported, in bytes: readers allocate by it.
-const LONGEST: u64 = 16 << 20;
 
 impl ChangedBlocks for ImageBackend {
     fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {
         let opened = self.open_snapshot(snapshot)?;
-        check_offset(offset, opened.size)?;
         let mut runs = Runs::new(offset, opened.size, emit);
         copy::data_extents(&opened.image, offset, &mut |at, length| runs.push(at, length))?;
         runs.finish();
@@ -34,14 +32,6 @@ impl ChangedBlocks for ImageBackend {
         emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
     ) -> Result<()> {
         let (old, new) = (self.open_snapshot(base)?, self.open_snapshot(target)?);
-        if old.source != new.source {
-            let reason = format!(
-                "{base} is of volume {}, {target} of {}; only snapshots of one volume can be compared",
-                old.source, new.source
-            );
-            return Err(Error::invalid("base_snapshot_id", reason));
-        }
-        check_offset(offset, new.size)?;
         let mut runs = Runs::new(offset, new.size, emit);
         let from = offset - offset % BLOCK;
         copy::differing_extents(&old.image, &new.image, from, BLOCK, &mut |at, length| runs.push(at, length))?;
@@ -53,113 +43,12 @@ impl ChangedBlocks for ImageBackend {
 struct Opened {
     image: File,
     size: Bytes,
-    source: VolumeId,
 }
 
 impl ImageBackend {
     fn open_snapshot(&self, id: &SnapshotId) -> Result<Opened> {
         let (ready, meta) = self.visible_snapshot(id)?.ok_or_else(|| Error::snapshot_not_found(id))?;
         let image = ready.open_image(Kind::Snapshot, id.local(), Access::Read)?;
-        Ok(Opened { image, size: meta.size, source: meta.source })
-    }
-}
-
-fn check_offset(offset: u64, size: Bytes) -> Result<()> {
-    if offset <= size.0 {
-        return Ok(());
-    }
-    Err(Error::OutOfRange {
-        field: "starting_offset",
-        reason: format!("{offset} is behind the end of the snapshot, which is {size} large"),
-    })
-}
-
-/// Joins neighbouring runs and cuts them at [`LONGEST`] and at both ends of what was asked for.
-struct Runs<'a> {
-    start: u64,
-    end: u64,
-    pending: Option<Extent>,
-    stopped: bool,
-    emit: &'a mut dyn FnMut(Extent) -> ControlFlow<()>,
-}
-
-impl<'a> Runs<'a> {
-    fn new(start: u64, size: Bytes, emit: &'a mut dyn FnMut(Extent) -> ControlFlow<()>) -> Self {
-        Runs { start, end: size.0, pending: None, stopped: false, emit }
-    }
-
-    fn push(&mut self, offset: u64, length: u64) -> ControlFlow<()> {
-        let end = offset.saturating_add(length).min(self.end);
-        let mut at = offset.max(self.start);
-        while at < end {
-            let piece = match &mut self.pending {
-                Some(run) if run.offset + run.length == at && run.length < LONGEST => {
-                    let piece = (end - at).min(LONGEST - run.length);
-                    run.length += piece;
-                    piece
-                }
-                pending => {
-                    let piece = (end - at).min(LONGEST);
-                    if let Some(run) = pending.replace(Extent { offset: at, length: piece })
-                        && (self.emit)(run).is_break()
-                    {
-                        self.stopped = true;
-                        return ControlFlow::Break(());
-                    }
-                    piece
-                }
-            };
-            at += piece;
-        }
-        ControlFlow::Continue(())
-    }
-
-    /// Tells the last run. Nobody is left to be stopped by the answer.
-    fn finish(mut self) {
-        if let Some(run) = self.pending.take().filter(|_| !self.stopped) {
-            match (self.emit)(run) {
-                ControlFlow::Break(()) | ControlFlow::Continue(()) => {}
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reported(start: u64, size: u64, runs: &[(u64, u64)], most: usize) -> Vec<(u64, u64)> {
-        let mut reported = Vec::new();
-        let mut emit = |extent: Extent| {
-            reported.push((extent.offset, extent.length));
-            if reported.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        };
-        let mut joined = Runs::new(start, Bytes(size), &mut emit);
-        for (offset, length) in runs {
-            if joined.push(*offset, *length).is_break() {
-                break;
-            }
-        }
-        joined.finish();
-        reported
-    }
-
-    #[test]
-    fn neighbours_are_joined_and_ends_are_cut() {
-        assert_eq!(reported(0, 100, &[(0, 10), (10, 10), (30, 5)], 9), [(0, 20), (30, 5)]);
-        assert_eq!(reported(5, 32, &[(0, 10), (30, 5)], 9), [(5, 5), (30, 2)]);
-        assert_eq!(reported(50, 100, &[(0, 10), (30, 5)], 9), []);
-        assert_eq!(reported(0, 100, &[(100, 4096)], 9), []);
-    }
-
-    #[test]
-    fn no_run_is_longer_than_a_reader_can_take() {
-        let all = reported(0, u64::MAX, &[(7, LONGEST), (7 + LONGEST, LONGEST + 1)], 9);
-        assert_eq!(all, [(7, LONGEST), (7 + LONGEST, LONGEST), (7 + 2 * LONGEST, 1)]);
-    }
-
-    #[test]
-    fn no_extent_is_emitted_after_a_break() {
-        assert_eq!(reported(0, 100, &[(0, 1), (10, 1), (20, 1), (30, 1)], 2), [(0, 1), (10, 1)]);
+        Ok(Opened { image, size: meta.size })
     }
 }

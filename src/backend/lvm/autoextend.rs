@@ -79,27 +79,22 @@ impl Pool {
         format!("{}/{}", self.group.name, self.name)
     }
 
-    /// As LVM calls the pool's own device (lib/misc/lvm-string.c, `build_dm_name`).
-    fn mapping(&self) -> String {
-        format!("{}-{}-tpool", self.group.name.replace('-', "--"), self.name.replace('-', "--"))
-    }
-
-    /// Extends what is too full. Says why something is not.
+    /// Extends what is too full. Says why something is not: one that cannot be does not keep the other from it.
     fn extend(&self) -> Result<Option<String>> {
         let threshold = u32::from(self.how.threshold) * 100;
-        match dm::thin_pool_usage(&self.mapping())? {
-            Some((data, metadata)) if data.max(metadata) >= threshold => {}
+        match dm::thin_pool(&self.group.pool_mapping(&self.name))? {
+            Some(pool) if pool.data.max(pool.metadata) >= threshold => {}
             // A pool that is not active does not fill up.
             _ => return Ok(None),
         }
         let held = self.group.lock("lvextend")?;
         let report = self.group.report()?;
         let mut room = free(&report);
-        let mut short = None;
+        let mut not_extended = Vec::new();
         for need in self.needs(&report) {
             let more = need.more.min(room);
             if more == 0 {
-                short = Some(format!(
+                not_extended.push(format!(
                     "{} of its {} is used, and volume group {} has no free extents; add a physical volume with vgextend, or delete volumes",
                     in_percent(Some(need.percent)),
                     need.of,
@@ -108,7 +103,12 @@ impl Pool {
                 continue;
             }
             let (size, path) = (format!("+{more}b"), self.path());
-            step("extend thin pool", &path, || self.group.change(&held, "lvextend", &[need.option, &size, &path]))?;
+            if let Err(error) =
+                step("extend thin pool", &path, || self.group.change(&held, "lvextend", &[need.option, &size, &path]))
+            {
+                not_extended.push(format!("{} of its {} is used: {error}", in_percent(Some(need.percent)), need.of));
+                continue;
+            }
             room -= more;
             tracing::info!(
                 thin_pool = path,
@@ -119,7 +119,7 @@ impl Pool {
                 "extended"
             );
         }
-        Ok(short)
+        Ok((!not_extended.is_empty()).then(|| not_extended.join("; ")))
     }
 
     /// The metadata first: a pool without it must be repaired offline.
@@ -180,6 +180,7 @@ mod tests {
             health: String::new(),
             created: String::new(),
             zeroes: true,
+            thin_id: None,
             ranges: Vec::new(),
         };
         (name.to_owned(), lv)

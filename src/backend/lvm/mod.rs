@@ -19,13 +19,14 @@ use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topol
 
 use super::configuration::Configuration;
 use super::local::topology_of;
-use super::{Backend, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
+use super::{Backend, ChangedBlocks, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
 use autoextend::Extender;
 use config::DeviceClass;
 use tags::Object;
 
 mod autoextend;
 mod capacity;
+mod changed;
 pub mod config;
 mod connect;
 mod grow;
@@ -245,6 +246,9 @@ impl Backend for LvmBackend {
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         let thin = self.config.classes.iter().any(|class| class.thin_pool.is_some());
         (self.provisions && thin).then_some(self)
+    }
+    fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
+        self.snapshots().is_some().then_some(self)
     }
     fn health(&self) -> Option<&dyn ReportHealth> {
         Some(self)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::configuration::{Configuration, OpenContext};
 use crate::backend::{Backend, ToolUse};
-use crate::os::lvm::{LVM, THIN_CHECK};
+use crate::os::lvm::{LVM, THIN_CHECK, THIN_DELTA, THIN_DUMP};
 use crate::volume::{BackendName, NodeId, Result};
 
 use super::LvmBackend;
@@ -16,6 +16,8 @@ impl Configuration for LvmConfig {
     const TOOLS: &'static [ToolUse] = &[
         ToolUse::required(LVM, &["version"], "makes and activates logical volumes"),
         ToolUse::optional(THIN_CHECK, &["--version"], "checks a thin pool before it is activated"),
+        ToolUse::optional(THIN_DUMP, &["--version"], "lists the blocks of a snapshot that hold data"),
+        ToolUse::optional(THIN_DELTA, &["--version"], "lists the blocks in which two snapshots differ"),
     ];
 
     fn name(&self) -> &BackendName {

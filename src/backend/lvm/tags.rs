@@ -201,6 +201,7 @@ mod tests {
             health: String::new(),
             created: String::new(),
             zeroes: false,
+            thin_id: None,
             ranges: Vec::new(),
         }
     }

@@ -28,7 +28,10 @@ impl Controller {
         let _target = self.locks.shared(Key::Snapshot(target.clone()), "list changed blocks")?;
         let (earlier, later) = (self.get_snapshot(base)?, self.get_snapshot(target)?);
         if earlier.source != later.source {
-            let reason = format!("{base} is of volume {}, {target} of {}", earlier.source, later.source);
+            let reason = format!(
+                "{base} is of volume {}, {target} of {}; only snapshots of one volume can be compared",
+                earlier.source, later.source
+            );
             return Err(Error::invalid("base_snapshot_id", reason));
         }
         within(&later, offset)?;

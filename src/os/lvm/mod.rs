@@ -21,12 +21,16 @@ use super::process::{self, Output, Tool};
 use super::{Error, Result, lock};
 
 pub mod report;
+pub mod thin;
 
 pub use report::{Lv, Pv, Report, in_percent};
 
 pub const LVM: Tool = Tool { name: "lvm", package: "lvm2" };
 /// LVM runs it when a thin pool is activated.
 pub const THIN_CHECK: Tool = Tool { name: "thin_check", package: "thin-provisioning-tools" };
+/// They list which blocks of a thin volume are mapped, and which two of them do not share.
+pub const THIN_DUMP: Tool = Tool { name: "thin_dump", package: "thin-provisioning-tools" };
+pub const THIN_DELTA: Tool = Tool { name: "thin_delta", package: "thin-provisioning-tools" };
 
 /// How long a caller waits for a command. A large thin pool is checked for minutes when it is activated.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,7 +43,8 @@ pub struct VolumeGroup {
     pub devices: Vec<PathBuf>,
     /// The lock of changes, and where LVM keeps copies of the metadata before each change.
     directory: PathBuf,
-    changes: Arc<Changes>,
+    changes: Exclusive,
+    thin_metadata: Exclusive,
     reports: Arc<Reports>,
 }
 
@@ -52,9 +57,70 @@ pub enum Freed {
     Discarded,
 }
 
-/// Who changes the volume group, and since when.
+/// What one thread of all drivers of this machine does at a time. Clones are one.
+#[derive(Clone, Debug)]
+struct Exclusive {
+    /// For errors: `changes of volume group vg0`.
+    what: String,
+    /// The file that is locked (flock(2)).
+    path: PathBuf,
+    turns: Arc<Turns>,
+}
+
+impl Exclusive {
+    fn new(what: String, path: PathBuf) -> Exclusive {
+        Exclusive { what, path, turns: Arc::default() }
+    }
+
+    /// Waits until no change runs, of this process or of one before it.
+    ///
+    /// # Errors
+    /// `Deadline`, naming the change that still runs.
+    fn lock(&self, operation: &str) -> Result<Arc<ChangeLock>> {
+        let deadline = Instant::now() + PATIENCE;
+        let holder = lock(&self.turns.holder);
+        let waited = self.turns.released.wait_timeout_while(holder, PATIENCE, |holder| holder.is_some());
+        let (mut holder, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some((other, since)) = &*holder {
+            let running = humantime::format_duration(Duration::from_secs(since.elapsed().as_secs()));
+            return Err(self.waited_for(&format!("\"{other}\" has been running for {running}")));
+        }
+        *holder = Some((operation.to_owned(), Instant::now()));
+        drop(holder);
+        let turn = Turn(Arc::clone(&self.turns));
+        let path = self.path.clone();
+        let directory = path.parent().unwrap_or(&path);
+        let file = std::fs::create_dir_all(directory).and_then(|()| File::create(&path));
+        let file = file.map_err(|error| Error::io("create", &path, error))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Arc::new(ChangeLock { file, _turn: turn })),
+            Err(Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(Error::io("lock", &path, std::io::Error::from(error))),
+        }
+        // A command of a process before this one. In a thread, since flock(2) has no time-out.
+        let (send, receive) = mpsc::sync_channel(1);
+        let wait = move || {
+            let locked = flock(&file, FlockOperation::LockExclusive).map(|()| file);
+            // Dropped, and so released, where nobody waits any more.
+            drop(send.send(locked));
+        };
+        let started = std::thread::Builder::new().name("lvm lock".to_owned()).spawn(wait);
+        started.map_err(|error| Error::io("start a thread for", &path, error))?;
+        match receive.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Ok(file)) => Ok(Arc::new(ChangeLock { file, _turn: turn })),
+            Ok(Err(error)) => Err(Error::io("lock", &path, std::io::Error::from(error))),
+            Err(_) => Err(self.waited_for(&format!("a command of another driver has {}; `lslocks` shows it", path.display()))),
+        }
+    }
+
+    fn waited_for(&self, what: &str) -> Error {
+        Error::Deadline { action: "wait for", object: format!("{}: {what}", self.what), after: PATIENCE }
+    }
+}
+
+/// Whose turn it is, and since when.
 #[derive(Debug, Default)]
-struct Changes {
+struct Turns {
     holder: Mutex<Option<(String, Instant)>>,
     released: Condvar,
 }
@@ -69,7 +135,7 @@ pub struct ChangeLock {
 }
 
 #[derive(Debug)]
-struct Turn(Arc<Changes>);
+struct Turn(Arc<Turns>);
 
 impl Drop for Turn {
     fn drop(&mut self) {
@@ -111,7 +177,11 @@ impl VolumeGroup {
             name: name.to_owned(),
             devices: devices.to_vec(),
             directory: directory.to_owned(),
-            changes: Arc::default(),
+            changes: Exclusive::new(format!("changes of volume group {name}"), directory.join(format!("{name}.lock"))),
+            thin_metadata: Exclusive::new(
+                format!("the metadata of thin pools of volume group {name}"),
+                directory.join(format!("{name}.thin-metadata.lock")),
+            ),
             reports: Arc::default(),
         }
     }
@@ -193,43 +263,27 @@ impl VolumeGroup {
     /// # Errors
     /// `Deadline`, naming the change that still runs.
     pub fn lock(&self, operation: &str) -> Result<Arc<ChangeLock>> {
-        let deadline = Instant::now() + PATIENCE;
-        let holder = lock(&self.changes.holder);
-        let waited = self.changes.released.wait_timeout_while(holder, PATIENCE, |holder| holder.is_some());
-        let (mut holder, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if let Some((other, since)) = &*holder {
-            let running = humantime::format_duration(Duration::from_secs(since.elapsed().as_secs()));
-            return Err(self.waited_for(&format!("\"{other}\" has been running for {running}")));
-        }
-        *holder = Some((operation.to_owned(), Instant::now()));
-        drop(holder);
-        let turn = Turn(Arc::clone(&self.changes));
-        let path = self.directory.join(format!("{}.lock", self.name));
-        let file = std::fs::create_dir_all(&self.directory).and_then(|()| File::create(&path));
-        let file = file.map_err(|error| Error::io("create", &path, error))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Arc::new(ChangeLock { file, _turn: turn })),
-            Err(Errno::WOULDBLOCK) => {}
-            Err(error) => return Err(Error::io("lock", &path, std::io::Error::from(error))),
-        }
-        // A command of a process before this one. In a thread, since flock(2) has no time-out.
-        let (send, receive) = mpsc::sync_channel(1);
-        let wait = move || {
-            let locked = flock(&file, FlockOperation::LockExclusive).map(|()| file);
-            // Dropped, and so released, where nobody waits any more.
-            drop(send.send(locked));
-        };
-        let started = std::thread::Builder::new().name("lvm lock".to_owned()).spawn(wait);
-        started.map_err(|error| Error::io("start a thread for", &path, error))?;
-        match receive.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(Ok(file)) => Ok(Arc::new(ChangeLock { file, _turn: turn })),
-            Ok(Err(error)) => Err(Error::io("lock", &path, std::io::Error::from(error))),
-            Err(_) => Err(self.waited_for(&format!("a command of another driver has {}; `lslocks` shows it", path.display()))),
-        }
+        self.changes.lock(operation)
     }
 
-    fn waited_for(&self, what: &str) -> Error {
-        Error::Deadline { action: "wait for", object: format!("changes of volume group {}: {what}", self.name), after: PATIENCE }
+    /// As [`VolumeGroup::lock`], for what reads the metadata of its thin pools.
+    pub fn lock_thin_metadata(&self, operation: &str) -> Result<Arc<ChangeLock>> {
+        self.thin_metadata.lock(operation)
+    }
+
+    /// As LVM calls the device of a logical volume (lib/misc/lvm-string.c, `build_dm_name`).
+    pub fn mapping(&self, name: &str) -> String {
+        format!("{}-{}", self.name.replace('-', "--"), name.replace('-', "--"))
+    }
+
+    /// That of a thin pool's own device.
+    pub fn pool_mapping(&self, pool: &str) -> String {
+        format!("{}-tpool", self.mapping(pool))
+    }
+
+    /// Where the driver keeps what is about this volume group.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Runs a command that changes something. It answers yes to every question, which are about what the caller has decided.
@@ -318,7 +372,7 @@ mod tests {
         drop(held);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| group.lock("lvcreate b").map(drop));
-            assert_eq!(lock(&group.changes.holder).as_ref().expect("held by the command").0, "lvcreate a");
+            assert_eq!(lock(&group.changes.turns.holder).as_ref().expect("held by the command").0, "lvcreate a");
             drop(of_command);
             other.join().expect("no panic").expect("released");
         });

@@ -15,7 +15,7 @@ pub(super) const FIELDS: [(&str, &str); 4] = [
          lv_health_status,lv_time",
     ),
     ("pv", "pv_name,pv_uuid,pv_size,pv_free,pv_missing,pv_allocatable"),
-    ("seg", "lv_uuid,zero,seg_pe_ranges"),
+    ("seg", "lv_uuid,zero,thin_id,seg_pe_ranges"),
 ];
 /// Subreports that nobody reads have one short field: LVM prints all of them.
 pub(super) const UNUSED: (&str, &str) = ("pvseg", "pvseg_start");
@@ -72,6 +72,8 @@ pub struct Lv {
     pub created: String,
     /// Of a thin pool: chunks are zeroed before they are shown.
     pub zeroes: bool,
+    /// Of a thin volume: by what its pool knows it.
+    pub thin_id: Option<u64>,
     /// `/dev/sda:0-12`, of what it lies on.
     pub ranges: Vec<String>,
 }
@@ -131,12 +133,13 @@ pub fn parse(name: &str, json: &str) -> Result<Report> {
         }
     };
     let vg = Fields { row: part.vg.first().unwrap_or(&Row::new()).clone(), name };
-    let mut segments: BTreeMap<&str, (bool, Vec<String>)> = BTreeMap::new();
+    let mut segments: BTreeMap<&str, Segments> = BTreeMap::new();
     for row in &part.seg {
         let Some(uuid) = row.get("lv_uuid") else { continue };
-        let (zeroes, ranges) = segments.entry(uuid).or_default();
-        *zeroes |= row.get("zero").is_some_and(|zero| zero == "zero");
-        ranges.extend(words(row.get("seg_pe_ranges"), ' '));
+        let all = segments.entry(uuid).or_default();
+        all.zeroes |= row.get("zero").is_some_and(|zero| zero == "zero");
+        all.thin_id = all.thin_id.or(row.get("thin_id").and_then(|id| id.parse().ok()));
+        all.ranges.extend(words(row.get("seg_pe_ranges"), ' '));
     }
     let mut lvs = BTreeMap::new();
     for row in &part.lv {
@@ -154,6 +157,14 @@ pub fn parse(name: &str, json: &str) -> Result<Report> {
         pvs: part.pv.iter().map(|row| Fields { row: row.clone(), name }.pv()).collect::<Result<_>>()?,
         lvs,
     })
+}
+
+/// What is said of a logical volume by its segments.
+#[derive(Clone, Default)]
+struct Segments {
+    zeroes: bool,
+    thin_id: Option<u64>,
+    ranges: Vec<String>,
 }
 
 fn words(text: Option<&String>, separator: char) -> Vec<String> {
@@ -204,9 +215,9 @@ impl Fields<'_> {
         })
     }
 
-    fn lv(&self, segments: &BTreeMap<&str, (bool, Vec<String>)>) -> Result<Lv> {
+    fn lv(&self, segments: &BTreeMap<&str, Segments>) -> Result<Lv> {
         let uuid = self.text("lv_uuid")?;
-        let (zeroes, ranges) = segments.get(uuid.as_str()).cloned().unwrap_or_default();
+        let Segments { zeroes, thin_id, ranges } = segments.get(uuid.as_str()).cloned().unwrap_or_default();
         Ok(Lv {
             name: self.text("lv_name")?.trim_matches(['[', ']']).to_owned(),
             size: self.number("lv_size")?,
@@ -222,6 +233,7 @@ impl Fields<'_> {
             health: self.text("lv_health_status")?,
             created: self.text("lv_time")?,
             zeroes,
+            thin_id,
             ranges,
             uuid,
         })
@@ -250,7 +262,7 @@ mod tests {
                 "lv_time":"2026-11-25 12:10:04 +0000"}],
         "pvseg": [{"pvseg_start":"0"}],
         "seg": [{"lv_uuid":"a", "zero":"unknown", "seg_pe_ranges":"/dev/loop0:14-113"}, {"lv_uuid":"a", "zero":"", "seg_pe_ranges":"/dev/loop0:7-8"},
-                {"lv_uuid":"b", "zero":"zero", "seg_pe_ranges":"pool_tdata:0-99"}, {"lv_uuid":"c", "zero":"zero", "seg_pe_ranges":""}]
+                {"lv_uuid":"b", "zero":"zero", "seg_pe_ranges":"pool_tdata:0-99"}, {"lv_uuid":"c", "zero":"zero", "thin_id":"7", "seg_pe_ranges":""}]
     }]}"#;
 
     #[test]

@@ -4,6 +4,7 @@
 //! killed whole at the deadline, and with us (PR_SET_PDEATHSIG). Secrets travel by standard input, or by files in memory that only
 //! the program sees ([`Private`]).
 
+use std::fs::File;
 use std::time::Instant;
 
 use super::{Error, Result};
@@ -28,18 +29,23 @@ mod wait;
 /// `ToolMissing`; `Io` where it could not be started; `Deadline` (the whole group was killed; if it hangs in the kernel, it is
 /// reaped later). A failing exit status is not an error here: see [`run_ok`].
 pub fn run(run: Run<'_>) -> Result<Output> {
-    run_with(run, None)
+    run_with(run, None, None)
 }
 
 /// As `run`, with files of its own.
 pub fn run_private(run: Run<'_>, files: Private) -> Result<Output> {
-    run_with(run, Some(files))
+    run_with(run, Some(files), None)
 }
 
-fn run_with(run: Run<'_>, files: Option<Private>) -> Result<Output> {
+/// As `run`; all that it prints to its standard output is in `stdout`, and not in [`Output`].
+pub fn run_to_file(run: Run<'_>, stdout: File) -> Result<Output> {
+    run_with(run, None, Some(stdout))
+}
+
+fn run_with(run: Run<'_>, files: Option<Private>, stdout: Option<File>) -> Result<Output> {
     let path = run.tool.find()?;
     let begun = Instant::now();
-    let mut child = start(&path, &run, files)?;
+    let mut child = start(&path, &run, files, stdout)?;
     #[cfg(feature = "faults")]
     let run = Run { deadline: super::faults::started(run.tool.name, child.id()).unwrap_or(run.deadline), ..run };
     let mut pipes = Pipes::of(&mut child, run.stdin);

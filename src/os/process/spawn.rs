@@ -13,7 +13,7 @@ use super::super::{Error, Result};
 use super::command::{Run, SEARCH};
 use super::private::Private;
 
-pub(super) fn start(path: &Path, run: &Run<'_>, files: Option<Private>) -> Result<Child> {
+pub(super) fn start(path: &Path, run: &Run<'_>, files: Option<Private>, stdout: Option<File>) -> Result<Child> {
     let kept: Vec<RawFd> = run.keep.iter().map(AsRawFd::as_raw_fd).collect();
     if let Some(low) = kept.iter().find(|fd| **fd <= libc::STDERR_FILENO) {
         let reason = format!("descriptor {low} cannot be kept: the program's own standard streams have that number");
@@ -24,7 +24,7 @@ pub(super) fn start(path: &Path, run: &Run<'_>, files: Option<Private>) -> Resul
     let mut command = command(path, &run.arguments);
     command
         .stdin(if run.stdin.is_empty() { Stdio::null() } else { Stdio::piped() })
-        .stdout(Stdio::piped())
+        .stdout(stdout.map_or_else(Stdio::piped, Stdio::from))
         .stderr(Stdio::piped());
     // SAFETY: runs in the child between fork and exec; prepare_child and enter make system calls only and do not allocate.
     unsafe {
