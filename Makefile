@@ -30,13 +30,13 @@ test-%: ## one ring of tests; `scripts/test --list` prints them: make test-vm
 	@scripts/deps test
 	@scripts/test $*
 
-test-e2e: ## for what `make test` has no time: Kubernetes' storage suite, all of it; the matrices of LVM
+test-e2e: ## for what `make test` has no time: Kubernetes' storage suite, all of it; the matrices of the virtual machine in full
 	@scripts/deps test
 	@cargo build --locked
 	@tests/kubernetes/run all
 	@tests/kubernetes/run older
 	@tests/kubernetes/run plain
-	@tests/vm/run 54-lvm-matrix
+	@tests/vm/run 50-luks-matrix 54-lvm-matrix 68-nfs-matrix 88-iscsi-matrix
 	@cargo test --locked --features faults,otlp --test cloud -- --ignored
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
