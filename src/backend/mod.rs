@@ -13,6 +13,8 @@
 //! A backend knows neither gRPC nor mounts: on a node it only connects a volume and says what it became.
 
 mod api;
+#[cfg(feature = "azure")]
+pub mod azure;
 pub mod catalog;
 #[cfg(feature = "cinder")]
 pub mod cinder;

@@ -25,6 +25,8 @@ pub mod fs;
 #[cfg(feature = "faults")]
 mod gate;
 pub mod holders;
+#[cfg(feature = "azure")]
+pub mod hyperv;
 #[cfg(any(feature = "cinder", feature = "gce"))]
 pub mod inquiry;
 pub mod iscsi;

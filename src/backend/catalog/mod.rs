@@ -7,6 +7,8 @@ use schemars::{Schema, SchemaGenerator};
 
 use crate::volume::Result;
 
+#[cfg(feature = "azure")]
+use super::azure::AzureConfig;
 #[cfg(feature = "cinder")]
 use super::cinder::CinderConfig;
 use super::directory::DirectoryConfig;
@@ -43,6 +45,8 @@ impl Catalog {
                 Row::of::<Ec2Config>(),
                 #[cfg(feature = "gce")]
                 Row::of::<GceConfig>(),
+                #[cfg(feature = "azure")]
+                Row::of::<AzureConfig>(),
                 #[cfg(feature = "cinder")]
                 Row::of::<CinderConfig>(),
                 Row::of::<FakeConfig>(),

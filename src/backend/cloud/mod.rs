@@ -41,7 +41,7 @@ mod make;
 mod memory;
 mod modify;
 pub mod node;
-#[cfg(all(test, any(feature = "cinder", feature = "gce")))]
+#[cfg(all(test, any(feature = "azure", feature = "cinder", feature = "gce")))]
 pub mod node_lab;
 mod nodes;
 mod operations;
@@ -79,6 +79,6 @@ pub use ids::OperationId;
 pub use machine::MachineState;
 pub use pages::Page;
 pub use policy::{Draft, Policy, in_zone, to_json};
-#[cfg(any(feature = "cinder", feature = "gce"))]
+#[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
 pub use refusal::{invalid, read_settings, refusal};
 pub use role::Role;

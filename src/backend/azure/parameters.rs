@@ -1,0 +1,409 @@
+//! What a StorageClass, a VolumeAttributesClass and a VolumeSnapshotClass may say, as azuredisk-csi-driver names it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::volume::{Bytes, Error, Number, RawParameters, Result};
+
+use super::record::check_tag;
+use super::skus::Sku;
+
+/// Parameters of the other driver that this one refuses, and why.
+const REFUSED: [(&str, &str); 21] = [
+    ("attachdiskinitialdelay", "an attachment is waited for by its operation"),
+    ("diskaccessid", "private links of disks are not offered"),
+    ("diskname", "the driver chooses names"),
+    ("enableasyncattach", "attachments are always waited for by their operation"),
+    ("enablebursting", "bursting on demand is not offered"),
+    ("enableperformanceplus", "is not offered"),
+    ("fstype", "use csi.storage.k8s.io/fstype"),
+    ("instantaccessdurationminutes", "is not offered"),
+    ("dataaccessauthmode", "no data of a snapshot are exported"),
+    ("location", "is in the backend's configuration"),
+    ("perfprofile", "settings of a block device are not the driver's"),
+    ("resourcegroup", "is in the backend's configuration"),
+    ("storageaccounttype", "use skuName"),
+    ("subscriptionid", "is in the backend's configuration"),
+    ("tagvaluedelimiter", "tags are separated by commas"),
+    ("useragent", "is always the driver's own"),
+    ("writeacceleratorenabled", "is not offered"),
+    ("zoned", "zones are chosen by topology"),
+    ("networkaccesspolicy", "disks are always made with DenyAll: nothing is exported"),
+    ("publicnetworkaccess", "disks are always made with Disabled: nothing is exported"),
+    ("diskencryptiontype", "is that of the disk encryption set"),
+];
+
+/// The other driver takes these keys in any case.
+fn in_lower_case(raw: &RawParameters) -> Result<RawParameters> {
+    let mut values = BTreeMap::new();
+    for (key, value) in raw.clone().split_prefixed("") {
+        let lower = key.to_ascii_lowercase();
+        if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == lower) {
+            return Err(refuse(&key, why));
+        }
+        if values.insert(lower, value).is_some() {
+            return Err(refuse(&key, "it is there twice, in upper and lower case"));
+        }
+    }
+    Ok(RawParameters::new(values))
+}
+
+/// Of a StorageClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub struct AzureParameters {
+    /// `StandardSSD_LRS` (default) and others.
+    #[serde(rename = "skuname", default, skip_serializing_if = "Option::is_none")]
+    pub sku_name: Option<String>,
+    /// `None` (default) or `ReadOnly`: what the host caches.
+    #[serde(rename = "cachingmode", default, skip_serializing_if = "Option::is_none")]
+    pub caching_mode: Option<String>,
+    /// I/O operations per second (PremiumV2_LRS, UltraSSD_LRS).
+    #[serde(rename = "diskiopsreadwrite", default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<Number>,
+    /// In MB/s (PremiumV2_LRS, UltraSSD_LRS).
+    #[serde(rename = "diskmbpsreadwrite", default, skip_serializing_if = "Option::is_none")]
+    pub mbps: Option<Number>,
+    /// 512 or 4096 (PremiumV2_LRS, UltraSSD_LRS).
+    #[serde(rename = "logicalsectorsize", default, skip_serializing_if = "Option::is_none")]
+    pub logical_sector_size: Option<Number>,
+    /// `/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskEncryptionSets/N`.
+    #[serde(rename = "diskencryptionsetid", default, skip_serializing_if = "Option::is_none")]
+    pub disk_encryption_set_id: Option<String>,
+    /// How many machines may have it attached at once.
+    #[serde(rename = "maxshares", default, skip_serializing_if = "Option::is_none")]
+    pub max_shares: Option<Number>,
+    /// `key=value,key=value`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<String>,
+    /// `Managed`, as the other driver's classes have it; nothing else is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+}
+
+/// Of a VolumeAttributesClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mutable {
+    #[serde(rename = "skuname", default)]
+    pub sku_name: Option<String>,
+    #[serde(rename = "diskiopsreadwrite", default)]
+    pub iops: Option<Number>,
+    #[serde(rename = "diskmbpsreadwrite", default)]
+    pub mbps: Option<Number>,
+    #[serde(default)]
+    pub tags: Option<String>,
+}
+
+/// Of a VolumeSnapshotClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotParameters {
+    /// `true`; `false`, a whole copy each time, is refused.
+    #[serde(default)]
+    pub incremental: Option<String>,
+    #[serde(default)]
+    pub tags: Option<String>,
+}
+
+/// What of a disk a host caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Caching {
+    #[default]
+    None,
+    ReadOnly,
+}
+
+/// How a disk is to be, or is: what is sent, and what the API describes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSettings {
+    pub sku: Sku,
+    pub iops: Option<u64>,
+    pub mbps: Option<u64>,
+    pub logical_sector_size: Option<u64>,
+    pub disk_encryption_set_id: Option<String>,
+    pub max_shares: u64,
+    /// To be set, of a change.
+    #[serde(default)]
+    pub tags: BTreeMap<String, String>,
+}
+
+impl DiskSettings {
+    /// Of a disk that was described.
+    ///
+    /// # Errors
+    /// `Invalid` where they are not of this backend.
+    pub fn read(kept: &Value) -> Result<DiskSettings> {
+        serde_json::from_value(kept.clone()).map_err(|error| Error::invalid("settings", error.to_string()))
+    }
+}
+
+fn refuse(field: &str, reason: impl std::fmt::Display) -> Error {
+    Error::invalid("parameters", format!("{field}: {reason}"))
+}
+
+fn sku(name: Option<&String>) -> Result<Sku> {
+    let Some(name) = name else { return Ok(Sku::default()) };
+    Sku::named(name).ok_or_else(|| {
+        let known: Vec<&str> = Sku::ALL.into_iter().map(Sku::name).collect();
+        refuse("skuName", format!("{name:?} is no type of disk; there are {}", known.join(", ")))
+    })
+}
+
+fn check_rates(sku: Sku, iops: Option<Number>, mbps: Option<Number>) -> Result<()> {
+    for (field, value) in [("DiskIOPSReadWrite", iops), ("DiskMBpsReadWrite", mbps)] {
+        if value.is_some() && !sku.has_rates() {
+            return Err(refuse(field, format!("cannot be chosen for disks of type {sku}")));
+        }
+    }
+    Ok(())
+}
+
+fn tags(text: Option<&str>) -> Result<BTreeMap<String, String>> {
+    let parts = text.into_iter().flat_map(|text| text.split(',')).map(str::trim).filter(|part| !part.is_empty());
+    let tag = |text: &str| {
+        let (key, value) = text.split_once('=').ok_or_else(|| refuse("tags", format!("{text:?} is no tag; write key=value")))?;
+        check_tag(key, value).map_err(|reason| refuse("tags", reason))?;
+        Ok((key.to_owned(), value.to_owned()))
+    };
+    parts.map(tag).collect()
+}
+
+impl AzureParameters {
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn parse(raw: &RawParameters) -> Result<AzureParameters> {
+        let parameters: AzureParameters = in_lower_case(raw)?.parse()?;
+        if let Some(kind) = parameters.kind.as_ref().filter(|kind| !kind.eq_ignore_ascii_case("managed")) {
+            return Err(refuse("kind", format!("{kind:?} is not offered; leave it out, or write Managed")));
+        }
+        parameters.caching()?;
+        parameters.settings(&Mutable::default(), false)?;
+        parameters.tags()?;
+        Ok(parameters)
+    }
+
+    /// As they were kept with the volume.
+    ///
+    /// # Errors
+    /// `Invalid` where they were not made by `parse`.
+    pub fn read(kept: &Value) -> Result<AzureParameters> {
+        Ok(match kept {
+            Value::Null => AzureParameters::default(),
+            kept => serde_json::from_value(kept.clone()).map_err(|error| Error::invalid("parameters", error.to_string()))?,
+        })
+    }
+
+    pub fn sku(&self) -> Result<Sku> {
+        sku(self.sku_name.as_ref())
+    }
+
+    pub fn tags(&self) -> Result<BTreeMap<String, String>> {
+        tags(self.tags.as_deref())
+    }
+
+    pub fn caching(&self) -> Result<Caching> {
+        let caching = match self.caching_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            None | Some("none") => return Ok(Caching::None),
+            Some("readonly") => Caching::ReadOnly,
+            Some("readwrite") => {
+                let reason = "ReadWrite is refused: a host that fails loses what it has confirmed; write ReadOnly or None";
+                return Err(refuse("cachingMode", reason));
+            }
+            Some(other) => return Err(refuse("cachingMode", format!("{other:?} is neither None nor ReadOnly"))),
+        };
+        if self.sku()?.has_rates() || self.max_shares.is_some_and(|shares| shares.0 > 1) {
+            return Err(refuse(
+                "cachingMode",
+                "hosts cache no disks of types PremiumV2_LRS and UltraSSD_LRS, and none for several machines",
+            ));
+        }
+        Ok(caching)
+    }
+
+    /// How a disk is to be made, with these mutable parameters over those of the class, for one node or several.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn settings(&self, over: &Mutable, several_nodes: bool) -> Result<DiskSettings> {
+        let sku = sku(over.sku_name.as_ref().or(self.sku_name.as_ref()))?;
+        let (iops, mbps) = (over.iops.or(self.iops), over.mbps.or(self.mbps));
+        check_rates(sku, iops, mbps)?;
+        let max_shares = self.max_shares.map_or(1, |shares| shares.0.into());
+        if !(1..=sku.most_shares()).contains(&max_shares) {
+            return Err(refuse("maxShares", format!("{max_shares} is not between 1 and {} (of {sku})", sku.most_shares())));
+        }
+        if several_nodes && max_shares < 2 {
+            let reason = "a disk for several nodes has maxShares of 2 or more in its StorageClass";
+            return Err(Error::invalid("volume_capabilities", reason));
+        }
+        let logical_sector_size = self.logical_sector_size.map(|size| u64::from(size.0));
+        match logical_sector_size {
+            Some(512 | 4096) if sku.has_rates() => {}
+            None => {}
+            Some(other) => {
+                return Err(refuse(
+                    "LogicalSectorSize",
+                    format!("{other}: 512 or 4096, with PremiumV2_LRS and UltraSSD_LRS only"),
+                ));
+            }
+        }
+        if let Some(id) = self.disk_encryption_set_id.as_ref().filter(|id| !is_encryption_set(id)) {
+            let form = "/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskEncryptionSets/N";
+            return Err(refuse("diskEncryptionSetID", format!("{id:?} is none; write {form}")));
+        }
+        Ok(DiskSettings {
+            sku,
+            iops: iops.map(|iops| iops.0.into()),
+            mbps: mbps.map(|mbps| mbps.0.into()),
+            logical_sector_size,
+            disk_encryption_set_id: self.disk_encryption_set_id.clone(),
+            max_shares,
+            tags: BTreeMap::new(),
+        })
+    }
+}
+
+fn is_encryption_set(id: &str) -> bool {
+    let parts: Vec<String> = id.split('/').map(str::to_ascii_lowercase).collect();
+    let words: Vec<&str> = parts.iter().map(String::as_str).collect();
+    matches!(words.as_slice(), ["", "subscriptions", _, "resourcegroups", _, "providers", "microsoft.compute", "diskencryptionsets", name]
+        if !name.is_empty())
+}
+
+impl Mutable {
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn parse(raw: &RawParameters) -> Result<Mutable> {
+        let mutable: Mutable = in_lower_case(raw)?.parse()?;
+        sku(mutable.sku_name.as_ref())?;
+        tags(mutable.tags.as_deref())?;
+        Ok(mutable)
+    }
+
+    pub fn tags(&self) -> Result<BTreeMap<String, String>> {
+        tags(self.tags.as_deref())
+    }
+
+    /// What a disk with these tags is to have instead of what it has, if it is something else.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn resolve(&self, now: &DiskSettings, has: &BTreeMap<String, String>) -> Result<Option<DiskSettings>> {
+        let wanted = match &self.sku_name {
+            Some(name) => sku(Some(name))?,
+            None => now.sku,
+        };
+        if !now.sku.may_become(wanted) {
+            let reason = format!("a disk of type {} cannot become one of {wanted}; make a volume of a snapshot of it", now.sku);
+            return Err(refuse("skuName", reason));
+        }
+        check_rates(wanted, self.iops, self.mbps)?;
+        let iops = self.iops.map(|iops| iops.0.into()).or(now.iops);
+        let mbps = self.mbps.map(|mbps| mbps.0.into()).or(now.mbps);
+        let tags: BTreeMap<_, _> = self.tags()?.into_iter().filter(|(key, value)| has.get(key) != Some(value)).collect();
+        let is_other = wanted != now.sku || iops != now.iops || mbps != now.mbps || !tags.is_empty();
+        Ok(is_other.then(|| DiskSettings { sku: wanted, iops, mbps, tags, ..now.clone() }))
+    }
+}
+
+impl SnapshotParameters {
+    /// The tags of a snapshot.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn parse(raw: &RawParameters) -> Result<BTreeMap<String, String>> {
+        let parameters: SnapshotParameters = in_lower_case(raw)?.parse()?;
+        match parameters.incremental.as_deref() {
+            None | Some("true") => tags(parameters.tags.as_deref()),
+            Some(other) => Err(refuse("incremental", format!("{other:?} is not offered; leave it out, or write true"))),
+        }
+    }
+}
+
+/// What a host caches of a disk of this type and size, where this is asked for.
+pub fn effective_caching(asked: Caching, sku: Sku, capacity: Bytes, max_shares: u64) -> Caching {
+    if sku.may_be_cached(capacity) && max_shares < 2 { asked } else { Caching::None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(pairs: &[(&str, &str)]) -> RawParameters {
+        RawParameters::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn class_of_the_other_driver_is_understood() {
+        let set = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/diskEncryptionSets/set";
+        let parameters = AzureParameters::parse(&raw(&[
+            ("SkuName", "premiumv2_lrs"),
+            ("DiskIOPSReadWrite", "4000"),
+            ("DiskMBpsReadWrite", "150"),
+            ("LogicalSectorSize", "4096"),
+            ("diskEncryptionSetID", set),
+            ("maxShares", "2"),
+            ("cachingMode", "None"),
+            ("kind", "Managed"),
+            ("tags", "team=storage, env=test"),
+        ]));
+        let parameters = parameters.expect("fine");
+        let settings = parameters.settings(&Mutable::default(), true).expect("fine");
+        assert_eq!((settings.sku, settings.iops, settings.mbps, settings.max_shares), (Sku::PremiumV2, Some(4000), Some(150), 2));
+        assert_eq!((settings.logical_sector_size, settings.disk_encryption_set_id.as_deref()), (Some(4096), Some(set)));
+        assert_eq!(parameters.tags().expect("fine").len(), 2);
+        let kept = serde_json::to_value(&parameters).expect("JSON");
+        assert_eq!(AzureParameters::read(&kept).expect("fine"), parameters);
+        let over = Mutable::parse(&raw(&[("DiskIOPSReadWrite", "5000")])).expect("fine");
+        assert_eq!(parameters.settings(&over, false).expect("fine").iops, Some(5000));
+        assert_eq!(AzureParameters::parse(&raw(&[])).expect("fine").sku().expect("fine"), Sku::StandardSsd);
+        let cached = AzureParameters::parse(&raw(&[("cachingMode", "ReadOnly")])).expect("fine").caching().expect("fine");
+        assert_eq!(effective_caching(cached, Sku::Premium, Bytes(1 << 30), 1), Caching::ReadOnly);
+        assert_eq!(effective_caching(cached, Sku::Premium, Bytes(4 << 40), 1), Caching::None);
+    }
+
+    #[test]
+    fn impossible_value_is_named() {
+        for (pairs, words) in [
+            (&[("skuName", "Fast_LRS")][..], "skuName: \"Fast_LRS\" is no type"),
+            (&[("DiskIOPSReadWrite", "1000")], "DiskIOPSReadWrite: cannot be chosen"),
+            (&[("skuName", "UltraSSD_LRS"), ("DiskMBpsReadWrite", "many")], "whole number"),
+            (&[("cachingMode", "ReadWrite")], "a host that fails loses"),
+            (&[("cachingMode", "ReadOnly"), ("skuName", "UltraSSD_LRS")], "hosts cache no disks"),
+            (&[("maxShares", "20")], "maxShares: 20"),
+            (&[("skuName", "Standard_LRS"), ("maxShares", "2")], "maxShares: 2"),
+            (&[("LogicalSectorSize", "4096")], "LogicalSectorSize"),
+            (&[("diskEncryptionSetID", "set")], "is none; write /subscriptions"),
+            (&[("kind", "Dedicated")], "kind"),
+            (&[("tags", "a")], "tags: \"a\" is no tag"),
+            (&[("Perfprofile", "basic")], "Perfprofile: settings"),
+            (&[("resourceGroup", "g")], "is in the backend's configuration"),
+            (&[("skuName", "Premium_LRS"), ("skuname", "Premium_LRS")], "twice"),
+            (&[("sku", "Premium_LRS")], "sku"),
+        ] {
+            let error = AzureParameters::parse(&raw(pairs)).expect_err(words).to_string();
+            assert!(error.contains(words), "{pairs:?}: {error}");
+        }
+        let error = AzureParameters::default().settings(&Mutable::default(), true).expect_err("one node").to_string();
+        assert!(error.contains("maxShares"), "{error}");
+        SnapshotParameters::parse(&raw(&[("incremental", "false")])).expect_err("not offered");
+        SnapshotParameters::parse(&raw(&[("resourceGroup", "g")])).expect_err("not offered");
+        assert_eq!(SnapshotParameters::parse(&raw(&[("incremental", "true"), ("tags", "a=b")])).expect("fine").len(), 1);
+    }
+
+    #[test]
+    fn only_what_is_other_is_changed() {
+        let now = DiskSettings { sku: Sku::Premium, max_shares: 1, ..DiskSettings::default() };
+        let has = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+        let resolve = |pairs: &[(&str, &str)]| Mutable::parse(&raw(pairs)).expect("fine").resolve(&now, &has);
+        assert_eq!(resolve(&[("skuName", "Premium_LRS"), ("tags", "a=b")]).expect("fine"), None);
+        let changed = resolve(&[("skuName", "Standard_LRS"), ("tags", "a=c")]).expect("fine").expect("another");
+        assert_eq!((changed.sku, changed.tags.len()), (Sku::Standard, 1));
+        for pairs in [&[("skuName", "UltraSSD_LRS")][..], &[("skuName", "Premium_ZRS")], &[("DiskIOPSReadWrite", "500")]] {
+            resolve(pairs).expect_err("it cannot be");
+        }
+    }
+}

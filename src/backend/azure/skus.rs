@@ -1,0 +1,115 @@
+//! Types of managed disks ("Azure managed disk types").
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::volume::Bytes;
+
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+/// Hosts cache no disk of this size or more ("Disk caching").
+const UNCACHED: u64 = 4 * TIB;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sku {
+    #[serde(rename = "Standard_LRS")]
+    Standard,
+    /// What azuredisk-csi-driver makes where a class says nothing.
+    #[default]
+    #[serde(rename = "StandardSSD_LRS")]
+    StandardSsd,
+    #[serde(rename = "StandardSSD_ZRS")]
+    StandardSsdZrs,
+    #[serde(rename = "Premium_LRS")]
+    Premium,
+    #[serde(rename = "Premium_ZRS")]
+    PremiumZrs,
+    #[serde(rename = "PremiumV2_LRS")]
+    PremiumV2,
+    #[serde(rename = "UltraSSD_LRS")]
+    Ultra,
+}
+
+impl Sku {
+    pub const ALL: [Sku; 7] =
+        [Sku::Standard, Sku::StandardSsd, Sku::StandardSsdZrs, Sku::Premium, Sku::PremiumZrs, Sku::PremiumV2, Sku::Ultra];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Sku::Standard => "Standard_LRS",
+            Sku::StandardSsd => "StandardSSD_LRS",
+            Sku::StandardSsdZrs => "StandardSSD_ZRS",
+            Sku::Premium => "Premium_LRS",
+            Sku::PremiumZrs => "Premium_ZRS",
+            Sku::PremiumV2 => "PremiumV2_LRS",
+            Sku::Ultra => "UltraSSD_LRS",
+        }
+    }
+
+    /// In any case.
+    pub fn named(name: &str) -> Option<Sku> {
+        Sku::ALL.into_iter().find(|sku| sku.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether it is kept in all zones of its region, and any machine there can have it attached.
+    pub fn is_in_all_zones(self) -> bool {
+        matches!(self, Sku::StandardSsdZrs | Sku::PremiumZrs)
+    }
+
+    /// Whether its IOPS and MB/s are chosen.
+    pub fn has_rates(self) -> bool {
+        matches!(self, Sku::PremiumV2 | Sku::Ultra)
+    }
+
+    /// How many machines may have it attached at once ("Share an Azure managed disk"), whatever its size; a smaller disk takes fewer.
+    pub fn most_shares(self) -> u64 {
+        match self {
+            Sku::Standard => 1,
+            Sku::StandardSsd | Sku::StandardSsdZrs | Sku::Premium | Sku::PremiumZrs => 10,
+            Sku::PremiumV2 | Sku::Ultra => 15,
+        }
+    }
+
+    /// Whether a host may cache a disk of this type and size.
+    pub fn may_be_cached(self, capacity: Bytes) -> bool {
+        !self.has_rates() && capacity.0 < UNCACHED
+    }
+
+    /// Whether a disk may change from this type to that one without being copied ("Change the disk type of an Azure managed disk"): in the
+    /// same zones, and not to or from types whose rates are chosen.
+    pub fn may_become(self, other: Sku) -> bool {
+        self == other || (!self.has_rates() && !other.has_rates() && self.is_in_all_zones() == other.is_in_all_zones())
+    }
+
+    pub fn bounds(self) -> (Bytes, Bytes) {
+        let most = match self {
+            Sku::PremiumV2 | Sku::Ultra => 64 * TIB,
+            // 32,767 GiB.
+            _ => 32 * TIB - GIB,
+        };
+        (Bytes(GIB), Bytes(most))
+    }
+}
+
+impl fmt::Display for Sku {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_api() {
+        for sku in Sku::ALL {
+            assert_eq!(Sku::named(&sku.name().to_ascii_lowercase()), Some(sku));
+            assert_eq!(serde_json::to_value(sku).expect("JSON"), sku.name());
+        }
+        assert!(Sku::Standard.may_become(Sku::Premium) && !Sku::Premium.may_become(Sku::PremiumZrs));
+        assert!(!Sku::Premium.may_become(Sku::Ultra) && Sku::Ultra.may_become(Sku::Ultra));
+        assert!(Sku::Premium.may_be_cached(Bytes(4 * TIB - GIB)) && !Sku::Premium.may_be_cached(Bytes(4 * TIB)));
+    }
+}
