@@ -90,9 +90,10 @@ fn programs_are_started_in_os_only() {
     }
 }
 
-const BACKENDS: [&str; 9] = ["cinder", "cloud", "directory", "ec2", "fake", "gce", "image", "iscsi", "nfs"];
+const BACKENDS: [&str; 10] = ["azure", "cinder", "cloud", "directory", "ec2", "fake", "gce", "image", "iscsi", "nfs"];
 /// Backends that know another one, and why.
-const SIBLINGS: [(&str, &str, &str); 4] = [
+const SIBLINGS: [(&str, &str, &str); 5] = [
+    ("azure", "cloud", "cloud/ is what all clouds share"),
     ("cinder", "cloud", "cloud/ is what all clouds share"),
     ("ec2", "cloud", "cloud/ is what all clouds share"),
     ("gce", "cloud", "cloud/ is what all clouds share"),
@@ -100,7 +101,7 @@ const SIBLINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Words of a protocol, which is its backend's business alone.
-const PROTOCOLS: [&str; 9] = ["cinder", "nfs", "nfs4", "iscsi", "iscsid", "iscsiadm", "ebs", "ec2", "gce"];
+const PROTOCOLS: [&str; 10] = ["azure", "cinder", "nfs", "nfs4", "iscsi", "iscsid", "iscsiadm", "ebs", "ec2", "gce"];
 const ABOVE_BACKENDS: [&str; 3] = ["ops", "rpc", "server"];
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")

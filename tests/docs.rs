@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longshore::backend::Backend;
+use longshore::backend::azure::parameters::{AzureParameters, Mutable, SnapshotParameters as AzureSnapshotParameters};
 use longshore::backend::catalog::{Catalog, OpenContext, Purpose};
 use longshore::backend::cinder::parameters::{CinderParameters, Retype, SnapshotParameters as CinderSnapshotParameters};
 use longshore::backend::directory::DirectoryParameters;
@@ -108,6 +109,9 @@ fn every_parameter_of_a_storage_class() {
     all.extend(fields(FakeParameters::default()));
     all.extend(ec2());
     all.extend(known(unheard_of().parse::<GceParameters>().map(|_| ())));
+    // Two in one row.
+    let azure = known(unheard_of().parse::<AzureParameters>().map(|_| ()));
+    all.extend(azure.into_iter().filter(|name| name != "DiskMBpsReadWrite"));
     all.extend(known(unheard_of().parse::<CinderParameters>().map(|_| ())));
     all.insert("backend".to_owned());
     assert_eq!(documented("StorageClass"), all);
@@ -121,6 +125,8 @@ fn every_parameter_that_may_change() {
     // In one row.
     all.extend(rates().into_iter().filter(|name| name == "type"));
     all.extend(known(unheard_of().parse::<GceRates>().map(|_| ())).into_iter().filter(|name| name == "iops"));
+    let azure = known(unheard_of().parse::<Mutable>().map(|_| ()));
+    all.extend(azure.into_iter().filter(|name| !name.starts_with("Disk")));
     all.extend(known(unheard_of().parse::<Retype>().map(|_| ())));
     all.extend(known(fake.modify().expect("it modifies").check(&unheard_of())));
     assert_eq!(documented("VolumeAttributesClass"), all);
@@ -135,6 +141,7 @@ fn every_secret_and_every_parameter_of_snapshots() {
     let mut snapshots = known(unheard_of().parse::<SnapshotSettings>().map(|_| ()));
     snapshots.insert("tagSpecification_1".to_owned());
     snapshots.extend(known(unheard_of().parse::<SnapshotParameters>().map(|_| ())));
+    snapshots.extend(known(unheard_of().parse::<AzureSnapshotParameters>().map(|_| ())));
     snapshots.extend(known(unheard_of().parse::<CinderSnapshotParameters>().map(|_| ())));
     snapshots.extend(known(unheard_of().parse::<NfsSnapshotParameters>().map(|_| ())));
     assert_eq!(documented("VolumeSnapshotClass and VolumeGroupSnapshotClass"), snapshots);
@@ -161,6 +168,11 @@ fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
         ),
         ("`ec2`", "{name: ebs, type: ec2, cluster: c, region: eu-west-1}".to_owned()),
         ("`gce`", "{name: pd, type: gce, cluster: c, project: p, region: europe-west3}".to_owned()),
+        (
+            "`azure`",
+            "{name: az, type: azure, cluster: c, subscriptionId: s, resourceGroup: g, location: westeurope, clientId: c}"
+                .to_owned(),
+        ),
         ("`cinder`", "{name: vol, type: cinder, cluster: c}".to_owned()),
         ("`fake`", "{name: fake, type: fake}".to_owned()),
     ];
@@ -285,8 +297,12 @@ fn parameters(object: &serde_json::Value) -> RawParameters {
 #[test]
 fn catalog_has_documentation_and_tests_for_each_backend() {
     /// Not in the matrices of tests/matrix.rs, but in others.
-    const OTHER_MATRICES: [(&str, &str); 3] =
-        [("ec2", "tests/cloud/main.rs"), ("gce", "tests/cloud/gce/faults.rs"), ("cinder", "tests/cloud/cinder/faults.rs")];
+    const OTHER_MATRICES: [(&str, &str); 4] = [
+        ("ec2", "tests/cloud/main.rs"),
+        ("gce", "tests/cloud/gce/faults.rs"),
+        ("azure", "tests/cloud/azure/faults.rs"),
+        ("cinder", "tests/cloud/cinder/faults.rs"),
+    ];
     let file = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let mut missing = Vec::new();
     let mut need = |there: bool, what: String| {

@@ -9,6 +9,8 @@
 mod common;
 
 mod actions;
+#[cfg(feature = "azure")]
+mod azure;
 mod bad_input;
 mod buckets;
 #[cfg(feature = "cinder")]
@@ -30,7 +32,7 @@ mod rights;
 mod rights_tests;
 mod sanity;
 mod state;
-#[cfg(any(feature = "cinder", feature = "gce"))]
+#[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
 mod tenant;
 mod tls;
 mod wire;

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::rest::Request;
 use crate::backend::cloud::retry::Repeat;
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
     CloudSnapshot, CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, DiskState,
-    Idempotency, Instance, Operation, OperationChange, OperationId, Refusal, SnapshotState, Tags, Take, Which, WhichOperations,
-    invalid, read_settings, refusal,
+    Idempotency, Instance, Operation, OperationChange, OperationId, OperationState, Refusal, SnapshotState, Tags, Take, Which,
+    WhichOperations, invalid, read_settings, refusal,
 };
 use crate::volume::{Bytes, NodeId};
 
@@ -25,6 +26,9 @@ use super::record::{self, LONGEST};
 
 /// A machine has no more slots ("LUN").
 const SLOTS: u32 = 64;
+/// How long a request waits for the change before it of the same machine.
+const MACHINE: Duration = Duration::from_secs(40);
+const PAUSE: Duration = Duration::from_millis(1000);
 /// How much is remembered of what hosts are to cache.
 const MOST: usize = 20_000;
 
@@ -60,11 +64,15 @@ pub struct AzureCloud {
     zones: OnceLock<Vec<String>>,
     /// What hosts are to cache of the disks that were described.
     caching: Mutex<BTreeMap<DiskId, Caching>>,
+    /// The last change of each machine that this process began.
+    changing: Mutex<BTreeMap<MachineName, OperationId>>,
+    clock: Clock,
 }
 
 impl AzureCloud {
-    pub fn new(api: Azure, place: Place) -> AzureCloud {
-        AzureCloud { api, place, zones: OnceLock::new(), caching: Mutex::default() }
+    pub fn new(api: Azure, place: Place, clock: Clock) -> AzureCloud {
+        let (caching, changing) = (Mutex::default(), Mutex::default());
+        AzureCloud { api, place, zones: OnceLock::new(), caching, changing, clock }
     }
 
     /// A resource id below the subscription, with the slash in front.
@@ -224,9 +232,37 @@ impl AzureCloud {
     /// Only these disks of the machine are concerned, whatever else is attached to it or comes at the same time.
     fn attach_or_detach(&self, instance: &NodeId, body: Value) -> Answer<Accepted<()>> {
         const ACTION: &str = "virtualMachines.attachDetachDataDisks";
-        let id = format!("{}/attachDetachDataDisks", self.id(&self.named(ACTION, instance)?.path()));
+        let name = self.named(ACTION, instance)?;
+        let id = format!("{}/attachDetachDataDisks", self.id(&name.path()));
         let request = Request::change(ACTION, "POST", path(&id), Repeat::Harmless).query("api-version", api::MACHINES);
-        Ok(Accepted { result: (), operation: self.api.begin(&request.body(body))? })
+        let changing = || self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.await_machine(ACTION, &name)?;
+        let operation = self.api.begin(&request.body(body))?;
+        match &operation {
+            Some(operation) => changing().insert(name, operation.clone()),
+            None => changing().remove(&name),
+        };
+        Ok(Accepted { result: (), operation })
+    }
+
+    /// Waits until the last change of a machine has ended: the next one would be refused, or end that one midway (`OperationPreempted`). What
+    /// comes meanwhile goes into one request.
+    fn await_machine(&self, action: &'static str, name: &MachineName) -> Answer<()> {
+        let until = self.clock.now() + MACHINE;
+        loop {
+            let last = self.changing.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+            let Some(last) = last else { return Ok(()) };
+            // A look that failed says nothing.
+            if !matches!(self.api.operation(&last), Err(_) | Ok(Some(OperationState::Running))) {
+                self.changing.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+                return Ok(());
+            }
+            if self.clock.now() >= until {
+                let message = format!("operation {} of the same machine has not ended; retry", last.0);
+                return Err(refusal(CloudErrorKind::TooSoon, action, "busy", message));
+            }
+            self.clock.sleep(PAUSE);
+        }
     }
 
     /// Sends a deletion. What does not exist is answered as what is deleted.

@@ -88,5 +88,5 @@ fn client(config: &AzureConfig, clock: Clock, requests: CloudRequests) -> Result
     };
     let api = api::Azure::new(settings, clock, requests)
         .map_err(|error| Error::BackendUnavailable { backend: config.name.to_string(), reason: error.to_string() })?;
-    Ok(Arc::new(AzureCloud::new(api, place)))
+    Ok(Arc::new(AzureCloud::new(api, place, clock)))
 }

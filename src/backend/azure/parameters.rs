@@ -35,15 +35,30 @@ const REFUSED: [(&str, &str); 21] = [
     ("diskencryptiontype", "is that of the disk encryption set"),
 ];
 
+/// Those that are known, as they are written here.
+const KNOWN: [&str; 10] = [
+    "DiskIOPSReadWrite",
+    "DiskMBpsReadWrite",
+    "LogicalSectorSize",
+    "cachingMode",
+    "diskEncryptionSetID",
+    "incremental",
+    "kind",
+    "maxShares",
+    "skuName",
+    "tags",
+];
+
 /// The other driver takes these keys in any case.
-fn in_lower_case(raw: &RawParameters) -> Result<RawParameters> {
+fn in_our_case(raw: &RawParameters) -> Result<RawParameters> {
     let mut values = BTreeMap::new();
     for (key, value) in raw.clone().split_prefixed("") {
         let lower = key.to_ascii_lowercase();
         if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == lower) {
             return Err(refuse(&key, why));
         }
-        if values.insert(lower, value).is_some() {
+        let known = KNOWN.into_iter().find(|known| known.eq_ignore_ascii_case(&key));
+        if values.insert(known.map_or_else(|| key.clone(), str::to_owned), value).is_some() {
             return Err(refuse(&key, "it is there twice, in upper and lower case"));
         }
     }
@@ -52,28 +67,28 @@ fn in_lower_case(raw: &RawParameters) -> Result<RawParameters> {
 
 /// Of a StorageClass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct AzureParameters {
     /// `StandardSSD_LRS` (default) and others.
-    #[serde(rename = "skuname", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "skuName", default, skip_serializing_if = "Option::is_none")]
     pub sku_name: Option<String>,
     /// `None` (default) or `ReadOnly`: what the host caches.
-    #[serde(rename = "cachingmode", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "cachingMode", default, skip_serializing_if = "Option::is_none")]
     pub caching_mode: Option<String>,
     /// I/O operations per second (PremiumV2_LRS, UltraSSD_LRS).
-    #[serde(rename = "diskiopsreadwrite", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "DiskIOPSReadWrite", default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<Number>,
     /// In MB/s (PremiumV2_LRS, UltraSSD_LRS).
-    #[serde(rename = "diskmbpsreadwrite", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "DiskMBpsReadWrite", default, skip_serializing_if = "Option::is_none")]
     pub mbps: Option<Number>,
     /// 512 or 4096 (PremiumV2_LRS, UltraSSD_LRS).
-    #[serde(rename = "logicalsectorsize", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "LogicalSectorSize", default, skip_serializing_if = "Option::is_none")]
     pub logical_sector_size: Option<Number>,
     /// `/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskEncryptionSets/N`.
-    #[serde(rename = "diskencryptionsetid", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "diskEncryptionSetID", default, skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set_id: Option<String>,
     /// How many machines may have it attached at once.
-    #[serde(rename = "maxshares", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "maxShares", default, skip_serializing_if = "Option::is_none")]
     pub max_shares: Option<Number>,
     /// `key=value,key=value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,11 +102,11 @@ pub struct AzureParameters {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mutable {
-    #[serde(rename = "skuname", default)]
+    #[serde(rename = "skuName", default)]
     pub sku_name: Option<String>,
-    #[serde(rename = "diskiopsreadwrite", default)]
+    #[serde(rename = "DiskIOPSReadWrite", default)]
     pub iops: Option<Number>,
-    #[serde(rename = "diskmbpsreadwrite", default)]
+    #[serde(rename = "DiskMBpsReadWrite", default)]
     pub mbps: Option<Number>,
     #[serde(default)]
     pub tags: Option<String>,
@@ -175,7 +190,7 @@ impl AzureParameters {
     /// # Errors
     /// `Invalid`, naming the parameter.
     pub fn parse(raw: &RawParameters) -> Result<AzureParameters> {
-        let parameters: AzureParameters = in_lower_case(raw)?.parse()?;
+        let parameters: AzureParameters = in_our_case(raw)?.parse()?;
         if let Some(kind) = parameters.kind.as_ref().filter(|kind| !kind.eq_ignore_ascii_case("managed")) {
             return Err(refuse("kind", format!("{kind:?} is not offered; leave it out, or write Managed")));
         }
@@ -277,7 +292,7 @@ impl Mutable {
     /// # Errors
     /// `Invalid`, naming the parameter.
     pub fn parse(raw: &RawParameters) -> Result<Mutable> {
-        let mutable: Mutable = in_lower_case(raw)?.parse()?;
+        let mutable: Mutable = in_our_case(raw)?.parse()?;
         sku(mutable.sku_name.as_ref())?;
         tags(mutable.tags.as_deref())?;
         Ok(mutable)
@@ -315,7 +330,7 @@ impl SnapshotParameters {
     /// # Errors
     /// `Invalid`, naming the parameter.
     pub fn parse(raw: &RawParameters) -> Result<BTreeMap<String, String>> {
-        let parameters: SnapshotParameters = in_lower_case(raw)?.parse()?;
+        let parameters: SnapshotParameters = in_our_case(raw)?.parse()?;
         match parameters.incremental.as_deref() {
             None | Some("true") => tags(parameters.tags.as_deref()),
             Some(other) => Err(refuse("incremental", format!("{other:?} is not offered; leave it out, or write true"))),

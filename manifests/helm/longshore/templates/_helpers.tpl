@@ -96,6 +96,7 @@ app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longsho
 {{- define "longshore.hasLvm" -}}{{ range .Values.driver.backends }}{{ if eq .type "lvm" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasEc2" -}}{{ range .Values.driver.backends }}{{ if eq .type "ec2" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasGce" -}}{{ range .Values.driver.backends }}{{ if eq .type "gce" }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{- define "longshore.hasAzure" -}}{{ range .Values.driver.backends }}{{ if eq .type "azure" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasCinder" -}}{{ range .Values.driver.backends }}{{ if eq .type "cinder" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Shares that the controller mounts for itself. */}}
 {{- define "longshore.hasShares" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "nfs") .shares }}true{{ break }}{{ end }}{{ end }}{{- end }}

@@ -15,6 +15,8 @@ const CODES: &[(&str, CloudErrorKind)] = &[
     // Another request to the same resource runs.
     ("Conflict", TooSoon),
     ("ConflictingConcurrentWriteNotAllowed", TooSoon),
+    // The disk is another machine's.
+    ("ConflictingUserInput", InUse),
     ("DiskEncryptionSetNotFound", Key),
     ("ExpiredAuthenticationToken", Denied),
     ("InternalServerError", Unavailable),

@@ -113,6 +113,10 @@ impl Azure {
     /// Sends a change; the operation, where the API still works on it.
     pub fn begin(&self, request: &Request) -> Answer<Option<OperationId>> {
         let reply = self.reply(request)?;
+        // Also with 200 (azuredisk-csi-driver PR 1356).
+        if let Some(status) = failure_in(&reply) {
+            return Err(Refusal { action: request.action, ..failed(&status) });
+        }
         let at = |header: &str| reply.header(header).and_then(path_of);
         if let Some(path) = at("azure-asyncoperation") {
             return Ok(Some(OperationId(format!("{STATUS}{path}"))));
@@ -147,6 +151,9 @@ impl Azure {
             Err(refusal) => return Err(refusal),
         };
         if kind == RESULT {
+            if let Some(status) = failure_in(&reply) {
+                return Ok(Some(OperationState::Failed(Box::new(failed(&status)))));
+            }
             return Ok(Some(if reply.status == 202 { OperationState::Running } else { OperationState::Done }));
         }
         let status: OperationStatus = parse(&request, &reply)?;
@@ -171,6 +178,12 @@ impl Azure {
         };
         pages::each(request.action, fetch, take)
     }
+}
+
+/// The error in an answer whose status is one of success.
+fn failure_in(reply: &Reply) -> Option<OperationStatus> {
+    let status: OperationStatus = serde_json::from_str(&reply.body).ok()?;
+    (status.error.is_some() || ["Failed", "Canceled"].contains(&status.status.as_str())).then_some(status)
 }
 
 /// Whether the refusal at the address of a result is how its operation ended.
