@@ -13,8 +13,8 @@ use super::api;
 use super::limits;
 use super::names::{self, MachineName};
 use super::parameters::{Caching, DiskSettings};
-use super::policy::sku_named;
 use super::record;
+use super::skus::Sku;
 
 const GIB: u64 = 1 << 30;
 /// On a disk: what a host is to cache of it, where that is anything. Only an attachment has it in Azure.
@@ -65,7 +65,8 @@ pub(super) fn disk(found: api::Disk, machines: &Machines) -> Disk {
         (_, "ActiveSAS" | "ActiveSASFrozen" | "ReadyToUpload" | "ActiveUpload") => DiskState::Unusable,
         _ => DiskState::Creating,
     };
-    let sku = sku_named(&found.sku.name);
+    // A type that is not known here is taken for the most usual one.
+    let sku = Sku::named(&found.sku.name).unwrap_or_default();
     let settings = DiskSettings {
         sku,
         // The API has them of all disks.

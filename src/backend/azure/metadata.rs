@@ -7,9 +7,9 @@ use serde::Deserialize;
 
 use crate::backend::cloud::http::{Lost, Sender, json_request};
 use crate::backend::cloud::identity::{self, Described, DescribesMachine};
+use crate::backend::cloud::rest::encoded;
 use crate::volume::Result;
 
-use super::api::encoded;
 use super::names::{self, MachineName};
 
 /// By its address, since names may not be looked up.

@@ -12,7 +12,6 @@ use crate::volume::{AccessMode, Bytes, RawParameters, Result, Topology};
 use super::convert::CACHING;
 use super::metadata::Site;
 use super::parameters::{AzureParameters, Caching, DiskSettings, Mutable, SnapshotParameters};
-use super::skus::Sku;
 
 /// Further keys by which a StorageClass may name a zone: Kubernetes' own label, and that of azuredisk-csi-driver. They are never returned:
 /// all keys that a plugin returns have one prefix (CSI spec, Topology).
@@ -129,11 +128,6 @@ impl Policy for AzurePolicy {
     fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft> {
         Ok(Draft { tags: self.tags(SnapshotParameters::parse(&spec.parameters)?), ..Draft::default() })
     }
-}
-
-/// For a disk whose type is not known here.
-pub(super) fn sku_named(name: &str) -> Sku {
-    Sku::named(name).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -69,8 +69,8 @@ impl Request {
     }
 }
 
-/// As a query has it (RFC 3986, "unreserved characters").
-fn encoded(text: &str) -> String {
+/// As a query or a form has it (RFC 3986, "unreserved characters").
+pub fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }

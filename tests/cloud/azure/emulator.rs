@@ -782,10 +782,20 @@ impl State {
             "DiskOperations",
             Value::Null,
             move |state| drop(state.disks.remove(&gone)),
-            move |state| {
-                drop(state.disks.get_mut(&stays).map(|disk| disk["properties"]["provisioningState"] = "Succeeded".into()))
-            },
+            move |state| state.set_state(&stays, "Succeeded"),
         )
+    }
+
+    fn set_state(&mut self, disk: &str, to: &str) {
+        if let Some(disk) = self.disks.get_mut(disk) {
+            disk["properties"]["provisioningState"] = to.into();
+        }
+    }
+
+    fn release(&mut self, disk: &str, machine: &str) {
+        if let Some(disk) = self.disks.get_mut(disk) {
+            hold(disk, machine, false);
+        }
     }
 
     fn delete_snapshot(&mut self, name: &str, address: SocketAddr, trouble: Option<Trouble>) -> Reply {
@@ -899,7 +909,7 @@ impl State {
                         disk["properties"]["LastOwnershipUpdateTime"] = State::now().into();
                     }
                 }
-                go.iter().for_each(|name| drop(state.disks.get_mut(name).map(|disk| hold(disk, &id, false))));
+                go.iter().for_each(|name| state.release(name, &id));
                 let Some(machine) = state.machines.get_mut(&path) else { return };
                 let properties = &mut machine["properties"];
                 properties["provisioningState"] = "Succeeded".into();
@@ -911,9 +921,9 @@ impl State {
                 let seen: Vec<Value> = seen.collect();
                 properties["instanceView"]["disks"] = seen.into();
             },
-            // What it was to be stays listed (azuredisk-csi-driver issue 780), and is nobody's.
+            // What it was to be stays listed (azuredisk-csi-driver issue 780), and belongs to no machine.
             move |state| {
-                come_ill.iter().for_each(|name| drop(state.disks.get_mut(name).map(|disk| hold(disk, &id_ill, false))));
+                come_ill.iter().for_each(|name| state.release(name, &id_ill));
                 let Some(machine) = state.machines.get_mut(&path_ill) else { return };
                 machine["properties"]["provisioningState"] = "Failed".into();
                 let listed = machine["properties"]["storageProfile"]["dataDisks"].as_array_mut().expect("a list");

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::super::metadata::Metadata;
 use crate::backend::cloud::http::{Lost, Reply, Sender, json_request};
-use crate::backend::cloud::rest::Unsigned;
+use crate::backend::cloud::rest::{Unsigned, encoded};
 use crate::backend::cloud::tokens::{Token, Tokens};
 
 /// So long before its end a token is asked for anew.
@@ -134,10 +134,4 @@ fn word(body: &str) -> String {
         .and_then(Value::as_str)
         .filter(|word| word.len() < 64 && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
     word.map(|word| format!(", {word}")).unwrap_or_default()
-}
-
-/// As a form has it.
-pub fn encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }

@@ -31,7 +31,7 @@ mod http;
 mod tests;
 mod types;
 
-pub use http::{Credentials, Proof, encoded};
+pub use http::{Credentials, Proof};
 pub use types::{
     CreationData, DataDisk, Disk, DiskProperties, DiskView, Encryption, InstanceView, Location, Machine, MachineProperties,
     ManagedDisk, Snapshot, SnapshotProperties, Status, StorageProfile,
