@@ -1,6 +1,7 @@
 //! Azure as a [`Cloud`]: its words made those of all clouds.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -123,9 +124,9 @@ impl AzureCloud {
         }
         let mut machines = Machines::new();
         for holder in disks.iter().flat_map(convert::holders) {
-            if !machines.contains_key(&holder) {
-                let machine = self.machine(&holder)?;
-                machines.insert(holder, machine);
+            if let Entry::Vacant(unknown) = machines.entry(holder) {
+                let machine = self.machine(unknown.key())?;
+                unknown.insert(machine);
             }
         }
         Ok((disks, machines))

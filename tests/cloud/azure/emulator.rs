@@ -504,7 +504,7 @@ impl State {
         );
         // Of machines every other one has only `Location`.
         let mut headers = vec![("location", format!("{url}&monitor=true")), ("retry-after", "1".to_owned())];
-        if kind != "operations" || self.made % 2 == 0 {
+        if kind != "operations" || self.made.is_multiple_of(2) {
             headers.push(("azure-asyncoperation", url));
         } else {
             headers[0].1 = url.replace(&id, &format!("{id}-result"));
