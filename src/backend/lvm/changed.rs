@@ -21,8 +21,10 @@ use super::{Found, LvmBackend, path};
 impl ChangedBlocks for LvmBackend {
     fn allocated(&self, snapshot: &SnapshotId, offset: u64, emit: &mut dyn FnMut(Extent) -> ControlFlow<()>) -> Result<()> {
         let found = self.snapshot_of(snapshot)?;
-        let (pool, id) = thin_volume(&found.lv, snapshot)?;
-        tell(Pool { group: found.group, name: pool }.list(Blocks::Mapped { thin: id })?, offset, found.lv.size, emit)
+        let (name, _) = thin_volume(&found.lv, snapshot)?;
+        let extents =
+            Pool { group: found.group, name }.list(|| Ok(Blocks::Mapped { thin: self.thin_id(snapshot, &found.lv)? }))?;
+        tell(extents, offset, found.lv.size, emit)
     }
 
     fn delta(
@@ -33,18 +35,30 @@ impl ChangedBlocks for LvmBackend {
         emit: &mut dyn FnMut(Extent) -> ControlFlow<()>,
     ) -> Result<()> {
         let (old, new) = (self.snapshot_of(base)?, self.snapshot_of(target)?);
-        let ((of_old, from), (of_new, to)) = (thin_volume(&old.lv, base)?, thin_volume(&new.lv, target)?);
+        let ((of_old, _), (of_new, _)) = (thin_volume(&old.lv, base)?, thin_volume(&new.lv, target)?);
         if (old.group.name.as_str(), of_old) != (new.group.name.as_str(), of_new) {
             let reason = format!("{base} is in thin pool {}, {target} in {}", path(old.group, of_old), path(new.group, of_new));
             return Err(Error::invalid("base_snapshot_id", reason));
         }
-        tell(Pool { group: new.group, name: of_new }.list(Blocks::Differing { from, to })?, offset, new.lv.size, emit)
+        let extents = Pool { group: new.group, name: of_new }
+            .list(|| Ok(Blocks::Differing { from: self.thin_id(base, &old.lv)?, to: self.thin_id(target, &new.lv)? }))?;
+        tell(extents, offset, new.lv.size, emit)
     }
 }
 
 impl LvmBackend {
     fn snapshot_of(&self, id: &SnapshotId) -> Result<Found<'_>> {
         self.whole(&Object::snapshot(id))?.ok_or_else(|| Error::snapshot_not_found(id))
+    }
+
+    /// The id of a snapshot in its pool, seen after the pool's metadata was reserved: before, someone else could have removed it, and LVM could
+    /// have given its id to another volume.
+    fn thin_id(&self, id: &SnapshotId, before: &Lv) -> Result<u64> {
+        let found = self.snapshot_of(id)?;
+        if found.lv.uuid != before.uuid {
+            return Err(Error::snapshot_not_found(id));
+        }
+        thin_volume(&found.lv, id).map(|(_, thin)| thin)
     }
 }
 
@@ -74,7 +88,8 @@ struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    fn list(&self, blocks: Blocks) -> Result<Extents> {
+    /// `blocks` is asked once the metadata can no longer change.
+    fn list(&self, blocks: impl FnOnce() -> Result<Blocks>) -> Result<Extents> {
         let _turn = self.group.lock_thin_metadata("list blocks")?;
         let activated = self.activate()?;
         let listed = self.list_active(blocks);
@@ -85,11 +100,11 @@ impl Pool<'_> {
         listed
     }
 
-    fn list_active(&self, blocks: Blocks) -> Result<Extents> {
+    fn list_active(&self, blocks: impl FnOnce() -> Result<Blocks>) -> Result<Extents> {
         self.release_what_was_left()?;
         let mapping = self.mapping();
         dm::message(&mapping, "reserve_metadata_snap")?;
-        let listed = self.note().and_then(|()| self.read(blocks));
+        let listed = self.note().and_then(|()| self.read(blocks()?));
         let released = self.release();
         let extents = listed?;
         released.map(|()| extents)
@@ -98,7 +113,9 @@ impl Pool<'_> {
     fn read(&self, blocks: Blocks) -> Result<Extents> {
         let name = self.group.mapping(&format!("{}_tmeta", self.name));
         let metadata = dm::find(&name)?.ok_or_else(|| self.unexpected(format!("it has no device {name}")))?;
-        Ok(step("list blocks", &self.path(), || thin::list(&metadata.path, blocks, self.group.directory()))?)
+        // Of one call at a time: the name is this volume group's, whose turn this is.
+        let spool = self.group.directory().join(format!("{}.thin-blocks.xml", self.group.name));
+        Ok(step("list blocks", &self.path(), || thin::list(&metadata.path, blocks, &spool))?)
     }
 
     /// Whether it was not active. It is while one of its volumes is.

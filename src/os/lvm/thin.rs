@@ -34,27 +34,26 @@ pub enum Blocks {
 }
 
 /// Lists them; `metadata` is the device with the pool's metadata, of which a snapshot is held. What is printed, a line for each run of blocks,
-/// is kept in a file in `directory` that has no name.
+/// is kept in the file `spool`, which loses its name at once: no other call may use that name at the same time.
 ///
 /// # Errors
 /// `Tool` where the program fails.
-pub fn list(metadata: &Path, blocks: Blocks, directory: &Path) -> Result<Extents> {
+pub fn list(metadata: &Path, blocks: Blocks, spool: &Path) -> Result<Extents> {
     let (tool, which) = match blocks {
         Blocks::Mapped { thin } => (THIN_DUMP, vec!["--dev-id".to_owned(), thin.to_string()]),
         Blocks::Differing { from, to } => {
             (THIN_DELTA, vec!["--snap1".to_owned(), from.to_string(), "--snap2".to_owned(), to.to_string()])
         }
     };
-    let path = directory.join(format!("{}.xml", tool.name));
-    let made = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+    let made = File::options().read(true).write(true).create(true).truncate(true).open(spool);
     let file =
-        made.and_then(|file| std::fs::remove_file(&path).map(|()| file)).map_err(|error| Error::io("create", &path, error))?;
-    let printed = file.try_clone().map_err(|error| Error::io("duplicate", &path, error))?;
+        made.and_then(|file| std::fs::remove_file(spool).map(|()| file)).map_err(|error| Error::io("create", spool, error))?;
+    let printed = file.try_clone().map_err(|error| Error::io("duplicate", spool, error))?;
     let device = metadata.display().to_string();
     let arguments = [vec!["--metadata-snap".to_owned()], which, vec![device.clone()]].concat();
     let run = Run { tool, arguments, keep: Vec::new(), stdin: Vec::new(), deadline: DEADLINE };
     process::run_to_file(run, printed)?.accepted(tool.name, &device, &[0])?;
-    Extents::read(file).map_err(|error| Error::io("read", &path, error))
+    Extents::read(file).map_err(|error| Error::io("read", spool, error))
 }
 
 /// Runs of blocks, as (offset, length) in bytes, in ascending order.
