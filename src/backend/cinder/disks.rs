@@ -3,14 +3,11 @@
 //! Nova's drivers give a disk the volume's id for a serial number (nova/virt/libvirt/driver.py, `conf.serial`). Of virtio-blk a guest sees 20
 //! characters of it, of QEMU's SCSI disks as many in page 0x83, or all.
 
-use std::path::PathBuf;
-
+use crate::backend::cloud::Sysfs;
 use crate::os::block::Device;
 use crate::os::scsi::{Disk, Unit, disks_with_model};
 use crate::os::{Result, inquiry, virtio};
 
-/// Where the kernel tells it.
-const SYSFS: &str = "/sys";
 /// The model of QEMU's SCSI disks.
 const MODEL: &str = "QEMU HARDDISK";
 /// So much of a volume's id is a disk's serial number at least.
@@ -19,31 +16,27 @@ const SHORTEST: usize = 20;
 /// Who is asked.
 #[derive(Clone, Debug)]
 pub struct Disks {
-    sysfs: PathBuf,
+    sysfs: Sysfs,
 }
 
 impl Default for Disks {
     /// The kernel; with the feature `faults` the directory that `LONGSHORE_CINDER_DISKS` names, for tests on other machines: laid out as sysfs
     /// shows block devices, `block/loop3/dev` and `block/loop3/serial`.
     fn default() -> Self {
-        #[cfg(feature = "faults")]
-        if let Some(directory) = std::env::var_os("LONGSHORE_CINDER_DISKS") {
-            return Disks { sysfs: directory.into() };
-        }
-        Disks { sysfs: SYSFS.into() }
+        Disks { sysfs: Sysfs::unless_set("LONGSHORE_CINDER_DISKS") }
     }
 }
 
 impl Disks {
     /// As `default` with a directory for the kernel.
     #[cfg(test)]
-    pub fn stand_in(directory: PathBuf) -> Disks {
-        Disks { sysfs: directory }
+    pub fn stand_in(directory: std::path::PathBuf) -> Disks {
+        Disks { sysfs: Sysfs::stand_in(directory) }
     }
 
     /// The disks that may be a volume.
     pub fn shown(&self) -> Result<Vec<Disk>> {
-        let block = self.sysfs.join("block");
+        let block = self.sysfs.block();
         let scsi = disks_with_model(&block)?.into_iter().filter(|(_, model)| model.starts_with(MODEL));
         let mut disks: Vec<Disk> = scsi.map(|(disk, _)| disk).collect();
         disks.extend(virtio::disks_with_serial(&block)?.into_iter().map(|(disk, _)| disk));
@@ -52,7 +45,7 @@ impl Disks {
 
     /// The serial number of the open disk, by its own word; `None` where it has none. While it is open, no other has its number.
     pub fn serial(&self, device: &Device) -> Result<Option<String>> {
-        let shown = virtio::disks_with_serial(&self.sysfs.join("block"))?;
+        let shown = virtio::disks_with_serial(&self.sysfs.block())?;
         if let Some((_, serial)) = shown.into_iter().find(|(disk, _)| disk.number == device.number()) {
             return Ok(Some(serial));
         }

@@ -59,6 +59,7 @@ pub mod rest;
 pub mod retry;
 mod role;
 mod snapshots;
+mod sysfs;
 pub mod tags;
 #[cfg(test)]
 mod tests;
@@ -82,3 +83,4 @@ pub use policy::{Draft, Policy, in_zone, to_json};
 #[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
 pub use refusal::{invalid, read_settings, refusal};
 pub use role::Role;
+pub use sysfs::Sysfs;

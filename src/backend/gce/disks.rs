@@ -3,39 +3,26 @@
 //! A disk of SCSI has the name by which it was attached in page 0x83, one of NVMe in the vendor's part of its namespace (as Google's
 //! `scsi_id` and `google_nvme_id` rules read them for the links in /dev/disk/by-id).
 
-use std::path::PathBuf;
-
 use serde::Deserialize;
 
+use crate::backend::cloud::Sysfs;
 use crate::os::block::Device;
-use crate::os::scsi::{Disk, Unit, disks_with_model};
+use crate::os::scsi::{Disk, disks_with_model};
 use crate::os::{Result, inquiry, nvme};
 
-/// Where the kernel tells it.
-const SYSFS: &str = "/sys";
 /// How a name based on the vendor's begins (SPC-4, "T10 vendor ID based designator").
 const VENDOR: &str = "Google  PersistentDisk";
 
 /// Who is asked.
 #[derive(Clone, Debug)]
 pub struct Disks {
-    sysfs: PathBuf,
-    #[cfg(any(test, feature = "faults"))]
-    stand_in: bool,
+    sysfs: Sysfs,
 }
 
 impl Default for Disks {
     /// The kernel; with the feature `faults` the directory that `LONGSHORE_GCE_DISKS` names, for tests on other machines.
     fn default() -> Self {
-        #[cfg(feature = "faults")]
-        if let Some(directory) = std::env::var_os("LONGSHORE_GCE_DISKS") {
-            return Disks::stand_in(directory.into());
-        }
-        Disks {
-            sysfs: SYSFS.into(),
-            #[cfg(any(test, feature = "faults"))]
-            stand_in: false,
-        }
+        Disks { sysfs: Sysfs::unless_set("LONGSHORE_GCE_DISKS") }
     }
 }
 
@@ -43,25 +30,24 @@ impl Disks {
     /// A directory laid out as sysfs says of the block devices of this machine which disks they stand for: `block/loop3/dev` and
     /// `block/loop3/device/model`. What they say themselves is in `block/loop3/attached-as`, and looked up by the number of the device that
     /// is open.
-    #[cfg(any(test, feature = "faults"))]
-    pub fn stand_in(directory: PathBuf) -> Disks {
-        Disks { sysfs: directory, stand_in: true }
+    #[cfg(test)]
+    pub fn stand_in(directory: std::path::PathBuf) -> Disks {
+        Disks { sysfs: Sysfs::stand_in(directory) }
     }
 
     /// The disks whose model is one of Google's: `PersistentDisk` of SCSI, `nvme_card-pd` and its like of NVMe.
     pub fn shown(&self) -> Result<Vec<Disk>> {
         let is_googles = |model: &str| model.starts_with("PersistentDisk") || model.starts_with("nvme_card");
-        let disks = disks_with_model(&self.sysfs.join("block"))?.into_iter();
+        let disks = disks_with_model(&self.sysfs.block())?.into_iter();
         Ok(disks.filter(|(_, model)| is_googles(model)).map(|(disk, _)| disk).collect())
     }
 
     /// The name by which the open disk was attached, by its own word; `None` where it has none.
     pub fn attached_as(&self, device: &Device) -> Result<Option<String>> {
         #[cfg(any(test, feature = "faults"))]
-        if self.stand_in {
+        if self.sysfs.is_stand_in() {
             let listed = self.shown()?.into_iter().find(|disk| disk.number == device.number());
-            let file = listed.map(|disk| self.sysfs.join("block").join(disk.name).join("attached-as"));
-            return Ok(file.and_then(|file| std::fs::read_to_string(file).ok()).map(|text| text.trim().to_owned()));
+            return Ok(listed.and_then(|disk| self.sysfs.said(&disk.name, "attached-as")));
         }
         if let Some(data) = nvme::vendor_data(device)? {
             return Ok(name_in(&data));
@@ -73,7 +59,7 @@ impl Disks {
     /// The size in bytes that the open disk has, where it may differ from what the kernel has taken over.
     pub fn size(&self, device: &Device) -> Result<Option<u64>> {
         #[cfg(any(test, feature = "faults"))]
-        if self.stand_in {
+        if self.sysfs.is_stand_in() {
             return Ok(None);
         }
         nvme::size(device)
@@ -81,10 +67,7 @@ impl Disks {
 
     /// Has the kernel ask a disk for its size anew.
     pub fn rescan(&self, name: &str) -> Result<()> {
-        match Unit::of(name).filter(|_| !name.starts_with("nvme")) {
-            Some(unit) => unit.rescan(),
-            None => nvme::rescan(&self.sysfs, name),
-        }
+        self.sysfs.rescan(name)
     }
 }
 
