@@ -18,6 +18,8 @@ mod cinder;
 mod clock;
 mod company;
 mod driver;
+#[cfg(any(feature = "azure", feature = "cinder"))]
+mod emulated;
 mod fault_injection;
 mod garbage;
 #[cfg(feature = "gce")]

@@ -23,14 +23,13 @@
 //! detachment of what is not attached, and to a LUN that is taken, is not documented: here it is 400.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufReader, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::super::emulated::{Later, Reply, Server, Troubles};
 use super::super::wire::Request;
 use super::{FEDERATED, GROUP, LOCATION, SECRET, SUBSCRIPTION, TOKEN};
 
@@ -53,8 +52,6 @@ pub enum Trouble {
     FailAtOnce(&'static str),
 }
 
-type Effect = Box<dyn FnOnce(&mut State) + Send>;
-
 #[derive(Default)]
 pub struct State {
     /// By their names in lower case.
@@ -64,8 +61,8 @@ pub struct State {
     pub machines: BTreeMap<String, Value>,
     /// `None` while it runs; then its error, or null.
     operations: BTreeMap<String, Option<Value>>,
-    later: Vec<(Instant, Effect)>,
-    troubles: Vec<(&'static str, Trouble, u32)>,
+    later: Later<State>,
+    troubles: Troubles<Trouble>,
     pub counts: BTreeMap<&'static str, u64>,
     /// The rights that requests have needed.
     pub rights: BTreeSet<String>,
@@ -88,19 +85,8 @@ pub struct State {
 pub struct Azure {
     pub address: SocketAddr,
     state: Arc<Mutex<State>>,
-    ended: Arc<AtomicBool>,
+    _server: Server,
 }
-
-impl Drop for Azure {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        // Its listener waits for one more.
-        TcpStream::connect(self.address).ok();
-    }
-}
-
-/// Status, headers and body.
-struct Reply(u16, Vec<(&'static str, String)>, Value);
 
 fn refuse(status: u16, code: &str, message: impl Into<String>) -> Reply {
     Reply(status, vec![("x-ms-request-id", "request-1".to_owned())], json!({"error": {"code": code, "message": message.into()}}))
@@ -175,8 +161,6 @@ fn shouted(path: &str) -> String {
 impl Azure {
     /// With two machines, `n1` and `n2`, in zone 1.
     pub fn start() -> Azure {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("an address");
         let state = State {
             delay: Duration::from_millis(50),
             copy: Duration::from_millis(100),
@@ -184,18 +168,11 @@ impl Azure {
             zones: vec!["1", "2", "3"],
             ..State::default()
         };
-        let azure = Azure { address, state: Arc::new(Mutex::new(state)), ended: Arc::default() };
+        let state = Arc::new(Mutex::new(state));
+        let served = state.clone();
+        let server = Server::start(move |request, address| answer(request, &served, address));
+        let azure = Azure { address: server.address, state, _server: server };
         ["n1", "n2"].iter().for_each(|name| azure.add_machine(name, "Standard_D4s_v5", Some("1")));
-        let (state, ended) = (azure.state.clone(), azure.ended.clone());
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                if ended.load(Ordering::Relaxed) {
-                    return;
-                }
-                let state = state.clone();
-                std::thread::spawn(move || serve(stream, &state, address));
-            }
-        });
         azure
     }
 
@@ -234,7 +211,7 @@ impl Azure {
 
     /// So many requests of this kind go wrong.
     pub fn trouble(&self, request: &'static str, trouble: Trouble, times: u32) {
-        self.state().troubles.push((request, trouble, times));
+        self.state().troubles.push(request, trouble, times);
     }
 
     pub fn forget_troubles(&self) {
@@ -275,48 +252,28 @@ impl Counter {
     }
 }
 
-fn serve(stream: TcpStream, state: &Arc<Mutex<State>>, address: SocketAddr) {
-    let mut reader = BufReader::new(stream.try_clone().expect("a connection"));
-    let mut writer = stream;
-    while let Some(request) = Request::read(&mut reader) {
-        let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/').to_ascii_lowercase();
-        let (name, version, right) = name_of(&request.method, &path);
-        let reply = {
-            let mut state = state.lock().expect("no panic");
-            state.pump();
-            if path.starts_with("metadata/") || path.ends_with("/oauth2/v2.0/token") {
-                Some(state.identity(&path, &request))
-            } else {
-                let trouble = state.take_trouble(name);
-                match &trouble {
-                    Some(Trouble::Before) => None,
-                    Some(Trouble::Refuse { status, code, message, retry_after }) => {
-                        let Reply(status, mut headers, body) = refuse(*status, code, *message);
-                        headers.extend(retry_after.map(|seconds| ("retry-after", seconds.to_string())));
-                        *state.counts.entry(name).or_default() += 1;
-                        Some(Reply(status, headers, body))
-                    }
-                    Some(Trouble::FailAtOnce(code)) => {
-                        Some(Reply(200, Vec::new(), json!({"error": {"code": code, "message": "words of the answer"}})))
-                    }
-                    _ => {
-                        let reply = state.perform(name, version, right, &path, &request, address, trouble.clone());
-                        if matches!(trouble, Some(Trouble::After)) { None } else { Some(reply) }
-                    }
-                }
-            }
-        };
-        let Some(Reply(status, headers, body)) = reply else {
-            writer.shutdown(Shutdown::Both).ok();
-            return;
-        };
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let length = body.len();
-        let head =
-            format!("HTTP/1.1 {status} Said\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n");
-        if writer.write_all((head + &body).as_bytes()).is_err() {
-            return;
+/// `None` where the connection is cut.
+fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr) -> Option<Reply> {
+    let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/').to_ascii_lowercase();
+    let (name, version, right) = name_of(&request.method, &path);
+    let mut state = state.lock().expect("no panic");
+    state.pump();
+    if path.starts_with("metadata/") || path.ends_with("/oauth2/v2.0/token") {
+        return Some(state.identity(&path, request));
+    }
+    let trouble = state.troubles.take(name);
+    match &trouble {
+        Some(Trouble::Before) => None,
+        Some(Trouble::Refuse { status, code, message, retry_after }) => {
+            *state.counts.entry(name).or_default() += 1;
+            Some(refuse(*status, code, *message).retry_after(*retry_after))
+        }
+        Some(Trouble::FailAtOnce(code)) => {
+            Some(Reply(200, Vec::new(), json!({"error": {"code": code, "message": "words of the answer"}})))
+        }
+        _ => {
+            let reply = state.perform(name, version, right, &path, request, address, trouble.clone());
+            if matches!(trouble, Some(Trouble::After)) { None } else { Some(reply) }
         }
     }
 }
@@ -324,22 +281,9 @@ fn serve(stream: TcpStream, state: &Arc<Mutex<State>>, address: SocketAddr) {
 impl State {
     /// What was accepted, and has ended by now.
     fn pump(&mut self) {
-        loop {
-            let now = Instant::now();
-            let Some(place) = self.later.iter().position(|(end, _)| *end <= now) else { return };
-            let (_, effect) = self.later.remove(place);
+        while let Some(effect) = self.later.due() {
             effect(self);
         }
-    }
-
-    fn take_trouble(&mut self, name: &str) -> Option<Trouble> {
-        let place = self.troubles.iter().position(|(of, _, _)| *of == name)?;
-        let trouble = self.troubles[place].1.clone();
-        self.troubles[place].2 -= 1;
-        if self.troubles[place].2 == 0 {
-            self.troubles.remove(place);
-        }
-        Some(trouble)
     }
 
     fn bad(&mut self, what: String) -> Reply {
@@ -497,7 +441,7 @@ impl State {
             };
             state.operations.insert(of, Some(error));
         };
-        self.later.push((Instant::now() + delay, Box::new(effect)));
+        self.later.push(delay, effect);
         let url = format!(
             "http://{address}/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/locations/{LOCATION}/{kind}/{id}?p=1&api-version={}",
             if kind == "operations" { "2024-07-01" } else { "2024-03-02" }
@@ -688,12 +632,11 @@ impl State {
                 let Some(snapshot) = state.snapshots.get_mut(&made) else { return };
                 snapshot["properties"]["provisioningState"] = "Succeeded".into();
                 snapshot["properties"]["completionPercent"] = 12.5.into();
-                let whole: Effect = Box::new(move |state| {
+                state.later.push(copy, move |state| {
                     if let Some(snapshot) = state.snapshots.get_mut(&made) {
                         snapshot["properties"]["completionPercent"] = 100.into();
                     }
                 });
-                state.later.push((Instant::now() + copy, whole));
             },
             move |state| drop(state.snapshots.remove(&failed)),
         )

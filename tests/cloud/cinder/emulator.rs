@@ -18,14 +18,13 @@
 //! A second project, a second cluster's volumes and policies of roles are not in it.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::super::emulated::{Later, Reply, Server, Troubles};
 use super::super::wire::{self, Request};
 use super::{PASSWORD, SECRET, TOKEN, node};
 
@@ -55,8 +54,6 @@ pub enum Trouble {
     Fail(&'static str),
 }
 
-type Effect = Box<dyn FnOnce(&mut State) + Send>;
-
 #[derive(Default)]
 pub struct State {
     pub volumes: BTreeMap<String, Value>,
@@ -65,8 +62,8 @@ pub struct State {
     /// By their ids.
     pub servers: BTreeMap<String, Value>,
     messages: Vec<Value>,
-    later: Vec<(Instant, Effect)>,
-    troubles: Vec<(&'static str, Trouble, u32)>,
+    later: Later<State>,
+    troubles: Troubles<Trouble>,
     tokens: BTreeMap<String, Instant>,
     pub counts: BTreeMap<&'static str, u64>,
     pub violations: Vec<String>,
@@ -84,21 +81,10 @@ pub struct State {
 pub struct OpenStack {
     pub address: SocketAddr,
     state: Arc<Mutex<State>>,
-    ended: Arc<AtomicBool>,
     /// A real Cinder.
     real: Option<SocketAddr>,
+    _server: Server,
 }
-
-impl Drop for OpenStack {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        // Its listener waits for one more.
-        TcpStream::connect(self.address).ok();
-    }
-}
-
-/// Status, headers and body.
-struct Reply(u16, Vec<(&'static str, String)>, Value);
 
 fn refuse(status: u16, message: impl Into<String>) -> Reply {
     let kind = match status {
@@ -151,8 +137,6 @@ fn name_of(method: &str, parts: &[&str], body: &Value) -> &'static str {
 impl OpenStack {
     /// With two servers, `n1` and `n2`, in zone `az-a`, which uses `ceph-a`.
     pub fn start(real: Option<SocketAddr>) -> OpenStack {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("an address");
         let state = State {
             delay: Duration::from_millis(50),
             token_life: Duration::from_secs(3600),
@@ -161,18 +145,11 @@ impl OpenStack {
             page: 1000,
             ..State::default()
         };
-        let cloud = OpenStack { address, state: Arc::new(Mutex::new(state)), ended: Arc::default(), real };
+        let state = Arc::new(Mutex::new(state));
+        let served = state.clone();
+        let server = Server::start(move |request, address| answer(request, &served, address, real));
+        let cloud = OpenStack { address: server.address, state, real, _server: server };
         ["n1", "n2"].iter().for_each(|name| cloud.add_server(name, "az-a"));
-        let (state, ended) = (cloud.state.clone(), cloud.ended.clone());
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                if ended.load(Ordering::Relaxed) {
-                    return;
-                }
-                let state = state.clone();
-                std::thread::spawn(move || serve(stream, &state, address, real));
-            }
-        });
         cloud
     }
 
@@ -190,7 +167,7 @@ impl OpenStack {
 
     /// So many requests of this kind go wrong.
     pub fn trouble(&self, request: &'static str, trouble: Trouble, times: u32) {
-        self.state().troubles.push((request, trouble, times));
+        self.state().troubles.push(request, trouble, times);
     }
 
     pub fn forget_troubles(&self) {
@@ -214,57 +191,35 @@ impl OpenStack {
     }
 }
 
-fn serve(stream: TcpStream, state: &Arc<Mutex<State>>, address: SocketAddr, real: Option<SocketAddr>) {
-    let mut reader = BufReader::new(stream.try_clone().expect("a connection"));
-    let mut writer = stream;
-    while let Some(request) = Request::read(&mut reader) {
-        let body: Value = serde_json::from_str(&request.body).unwrap_or_default();
-        let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/').to_owned();
-        let (service, rest) = path.split_once('/').unwrap_or((&path, ""));
-        let rest = ["v3/auth", "v2.1/", "v3/"].iter().find_map(|prefix| {
-            let rest = rest.strip_prefix(prefix)?;
-            Some(if *prefix == "v3/auth" { format!("auth{rest}") } else { rest.to_owned() })
-        });
-        let rest = rest.unwrap_or_default();
-        let rest = rest.strip_prefix(&format!("{PROJECT}/")).unwrap_or(&rest).to_owned();
-        let parts: Vec<&str> = rest.split('/').collect();
-        let name = name_of(&request.method, &parts, &body);
-        let trouble = state.lock().expect("no panic").take_trouble(name);
-        let perform = |state: &mut State| state.perform(service, name, &parts, &request, &body, address, trouble.clone(), real);
-        let reply = match &trouble {
-            Some(Trouble::Before) => {
-                writer.shutdown(Shutdown::Both).ok();
-                return;
-            }
-            Some(Trouble::Overtaken(delay)) => {
-                let (service, rest, request, body) = (service.to_owned(), rest.clone(), request.clone(), body.clone());
-                let late = move |state: &mut State| {
-                    let parts: Vec<&str> = rest.split('/').collect();
-                    state.perform(&service, name, &parts, &request, &body, address, None, None);
-                };
-                state.lock().expect("no panic").later.push((Instant::now() + *delay, Box::new(late)));
-                writer.shutdown(Shutdown::Both).ok();
-                return;
-            }
-            Some(Trouble::Refuse { status, message, retry_after }) => {
-                let Reply(status, mut headers, body) = refuse(*status, *message);
-                headers.extend(retry_after.map(|seconds| ("retry-after", seconds.to_string())));
-                Reply(status, headers, body)
-            }
-            _ => perform(&mut state.lock().expect("no panic")),
-        };
-        if matches!(trouble, Some(Trouble::After)) {
-            writer.shutdown(Shutdown::Both).ok();
-            return;
+/// `None` where the connection is cut.
+fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr, real: Option<SocketAddr>) -> Option<Reply> {
+    let body: Value = serde_json::from_str(&request.body).unwrap_or_default();
+    let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/').to_owned();
+    let (service, rest) = path.split_once('/').unwrap_or((&path, ""));
+    let rest = ["v3/auth", "v2.1/", "v3/"].iter().find_map(|prefix| {
+        let rest = rest.strip_prefix(prefix)?;
+        Some(if *prefix == "v3/auth" { format!("auth{rest}") } else { rest.to_owned() })
+    });
+    let rest = rest.unwrap_or_default();
+    let rest = rest.strip_prefix(&format!("{PROJECT}/")).unwrap_or(&rest).to_owned();
+    let parts: Vec<&str> = rest.split('/').collect();
+    let name = name_of(&request.method, &parts, &body);
+    let mut state = state.lock().expect("no panic");
+    let trouble = state.troubles.take(name);
+    match &trouble {
+        Some(Trouble::Before) => None,
+        Some(Trouble::Overtaken(delay)) => {
+            let (service, rest, request) = (service.to_owned(), rest.clone(), request.clone());
+            state.later.push(*delay, move |state| {
+                let parts: Vec<&str> = rest.split('/').collect();
+                state.perform(&service, name, &parts, &request, &body, address, None, None);
+            });
+            None
         }
-        let Reply(status, headers, body) = reply;
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let length = body.len();
-        let head =
-            format!("HTTP/1.1 {status} Said\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n");
-        if writer.write_all((head + &body).as_bytes()).is_err() {
-            return;
+        Some(Trouble::Refuse { status, message, retry_after }) => Some(refuse(*status, *message).retry_after(*retry_after)),
+        _ => {
+            let reply = state.perform(service, name, &parts, request, &body, address, trouble.clone(), real);
+            if matches!(trouble, Some(Trouble::After)) { None } else { Some(reply) }
         }
     }
 }
@@ -272,22 +227,9 @@ fn serve(stream: TcpStream, state: &Arc<Mutex<State>>, address: SocketAddr, real
 impl State {
     /// What was accepted, and has ended by now.
     fn pump(&mut self) {
-        loop {
-            let now = Instant::now();
-            let Some(place) = self.later.iter().position(|(end, _)| *end <= now) else { return };
-            let (_, effect) = self.later.remove(place);
+        while let Some(effect) = self.later.due() {
             effect(self);
         }
-    }
-
-    fn take_trouble(&mut self, name: &str) -> Option<Trouble> {
-        let place = self.troubles.iter().position(|(of, _, _)| *of == name)?;
-        let trouble = self.troubles[place].1.clone();
-        self.troubles[place].2 -= 1;
-        if self.troubles[place].2 == 0 {
-            self.troubles.remove(place);
-        }
-        Some(trouble)
     }
 
     fn new_id(&mut self) -> String {
@@ -313,14 +255,13 @@ impl State {
         ill: impl FnOnce(&mut State, &str) + Send + 'static,
     ) {
         let delay = if let Some(Trouble::Late(delay)) = trouble { *delay } else { self.delay };
-        let effect: Effect = match trouble {
+        match trouble {
             Some(Trouble::Fail(message)) => {
                 let message = *message;
-                Box::new(move |state| ill(state, message))
+                self.later.push(delay, move |state| ill(state, message));
             }
-            _ => Box::new(well),
-        };
-        self.later.push((Instant::now() + delay, effect));
+            _ => self.later.push(delay, well),
+        }
     }
 
     fn complain(&mut self, of: &str, message: &str) {
@@ -591,9 +532,7 @@ impl State {
         if self.volumes.len() >= self.quota {
             let message =
                 format!("VolumeLimitExceeded: Maximum number of volumes allowed ({}) exceeded for quota 'volumes'.", self.quota);
-            let Reply(status, mut headers, body) = refuse(413, message);
-            headers.push(("retry-after", "0".to_owned()));
-            return Reply(status, headers, body);
+            return refuse(413, message).retry_after(Some(0));
         }
         let size = asked["size"].as_u64().unwrap_or_default();
         let mut kind = asked["volume_type"].as_str().unwrap_or("ssd").to_owned();

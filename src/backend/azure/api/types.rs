@@ -7,7 +7,7 @@ use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
 use serde::{Deserialize, Deserializer};
 
-/// RFC 3339 with an offset. What cannot be read is not known.
+/// RFC 3339 with an offset. A text of another form is no time.
 fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?.unwrap_or_default();
     Ok(DateTime::from_str(&text, Format::DateTimeWithOffset).ok().and_then(|time| SystemTime::try_from(time).ok()))

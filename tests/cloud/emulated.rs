@@ -1,0 +1,132 @@
+//! What the emulators that run in the test's own process have in common: they serve HTTP, do some things later, and have some go wrong.
+
+use std::io::{BufReader, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::wire::Request;
+
+/// Status, headers and body.
+pub struct Reply(pub u16, pub Vec<(&'static str, String)>, pub Value);
+
+impl Reply {
+    /// With when to come again, in seconds.
+    pub fn retry_after(mut self, seconds: Option<u64>) -> Reply {
+        self.1.extend(seconds.map(|seconds| ("retry-after", seconds.to_string())));
+        self
+    }
+
+    fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
+        let Reply(status, headers, body) = self;
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 {status} Said\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n");
+        to.write_all((head + &body).as_bytes())
+    }
+}
+
+/// A server on a port of its own, until it is dropped.
+pub struct Server {
+    pub address: SocketAddr,
+    ended: Arc<AtomicBool>,
+}
+
+impl Server {
+    /// `answer` is given the server's address; where it has none the connection is cut.
+    pub fn start(answer: impl Fn(&Request, SocketAddr) -> Option<Reply> + Send + Sync + 'static) -> Server {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let server = Server { address, ended: Arc::default() };
+        let (answer, ended) = (Arc::new(answer), server.ended.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                let answer = answer.clone();
+                std::thread::spawn(move || serve(stream, |request| answer(request, address)));
+            }
+        });
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        // Its listener waits for one more.
+        TcpStream::connect(self.address).ok();
+    }
+}
+
+fn serve(mut stream: TcpStream, answer: impl Fn(&Request) -> Option<Reply>) {
+    let mut reader = BufReader::new(stream.try_clone().expect("a connection"));
+    while let Some(request) = Request::read(&mut reader) {
+        let Some(reply) = answer(&request) else {
+            stream.shutdown(Shutdown::Both).ok();
+            return;
+        };
+        if reply.send(&mut stream).is_err() {
+            return;
+        }
+    }
+}
+
+type Effect<S> = Box<dyn FnOnce(&mut S) + Send>;
+
+/// What is done to a state later.
+pub struct Later<S>(Vec<(Instant, Effect<S>)>);
+
+impl<S> Default for Later<S> {
+    fn default() -> Self {
+        Later(Vec::new())
+    }
+}
+
+impl<S> Later<S> {
+    pub fn push(&mut self, delay: Duration, effect: impl FnOnce(&mut S) + Send + 'static) {
+        self.0.push((Instant::now() + delay, Box::new(effect)));
+    }
+
+    /// Something whose time has come.
+    pub fn due(&mut self) -> Option<Effect<S>> {
+        let now = Instant::now();
+        let place = self.0.iter().position(|(end, _)| *end <= now)?;
+        Some(self.0.remove(place).1)
+    }
+}
+
+/// What goes wrong with the next requests, by their names, and how often.
+pub struct Troubles<T>(Vec<(&'static str, T, u32)>);
+
+impl<T> Default for Troubles<T> {
+    fn default() -> Self {
+        Troubles(Vec::new())
+    }
+}
+
+impl<T: Clone> Troubles<T> {
+    pub fn push(&mut self, request: &'static str, trouble: T, times: u32) {
+        self.0.push((request, trouble, times));
+    }
+
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub fn take(&mut self, request: &str) -> Option<T> {
+        let place = self.0.iter().position(|(of, _, _)| *of == request)?;
+        let trouble = self.0[place].1.clone();
+        self.0[place].2 -= 1;
+        if self.0[place].2 == 0 {
+            self.0.remove(place);
+        }
+        Some(trouble)
+    }
+}
