@@ -36,7 +36,7 @@ test-e2e: ## for what `make test` has no time: Kubernetes' storage suite, all of
 	@tests/kubernetes/run all
 	@tests/kubernetes/run older
 	@tests/kubernetes/run plain
-	@tests/vm/run 50-luks-matrix 54-lvm-matrix 68-nfs-matrix 88-iscsi-matrix
+	@tests/vm/run 50-luks-matrix 53-lvm-sanity 54-lvm-matrix 63-nfs-peers 68-nfs-matrix 87-iscsi-peers 88-iscsi-matrix
 	@cargo test --locked --features faults,otlp --test cloud -- --ignored
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user

@@ -30,12 +30,12 @@ async fn silent(from: Ipv4Addr, to: SocketAddr) -> Option<tokio::net::TcpStream>
     socket.connect(to).await.ok()
 }
 
-/// `/healthz` answers each time, in the time that the kubelet gives by default.
+/// `/healthz` answers each time, in the time that the kubelet gives it (`timeoutSeconds` of the shipped YAML).
 fn assert_alive(harness: &Harness) {
     for _ in 0..20 {
         let begin = Instant::now();
         assert_eq!(harness.get("/healthz").0, 200);
-        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }
 

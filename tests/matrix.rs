@@ -99,10 +99,11 @@ enum Way {
 
 const WAYS: [Way; 2] = [Way::Repeat, Way::Inverse];
 
-/// Whether this cell is left out: with LONGSHORE_MATRIX=short each step is disturbed once, and then repeated and undone in turns.
+/// Whether this cell is left out: with LONGSHORE_MATRIX=short the 1st, 4th, 7th, ... step is disturbed once, and then repeated and undone
+/// in turns.
 fn is_left_out(number: u64, way: Way) -> bool {
     static SHORT: LazyLock<bool> = LazyLock::new(|| std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short"));
-    *SHORT && number.is_multiple_of(2) == (way == Way::Repeat)
+    *SHORT && (number % 3 != 1 || number.is_multiple_of(2) == (way == Way::Repeat))
 }
 
 /// What a matrix counted.

@@ -83,6 +83,11 @@ impl Backend {
         fs::write(harness.path("config.yaml"), format!("backends: [{backend}]\n")).expect("a configuration");
     }
 
+    /// Whether a cell takes seconds, as a login does, and there is not the time for all of them.
+    fn is_slow(self) -> bool {
+        self == Backend::Iscsi || is_short()
+    }
+
     /// Whether the storage shuts out a node from which a volume is detached, though that node continues.
     fn fences(self) -> bool {
         self == Backend::Iscsi
@@ -670,7 +675,8 @@ impl Peers {
     fn at_each_step(&mut self, hold: Hold, call: Call, event: fn(Call, String) -> Event) {
         let steps = self.steps(hold, call);
         let mut reached = 0;
-        for (number, micros) in (1..).zip(steps) {
+        // With LONGSHORE_MATRIX=short, every other step.
+        for (number, micros) in (1..).zip(steps).step_by(if is_short() { 2 } else { 1 }) {
             let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
             let orders = std::iter::once(format!("crash@{number}"))
                 .chain(within.into_iter().map(|micros| format!("crash-within:{micros}@{number}")));
@@ -678,8 +684,8 @@ impl Peers {
             for event in orders.map(|order| event(call, order)) {
                 cells.extend(event.take_overs(self.backend.fences()).iter().map(|take_over| (event.clone(), *take_over)));
             }
-            // A login takes seconds: one cell for each step, another kind each time.
-            if self.backend == Backend::Iscsi {
+            // One cell for each step, another kind each time.
+            if self.backend.is_slow() {
                 let chosen = number % cells.len();
                 cells = vec![cells.swap_remove(chosen)];
             }
@@ -726,6 +732,10 @@ impl Peers {
     }
 }
 
+fn is_short() -> bool {
+    std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short")
+}
+
 fn files_named(directory: &Path, name: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -768,8 +778,8 @@ fn volume_of_a_staged_node_is_taken_over() {
             [Hold::Writing, Hold::Reading].into_iter().flat_map(|hold| events.iter().map(move |event| (hold, event)))
         {
             let mut take_overs = event.take_overs(peers.backend.fences()).to_vec();
-            // A login takes seconds: who only reads is taken over in one way after each event, another each time.
-            if peers.backend == Backend::Iscsi && hold == Hold::Reading {
+            // Who only reads is taken over in one way after each event, another each time.
+            if peers.backend.is_slow() && hold == Hold::Reading {
                 let chosen = usize::try_from(peers.cells).expect("few") % take_overs.len();
                 take_overs = vec![take_overs.swap_remove(chosen)];
             }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The matrices of tests/matrix.rs for what is encrypted, which take a kernel with dm-crypt: every step of a stage, a growth and an
 # unstage is killed and fails.
-# about 240 s
+# about 100 s
 set -euo pipefail
 here=$(dirname "$0")
 export LONGSHORE=$here/longshore

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two nodes and one share (tests/peers): no matter who has a volume, whatever happens to that node, no matter who takes it over.
-# about 220 s
+# about 120 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

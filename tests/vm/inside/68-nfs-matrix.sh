@@ -1,6 +1,6 @@
 #!/bin/bash
 # The matrices of tests/matrix.rs for NFS, against the kernel's server: every step of every call is killed, hangs and fails.
-# about 150 s
+# about 70 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two nodes and one target server (tests/peers): no matter who has a volume, whatever happens to that node, no matter who takes it over.
-# about 290 s
+# about 190 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

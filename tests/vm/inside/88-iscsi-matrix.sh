@@ -1,6 +1,6 @@
 #!/bin/bash
 # The matrices of tests/matrix.rs for iSCSI, this machine being storage and node: every step is killed and fails.
-# about 90 s
+# about 45 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -23,7 +23,7 @@ leftovers() {
     losetup -D
 }
 
-# Every second cell.
+# A part of the cells.
 [ ! -e matrix-short ] || export LONGSHORE_MATRIX=short
 mounts_before=$(mounts)
 while read -r test; do
