@@ -13,11 +13,10 @@ mod state;
 #[path = "matrix/story.rs"]
 mod story;
 
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use common::holder::Holder;
-use common::{Pool, isolated};
+use common::{Pool, is_left_out, isolated};
 use story::{Call, Settled, Story, Variant, is_final};
 use tonic::Code;
 
@@ -99,13 +98,6 @@ enum Way {
 
 const WAYS: [Way; 2] = [Way::Repeat, Way::Inverse];
 
-/// Whether this cell is left out: with LONGSHORE_MATRIX=short the 1st, 4th, 7th, ... step is disturbed once, and then repeated and undone
-/// in turns.
-fn is_left_out(number: u64, way: Way) -> bool {
-    static SHORT: LazyLock<bool> = LazyLock::new(|| std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short"));
-    *SHORT && (number % 3 != 1 || number.is_multiple_of(2) == (way == Way::Repeat))
-}
-
 /// What a matrix counted.
 #[derive(Default)]
 struct Count {
@@ -150,7 +142,7 @@ fn settle(story: &mut Story, index: usize, way: Way, when: &str) {
 /// Performs the call with a fault at its first, second, ... step, until it has no more of them.
 fn at_each_step(story: &mut Story, index: usize, fault: &str, mut then: impl FnMut(&mut Story, Settled, Way, &str)) {
     for way in WAYS {
-        for step in (1..).filter(|step| !is_left_out(*step, way)) {
+        for step in (1..).filter(|step| !is_left_out(*step, way == Way::Repeat)) {
             let when = story.when(index, &format!("{fault} at step {step}, then {way:?}"));
             story.arm(&format!("{fault}@{step}"));
             let answer = story.perform(index);
@@ -188,7 +180,7 @@ fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
             true => continue,
         };
         let all = ways.iter().flat_map(|way| (0..).zip(moments).map(move |(at, percent)| (*way, at, *percent)));
-        for (way, _, percent) in all.filter(|(way, at, _)| ways.len() == 1 || !is_left_out(*at, *way)) {
+        for (way, _, percent) in all.filter(|(way, at, _)| ways.len() == 1 || !is_left_out(*at, *way == Way::Repeat)) {
             // A machine that stalled just when the step was timed would have us wait until long after its end.
             let (number, micros) = (step.number, step.micros.min(LONGEST_STEP) * percent / 100);
             let when = story.when(index, &format!("killed {micros} us into step {number} ({}), then {way:?}", step.name));
@@ -212,7 +204,7 @@ fn crash_within(story: &mut Story, index: usize, count: &mut Count) {
 /// The step never ends. Its caller gives up; who asks again hears that it is not over; others continue. Then the driver is killed.
 fn hang(story: &mut Story, index: usize, count: &mut Count) {
     for way in WAYS {
-        for step in (1..).filter(|step| !is_left_out(*step, way)) {
+        for step in (1..).filter(|step| !is_left_out(*step, way == Way::Repeat)) {
             let when = story.when(index, &format!("hung before step {step}, then {way:?}"));
             story.arm(&format!("hang@{step}"));
             story.patience = story.impatience();

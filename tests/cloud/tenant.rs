@@ -10,7 +10,7 @@ use longshore::csi::controller_client::ControllerClient;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::common::{Harness, capability};
+use super::common::{Harness, capability, is_left_out, is_short};
 use super::driver::{Called, GIB, is_final};
 
 /// How fast the cloud's time is for the driver; what an emulator does takes so long in real time.
@@ -397,11 +397,14 @@ impl<C: Stage> Story<C> {
 pub fn lost<C: Stage>(kind: &'static str) {
     let Some(mut story) = Story::<C>::start() else { return };
     let mut cells = 0;
-    for call in CALLS {
+    for (number, call) in CALLS.into_iter().enumerate() {
         let expected = story.undisturbed(call);
         for again in [true, false] {
             // Once, so that the client's own attempt comes through; and so often that the call ends.
             for times in [1, 4] {
+                if is_short() && (times == 1) == (again == number.is_multiple_of(2)) {
+                    continue;
+                }
                 let when = format!("{call:?}, {kind} {times} times, {}", if again { "made again" } else { "undone" });
                 story.prepare(call);
                 story.cloud.lose(C::request_of(call), kind, times);
@@ -432,7 +435,7 @@ pub fn killed_before_every_step<C: Stage>() {
     for call in CALLS {
         let expected = story.undisturbed(call);
         for again in [true, false] {
-            for step in 1.. {
+            for step in (1..).filter(|step| !is_left_out(*step, again)) {
                 let when = format!("{call:?}, killed at step {step} and {}", if again { "made again" } else { "undone" });
                 story.prepare(call);
                 story.driver.arm(&format!("crash@{step}"));

@@ -28,13 +28,9 @@ pub fn installed(name: &str, pins: &str, install: impl FnOnce(&Path) -> Result<(
 
 /// A Python of its own with the packages that a file names; the dependencies of those are in it too.
 pub fn python(name: &str, requirements: &Path) -> Result<PathBuf, String> {
-    let pins = fs::read_to_string(requirements).map_err(|error| format!("{}: {error}", requirements.display()))?;
-    let directory = installed(name, &pins, |directory| {
-        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory))?;
-        let mut pip = Command::new(directory.join("bin/python"));
-        run(pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]).arg(requirements))
-    })?;
-    Ok(directory.join("bin/python"))
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    run(Command::new(root.join("tests/common/python")).arg(name).arg(requirements))?;
+    Ok(root.join("target").join(name).join("bin/python"))
 }
 
 /// Runs a command of an installation to its end.

@@ -85,7 +85,7 @@ impl Backend {
 
     /// Whether a cell takes seconds, as a login does, and there is not the time for all of them.
     fn is_slow(self) -> bool {
-        self == Backend::Iscsi || is_short()
+        self == Backend::Iscsi || common::is_short()
     }
 
     /// Whether the storage shuts out a node from which a volume is detached, though that node continues.
@@ -676,7 +676,7 @@ impl Peers {
         let steps = self.steps(hold, call);
         let mut reached = 0;
         // With LONGSHORE_MATRIX=short, every other step.
-        for (number, micros) in (1..).zip(steps).step_by(if is_short() { 2 } else { 1 }) {
+        for (number, micros) in (1..).zip(steps).step_by(if common::is_short() { 2 } else { 1 }) {
             let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
             let orders = std::iter::once(format!("crash@{number}"))
                 .chain(within.into_iter().map(|micros| format!("crash-within:{micros}@{number}")));
@@ -730,10 +730,6 @@ impl Peers {
         assert!(self.cells > 0, "no cell was played");
         assert!(self.failed.is_empty(), "{} of {} cells failed:\n{}", self.failed.len(), self.cells, self.failed.join("\n"));
     }
-}
-
-fn is_short() -> bool {
-    std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short")
 }
 
 fn files_named(directory: &Path, name: &str) -> Vec<String> {
