@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use super::driver::{Driver, GIB, ZONE, creation, is_final, tag};
 use super::proxy::{Cloud, Trouble};
 
-const SPEED: u32 = 20;
+const SPEED: u32 = 10;
 /// Than the driver waits for a state.
 const LONGER: Duration = Duration::from_secs(90);
 
@@ -193,7 +193,7 @@ fn a_key_that_is_refused_at_once_or_too_late() {
     // EC2 accepts it, and the disk vanishes instead of becoming available.
     cloud.world().fails = true;
     let mut driver = driver;
-    driver.persistent = false;
+    (driver.persistent, driver.patience) = (false, LONGER);
     let status = driver.create_as(request()).expect_err("the key cannot be used");
     assert!(status.message().contains("KMS key") && status.message().contains("kms:CreateGrant"), "{status}");
     cloud.world().fails = false;

@@ -94,6 +94,12 @@ impl<S> Later<S> {
         self.0.push((Instant::now() + delay, Box::new(effect)));
     }
 
+    /// All of it ends now.
+    pub fn hurry(&mut self) {
+        let now = Instant::now();
+        self.0.iter_mut().for_each(|(end, _)| *end = now);
+    }
+
     /// Something whose time has come.
     pub fn due(&mut self) -> Option<Effect<S>> {
         let now = Instant::now();

@@ -151,8 +151,8 @@ impl CinderCloud {
     ) -> Answer<Accepted<()>> {
         match self.api.send(Service::Volume, request) {
             Ok(_) => {}
-            // Another call has asked for it.
-            Err(refusal) if refusal.because == CloudErrorKind::InUse && status()?.as_deref() == Some("deleting") => {}
+            // Another call has asked for it; that deletion may have ended since.
+            Err(refusal) if refusal.because == CloudErrorKind::InUse && matches!(status()?.as_deref(), Some("deleting") | None) => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(Accepted { result: (), operation: Some(operation) })

@@ -279,6 +279,11 @@ fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr) -> Optio
 }
 
 impl State {
+    /// All that was accepted ends now.
+    pub fn hurry(&mut self) {
+        self.later.hurry();
+    }
+
     /// What was accepted, and has ended by now.
     fn pump(&mut self) {
         while let Some(effect) = self.later.due() {

@@ -3,6 +3,9 @@
 use super::super::tenant::{Story, both, killed_before_every_step, lost};
 use super::*;
 
+/// Longer than any test: `hurry` ends it.
+const AN_HOUR: Duration = Duration::from_secs(3600);
+
 const ATTACH: &str = "virtualMachines.attachDetachDataDisks";
 
 // An answer that is lost is the harder case; `make test` has no time for both.
@@ -30,13 +33,14 @@ fn azure_late_detachment_does_not_remove_the_next_attachment() {
     let mut driver = start(&azure);
     let id = driver.create("data").expect("created");
     driver.attach(&id, "n1").expect("attached");
-    azure.trouble(ATTACH, Trouble::Late(Duration::from_millis(5500)), 1);
+    azure.trouble(ATTACH, Trouble::Late(AN_HOUR), 1);
     driver.persistent = false;
     assert!(!is_final(code(driver.detach(&id, "n1")).0));
     driver.harness.kill();
     driver.harness.start();
     let (refused, message) = code(driver.attach(&id, "n1"));
     assert!(!is_final(refused) && message.contains("detach"), "{message}");
+    azure.state().hurry();
     driver.persistent = true;
     driver.attach(&id, "n1").expect("attached after the detachment has ended");
     azure.wait_until_idle();
@@ -165,11 +169,12 @@ fn azure_name_that_is_being_deleted_is_waited_for() {
     let azure = Azure::start();
     let mut driver = start(&azure);
     let id = driver.create("data").expect("created");
-    azure.trouble("disks.delete", Trouble::Late(Duration::from_secs(4)), 1);
+    azure.trouble("disks.delete", Trouble::Late(AN_HOUR), 1);
     driver.persistent = false;
     assert!(!is_final(code(driver.delete(&id)).0));
     let (refused, message) = code(driver.create("data"));
     assert!(!is_final(refused), "{message}");
+    azure.state().hurry();
     driver.persistent = true;
     let second = driver.create("data").expect("created");
     assert_eq!(azure.disk()["properties"]["diskState"], "Unattached");

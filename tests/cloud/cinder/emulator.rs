@@ -48,6 +48,8 @@ pub enum Trouble {
     Overtaken(Duration),
     /// It is not done, and refused.
     Refuse { status: u16, message: &'static str, retry_after: Option<u64> },
+    /// It is refused, since another has just asked for the same deletion, which has ended when the answer arrives.
+    Rival,
     /// It is accepted, and takes so long.
     Late(Duration),
     /// It is accepted, and fails; with Cinder's message.
@@ -216,6 +218,13 @@ fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr, real: Op
             });
             None
         }
+        Some(Trouble::Rival) => {
+            state.perform(service, name, &parts, request, &body, address, None, real);
+            let reply = state.perform(service, name, &parts, request, &body, address, None, real);
+            state.volumes.retain(|_, volume| volume["status"] != "deleting");
+            state.snapshots.retain(|_, snapshot| snapshot["status"] != "deleting");
+            Some(reply)
+        }
         Some(Trouble::Refuse { status, message, retry_after }) => Some(refuse(*status, *message).retry_after(*retry_after)),
         _ => {
             let reply = state.perform(service, name, &parts, request, &body, address, trouble.clone(), real);
@@ -225,6 +234,11 @@ fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr, real: Op
 }
 
 impl State {
+    /// All that was accepted ends now.
+    pub fn hurry(&mut self) {
+        self.later.hurry();
+    }
+
     /// What was accepted, and has ended by now.
     fn pump(&mut self) {
         while let Some(effect) = self.later.due() {

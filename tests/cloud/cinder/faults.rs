@@ -4,6 +4,9 @@ use super::super::tenant::{both, killed_before_every_step, lost};
 use super::super::tls::TlsFront;
 use super::*;
 
+/// Longer than any test: `hurry` ends it.
+const AN_HOUR: Duration = Duration::from_secs(3600);
+
 // An answer that is lost is the harder case; `make test` has no time for both.
 #[test]
 #[ignore = "run by `make test-e2e`"]
@@ -57,6 +60,21 @@ fn cinder_two_controllers_make_one_volume() {
     }
 }
 
+/// Cinder refuses a second deletion as it refuses that of a volume in use: what is gone by then is deleted.
+#[test]
+fn cinder_deletion_that_another_controller_ended_is_done() {
+    let cloud = OpenStack::start(None);
+    cloud.state().delay = Duration::from_millis(20);
+    let driver = Driver { persistent: false, ..start(&cloud) };
+    let id = driver.create("data").expect("created");
+    let snapshot = driver.snapshot("then", &id).expect("a snapshot");
+    cloud.trouble("delete snapshot", Trouble::Rival, 1);
+    driver.delete_snapshot(&snapshot).expect("deleted");
+    cloud.trouble("delete volume", Trouble::Rival, 1);
+    driver.delete(&id).expect("deleted");
+    driver.assert_clean(&cloud, "at the end");
+}
+
 /// A detachment that nobody waits for any more must not remove the next attachment.
 #[test]
 fn cinder_late_detachment_does_not_remove_the_next_attachment() {
@@ -64,13 +82,14 @@ fn cinder_late_detachment_does_not_remove_the_next_attachment() {
     let mut driver = start(&cloud);
     let id = driver.create("data").expect("created");
     driver.attach(&id, "n1").expect("attached");
-    cloud.trouble("detach volume", Trouble::Late(Duration::from_millis(5500)), 1);
+    cloud.trouble("detach volume", Trouble::Late(AN_HOUR), 1);
     driver.persistent = false;
     assert!(!is_final(code(driver.detach(&id, "n1")).0));
     // The next controller knows of it only from Cinder.
     driver.harness.kill();
     driver.harness.start();
     assert!(!is_final(code(driver.attach(&id, "n1")).0));
+    cloud.state().hurry();
     driver.persistent = true;
     driver.attach(&id, "n1").expect("attached after the detachment has ended");
     assert_eq!(cloud.count("detach volume"), 1);
@@ -173,11 +192,12 @@ fn cinder_deletion_that_fails_is_no_deletion() {
     let (_, message) = code(driver.delete_snapshot(&snapshot));
     assert!(message.contains("busy"), "{message}");
     driver.delete_snapshot(&snapshot).expect("deleted");
-    cloud.trouble("delete volume", Trouble::Late(Duration::from_millis(5500)), 1);
+    cloud.trouble("delete volume", Trouble::Late(AN_HOUR), 1);
     assert!(!is_final(code(driver.delete(&id)).0), "it is being deleted");
     driver.harness.kill();
     driver.harness.start();
     assert!(!is_final(code(driver.delete(&id)).0), "it is being deleted");
+    cloud.state().hurry();
     driver.persistent = true;
     driver.delete(&id).expect("deleted");
     driver.assert_clean(&cloud, "at the end");

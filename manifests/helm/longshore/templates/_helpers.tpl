@@ -94,10 +94,7 @@ app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longsho
 {{- define "longshore.hasNfs" -}}{{ range .Values.driver.backends }}{{ if eq .type "nfs" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasIscsi" -}}{{ range .Values.driver.backends }}{{ if eq .type "iscsi" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasLvm" -}}{{ range .Values.driver.backends }}{{ if eq .type "lvm" }}true{{ break }}{{ end }}{{ end }}{{- end }}
-{{- define "longshore.hasEc2" -}}{{ range .Values.driver.backends }}{{ if eq .type "ec2" }}true{{ break }}{{ end }}{{ end }}{{- end }}
-{{- define "longshore.hasGce" -}}{{ range .Values.driver.backends }}{{ if eq .type "gce" }}true{{ break }}{{ end }}{{ end }}{{- end }}
-{{- define "longshore.hasAzure" -}}{{ range .Values.driver.backends }}{{ if eq .type "azure" }}true{{ break }}{{ end }}{{ end }}{{- end }}
-{{- define "longshore.hasCinder" -}}{{ range .Values.driver.backends }}{{ if eq .type "cinder" }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{- define "longshore.hasCloud" -}}{{ range .Values.driver.backends }}{{ if has .type (list "ec2" "gce" "azure" "cinder") }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Shares that the controller mounts for itself. */}}
 {{- define "longshore.hasShares" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "nfs") .shares }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Whether the controller is a target server, whose pools the kernel exports. */}}
@@ -105,8 +102,8 @@ app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longsho
 {{/* Whether the controller needs root and the machine's network: for a share or for the kernel's target. */}}
 {{- define "longshore.controllerIsRoot" -}}{{ if or (include "longshore.hasShares" .) (include "longshore.exports" .) }}true{{ end }}{{- end }}
 {{/* Whether the node's pod is in the node's network: NFS mounts and iSCSI sessions outlive the pod, and a pod's own network does not;
-     EC2's instance metadata answers one hop away only. */}}
-{{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) (include "longshore.hasEc2" .) }}true{{ end }}{{- end }}
+     a cloud's metadata service answers the node: EC2's one hop away only, and others are shut off from pods, or tell them less. */}}
+{{- define "longshore.nodeNetwork" -}}{{ if or (include "longshore.hasNfs" .) (include "longshore.hasIscsi" .) (include "longshore.hasCloud" .) }}true{{ end }}{{- end }}
 
 {{/* The directories that hold pools and base directories and are not below the state directory, one a line. The parent is mounted, not the
      pool itself: what is mounted on it later shows, and a disk that is away is not mistaken for an empty pool. Below a static path lies
