@@ -152,7 +152,8 @@ impl CinderCloud {
         match self.api.send(Service::Volume, request) {
             Ok(_) => {}
             // Another call has asked for it; that deletion may have ended since.
-            Err(refusal) if refusal.because == CloudErrorKind::InUse && matches!(status()?.as_deref(), Some("deleting") | None) => {}
+            Err(refusal)
+                if refusal.because == CloudErrorKind::InUse && matches!(status()?.as_deref(), Some("deleting") | None) => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(Accepted { result: (), operation: Some(operation) })
