@@ -86,9 +86,17 @@ fn cut_recoveries<T, R>(
     count
 }
 
-fn controller_loses_nothing(fstype: &'static str) {
+/// Lets other controllers and nodes use the pool.
+fn share_pool(harness: &Harness) {
+    let config = harness.path("config.yaml");
+    let before = std::fs::read_to_string(&config).expect("the configuration");
+    let alone = "    type: image\n    pools:";
+    std::fs::write(&config, before.replace(alone, "    type: image\n    shared: true\n    pools:")).expect("the configuration");
+}
+
+fn controller_loses_nothing(fstype: &'static str, prepare: fn(&Harness)) {
     let mut harness = Harness::in_memory(Pool::Local);
-    let mut recording = Recording::new(&mut harness, fstype, |_| {}, pool::run_clients);
+    let mut recording = Recording::new(&mut harness, fstype, prepare, pool::run_clients);
     let [first, last] = recording.flushes;
     // The check itself must see a loss: the disk as it was one flush before an answer is not enough for all of them.
     let mut answers: Vec<usize> = pool::answered(&recording.result).filter(|answered| *answered > first).collect();
@@ -109,7 +117,9 @@ fn controller_loses_nothing(fstype: &'static str) {
         |harness, _, clients, [_, flush]| pool::check(harness, clients, flush),
     );
     let calls = pool::calls(&recording.result);
-    println!("FIGURE: power cuts {fstype}: {cuts} cuts, {again} in recovery, {} flushes, {calls} calls", last - first);
+    let shared = std::fs::read_to_string(harness.path("config.yaml")).is_ok_and(|config| config.contains("shared: true"));
+    let on = if shared { format!("of a shared pool on {fstype}") } else { fstype.to_owned() };
+    println!("FIGURE: power cuts {on}: {cuts} cuts, {again} in recovery, {} flushes, {calls} calls", last - first);
 }
 
 fn node_keeps_volumes(fstype: &'static str, kind: &'static Kind) {
@@ -141,13 +151,19 @@ fn on(fstype: &'static str, test: impl FnOnce(&'static str) + Send) {
 #[test]
 #[ignore = "a ring of its own (scripts/test power)"]
 fn unsynced_writes_lost_on_ext4_lose_nothing_answered() {
-    on("ext4", controller_loses_nothing);
+    on("ext4", |fstype| controller_loses_nothing(fstype, |_| {}));
 }
 
 #[test]
 #[ignore = "a ring of its own (scripts/test power)"]
 fn unsynced_writes_lost_on_xfs_lose_nothing_answered() {
-    on("xfs", controller_loses_nothing);
+    on("xfs", |fstype| controller_loses_nothing(fstype, |_| {}));
+}
+
+#[test]
+#[ignore = "a ring of its own (scripts/test power)"]
+fn unsynced_writes_lost_of_a_shared_pool_lose_nothing_answered() {
+    on("xfs", |fstype| controller_loses_nothing(fstype, share_pool));
 }
 
 #[test]
@@ -165,7 +181,7 @@ fn unsynced_writes_lost_on_xfs_leave_volumes_that_a_node_stages_again() {
 #[test]
 #[ignore = "a ring of its own (scripts/test power)"]
 fn unsynced_writes_lost_on_btrfs_lose_nothing_answered() {
-    on("btrfs", controller_loses_nothing);
+    on("btrfs", |fstype| controller_loses_nothing(fstype, |_| {}));
 }
 
 #[test]

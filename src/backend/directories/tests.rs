@@ -78,7 +78,7 @@ impl Ground {
 
     /// Until no controller has the share: a program that another test starts has the descriptor of its lock, until its exec.
     fn await_lock(&self, share: &ShareConfig) {
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + Duration::from_secs(120);
         let lock = self.at(&share.share.to_string_lossy()[1..]).join(".longshore/lock");
         let Ok(file) = std::fs::File::open(lock) else { return };
         while file.try_lock().is_err() {
