@@ -676,7 +676,7 @@ impl Peers {
         let steps = self.steps(hold, call);
         let mut reached = 0;
         // With LONGSHORE_MATRIX=short, every other step.
-        for (number, micros) in (1..).zip(steps).step_by(if common::is_short() { 2 } else { 1 }) {
+        for (turn, (number, micros)) in (1..).zip(steps).step_by(if common::is_short() { 2 } else { 1 }).enumerate() {
             let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
             let orders = std::iter::once(format!("crash@{number}"))
                 .chain(within.into_iter().map(|micros| format!("crash-within:{micros}@{number}")));
@@ -686,7 +686,7 @@ impl Peers {
             }
             // One cell for each step, another kind each time.
             if self.backend.is_slow() {
-                let chosen = number % cells.len();
+                let chosen = turn % cells.len();
                 cells = vec![cells.swap_remove(chosen)];
             }
             for (event, take_over) in cells {
