@@ -142,9 +142,7 @@ mod tests {
             missing: false,
             allocatable: true,
         };
-        let pvs = free.iter().enumerate().map(pv).collect();
-        let lvs = std::collections::BTreeMap::new();
-        Report { uuid: String::new(), size: 0, free: 0, extent: EXTENT, missing: 0, metadata_size: 1, metadata_free: 1, pvs, lvs }
+        Report { pvs: free.iter().enumerate().map(pv).collect(), extent: EXTENT, ..Report::of([]) }
     }
 
     fn class(rest: &str) -> DeviceClass {

@@ -10,7 +10,7 @@ use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volu
 
 use super::config::{DeviceClass, LvmParameters};
 use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
-use super::{Found, LvmBackend, capacity, mapped, modify, path};
+use super::{Found, LvmBackend, capacity, mapped, modify, named_in, path, renamed, renamed_in};
 
 /// LVM's default extent. Sizes that are no multiple of the volume group's own are rounded up by LVM.
 const UNIT: u64 = 4 << 20;
@@ -55,7 +55,9 @@ impl Provision for LvmBackend {
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let object = Object::volume(id);
         self.remove_growth(id)?;
-        let Some(found) = self.locate(&object)? else { return Ok(Outcome::Unchanged(())) };
+        let Some(found) = self.locate(&object)? else {
+            return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
+        };
         if mapped(&found.report, &found.lv)?.is_some_and(|device| device.open) {
             let by = format!("{} is open; `lsblk {}` shows by what", found.lv.dm_path, found.lv.dm_path);
             return Err(Error::InUse { object: format!("volume {id}"), by });
@@ -63,7 +65,7 @@ impl Provision for LvmBackend {
         let record: VolumeRecord = tags::decode(&found.lv)?;
         match record.on_delete()? {
             // What was never whole holds nothing.
-            OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, id)?,
+            OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, &object)?,
             OnDelete::Scrub if !found.lv.is("thin") => {
                 self.mark_draft(&found)?;
                 self.zero(&found, id)?;
@@ -99,9 +101,10 @@ impl LvmBackend {
         })
     }
 
-    /// What an interrupted call left, in whichever class that was.
+    /// What an interrupted call left, in whichever class that was. What was renamed is no reason to make a second one of its id.
     fn remove_draft(&self, object: &Object) -> Result<()> {
-        match self.locate(object)? {
+        match self.search(|report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned())? {
+            Some(found) if found.lv.name != object.name => Err(renamed("create", object, &found.group.name, &found.lv.name)),
             Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found),
             _ => Ok(()),
         }
@@ -292,12 +295,14 @@ impl LvmBackend {
 }
 
 /// The logical volume stays, under a name by which the driver does not find it.
-fn retain(found: &Found<'_>, id: &VolumeId) -> Result<()> {
+fn retain(found: &Found<'_>, object: &Object) -> Result<()> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let kept = format!("{}_retained_{seconds}", found.lv.name);
+    let kept = object.retained(seconds);
     let held = found.group.lock("lvrename")?;
-    step("retain logical volume", id, || found.group.change(&held, "lvrename", &[&found.group.name, &found.lv.name, &kept]))?;
-    tracing::info!(volume = %id, logical_volume = path(found.group, &kept), "deleted; its data was kept");
+    step("retain logical volume", &object.id, || {
+        found.group.change(&held, "lvrename", &[&found.group.name, &found.lv.name, &kept])
+    })?;
+    tracing::info!(volume = object.id, logical_volume = path(found.group, &kept), "deleted; its data was kept");
     Ok(())
 }
 

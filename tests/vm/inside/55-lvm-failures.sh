@@ -1,7 +1,7 @@
 #!/bin/bash
 # What goes wrong below volumes of LVM: a thin pool that fills up, a disk of a mirror that fails, a disk that is missing, two disks with one
-# identity, a disk elsewhere that hangs, a driver that is killed while it zeroes.
-# about 40 s
+# identity, a disk elsewhere that hangs, a logical volume that was renamed, a driver that is killed while it zeroes.
+# about 60 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
@@ -16,6 +16,14 @@ refused() { # refused WORDS COMMAND...
 }
 health() { call storage-health | jq -r '.. | .reason? // empty'; }
 has_health() { health | grep -qx "$1"; }
+# inspect KINDS: what it finds, a kind for each finding. Its exit status says whether there is any.
+inspect() {
+    longshore inspect --json --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
+        --config config.yaml >inspect.json 2>inspect.log || true
+    is "$1" "$(jq -r '[.findings[].kind] | join(" ")' inspect.json)" "what inspect finds ($(cat inspect.log))"
+}
+# What renames back what had this id.
+renamed_back() { jq -er --arg id "$1" '.findings[] | select(.what | contains($id)) | .commands[0]' inspect.json; }
 
 # Disks that can be made to fail, and to hang.
 loops=''
@@ -124,6 +132,42 @@ sed -i "s#, $copy\]#]#g" config.yaml
 losetup -d "$copy"
 stop_driver
 start_driver
+
+echo "--- renamed by an administrator: found, and never deleted"
+id=$(create renamed 16MiB block --parameter deviceClass=thin)
+snapshot=$(call create-snapshot --name then "$id" | jq -er .snapshot.snapshot_id)
+name=$(ours | grep ^longshore_v_)
+of_snapshot=$(ours | grep ^longshore_s_)
+lvm lvrename -qq --devices "$disks" vg0 "$name" other
+lvm lvrename -qq --devices "$disks" vg0 "$of_snapshot" other_snapshot
+refused FAILED_PRECONDITION delete "$id"
+refused "lvrename vg0 other $name" delete "$id"
+refused 'vg0/other ' create renamed 16MiB block --parameter deviceClass=thin
+refused FAILED_PRECONDITION call delete-snapshot "$snapshot"
+refused "lvrename vg0 other_snapshot $of_snapshot" call delete-snapshot "$snapshot"
+is 'other other_snapshot' "$(ours | paste -sd' ')" "logical volumes after both were to be deleted"
+inspect 'renamed renamed'
+is "lvrename vg0 other $name" "$(renamed_back "$id")" "what renames the volume back"
+is "lvrename vg0 other_snapshot $of_snapshot" "$(renamed_back "$snapshot")" "what renames the snapshot back"
+lvm lvrename -qq --devices "$disks" vg0 other "$name"
+lvm lvrename -qq --devices "$disks" vg0 other_snapshot "$of_snapshot"
+inspect ''
+call delete-snapshot "$snapshot" >/dev/null
+delete "$id"
+is '' "$(ours)" "logical volumes after delete"
+
+echo "--- what was retained is not taken for renamed, unless someone renames it"
+id=$(create kept 16MiB block --parameter deviceClass=thin --parameter onDelete=retain)
+delete "$id"
+delete "$id"
+inspect ''
+lvm lvrename -qq --devices "$disks" vg0 "$(ours)" kept
+inspect renamed
+lvm lvchange -qq --devices "$disks" --deltag longshore vg0/kept
+inspect ''
+delete "$id"
+is kept "$(lvm lvs --noheadings --devices "$disks" -o lv_name vg0/kept | tr -d ' ')" "what was let go of"
+lvm lvremove -qq -y --devices "$disks" vg0/kept
 
 echo "--- killed while a volume is zeroed"
 call --timeout 50ms create-volume --name zeroed --size 64MiB --block --parameter deviceClass=mirrored >/dev/null 2>&1 || true
