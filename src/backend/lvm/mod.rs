@@ -38,7 +38,7 @@ mod row;
 mod snapshots;
 mod tags;
 
-pub use config::{Autoextend, Layout, LvmConfig, LvmParameters};
+pub use config::{Autoextend, Layout, LvmConfig, LvmParameters, Wipe};
 
 /// A backend of volume groups of this node.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::os::lvm::{ChangeLock, Freed, Lv, Report, VolumeGroup};
 use crate::os::step::{note, step};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
-use super::config::{DeviceClass, LvmParameters};
+use super::config::{DeviceClass, LvmParameters, Wipe};
 use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
 use super::{Found, LvmBackend, capacity, mapped, modify, named_in, path, renamed, renamed_in};
 
@@ -66,12 +66,12 @@ impl Provision for LvmBackend {
         match record.on_delete()? {
             // What was never whole holds nothing.
             OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, &object)?,
-            OnDelete::Scrub if !found.lv.is("thin") => {
-                self.mark_draft(&found)?;
-                self.zero(&found, id)?;
-                self.remove(&found)?;
+            _ if found.lv.is("thin") => self.remove(&found, Freed::Discarded)?,
+            OnDelete::Scrub => self.wipe(&found, id, Wipe::Zero)?,
+            _ => {
+                let parameters = LvmParameters::from_json(&record.parameters["backend"])?;
+                self.wipe(&found, id, self.config.wipe(&found.group.name, parameters.device_class.as_deref()))?;
             }
-            _ => self.remove(&found)?,
         }
         Ok(Outcome::Changed(()))
     }
@@ -105,7 +105,7 @@ impl LvmBackend {
     fn remove_draft(&self, object: &Object) -> Result<()> {
         match self.search(|report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned())? {
             Some(found) if found.lv.name != object.name => Err(renamed("create", object, &found.group.name, &found.lv.name)),
-            Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found),
+            Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found, Freed::Discarded),
             _ => Ok(()),
         }
     }
@@ -269,10 +269,23 @@ impl LvmBackend {
         Ok(step("mark draft", &found.lv.name, || found.group.change(&held, "lvchange", &["--addtag", DRAFT, &found.path()]))?)
     }
 
-    /// Its extents are discarded, where their disk can.
-    pub(super) fn remove(&self, found: &Found<'_>) -> Result<()> {
+    /// Removes a thick volume, and of its data what its class says.
+    fn wipe(&self, found: &Found<'_>, id: &VolumeId, wipe: Wipe) -> Result<()> {
+        let freed = match wipe {
+            Wipe::None => Freed::Left,
+            Wipe::Discard => Freed::Discarded,
+            Wipe::Zero => {
+                self.mark_draft(found)?;
+                self.zero(found, id)?;
+                Freed::Discarded
+            }
+        };
+        self.remove(found, freed)
+    }
+
+    pub(super) fn remove(&self, found: &Found<'_>, freed: Freed) -> Result<()> {
         let held = found.group.lock("lvremove")?;
-        let remove = || found.group.remove(&held, Freed::Discarded, &found.path());
+        let remove = || found.group.remove(&held, freed, &found.path());
         Ok(step("remove logical volume", &found.lv.name, remove)?)
     }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::os::dm;
-use crate::os::lvm::Lv;
+use crate::os::lvm::{Freed, Lv};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::tags::{self, FORMAT, Kind, Object, SnapshotRecord};
@@ -60,7 +60,7 @@ impl Snapshots for LvmBackend {
         let Some(found) = self.locate(&object)? else {
             return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
         };
-        self.remove(&found)?;
+        self.remove(&found, Freed::Discarded)?;
         Ok(Outcome::Changed(()))
     }
 
