@@ -257,8 +257,9 @@ impl Backend for LvmBackend {
     }
 
     fn usage(&self) -> Usage {
-        let known = lock(&self.usage);
-        let pools = self.config.classes.iter().map(|class| (class.name.clone(), known.get(&class.name).copied())).collect();
+        let known = lock(&self.usage).clone();
+        let now = |class: &DeviceClass| known.get(&class.name).map(|usage| self.with_thin_pool_now(class, *usage));
+        let pools = self.config.classes.iter().map(|class| (class.name.clone(), now(class))).collect();
         Usage { pools, attachments: None }
     }
 

@@ -37,7 +37,7 @@ disks=/dev/mapper/disk1,/dev/mapper/disk2
 lvm_group /dev/mapper/disk1 /dev/mapper/disk2
 lvm lvcreate -qq -y --devices "$disks" --type thin-pool -n pool0 -L 64M --poolmetadatasize 4M vg0 >/dev/null
 each="volumeGroup: vg0, devices: [${disks/,/, }]"
-printf 'backends:\n  - {name: lvm, type: lvm, classes: [{name: thin, %s, thinPool: pool0, overcommit: 4}, {name: mirrored, %s, layout: raid1}]}\n' \
+printf 'httpEndpoint: 127.0.0.1:9809\nbackends:\n  - {name: lvm, type: lvm, classes: [{name: thin, %s, thinPool: pool0, overcommit: 4}, {name: mirrored, %s, layout: raid1}]}\n' \
     "$each" "$each" >config.yaml
 start_driver
 is '' "$(health)" "what is wrong at the start"
@@ -58,6 +58,21 @@ delete "$(create more 16MiB block --parameter deviceClass=thin)"
 unpublish "$id"
 unstage "$id"
 delete "$id"
+
+echo "--- metadata that fills up is seen in a metric, though nobody asks for anything"
+# What part is used of the metadata of class thin, in percent.
+metadata_used() {
+    exec 3<>/dev/tcp/127.0.0.1/9809
+    printf 'GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n' >&3
+    awk '/^longshore_pool_metadata_used_ratio[{].*pool="thin"/ { print int($NF * 100) }' <&3
+    exec 3>&-
+}
+before=$(metadata_used)
+[ "${before:-100}" -lt 30 ] || fail "used of the metadata at the start: '$before' percent"
+# Thin devices that LVM does not know: each takes a block of the metadata. 4 MiB have 1024.
+for number in $(seq 300); do dmsetup message vg0-pool0-tpool 0 "create_thin $((1000000 + number))"; done
+[ "$(metadata_used)" -ge $((before + 20)) ] || fail "used of the metadata after 300 of 1024 blocks: '$(metadata_used)' percent, before $before"
+for number in $(seq 300); do dmsetup message vg0-pool0-tpool 0 "delete $((1000000 + number))"; done
 
 echo "--- a device of others that hangs"
 dmsetup --noudevsync create foreign --table '0 2048 zero'
