@@ -51,6 +51,7 @@ declared! {
     ATTACHED "longshore_attachments" "Attachments of volumes to nodes, by backend";
     POOL_TOTAL "longshore_pool_total_bytes" "Size of the storage below a pool, in bytes";
     POOL_USED "longshore_pool_used_bytes" "Bytes of the storage below a pool that are in use";
+    POOL_METADATA "longshore_pool_metadata_used_ratio" "Part of the metadata of a thin pool that is in use, 0 to 1; absent of other pools";
     POOL_PROVISIONABLE "longshore_pool_provisionable_bytes" "Bytes that may be provisioned to volumes and snapshots of a pool: its capacity times its overcommit";
     POOL_PROVISIONED "longshore_pool_provisioned_bytes" "Bytes that are provisioned to volumes and snapshots of a pool";
     STAGES "longshore_stages" "Volumes that are staged on this node, by its journal; also what was begun and not yet undone";
@@ -313,6 +314,8 @@ pub struct PoolSeen {
     pub name: String,
     pub total: Option<u64>,
     pub used: Option<u64>,
+    /// Of a thin pool, 0 to 1.
+    pub metadata_used: Option<f64>,
     pub provisionable: Option<u64>,
     pub provisioned: Option<u64>,
     pub volumes: Option<u64>,
@@ -336,18 +339,19 @@ impl Seen {
         let attachments = attachments.map(|(backend, number)| ([("backend", backend.name.clone())], number as f64));
         register(registry, ATTACHED, family(attachments));
         for (declared, of) in [
-            (VOLUMES, (|pool| pool.volumes) as fn(&PoolSeen) -> Option<u64>),
-            (SNAPSHOTS, |pool| pool.snapshots),
-            (POOL_TOTAL, |pool| pool.total),
-            (POOL_USED, |pool| pool.used),
-            (POOL_PROVISIONABLE, |pool| pool.provisionable),
-            (POOL_PROVISIONED, |pool| pool.provisioned),
+            (VOLUMES, (|pool| pool.volumes.map(float)) as fn(&PoolSeen) -> Option<f64>),
+            (SNAPSHOTS, |pool| pool.snapshots.map(float)),
+            (POOL_TOTAL, |pool| pool.total.map(float)),
+            (POOL_USED, |pool| pool.used.map(float)),
+            (POOL_METADATA, |pool| pool.metadata_used),
+            (POOL_PROVISIONABLE, |pool| pool.provisionable.map(float)),
+            (POOL_PROVISIONED, |pool| pool.provisioned.map(float)),
         ] {
             let pools = self.backends.iter().flat_map(|backend| backend.pools.iter().map(move |pool| (backend, pool)));
             let some = pools.filter_map(|(backend, pool)| Some((backend, pool, of(pool)?)));
             let labels =
                 |backend: &BackendSeen, pool: &PoolSeen| [("backend", backend.name.clone()), ("pool", pool.name.clone())];
-            register(registry, declared, family(some.map(|(backend, pool, value)| (labels(backend, pool), value as f64))));
+            register(registry, declared, family(some.map(|(backend, pool, value)| (labels(backend, pool), value))));
         }
         let registered = self.registered.map(u64::from);
         for (declared, value) in [
@@ -374,6 +378,10 @@ fn labelled(driver_name: &str) -> Registry {
 
 fn register(registry: &mut Registry, declared: Declared, metric: impl Metric) {
     registry.register(declared.name, declared.help, metric);
+}
+
+fn float(value: u64) -> f64 {
+    value as f64
 }
 
 fn number(value: f64) -> Number {
@@ -498,6 +506,18 @@ mod tests {
     }
 
     #[test]
+    fn metadata_of_a_thin_pool_is_a_ratio() {
+        let shown = |metadata_used| {
+            let pool = PoolSeen { name: "thin".to_owned(), metadata_used, ..PoolSeen::default() };
+            let backend = BackendSeen { name: "lvm".to_owned(), up: true, attachments: None, pools: vec![pool] };
+            lines(&metrics().text(&Seen { backends: vec![backend], ..Seen::default() }), "longshore_pool_metadata_used_ratio{")
+        };
+        let labels = "driver_name=\"a.b\",backend=\"lvm\",pool=\"thin\"";
+        assert_eq!(shown(Some(0.955)), [format!("longshore_pool_metadata_used_ratio{{{labels}}} 0.955")]);
+        assert_eq!(shown(None), Vec::<String>::new());
+    }
+
+    #[test]
     fn unknown_usage_has_no_metric() {
         let pool = PoolSeen { name: "p".to_owned(), total: Some(10), ..PoolSeen::default() };
         let up = BackendSeen { name: "b".to_owned(), up: true, attachments: None, pools: vec![pool] };
@@ -509,7 +529,7 @@ mod tests {
             of("longshore_pool_total_bytes"),
             ["longshore_pool_total_bytes{driver_name=\"a.b\",backend=\"b\",pool=\"p\"} 10.0"]
         );
-        for absent in [POOL_USED, VOLUMES, ATTACHED, STAGES, LOOPS, REGISTERED, RESIDENT] {
+        for absent in [POOL_USED, POOL_METADATA, VOLUMES, ATTACHED, STAGES, LOOPS, REGISTERED, RESIDENT] {
             assert_eq!(of(absent.name), Vec::<String>::new());
         }
     }

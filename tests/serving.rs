@@ -114,7 +114,10 @@ impl Backend for Stand {
         self.measuring.pass();
         let (total, provisionable) = (Bytes(7), Bytes(7));
         Usage {
-            pools: vec![("pool".to_owned(), Some(PoolUsage { total, used: None, provisionable, provisioned: None }))],
+            pools: vec![(
+                "pool".to_owned(),
+                Some(PoolUsage { total, used: None, metadata: None, provisionable, provisioned: None }),
+            )],
             attachments: None,
         }
     }

@@ -107,6 +107,7 @@ fn seen(name: &str, usage: Option<Usage>) -> BackendSeen {
             name: name.clone(),
             total: Some(usage.total.0),
             used: usage.used.map(|bytes| bytes.0),
+            metadata_used: usage.metadata.map(|part| f64::from(part) / 10_000.0),
             provisionable: Some(usage.provisionable.0),
             provisioned: usage.provisioned.map(|provisioned| provisioned.provisioned.0),
             volumes: usage.provisioned.map(|provisioned| provisioned.volumes),

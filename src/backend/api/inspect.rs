@@ -137,6 +137,8 @@ pub enum LeftoverKind {
     Lease,
     /// A lease of which it is not known whose it is.
     LeaseDamaged,
+    /// A volume or snapshot that has another name in the storage than the driver gave it, and so is not found there.
+    Renamed,
 }
 
 /// Compares what a storage holds of this cluster with the handles that are in use, for `longshore inspect --backend`.

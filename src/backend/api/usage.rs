@@ -18,6 +18,8 @@ pub struct PoolUsage {
     pub total: Bytes,
     /// Of that, by any file.
     pub used: Option<Bytes>,
+    /// Of a thin pool: what part of its metadata is used, in hundredths of a percent.
+    pub metadata: Option<u32>,
     /// What may be provisioned.
     pub provisionable: Bytes,
     /// `None` where this process does not provision from it.

@@ -323,6 +323,7 @@ impl Ready {
         Ok(PoolUsage {
             total: Bytes(usage.total),
             used: Some(Bytes(usage.used)),
+            metadata: None,
             provisionable: self.capacity().unwrap_or(Bytes(usage.total)),
             provisioned: Some(self.index.provisioned()),
         })

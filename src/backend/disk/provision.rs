@@ -285,6 +285,7 @@ impl DiskBackend {
         let usage = PoolUsage {
             total: sum(&|_| true),
             used: None,
+            metadata: None,
             provisionable: sum(&|looked| looked.is_free(class)),
             provisioned: Some(provisioned),
         };

@@ -89,7 +89,13 @@ impl State {
             volumes: self.volumes.len() as u64,
             snapshots: self.snapshots.len() as u64,
         };
-        let pool = PoolUsage { total: self.capacity, used: None, provisionable: self.capacity, provisioned: Some(provisioned) };
+        let pool = PoolUsage {
+            total: self.capacity,
+            used: None,
+            metadata: None,
+            provisionable: self.capacity,
+            provisioned: Some(provisioned),
+        };
         Usage { pools: vec![("memory".to_owned(), Some(pool))], attachments: Some(self.attached_to.values().sum()) }
     }
 

@@ -74,6 +74,7 @@ impl Pool {
         Ok(PoolUsage {
             total: Bytes(room.total),
             used: Some(Bytes(room.total.saturating_sub(room.free))),
+            metadata: None,
             provisionable: Bytes(ready.provisionable(room.total)),
             provisioned: (self.role.provision && ready.has_ledger()).then(|| ready.ledger.provisioned()),
         })

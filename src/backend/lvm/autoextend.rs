@@ -163,27 +163,8 @@ mod tests {
 
     const EXTENT: u64 = 4 << 20;
 
-    fn lv(name: &str, size: u64, layout: &str, data: Option<u32>, metadata: Option<u32>) -> (String, Lv) {
-        let lv = Lv {
-            name: name.to_owned(),
-            uuid: String::new(),
-            size,
-            tags: Vec::new(),
-            dm_path: String::new(),
-            layout: vec![layout.to_owned()],
-            pool: None,
-            origin: None,
-            active: true,
-            open: true,
-            data,
-            metadata,
-            health: String::new(),
-            created: String::new(),
-            zeroes: true,
-            thin_id: None,
-            ranges: Vec::new(),
-        };
-        (name.to_owned(), lv)
+    fn lv(name: &str, size: u64, layout: &str, data: Option<u32>, metadata: Option<u32>) -> Lv {
+        Lv { size, layout: vec![layout.to_owned()], data, metadata, ..Lv::named(name, Vec::new()) }
     }
 
     #[test]
@@ -195,17 +176,7 @@ mod tests {
         };
         let needs = |data, metadata| {
             let lvs = [lv("pool0", 100 * EXTENT, "pool", data, metadata), lv("pool0_tmeta", EXTENT, "linear", None, None)];
-            let report = Report {
-                uuid: String::new(),
-                size: 0,
-                free: 0,
-                extent: EXTENT,
-                missing: 0,
-                metadata_size: 1,
-                metadata_free: 1,
-                pvs: Vec::new(),
-                lvs: lvs.into(),
-            };
+            let report = Report::of(lvs);
             pool.needs(&report).into_iter().map(|need| (need.of, need.more / EXTENT)).collect::<Vec<_>>()
         };
         assert_eq!(needs(Some(6999), Some(6999)), []);

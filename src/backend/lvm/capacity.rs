@@ -1,8 +1,8 @@
 //! How much room there is.
 
 use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provisioned};
-use crate::os::lock;
 use crate::os::lvm::{Report, VolumeGroup, in_percent};
+use crate::os::{dm, lock};
 use crate::volume::{Bytes, Result};
 
 use super::LvmBackend;
@@ -93,6 +93,19 @@ impl LvmBackend {
         Ok(CapacityAnswer { available: Bytes(room), maximum: Bytes(room), minimum })
     }
 
+    /// A thin pool fills up while nobody asks for a report: the kernel says how full it is, in no time.
+    pub(super) fn with_thin_pool_now(&self, class: &DeviceClass, known: PoolUsage) -> PoolUsage {
+        let mapping =
+            class.thin_pool.as_ref().zip(self.groups.get(&class.volume_group)).map(|(pool, group)| group.pool_mapping(pool));
+        match mapping.map(|mapping| dm::thin_pool(&mapping)) {
+            Some(Ok(Some(pool))) => {
+                PoolUsage { used: Some(part(known.total, pool.data)), metadata: Some(pool.metadata), ..known }
+            }
+            // It is not active, or has failed: what LVM said last of it.
+            _ => known,
+        }
+    }
+
     /// For metrics.
     pub(super) fn remember_usage(&self, group: &VolumeGroup, report: &Report) {
         for class in self.config.classes.iter().filter(|class| class.volume_group == group.name) {
@@ -107,9 +120,10 @@ impl LvmBackend {
             let usage = PoolUsage {
                 total: Bytes(pool.map_or(report.size, |pool| pool.size)),
                 used: match pool {
-                    Some(pool) => pool.data.map(|part| Bytes(pool.size / 10_000 * u64::from(part))),
+                    Some(pool) => pool.data.map(|data| part(Bytes(pool.size), data)),
                     None => Some(Bytes(report.size.saturating_sub(report.free))),
                 },
+                metadata: pool.and_then(|pool| pool.metadata),
                 provisionable: match &class.thin_pool {
                     Some(name) => Bytes(thin_room(class, name, report).ok().and_then(std::result::Result::ok).unwrap_or(0)),
                     None => Bytes(thick_room(class, report)),
@@ -125,9 +139,17 @@ impl LvmBackend {
     }
 }
 
+/// So many hundredths of a percent of it.
+fn part(all: Bytes, hundredths: u32) -> Bytes {
+    Bytes(all.0 / 10_000 * u64::from(hundredths))
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::os::lvm::Pv;
+    use std::path::Path;
+
+    use crate::backend::Backend;
+    use crate::os::lvm::{Lv, Pv};
 
     use super::*;
 
@@ -142,9 +164,7 @@ mod tests {
             missing: false,
             allocatable: true,
         };
-        let pvs = free.iter().enumerate().map(pv).collect();
-        let lvs = std::collections::BTreeMap::new();
-        Report { uuid: String::new(), size: 0, free: 0, extent: EXTENT, missing: 0, metadata_size: 1, metadata_free: 1, pvs, lvs }
+        Report { pvs: free.iter().enumerate().map(pv).collect(), extent: EXTENT, ..Report::of([]) }
     }
 
     fn class(rest: &str) -> DeviceClass {
@@ -165,5 +185,24 @@ mod tests {
         let mut missing = report(&[10, 30]);
         missing.pvs[1].missing = true;
         assert_eq!(thick_room(&class(""), &missing) / EXTENT, 10);
+    }
+
+    #[test]
+    fn usage_of_a_thin_pool_has_its_metadata() {
+        let config = "{name: lvm, classes: [{name: thick, volumeGroup: longshore-none, devices: [/dev/sda]}, \
+                      {name: thin, volumeGroup: longshore-none, devices: [/dev/sda], thinPool: pool0}]}";
+        let config = serde_yaml_ng::from_str(config).expect("valid");
+        let backend = LvmBackend::open(config, false, Path::new("/nowhere")).expect("opens without I/O");
+        assert!(backend.usage().pools.iter().all(|(_, usage)| usage.is_none()), "nothing was reported yet");
+        let of_pool = |data, metadata| {
+            let pool =
+                Lv { size: 100 * EXTENT, layout: vec!["pool".to_owned()], data, metadata, ..Lv::named("pool0", Vec::new()) };
+            backend.remember_usage(&backend.groups["longshore-none"], &Report::of([pool]));
+            let usage = backend.usage().pools;
+            usage.into_iter().map(|(name, usage)| (name, usage.expect("reported").metadata)).collect::<Vec<_>>()
+        };
+        let expected = |thin| [("thick".to_owned(), None), ("thin".to_owned(), thin)];
+        assert_eq!(of_pool(Some(220), Some(9550)), expected(Some(9550)));
+        assert_eq!(of_pool(None, None), expected(None), "of a pool that is not active nothing is known");
     }
 }

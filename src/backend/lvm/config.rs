@@ -46,6 +46,9 @@ pub struct DeviceClass {
     /// Of thick volumes: how much of the volume group is left free, as `10GiB` or a number of bytes. Default 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub spare: Bytes,
+    /// Of thick volumes: what DeleteVolume does with the data before its extents are free. Default `discard`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub wipe: Wipe,
     /// Of thick volumes: over how many physical volumes each is laid out. Default `linear`.
     #[serde(default)]
     pub layout: Layout,
@@ -72,6 +75,20 @@ fn threshold() -> u8 {
 
 fn percent() -> u8 {
     20
+}
+
+/// What is left on the disks of a thick volume that is deleted. No other volume shows it in any case: what one is made of, or grows by, is
+/// overwritten with zeroes before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Wipe {
+    /// All of it, until its extents are used again.
+    None,
+    /// What the disks keep of extents that are discarded, where they can do that.
+    #[default]
+    Discard,
+    /// Nothing: zeroes are written over it. Then its extents are discarded.
+    Zero,
 }
 
 /// How the extents of a thick volume are laid out (lvmraid(7)).
@@ -127,6 +144,15 @@ impl LvmConfig {
     pub(super) fn class(&self, name: Option<&str>) -> Result<&DeviceClass> {
         local::class(&self.name, &self.classes, name)
     }
+
+    /// What is to become of the data of a thick volume that was made in this class. Where the class makes no thick volumes in its volume
+    /// group any more, or is gone, nobody knows what it was promised: then as the strictest of those says that do.
+    pub(super) fn wipe(&self, volume_group: &str, class: Option<&str>) -> Wipe {
+        let is_thick = |one: &&DeviceClass| one.volume_group == volume_group && one.thin_pool.is_none();
+        let own = self.class(class).ok().filter(is_thick);
+        let strictest = || self.classes.iter().filter(is_thick).map(|one| one.wipe).max();
+        own.map(|one| one.wipe).or_else(strictest).unwrap_or_default()
+    }
 }
 
 impl Class for DeviceClass {
@@ -159,6 +185,13 @@ impl DeviceClass {
                 "classes.thinPool",
                 "layout, stripes and spare are of thick volumes: a thin pool has its own",
             ));
+        }
+        if self.thin_pool.is_some() && self.wipe != Wipe::default() {
+            let reason = format!(
+                "class {} makes thin volumes; their pool zeroes each chunk before it is used again. Leave wipe out",
+                self.name
+            );
+            return Err(Error::invalid("classes.wipe", reason));
         }
         if let Some(Autoextend { threshold, percent }) = self.autoextend {
             if self.thin_pool.is_none() {
@@ -335,6 +368,9 @@ mod tests {
             ("volumeGroup: vg0, devices: [/dev/sda], layout: raid1, stripes: 2", "classes.stripes"),
             ("volumeGroup: vg0, devices: [/dev/sda], layout: raid6, stripes: 2", "classes.stripes"),
             ("volumeGroup: vg0, devices: [/dev/sda], layout: raid7", "raid7"),
+            ("volumeGroup: vg0, devices: [/dev/sda], wipe: shred", "shred"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, wipe: zero", "classes.wipe"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, wipe: none", "classes.wipe"),
             ("volumeGroup: vg0, devices: [/dev/sda], thinpool: p", "thinpool"),
         ] {
             let yaml = format!("{{name: lvm, classes: [{{name: a, {class}}}]}}");
@@ -348,6 +384,33 @@ mod tests {
         ] {
             let error = config(&format!("{{name: lvm, classes: {classes}}}")).expect_err(classes).to_string();
             assert!(error.contains(field), "{classes}: {error}");
+        }
+    }
+
+    #[test]
+    fn data_of_a_class_that_is_gone_is_wiped_as_the_strictest_one_left_says() {
+        let config = config(
+            "{name: lvm, classes: [{name: fast, volumeGroup: vg0, devices: [/dev/sda], wipe: none}, \
+             {name: plain, volumeGroup: vg0, devices: [/dev/sda]}, \
+             {name: secret, volumeGroup: vg1, devices: [/dev/sdb], wipe: zero}, \
+             {name: test, volumeGroup: vg1, devices: [/dev/sdb], wipe: none}, \
+             {name: thin, volumeGroup: vg1, devices: [/dev/sdb], thinPool: p}, \
+             {name: other, volumeGroup: vg2, devices: [/dev/sdc], thinPool: p}]}",
+        )
+        .expect("valid");
+        for (group, class, wipe) in [
+            ("vg0", None, Wipe::None),
+            ("vg0", Some("fast"), Wipe::None),
+            ("vg0", Some("plain"), Wipe::Discard),
+            ("vg1", Some("secret"), Wipe::Zero),
+            ("vg1", Some("test"), Wipe::None),
+            ("vg0", Some("gone"), Wipe::Discard),
+            ("vg1", Some("gone"), Wipe::Zero),
+            ("vg1", None, Wipe::Zero),
+            ("vg1", Some("thin"), Wipe::Zero),
+            ("vg2", Some("other"), Wipe::Discard),
+        ] {
+            assert_eq!(config.wipe(group, class), wipe, "{group} {class:?}");
         }
     }
 

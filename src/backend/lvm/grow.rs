@@ -73,7 +73,7 @@ impl LvmBackend {
     /// What an interrupted growth left.
     pub(super) fn remove_growth(&self, id: &VolumeId) -> Result<()> {
         match self.locate(&Object::growth(id))? {
-            Some(found) => self.remove(&found),
+            Some(found) => self.remove(&found, Freed::Discarded),
             None => Ok(()),
         }
     }

@@ -1,6 +1,7 @@
 //! What `longshore inspect` shows of volume groups and logical volumes, by LVM's report; and the little that it repairs.
 
 use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, changed, words};
+use crate::os::lvm::{Lv, Report, VolumeGroup};
 use crate::os::step::step;
 use crate::volume::{Bytes, Result, VolumeId};
 
@@ -29,11 +30,11 @@ impl Inspect for LvmBackend {
                 recorded: None,
             });
             for lv in report.lvs.values() {
-                let Some(object) = Object::of(lv) else { continue };
-                let Ok(id) = object.id.parse::<VolumeId>() else { continue };
-                if id.backend() != &self.config.name {
-                    continue;
+                if let Some(object) = Object::renamed(lv).filter(|object| self.own_id(object).is_some()) {
+                    survey.leftovers.push(renamed(group, &report, lv, &object));
                 }
+                let Some(object) = Object::of(lv) else { continue };
+                let Some(id) = self.own_id(&object) else { continue };
                 let at = path(group, &lv.name);
                 if lv.has_tag(tags::DRAFT) || object.kind == Kind::Growth {
                     survey.leftovers.push(Leftover {
@@ -81,5 +82,63 @@ impl Inspect for LvmBackend {
         let held = found.group.lock("lvchange")?;
         let at = found.path();
         Ok(step("deactivate logical volume", &at, || found.group.change(&held, "lvchange", &["--activate", "n", &at]))?)
+    }
+}
+
+impl LvmBackend {
+    /// The id of what was made by a backend of this name: others may have the same volume group.
+    fn own_id(&self, object: &Object) -> Option<VolumeId> {
+        object.id.parse::<VolumeId>().ok().filter(|id| id.backend() == &self.config.name)
+    }
+}
+
+fn renamed(group: &VolumeGroup, report: &Report, lv: &Lv, object: &Object) -> Leftover {
+    let (at, vg) = (path(group, &lv.name), &group.name);
+    // To rename it back is refused by LVM then; without our tag it is a logical volume like any other.
+    let is_taken = report.lvs.contains_key(&object.name);
+    let remedy = if is_taken {
+        format!("a logical volume {} exists, too: take the tag {} off this one to keep it", object.name, tags::OURS)
+    } else {
+        format!("the driver uses it again, or deletes it, when it has its name {}", object.name)
+    };
+    let command = if is_taken {
+        words(&["lvchange", "--deltag", tags::OURS, &at])
+    } else {
+        words(&["lvrename", vg, &lv.name, &object.name])
+    };
+    Leftover {
+        kind: LeftoverKind::Renamed,
+        id: object.id.clone(),
+        object: lv.dm_path.clone().into(),
+        what: format!(
+            "it has the tags of {}, but another name: it was renamed by hand; {remedy}; what is not needed is deleted with `lvremove {at}`",
+            object.called()
+        ),
+        commands: vec![command],
+        removable: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn renamed_logical_volume_is_listed_with_the_command_that_renames_it_back() {
+        let group = VolumeGroup::new("vg0", &[], Path::new("/nowhere"));
+        let object = Object::volume(&"lvm:pvc-1".parse().expect("an id"));
+        let lv = Lv { dm_path: "/dev/mapper/vg0-other".to_owned(), ..Lv::named("other", object.tags()) };
+        let alone = renamed(&group, &Report::of([lv.clone()]), &lv, &object);
+        assert_eq!(alone.commands, [["lvrename", "vg0", "other", &object.name]]);
+        assert!(
+            alone.what.contains("the tags of volume lvm:pvc-1") && alone.what.contains("`lvremove vg0/other`"),
+            "{}",
+            alone.what
+        );
+        assert!(!alone.removable, "it may hold data");
+        let both = renamed(&group, &Report::of([lv.clone(), Lv::named(&object.name, object.tags())]), &lv, &object);
+        assert_eq!(both.commands, [["lvchange", "--deltag", "longshore", "vg0/other"]], "the name is taken");
     }
 }

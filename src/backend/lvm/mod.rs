@@ -38,7 +38,7 @@ mod row;
 mod snapshots;
 mod tags;
 
-pub use config::{Autoextend, Layout, LvmConfig, LvmParameters};
+pub use config::{Autoextend, Layout, LvmConfig, LvmParameters, Wipe};
 
 /// A backend of volume groups of this node.
 #[derive(Debug)]
@@ -122,7 +122,19 @@ impl LvmBackend {
     /// # Errors
     /// `BackendUnavailable` where it was not found, but not all volume groups could be asked.
     fn locate(&self, object: &Object) -> Result<Option<Found<'_>>> {
-        self.search(|report| report.lvs.get(&object.name).filter(|lv| Object::of(lv).as_ref() == Some(object)).cloned())
+        self.search(|report| named_in(report, object).cloned())
+    }
+
+    /// That no logical volume has the tags of a volume or snapshot, but another name. It holds data of which nobody said that it may be
+    /// lost: the name says as much as the tags, and is what an administrator changes to keep it.
+    ///
+    /// # Errors
+    /// `Unverified` where one has; `BackendUnavailable` as of [`LvmBackend::locate`].
+    fn check_not_renamed(&self, operation: &str, object: &Object) -> Result<()> {
+        match self.search(|report| renamed_in(report, object).cloned())? {
+            Some(found) => Err(renamed(operation, object, &found.group.name, &found.lv.name)),
+            None => Ok(()),
+        }
     }
 
     /// The first logical volume that `look` finds.
@@ -160,6 +172,23 @@ impl LvmBackend {
         found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
     }
+}
+
+fn named_in<'a>(report: &'a Report, object: &Object) -> Option<&'a Lv> {
+    report.lvs.get(&object.name).filter(|lv| Object::of(lv).as_ref() == Some(object))
+}
+
+fn renamed_in<'a>(report: &'a Report, object: &Object) -> Option<&'a Lv> {
+    report.lvs.values().find(|lv| Object::renamed(lv).as_ref() == Some(object))
+}
+
+fn renamed(operation: &str, object: &Object, group: &str, name: &str) -> Error {
+    let reason = format!(
+        "logical volume {group}/{name} has its tags, but another name: it was renamed by hand; rename it back with \
+         `lvrename {group} {name} {}`, or delete it with `lvremove {group}/{name}`",
+        object.name
+    );
+    Error::Unverified { device: format!("{operation} {}", object.called()), reason }
 }
 
 /// The device-mapper UUID of an active logical volume (lib/activate/dev_manager.c of LVM2: "LVM-", then both UUIDs without hyphens).
@@ -228,8 +257,9 @@ impl Backend for LvmBackend {
     }
 
     fn usage(&self) -> Usage {
-        let known = lock(&self.usage);
-        let pools = self.config.classes.iter().map(|class| (class.name.clone(), known.get(&class.name).copied())).collect();
+        let known = lock(&self.usage).clone();
+        let now = |class: &DeviceClass| known.get(&class.name).map(|usage| self.with_thin_pool_now(class, *usage));
+        let pools = self.config.classes.iter().map(|class| (class.name.clone(), now(class))).collect();
         Usage { pools, attachments: None }
     }
 

@@ -8,9 +8,9 @@ use crate::os::lvm::{ChangeLock, Freed, Lv, Report, VolumeGroup};
 use crate::os::step::{note, step};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
-use super::config::{DeviceClass, LvmParameters};
+use super::config::{DeviceClass, LvmParameters, Wipe};
 use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
-use super::{Found, LvmBackend, capacity, mapped, modify, path};
+use super::{Found, LvmBackend, capacity, mapped, modify, named_in, path, renamed, renamed_in};
 
 /// LVM's default extent. Sizes that are no multiple of the volume group's own are rounded up by LVM.
 const UNIT: u64 = 4 << 20;
@@ -55,7 +55,9 @@ impl Provision for LvmBackend {
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let object = Object::volume(id);
         self.remove_growth(id)?;
-        let Some(found) = self.locate(&object)? else { return Ok(Outcome::Unchanged(())) };
+        let Some(found) = self.locate(&object)? else {
+            return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
+        };
         if mapped(&found.report, &found.lv)?.is_some_and(|device| device.open) {
             let by = format!("{} is open; `lsblk {}` shows by what", found.lv.dm_path, found.lv.dm_path);
             return Err(Error::InUse { object: format!("volume {id}"), by });
@@ -63,13 +65,13 @@ impl Provision for LvmBackend {
         let record: VolumeRecord = tags::decode(&found.lv)?;
         match record.on_delete()? {
             // What was never whole holds nothing.
-            OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, id)?,
-            OnDelete::Scrub if !found.lv.is("thin") => {
-                self.mark_draft(&found)?;
-                self.zero(&found, id)?;
-                self.remove(&found)?;
+            OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, &object)?,
+            _ if found.lv.is("thin") => self.remove(&found, Freed::Discarded)?,
+            OnDelete::Scrub => self.wipe(&found, id, Wipe::Zero)?,
+            _ => {
+                let parameters = LvmParameters::from_json(&record.parameters["backend"])?;
+                self.wipe(&found, id, self.config.wipe(&found.group.name, parameters.device_class.as_deref()))?;
             }
-            _ => self.remove(&found)?,
         }
         Ok(Outcome::Changed(()))
     }
@@ -99,10 +101,11 @@ impl LvmBackend {
         })
     }
 
-    /// What an interrupted call left, in whichever class that was.
+    /// What an interrupted call left, in whichever class that was. What was renamed is no reason to make a second one of its id.
     fn remove_draft(&self, object: &Object) -> Result<()> {
-        match self.locate(object)? {
-            Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found),
+        match self.search(|report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned())? {
+            Some(found) if found.lv.name != object.name => Err(renamed("create", object, &found.group.name, &found.lv.name)),
+            Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found, Freed::Discarded),
             _ => Ok(()),
         }
     }
@@ -266,10 +269,23 @@ impl LvmBackend {
         Ok(step("mark draft", &found.lv.name, || found.group.change(&held, "lvchange", &["--addtag", DRAFT, &found.path()]))?)
     }
 
-    /// Its extents are discarded, where their disk can.
-    pub(super) fn remove(&self, found: &Found<'_>) -> Result<()> {
+    /// Removes a thick volume, and of its data what its class says.
+    fn wipe(&self, found: &Found<'_>, id: &VolumeId, wipe: Wipe) -> Result<()> {
+        let freed = match wipe {
+            Wipe::None => Freed::Left,
+            Wipe::Discard => Freed::Discarded,
+            Wipe::Zero => {
+                self.mark_draft(found)?;
+                self.zero(found, id)?;
+                Freed::Discarded
+            }
+        };
+        self.remove(found, freed)
+    }
+
+    pub(super) fn remove(&self, found: &Found<'_>, freed: Freed) -> Result<()> {
         let held = found.group.lock("lvremove")?;
-        let remove = || found.group.remove(&held, Freed::Discarded, &found.path());
+        let remove = || found.group.remove(&held, freed, &found.path());
         Ok(step("remove logical volume", &found.lv.name, remove)?)
     }
 
@@ -292,12 +308,14 @@ impl LvmBackend {
 }
 
 /// The logical volume stays, under a name by which the driver does not find it.
-fn retain(found: &Found<'_>, id: &VolumeId) -> Result<()> {
+fn retain(found: &Found<'_>, object: &Object) -> Result<()> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let kept = format!("{}_retained_{seconds}", found.lv.name);
+    let kept = object.retained(seconds);
     let held = found.group.lock("lvrename")?;
-    step("retain logical volume", id, || found.group.change(&held, "lvrename", &[&found.group.name, &found.lv.name, &kept]))?;
-    tracing::info!(volume = %id, logical_volume = path(found.group, &kept), "deleted; its data was kept");
+    step("retain logical volume", &object.id, || {
+        found.group.change(&held, "lvrename", &[&found.group.name, &found.lv.name, &kept])
+    })?;
+    tracing::info!(volume = object.id, logical_volume = path(found.group, &kept), "deleted; its data was kept");
     Ok(())
 }
 

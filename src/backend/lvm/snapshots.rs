@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::os::dm;
-use crate::os::lvm::Lv;
+use crate::os::lvm::{Freed, Lv};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::tags::{self, FORMAT, Kind, Object, SnapshotRecord};
-use super::{Found, LvmBackend, mapped};
+use super::{Found, LvmBackend, mapped, renamed, renamed_in};
 
 impl Snapshots for LvmBackend {
     fn check(&self, raw: &RawParameters) -> Result<()> {
@@ -43,6 +43,9 @@ impl Snapshots for LvmBackend {
         named.extend(tags::encode(&record)?);
         let held = found.group.lock("lvcreate")?;
         let report = self.report(found.group)?;
+        if let Some(lv) = renamed_in(&report, &object) {
+            return Err(renamed("create", &object, &found.group.name, &lv.name));
+        }
         self.check_pool(&report, class, &pool, Bytes(found.lv.size))?;
         let from = found.path();
         let arguments = ["--snapshot", "--setactivationskip", "y", "--permission", "r", "--activate", "n", &from];
@@ -53,8 +56,11 @@ impl Snapshots for LvmBackend {
     }
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
-        let Some(found) = self.locate(&Object::snapshot(id))? else { return Ok(Outcome::Unchanged(())) };
-        self.remove(&found)?;
+        let object = Object::snapshot(id);
+        let Some(found) = self.locate(&object)? else {
+            return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
+        };
+        self.remove(&found, Freed::Discarded)?;
         Ok(Outcome::Changed(()))
     }
 

@@ -20,6 +20,8 @@ pub(super) const OURS: &str = "longshore";
 pub(super) const DRAFT: &str = "longshore.state=draft";
 pub(super) const BLANK: &str = "longshore.blank";
 const RECORD: &str = "longshore.record.";
+/// In the name of what was deleted with `onDelete: retain`: seconds since 1970 follow.
+const RETAINED: &str = "_retained_";
 /// The longest tag is 1024 bytes (lvm(8)).
 const PIECE: usize = 900;
 /// Of the record.
@@ -82,9 +84,36 @@ impl Object {
 
     /// What a logical volume is by its tags; `None` for one that has another name, or is not the driver's.
     pub(super) fn of(lv: &Lv) -> Option<Object> {
+        Object::tagged(lv).filter(|object| object.name == lv.name)
+    }
+
+    /// What a logical volume was before someone renamed it; `None` also for what the driver itself renamed, to retain it.
+    pub(super) fn renamed(lv: &Lv) -> Option<Object> {
+        Object::tagged(lv).filter(|object| object.name != lv.name && !object.is_retained_as(&lv.name))
+    }
+
+    fn tagged(lv: &Lv) -> Option<Object> {
         let of_kind = |kind: Kind| lv.tag(kind.key()).map(|id| Object::new(kind, id.to_owned()));
-        let object = [Kind::Volume, Kind::Snapshot, Kind::Growth].into_iter().find_map(of_kind)?;
-        (lv.has_tag(OURS) && object.name == lv.name).then_some(object)
+        [Kind::Volume, Kind::Snapshot, Kind::Growth].into_iter().find_map(of_kind).filter(|_| lv.has_tag(OURS))
+    }
+
+    /// The name of what stays when it is deleted with `onDelete: retain`, `seconds` since 1970.
+    pub(super) fn retained(&self, seconds: u64) -> String {
+        format!("{}{RETAINED}{seconds}", self.name)
+    }
+
+    fn is_retained_as(&self, name: &str) -> bool {
+        let seconds = name.strip_prefix(&self.name).and_then(|rest| rest.strip_prefix(RETAINED));
+        seconds.is_some_and(|seconds| seconds.parse::<u64>().is_ok())
+    }
+
+    /// For errors: `volume lvm:pvc-1`.
+    pub(super) fn called(&self) -> String {
+        match self.kind {
+            Kind::Volume => format!("volume {}", self.id),
+            Kind::Snapshot => format!("snapshot {}", self.id),
+            Kind::Growth => format!("the growth of volume {}", self.id),
+        }
     }
 
     /// The tags that say whose it is.
@@ -184,28 +213,6 @@ mod tests {
 
     use super::*;
 
-    fn lv(name: &str, tags: Vec<String>) -> Lv {
-        Lv {
-            name: name.to_owned(),
-            uuid: "u".to_owned(),
-            size: 1,
-            tags,
-            dm_path: String::new(),
-            layout: Vec::new(),
-            pool: None,
-            origin: None,
-            active: false,
-            open: false,
-            data: None,
-            metadata: None,
-            health: String::new(),
-            created: String::new(),
-            zeroes: false,
-            thin_id: None,
-            ranges: Vec::new(),
-        }
-    }
-
     fn id(text: &str) -> VolumeId {
         text.parse().expect("an id")
     }
@@ -213,9 +220,23 @@ mod tests {
     #[test]
     fn logical_volume_of_another_name_is_not_ours() {
         let object = Object::volume(&id("lvm:pvc-1"));
-        assert_eq!(Object::of(&lv(&object.name, object.tags())), Some(object.clone()));
-        assert_eq!(Object::of(&lv("data", object.tags())), None, "someone copied the tags");
-        assert_eq!(Object::of(&lv(&object.name, Vec::new())), None, "someone removed them");
+        assert_eq!(Object::of(&Lv::named(&object.name, object.tags())), Some(object.clone()));
+        assert_eq!(Object::of(&Lv::named("data", object.tags())), None, "someone copied the tags");
+        assert_eq!(Object::of(&Lv::named(&object.name, Vec::new())), None, "someone removed them");
+        assert_eq!(Object::renamed(&Lv::named(&object.name, object.tags())), None, "it has its name");
+        assert_eq!(Object::renamed(&Lv::named("data", object.tags())), Some(object.clone()));
+        assert_eq!(
+            Object::renamed(&Lv::named("data", object.tags()[1..].to_vec())),
+            None,
+            "an administrator took it from the driver"
+        );
+        assert_eq!(Object::renamed(&Lv::named(&object.retained(7), object.tags())), None, "the driver renamed it");
+        assert_eq!(Object::renamed(&Lv::named(&format!("{}_retained_", object.name), object.tags())), Some(object.clone()));
+        assert_eq!(
+            Object::renamed(&Lv::named("longshore_v_0_retained_7", object.tags())),
+            Some(object.clone()),
+            "that of another"
+        );
         let named: Vec<String> =
             [object.clone(), Object::volume(&id("lvm:pvc-2")), Object::growth(&id("lvm:pvc-1"))].map(|one| one.name).into();
         assert!(named[0] != named[1] && named[0] != named[2]);
@@ -229,9 +250,9 @@ mod tests {
         assert!(tags.len() > 1 && tags.iter().all(|tag| tag.len() <= 1024), "{}", tags.len());
         let mut shuffled = tags.clone();
         shuffled.reverse();
-        assert_eq!(decode::<SnapshotRecord>(&lv("x", shuffled)).expect("whole"), record);
-        assert!(decode::<SnapshotRecord>(&lv("x", tags[1..].to_vec())).is_err(), "the first is gone");
-        assert!(decode::<SnapshotRecord>(&lv("x", Vec::new())).is_err());
+        assert_eq!(decode::<SnapshotRecord>(&Lv::named("x", shuffled)).expect("whole"), record);
+        assert!(decode::<SnapshotRecord>(&Lv::named("x", tags[1..].to_vec())).is_err(), "the first is gone");
+        assert!(decode::<SnapshotRecord>(&Lv::named("x", Vec::new())).is_err());
     }
 
     proptest! {

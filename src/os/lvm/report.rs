@@ -93,6 +93,50 @@ impl Lv {
     }
 }
 
+#[cfg(test)]
+impl Lv {
+    /// For tests: inactive, and a byte long.
+    pub fn named(name: &str, tags: Vec<String>) -> Lv {
+        Lv {
+            name: name.to_owned(),
+            uuid: "u".to_owned(),
+            size: 1,
+            tags,
+            dm_path: String::new(),
+            layout: Vec::new(),
+            pool: None,
+            origin: None,
+            active: false,
+            open: false,
+            data: None,
+            metadata: None,
+            health: String::new(),
+            created: String::new(),
+            zeroes: false,
+            thin_id: None,
+            ranges: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Report {
+    /// For tests: extents of 4 MiB on no physical volume.
+    pub fn of(lvs: impl IntoIterator<Item = Lv>) -> Report {
+        Report {
+            uuid: String::new(),
+            size: 0,
+            free: 0,
+            extent: 4 << 20,
+            missing: 0,
+            metadata_size: 1,
+            metadata_free: 1,
+            pvs: Vec::new(),
+            lvs: lvs.into_iter().map(|lv| (lv.name.clone(), lv)).collect(),
+        }
+    }
+}
+
 /// As people read what [`Lv::data`] and [`Lv::metadata`] are.
 pub fn in_percent(hundredths: Option<u32>) -> String {
     hundredths.map_or_else(|| "an unknown part".to_owned(), |part| format!("{}.{:02} %", part / 100, part % 100))

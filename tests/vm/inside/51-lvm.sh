@@ -9,6 +9,7 @@ set -euo pipefail
 . "$(dirname "$0")/lvm.bash"
 
 lvm_start 2 512M
+classes=''
 lvm_config
 start_driver
 
@@ -32,6 +33,56 @@ for class in thick thin; do
     delete "$id"
     is '' "$(ours)" "logical volumes after delete"
 done
+
+echo "--- what a deleted volume leaves on the disks, by class; a new one shows nothing of it"
+# secrets: in how many blocks the mark is on the disks that volumes were filled with.
+secrets() {
+    python3 -c 'import sys
+chunks = (chunk for name in sys.argv[1:] for chunk in iter(lambda file=open(name, "rb"): file.read(1 << 20), b""))
+print(sum(chunk.count(b"secret of a tenant") for chunk in chunks))' disk*.img
+}
+# filled CLASS [ARGUMENT...]: a volume of that class is filled with marks and deleted.
+filled() {
+    local class=$1
+    shift
+    id=$(create "filled-$class" 16MiB block --parameter "deviceClass=$class" "$@")
+    stage "$id" block
+    publish "$id" block
+    dd if=secret of="$(readlink -f "$target")" bs=1M oflag=direct status=none
+    is 4096 "$(secrets)" "marked blocks on the disks while the volume of class $class is there"
+    unpublish "$id"
+    unstage "$id"
+    delete "$id"
+}
+stop_driver
+for wipe in none discard zero; do
+    classes+="${classes:+, }{name: $wipe, volumeGroup: vg0, devices: [${disks//,/, }], wipe: $wipe}"
+done
+printf 'backends:\n  - {name: lvm, type: lvm, classes: [%s]}\n' "$classes" >config.yaml
+start_driver
+printf '%-4096s' 'secret of a tenant' >secret
+for _ in $(seq 12); do cat secret secret >doubled && mv doubled secret; done
+# Loop devices that discard make holes, so that it is seen in their files.
+filled discard
+is 0 "$(secrets)" "marked blocks after wipe: discard"
+filled zero
+is 0 "$(secrets)" "marked blocks after wipe: zero"
+filled none --parameter onDelete=scrub
+is 0 "$(secrets)" "marked blocks after onDelete: scrub"
+filled none
+is 4096 "$(secrets)" "marked blocks after wipe: none"
+id=$(create next 96MiB block --parameter deviceClass=none)
+call expand-volume "$id" --size 160MiB >/dev/null
+stage "$id" block
+publish "$id" block
+cmp -n $((160 << 20)) "$(readlink -f "$target")" /dev/zero || fail "a volume shows what another left"
+unpublish "$id"
+unstage "$id"
+delete "$id"
+rm secret
+stop_driver
+lvm_config
+start_driver
 
 echo "--- file systems: growth while mounted, data, restart"
 for class in thick thin; do for fs in ext4 xfs; do

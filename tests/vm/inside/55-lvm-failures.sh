@@ -1,7 +1,7 @@
 #!/bin/bash
 # What goes wrong below volumes of LVM: a thin pool that fills up, a disk of a mirror that fails, a disk that is missing, two disks with one
-# identity, a disk elsewhere that hangs, a driver that is killed while it zeroes.
-# about 40 s
+# identity, a disk elsewhere that hangs, a logical volume that was renamed, a driver that is killed while it zeroes.
+# about 60 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
@@ -16,6 +16,14 @@ refused() { # refused WORDS COMMAND...
 }
 health() { call storage-health | jq -r '.. | .reason? // empty'; }
 has_health() { health | grep -qx "$1"; }
+# inspect KINDS: what it finds, a kind for each finding. Its exit status says whether there is any.
+inspect() {
+    longshore inspect --json --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
+        --config config.yaml >inspect.json 2>inspect.log || true
+    is "$1" "$(jq -r '[.findings[].kind] | join(" ")' inspect.json)" "what inspect finds ($(cat inspect.log))"
+}
+# What renames back what had this id.
+renamed_back() { jq -er --arg id "$1" '.findings[] | select(.what | contains($id)) | .commands[0]' inspect.json; }
 
 # Disks that can be made to fail, and to hang.
 loops=''
@@ -29,7 +37,7 @@ disks=/dev/mapper/disk1,/dev/mapper/disk2
 lvm_group /dev/mapper/disk1 /dev/mapper/disk2
 lvm lvcreate -qq -y --devices "$disks" --type thin-pool -n pool0 -L 64M --poolmetadatasize 4M vg0 >/dev/null
 each="volumeGroup: vg0, devices: [${disks/,/, }]"
-printf 'backends:\n  - {name: lvm, type: lvm, classes: [{name: thin, %s, thinPool: pool0, overcommit: 4}, {name: mirrored, %s, layout: raid1}]}\n' \
+printf 'httpEndpoint: 127.0.0.1:9809\nbackends:\n  - {name: lvm, type: lvm, classes: [{name: thin, %s, thinPool: pool0, overcommit: 4}, {name: mirrored, %s, layout: raid1}]}\n' \
     "$each" "$each" >config.yaml
 start_driver
 is '' "$(health)" "what is wrong at the start"
@@ -50,6 +58,21 @@ delete "$(create more 16MiB block --parameter deviceClass=thin)"
 unpublish "$id"
 unstage "$id"
 delete "$id"
+
+echo "--- metadata that fills up is seen in a metric, though nobody asks for anything"
+# What part is used of the metadata of class thin, in percent.
+metadata_used() {
+    exec 3<>/dev/tcp/127.0.0.1/9809
+    printf 'GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n' >&3
+    awk '/^longshore_pool_metadata_used_ratio[{].*pool="thin"/ { print int($NF * 100) }' <&3
+    exec 3>&-
+}
+before=$(metadata_used)
+[ "${before:-100}" -lt 30 ] || fail "used of the metadata at the start: '$before' percent"
+# Thin devices that LVM does not know: each takes a block of the metadata. 4 MiB have 1024.
+for number in $(seq 300); do dmsetup message vg0-pool0-tpool 0 "create_thin $((1000000 + number))"; done
+[ "$(metadata_used)" -ge $((before + 20)) ] || fail "used of the metadata after 300 of 1024 blocks: '$(metadata_used)' percent, before $before"
+for number in $(seq 300); do dmsetup message vg0-pool0-tpool 0 "delete $((1000000 + number))"; done
 
 echo "--- a device of others that hangs"
 dmsetup --noudevsync create foreign --table '0 2048 zero'
@@ -124,6 +147,42 @@ sed -i "s#, $copy\]#]#g" config.yaml
 losetup -d "$copy"
 stop_driver
 start_driver
+
+echo "--- renamed by an administrator: found, and never deleted"
+id=$(create renamed 16MiB block --parameter deviceClass=thin)
+snapshot=$(call create-snapshot --name then "$id" | jq -er .snapshot.snapshot_id)
+name=$(ours | grep ^longshore_v_)
+of_snapshot=$(ours | grep ^longshore_s_)
+lvm lvrename -qq --devices "$disks" vg0 "$name" other
+lvm lvrename -qq --devices "$disks" vg0 "$of_snapshot" other_snapshot
+refused FAILED_PRECONDITION delete "$id"
+refused "lvrename vg0 other $name" delete "$id"
+refused 'vg0/other ' create renamed 16MiB block --parameter deviceClass=thin
+refused FAILED_PRECONDITION call delete-snapshot "$snapshot"
+refused "lvrename vg0 other_snapshot $of_snapshot" call delete-snapshot "$snapshot"
+is 'other other_snapshot' "$(ours | paste -sd' ')" "logical volumes after both were to be deleted"
+inspect 'renamed renamed'
+is "lvrename vg0 other $name" "$(renamed_back "$id")" "what renames the volume back"
+is "lvrename vg0 other_snapshot $of_snapshot" "$(renamed_back "$snapshot")" "what renames the snapshot back"
+lvm lvrename -qq --devices "$disks" vg0 other "$name"
+lvm lvrename -qq --devices "$disks" vg0 other_snapshot "$of_snapshot"
+inspect ''
+call delete-snapshot "$snapshot" >/dev/null
+delete "$id"
+is '' "$(ours)" "logical volumes after delete"
+
+echo "--- what was retained is not taken for renamed, unless someone renames it"
+id=$(create kept 16MiB block --parameter deviceClass=thin --parameter onDelete=retain)
+delete "$id"
+delete "$id"
+inspect ''
+lvm lvrename -qq --devices "$disks" vg0 "$(ours)" kept
+inspect renamed
+lvm lvchange -qq --devices "$disks" --deltag longshore vg0/kept
+inspect ''
+delete "$id"
+is kept "$(lvm lvs --noheadings --devices "$disks" -o lv_name vg0/kept | tr -d ' ')" "what was let go of"
+lvm lvremove -qq -y --devices "$disks" vg0/kept
 
 echo "--- killed while a volume is zeroed"
 call --timeout 50ms create-volume --name zeroed --size 64MiB --block --parameter deviceClass=mirrored >/dev/null 2>&1 || true

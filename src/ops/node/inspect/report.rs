@@ -322,6 +322,8 @@ pub enum Kind {
     LeaseOrphaned,
     /// A lease of which it is not known whose it is.
     LeaseDamaged,
+    /// A volume or snapshot under another name in its storage than the driver gave it.
+    Renamed,
 }
 
 #[derive(Clone, Debug, Serialize)]

@@ -110,11 +110,13 @@ fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
         LeftoverKind::NotExported => Kind::ExportMissing,
         LeftoverKind::Lease => Kind::LeaseOrphaned,
         LeftoverKind::LeaseDamaged => Kind::LeaseDamaged,
+        LeftoverKind::Renamed => Kind::Renamed,
     };
     let why_not = match leftover.kind {
         LeftoverKind::NotExported => "starting the driver does it",
         LeftoverKind::Export => "it is not the driver's",
         LeftoverKind::Lease | LeftoverKind::LeaseDamaged => "it keeps other nodes from the volume, which may be in use",
+        LeftoverKind::Renamed => "who renamed it may use it, and only an administrator knows what for",
         _ => "no data is ever moved or deleted by --fix",
     };
     let why_not = (!leftover.removable).then(|| why_not.to_owned());
