@@ -19,6 +19,7 @@ use super::device_names::{AttachJob, Begun};
 use super::errors::stuck;
 use super::machine::DetachRule;
 use super::pollers::Key;
+use super::proof::SIZE;
 use super::tags;
 use super::timeouts::WAIT;
 
@@ -73,9 +74,9 @@ impl Attach for Controller {
             Some(_) => drop(self.await_operations_of(id, &disk.id)?),
             None => {}
         }
-        let place = self.await_attached(id, &disk.id, node, lost)?;
+        let (disk, place) = self.await_attached(id, &disk.id, node, lost)?;
         self.history.count_attachment(1);
-        Ok(Outcome::Changed(self.context(&disk.id, &place)))
+        Ok(Outcome::Changed(self.context(&disk, &place)))
     }
 
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
@@ -133,7 +134,7 @@ impl Controller {
             Some(bound) => check_same_attachment(id, node, (bound.mode, bound.read_only), (mode, read_only))?,
             None => self.history.bind(&disk.id, node, mode, read_only),
         }
-        Ok(Some(Outcome::Unchanged(self.context(&disk.id, attachment))))
+        Ok(Some(Outcome::Unchanged(self.context(disk, attachment))))
     }
 
     /// The disk, once nobody has it who keeps it from others.
@@ -168,14 +169,17 @@ impl Controller {
     }
 
     /// What publish_context says of an attachment.
-    fn context(&self, disk: &DiskId, place: &Attachment) -> BTreeMap<String, String> {
+    fn context(&self, disk: &Disk, place: &Attachment) -> BTreeMap<String, String> {
         let key = match place.device {
             DeviceAddress::Slot(_) => DEVICE,
             DeviceAddress::Identity(_) => IDENTITY,
         };
         let address = (key.to_owned(), place.device.as_str().to_owned());
-        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.0.clone()), address]);
-        if self.history.is_first_attachment(disk, place) {
+        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.id.0.clone()), address]);
+        if !self.constants.shows_identity {
+            context.insert(SIZE.to_owned(), disk.capacity.0.to_string());
+        }
+        if self.history.is_first_attachment(&disk.id, place) {
             context.insert(EMPTY.to_owned(), "true".to_owned());
         }
         context
@@ -291,8 +295,8 @@ impl Controller {
         (is_one_of_several, end)
     }
 
-    /// Waits until it is attached.
-    fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<Attachment> {
+    /// Waits until it is attached; the disk as it is then, and its place.
+    fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<(Disk, Attachment)> {
         let mut last: Option<Attachment> = None;
         let mut moving_for = Duration::ZERO;
         let waited = self.pollers.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
@@ -301,7 +305,7 @@ impl Controller {
                 Some(place) => {
                     moving_for = self.history.saw(&disk.id, node, place.state);
                     last = Some(place.clone());
-                    (place.state == AttachmentState::Attached).then(|| Ok(place.clone()))
+                    (place.state == AttachmentState::Attached).then(|| Ok((disk.clone(), place.clone())))
                 }
                 // It was coming, and is gone again.
                 None => last.take().map(Err),
@@ -309,7 +313,7 @@ impl Controller {
         });
         let object = format!("volume {id} on node {node}");
         let unfinished = match waited {
-            Ok(Ok(place)) => return Ok(place),
+            Ok(Ok(found)) => return Ok(found),
             Ok(Err(gone)) => {
                 self.nodes.release_device_name(node, disk);
                 self.nodes.blacklist_device_name(node, &gone.device);

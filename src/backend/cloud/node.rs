@@ -13,11 +13,12 @@ use crate::os::{self, udev};
 use crate::volume::{Bytes, Error, NodeId, Outcome, Result, VolumeId};
 
 use super::attach::{EMPTY, VOLUME};
+use super::proof;
 
 /// How long a disk that was attached may take to show up, before the CO is asked to retry.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the kernel may take to see that a disk has grown.
-const GROWTH: Duration = Duration::from_secs(10);
+pub(super) const GROWTH: Duration = Duration::from_secs(10);
 
 /// What a look at the machine's disks found.
 #[derive(Debug, Default)]
@@ -59,6 +60,14 @@ pub trait AttachedDisks: Send + Sync {
 
     /// Has the kernel take over the size of a disk that has grown.
     fn take_over_size(&self, reported: &BlockDevice, open: &Device) -> Result<()>;
+
+    /// How many bytes the disk has by the cloud, as this machine hears it now; `None` where it hears nothing of that.
+    ///
+    /// # Errors
+    /// Why it is not known, for people.
+    fn size_by_cloud(&self, _wanted: &Self::Wanted) -> Result<Option<u64>, String> {
+        Ok(None)
+    }
 
     /// [`Connect::node_id`]
     fn own_node_id(&self) -> Result<Option<NodeId>>;
@@ -128,7 +137,10 @@ fn connect<D: AttachedDisks>(disks: &D, request: &ConnectRequest<'_>) -> Result<
     })?;
     let (name, attached, reports) = disks.words(&wanted);
     match (look.found.as_slice(), look.denied) {
-        ([one], _) => Ok(Outcome::Unchanged(Source::Device(one.clone()))),
+        ([one], _) => {
+            proof::check_size(disks, request, one, &wanted)?;
+            Ok(Outcome::Unchanged(Source::Device(one.clone())))
+        }
         ([], Some(denied)) => Err(Error::Unverified {
             device: denied.path.display().to_string(),
             reason: format!("the kernel shows it as {name}, but its controller reports {}; it is not used", denied.identity),

@@ -252,6 +252,8 @@ fn node_hears_whether_it_gets_a_slot_or_an_identity() {
             let context = site.attach(volume, "i-1").expect("attached").into_inner();
             assert_eq!(context["volume"], disk_of(volume).0);
             assert!(context.contains_key(key) && !context.contains_key(other), "{context:?}");
+            let size = (key == "device").then(|| GIB.0.to_string());
+            assert_eq!(context.get("size"), size.as_ref(), "of what is in a slot");
             assert_eq!(site.attach(volume, "i-1").expect("a repeat").into_inner()[key], context[key]);
         }
     }
