@@ -168,6 +168,15 @@ impl AttachedDisks for Node {
         Ok(step("rescan", &reported.path.display(), || self.disks.rescan(&name))?)
     }
 
+    fn denied(&self, wanted: &Wanted) -> Option<String> {
+        let now = self.in_slot(wanted.lun).ok()?.map(|(disk, _)| disk);
+        let other = now.as_deref().unwrap_or("no disk");
+        (other != wanted.disk).then(|| {
+            let Wanted { disk, lun, .. } = wanted;
+            format!("this machine's host said that LUN {lun} has disk {disk}, and says now that it has {other}")
+        })
+    }
+
     fn size_by_cloud(&self, wanted: &Wanted) -> Result<Option<u64>, String> {
         let found = self.in_slot(wanted.lun)?.filter(|(disk, _)| *disk == wanted.disk);
         Ok(found.and_then(|(_, size)| size))

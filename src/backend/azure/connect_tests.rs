@@ -114,23 +114,57 @@ fn device_of_another_size_is_not_used() {
     let says = Arc::new(Mutex::new(Some(ONE)));
     let lab = lab(Duration::from_millis(200), &says);
     let sized = |size: &str| connect(&lab, "az:a", &[(VOLUME, ONE), (DEVICE, "5"), (SIZE, size)], None);
-    for (size, told, refused) in [
+    for (size, expected, refused) in [
         (GIB, GIB, None),
         (GIB, 3 * GIB, Some("the device on LUN 5 has 1 GiB, but by the cloud disk longshore-1 has 3 GiB")),
         (GIB, GIB / 2, Some("the device on LUN 5 has 1 GiB, but by the cloud disk longshore-1 has 2 GiB")),
         // It has grown since it was attached.
         (2 * GIB, GIB, None),
     ] {
-        let Some(_disk) = lab.disk_of(size, &[MODEL, NAMESPACE, ("diskseq", "17\n")]) else { return };
-        match (sized(&told.to_string()), refused) {
+        let Some(disk) = lab.disk_of(size, &[MODEL, NAMESPACE, ("diskseq", "17\n")]) else { return };
+        match (sized(&expected.to_string()), refused) {
             (Ok(_), None) => {}
             (Err(error @ Error::Unverified { .. }), Some(words)) => assert!(error.to_string().contains(words), "{error}"),
-            (other, _) => panic!("a device of {size} bytes, and {told} in publish_context: {other:?}"),
+            (other, _) => panic!("a device of {size} bytes, and {expected} in publish_context: {other:?}"),
         }
+        lab.remove(disk);
     }
     let Some(_disk) = lab.disk_of(GIB, &[MODEL, NAMESPACE, ("diskseq", "17\n")]) else { return };
     let error = sized("much").expect_err("no size").to_string();
     assert!(error.contains("is no number of bytes"), "{error}");
+}
+
+#[test]
+fn host_that_corrects_its_word_stops_the_stage_before_it_writes() {
+    let says = Arc::new(Mutex::new(Some(ONE)));
+    let lab = lab(Duration::from_millis(200), &says);
+    let Some(_disk) = lab.disk(&[MODEL, NAMESPACE, ("diskseq", "17\n")]) else { return };
+    let source = connect(&lab, "az:a", &CONTEXT, None).expect("connected");
+    let id = "az:a".parse().expect("an id");
+    lab.node.about_to_write(&id, &source).expect("it says the same");
+    *says.lock().expect("whole") = Some("longshore-2");
+    let error = lab.node.about_to_write(&id, &source).expect_err("it says another").to_string();
+    assert!(error.contains("LUN 5") && error.contains(ONE) && error.contains("longshore-2"), "{error}");
+}
+
+#[test]
+fn contents_are_those_of_publish_context() {
+    let says = Arc::new(Mutex::new(Some(ONE)));
+    let lab = lab(Duration::from_millis(200), &says);
+    let device = BlockDevice { path: "/dev/sdc".into(), number: (8, 32), identity: "azure-longshore-1:5@17".to_owned() };
+    let source = Source::Device(device);
+    let expected = |pairs: &[(&str, &str)]| {
+        let context = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        lab.node.expected_contents(&source, &context)
+    };
+    let uuid = "11111111-AAAA-8111-8111-111111111111";
+    assert_eq!(expected(&CONTEXT).expect("an older controller's, or disk"), None);
+    for (copied, is_copy) in [("true", true), ("", false)] {
+        let found = expected(&[("contents", uuid), ("copied", copied)]).expect("read").expect("known");
+        let words = (found.uuid.as_str(), found.is_copy, found.place.as_str());
+        assert_eq!(words, (uuid.to_ascii_lowercase().as_str(), is_copy, "LUN 5"));
+    }
+    expected(&[("contents", "any")]).expect_err("no UUID");
 }
 
 #[test]

@@ -58,6 +58,12 @@ impl<N: Connect> Lab<N> {
         Some(disk)
     }
 
+    /// The disk is no longer on the machine.
+    pub fn remove(&self, disk: LoopDisk) {
+        let name = disk.device.path.file_name().expect("a name");
+        std::fs::remove_dir_all(self.directory.path().join("block").join(name)).expect("removed");
+    }
+
     pub fn put(&self, disk: &LoopDisk, file: &str, text: &str) {
         let path = self.directory.path().join("block").join(disk.device.path.file_name().expect("a name")).join(file);
         std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
