@@ -58,6 +58,7 @@ pub struct Header {
     /// 1 or 2.
     pub version: u16,
     pub state: State,
+    pub uuid: String,
 }
 
 /// The header at the start of the device; `None` where there is none.
@@ -77,16 +78,17 @@ fn parse(bytes: &[u8; 512]) -> Option<Header> {
     let subsystem = bytes.get(208..256)?.split(|byte| *byte == 0).next()?;
     let said = |state: &State| version == 2 && state.subsystem().as_bytes() == subsystem;
     let state = [State::New, State::Growing].into_iter().find(said).unwrap_or(State::Used);
-    Some(Header { version, state })
+    let uuid = String::from_utf8_lossy(bytes.get(168..208)?.split(|byte| *byte == 0).next()?).to_ascii_lowercase();
+    Some(Header { version, state, uuid })
 }
 
-/// Writes a header onto a device that was proven blank, marked as new.
+/// Writes a header with this UUID onto a device that was proven blank, marked as new.
 ///
 /// # Errors
 /// `Tool` with what cryptsetup said. Interrupted, it leaves a part within the first [`OVERHEAD`] bytes.
-pub fn format(device: &Device, passphrase: &str) -> Result<()> {
+pub fn format(device: &Device, passphrase: &str, uuid: &str) -> Result<()> {
     let arguments = ["luksFormat", "--batch-mode", "--type", "luks2", "--key-file", "-", "--subsystem", State::New.subsystem()];
-    cryptsetup(device, &[&arguments, COST].concat(), None, passphrase, &[0])?;
+    cryptsetup(device, &[&arguments, ["--uuid", uuid].as_slice(), COST].concat(), None, passphrase, &[0])?;
     device.flush()
 }
 
@@ -145,18 +147,21 @@ mod tests {
     use crate::os::fs::interrupted::killed_at_write;
     use crate::os::fs::testing::Loop;
 
+    const UUID: &str = "11111111-1111-8111-8111-111111111111";
+
     fn bytes(version: u8, subsystem: &[u8]) -> [u8; 512] {
         let mut bytes = [0; 512];
         let mut put = |offset: usize, what: &[u8]| bytes[offset..offset + what.len()].copy_from_slice(what);
         put(0, b"LUKS\xba\xbe\0");
         put(7, &[version]);
+        put(168, UUID.as_bytes());
         put(208, subsystem);
         bytes
     }
 
     #[test]
     fn a_header_says_what_is_behind_it() {
-        let header = |state| Header { version: 2, state };
+        let header = |state| Header { version: 2, state, uuid: UUID.to_owned() };
         assert_eq!(parse(&bytes(2, b"longshore-new")), Some(header(State::New)));
         assert_eq!(parse(&bytes(2, b"longshore-growing")), Some(header(State::Growing)));
         assert_eq!(parse(&bytes(2, b"longshore")), Some(header(State::Used)));
@@ -173,7 +178,8 @@ mod tests {
         if let Err(error) = CRYPTSETUP.find() {
             return eprintln!("SKIPPED: {error}");
         }
-        format(&device, "passphrase").unwrap();
+        format(&device, "passphrase", UUID).unwrap();
+        assert_eq!(header(&device).unwrap().map(|header| header.uuid).as_deref(), Some(UUID));
         mark(&device, State::Used).unwrap();
         let mut before = vec![0; usize::try_from(OVERHEAD).unwrap()];
         device.file().read_exact_at(&mut before, 0).unwrap();

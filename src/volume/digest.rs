@@ -17,6 +17,13 @@ pub fn sha256_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     hexadecimal(&digest.finalize())
 }
 
+/// A UUID that the same texts always give: of version 8, whose bits are the maker's own (RFC 9562).
+pub fn uuid_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let digits = sha256_of(parts);
+    let part = |range: std::ops::Range<usize>| digits.get(range).unwrap_or_default();
+    format!("{}-{}-8{}-8{}-{}", part(0..8), part(8..12), part(13..16), part(17..20), part(20..32))
+}
+
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

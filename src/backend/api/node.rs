@@ -99,6 +99,19 @@ impl SharedConnection {
     }
 }
 
+/// What a device must hold to be the volume's, where nothing else shows this node for certain which device the volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpectedContents {
+    /// Of the file system or LUKS header, and of those that are to be made: 36 characters in lower case.
+    pub uuid: String,
+    /// The volume was copied from one that held something: it is not blank.
+    pub is_copy: bool,
+    /// Where the device is by the storage's word, for people: `LUN 5`.
+    pub place: String,
+    /// What a person does about a device that holds something else.
+    pub remedy: String,
+}
+
 /// What a node needs to know to connect a volume.
 #[derive(Clone, Debug)]
 pub struct ConnectRequest<'a> {
@@ -188,6 +201,18 @@ pub trait Connect: Send + Sync {
     /// all of a large disk would take hours. Its signatures' places and samples of it are read all the same.
     fn known_blank(&self, _id: &VolumeId, _publish_context: &BTreeMap<String, String>) -> bool {
         false
+    }
+
+    /// What the connected device must hold, if that is known: of a volume that was made by an earlier driver, for one, it is not.
+    ///
+    /// # Errors
+    /// `Invalid` for a publish_context that says no UUID.
+    fn expected_contents(
+        &self,
+        _source: &Source,
+        _publish_context: &BTreeMap<String, String>,
+    ) -> Result<Option<ExpectedContents>> {
+        Ok(None)
     }
 
     /// What is connected is about to be written for the first time since: from now on, durably, it is not known to be blank.

@@ -73,11 +73,11 @@ impl Node {
         Node { disks, site, volume_attach_limit, host, patience: PATIENCE }
     }
 
-    /// Which disk its host says that a slot has.
-    fn in_slot(&self, lun: u32) -> Result<Option<String>, String> {
+    /// Which disk its host says that a slot has, and of what size.
+    fn in_slot(&self, lun: u32) -> Result<Option<(String, Option<u64>)>, String> {
         let all = self.host.metadata.data_disks()?;
-        let id = all.into_iter().find(|(slot, _)| *slot == lun).map(|(_, id)| id);
-        Ok(id.and_then(|id| disk_in(&id, &self.host.group)).map(|disk| disk.0))
+        let found = all.into_iter().find(|found| found.lun == lun);
+        Ok(found.and_then(|found| Some((disk_in(&found.id, &self.host.group)?.0, found.size))))
     }
 }
 
@@ -132,9 +132,9 @@ impl AttachedDisks for Node {
             }
             if wanted.known.is_none() {
                 match self.in_slot(wanted.lun) {
-                    Ok(Some(disk)) if disk == wanted.disk => {}
+                    Ok(Some((disk, _))) if disk == wanted.disk => {}
                     Ok(other) => {
-                        let other = other.as_deref().unwrap_or("no disk");
+                        let other = other.as_ref().map_or("no disk", |(other, _)| other);
                         look.seen.push(format!(
                             "{name} (on LUN {}, of which this machine's host says that it has {other})",
                             found.lun
@@ -166,6 +166,20 @@ impl AttachedDisks for Node {
     fn take_over_size(&self, reported: &BlockDevice, _: &Device) -> Result<()> {
         let name = reported.path.file_name().unwrap_or_default().to_string_lossy();
         Ok(step("rescan", &reported.path.display(), || self.disks.rescan(&name))?)
+    }
+
+    fn denied(&self, wanted: &Wanted) -> Option<String> {
+        let now = self.in_slot(wanted.lun).ok()?.map(|(disk, _)| disk);
+        let other = now.as_deref().unwrap_or("no disk");
+        (other != wanted.disk).then(|| {
+            let Wanted { disk, lun, .. } = wanted;
+            format!("this machine's host said that LUN {lun} has disk {disk}, and says now that it has {other}")
+        })
+    }
+
+    fn size_by_cloud(&self, wanted: &Wanted) -> Result<Option<u64>, String> {
+        let found = self.in_slot(wanted.lun)?.filter(|(disk, _)| *disk == wanted.disk);
+        Ok(found.and_then(|(_, size)| size))
     }
 
     fn own_node_id(&self) -> Result<Option<NodeId>> {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::backend::cloud::http::{Lost, Sender, json_request};
 use crate::backend::cloud::identity::{self, Described, DescribesMachine};
 use crate::backend::cloud::rest::encoded;
-use crate::volume::Result;
+use crate::volume::{Bytes, Result};
 
 use super::names::{self, MachineName};
 
@@ -61,6 +61,9 @@ struct StorageProfile {
 #[serde(rename_all = "camelCase")]
 struct DataDisk {
     lun: String,
+    /// Of text by the documentation.
+    #[serde(default, rename = "diskSizeGB")]
+    size: serde_json::Value,
     #[serde(default)]
     managed_disk: ManagedDisk,
 }
@@ -123,14 +126,29 @@ impl Metadata {
         }
     }
 
-    /// The resource ids of the disks that this machine has in its slots, as its own host says; blocks.
+    /// The disks that this machine has in its slots, as its own host says; blocks.
     ///
     /// # Errors
     /// Why it is not known, for people.
-    pub fn data_disks(&self) -> Result<Vec<(u32, String)>, String> {
+    pub fn data_disks(&self) -> Result<Vec<SlotDisk>, String> {
         let disks = self.document()?.storage_profile.data_disks.into_iter();
-        Ok(disks.filter_map(|disk| Some((disk.lun.parse().ok()?, disk.managed_disk.id))).collect())
+        let read = |disk: DataDisk| {
+            let gib = disk.size.as_u64().or_else(|| disk.size.as_str()?.parse().ok());
+            let size = gib.and_then(|gib: u64| gib.checked_mul(Bytes::GIB.0));
+            Some(SlotDisk { lun: disk.lun.parse().ok()?, id: disk.managed_disk.id, size })
+        };
+        Ok(disks.filter_map(read).collect())
     }
+}
+
+/// What the host says of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotDisk {
+    pub lun: u32,
+    /// The disk's resource id.
+    pub id: String,
+    /// In bytes.
+    pub size: Option<u64>,
 }
 
 impl DescribesMachine for Metadata {

@@ -7,7 +7,8 @@ use crate::backend::cloud::Tags;
 
 /// In characters.
 pub const LONGEST: usize = 256;
-const MOST: usize = 50;
+/// One less than Azure takes: a tag is added before the first attachment.
+const MOST: usize = 49;
 const LONGEST_NAME: usize = 512;
 /// How the keys of our tags begin, and how their names in Azure do.
 const OURS: &str = "longshore.dev/";
@@ -23,7 +24,7 @@ pub fn azure_tags(tags: &Tags) -> Result<BTreeMap<String, String>, String> {
     match all.len() {
         0..=MOST => Ok(all),
         count => {
-            Err(format!("a disk has at most {MOST} tags, and these are {count}: shorten the parameters, or take fewer tags"))
+            Err(format!("a new disk has at most {MOST} tags, and these are {count}: shorten the parameters, or take fewer tags"))
         }
     }
 }
@@ -70,7 +71,7 @@ mod tests {
         let upper = BTreeMap::from([("LONGSHORE.DEV.cluster".to_owned(), "c".to_owned())]);
         assert_eq!(tags(&upper), Tags::from([("longshore.dev/cluster".to_owned(), "c".to_owned())]));
         let many: Tags = (0..51).map(|number| (number.to_string(), String::new())).collect();
-        assert!(azure_tags(&many).expect_err("too many").contains("at most 50"));
+        assert!(azure_tags(&many).expect_err("too many").contains("at most 49"));
     }
 
     #[test]

@@ -47,6 +47,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     batches: Batches { ids: 10, values: 4, attachments: 1 },
     has_operations: true,
     failed_may_have_data: true,
+    shows_identity: true,
     longest_value: LONGEST,
 };
 

@@ -19,6 +19,7 @@ use super::device_names::{AttachJob, Begun};
 use super::errors::stuck;
 use super::machine::DetachRule;
 use super::pollers::Key;
+use super::proof::{self, CONTENTS, COPIED, SIZE};
 use super::tags;
 use super::timeouts::WAIT;
 
@@ -73,16 +74,20 @@ impl Attach for Controller {
             Some(_) => drop(self.await_operations_of(id, &disk.id)?),
             None => {}
         }
-        let place = self.await_attached(id, &disk.id, node, lost)?;
+        let (disk, place) = self.await_attached(id, &disk.id, node, lost)?;
         self.history.count_attachment(1);
-        Ok(Outcome::Changed(self.context(&disk.id, &place)))
+        Ok(Outcome::Changed(self.context(&disk, &place)))
     }
 
     fn detach(&self, id: &VolumeId, node: Option<&NodeId>) -> Result<Outcome<()>> {
-        let Some((mut disk, mut seen)) = self.locate(id)?.attachments() else { return Ok(Outcome::Unchanged(())) };
+        let gone = |outcome| {
+            id.recorded().into_iter().for_each(|disk| self.nodes.names_no_slot(node, disk));
+            Ok(outcome)
+        };
+        let Some((mut disk, mut seen)) = self.locate(id)?.attachments() else { return gone(Outcome::Unchanged(())) };
         // What runs is waited for, and not sent again: the second would remove the attachment that comes next.
         if self.await_operations_of(id, &disk)? {
-            let Some(now) = self.locate(id)?.attachments() else { return Ok(Outcome::Changed(())) };
+            let Some(now) = self.locate(id)?.attachments() else { return gone(Outcome::Changed(())) };
             (disk, seen) = now;
         }
         let nodes: BTreeSet<NodeId> = match node {
@@ -95,6 +100,7 @@ impl Attach for Controller {
             let state = seen.iter().find(|seen| seen.instance == *node).map(|seen| seen.state);
             changed |= self.detach_from(id, &disk, node, state)?;
         }
+        self.nodes.names_no_slot(node, &disk.0);
         Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }
 
@@ -133,7 +139,7 @@ impl Controller {
             Some(bound) => check_same_attachment(id, node, (bound.mode, bound.read_only), (mode, read_only))?,
             None => self.history.bind(&disk.id, node, mode, read_only),
         }
-        Ok(Some(Outcome::Unchanged(self.context(&disk.id, attachment))))
+        Ok(Some(Outcome::Unchanged(self.context(disk, attachment))))
     }
 
     /// The disk, once nobody has it who keeps it from others.
@@ -167,22 +173,44 @@ impl Controller {
         Ok(disk)
     }
 
-    /// What publish_context says of an attachment.
-    fn context(&self, disk: &DiskId, place: &Attachment) -> BTreeMap<String, String> {
+    /// What publish_context says of an attachment. Its slot is no other disk's from now on.
+    fn context(&self, disk: &Disk, place: &Attachment) -> BTreeMap<String, String> {
         let key = match place.device {
             DeviceAddress::Slot(_) => DEVICE,
             DeviceAddress::Identity(_) => IDENTITY,
         };
+        self.nodes.names_slot(&place.instance, &place.device, &disk.id);
         let address = (key.to_owned(), place.device.as_str().to_owned());
-        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.0.clone()), address]);
-        if self.history.is_first_attachment(disk, place) {
+        let mut context = BTreeMap::from([(VOLUME.to_owned(), disk.id.0.clone()), address]);
+        if !self.constants.shows_identity {
+            context.insert(SIZE.to_owned(), disk.capacity.0.to_string());
+            context.extend(self.contents_tag(disk).into_values().map(|uuid| (CONTENTS.to_owned(), uuid)));
+            if tags::is_made_of_something(disk) {
+                context.insert(COPIED.to_owned(), "true".to_owned());
+            }
+        }
+        if self.history.is_first_attachment(&disk.id, place) {
             context.insert(EMPTY.to_owned(), "true".to_owned());
         }
         context
     }
 
+    /// What a disk's tag says of its contents, also where this process has put it there a moment ago and it is not shown yet.
+    pub(super) fn contents_tag(&self, disk: &Disk) -> Tags {
+        let mut shown = tags::contents(&disk.tags);
+        if let Some(uuid) = self.history.contents(&disk.id).filter(|_| shown.is_empty()) {
+            shown.insert(tags::CONTENTS.to_owned(), uuid);
+        }
+        shown
+    }
+
     /// Before an attachment begins, the disk's tag stops saying that nothing was written to it: durably, so that no later process takes
     /// a used disk for a blank one. A node reads a disk fully that is not reported as blank, so that what is doubtful costs only time.
+    ///
+    /// The same request records the UUID of what nodes will make on it, where only that tells them one disk from another. This is the one
+    /// moment at which that is certain: before, nothing was on the disk, and whatever a node makes afterwards has that UUID. A disk that was
+    /// attached before without such a record may hold anything, and never gets one. No record says that a format has ended: only the node
+    /// knows, which has no rights in the cloud.
     fn withdraw_blank(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<()> {
         let ours = self.history.attaching();
         let (value, first) = match tags::blank(disk) {
@@ -203,9 +231,12 @@ impl Controller {
             Some(tags::NEVER_ATTACHED) => (ours, self.memory.knows_tags_of(id.derived(), &disk.id)),
             Some(_) => (tags::USED, false),
         };
-        let changed = Tags::from([(tags::BLANK.to_owned(), value.to_owned())]);
+        let mut changed = Tags::from([(tags::BLANK.to_owned(), value.to_owned())]);
+        let is_recorded = self.constants.shows_identity || tags::blank(disk) != Some(tags::NEVER_ATTACHED);
+        let contents = (!is_recorded).then(|| proof::contents_of(&self.owner, disk));
+        changed.extend(contents.clone().map(|uuid| (tags::CONTENTS.to_owned(), uuid)));
         match self.finish("tag disk", step("tag disk", id, || self.cloud.tag_disk(&disk.id, &changed))) {
-            Ok(()) => self.history.withdrew(&disk.id, node, first),
+            Ok(()) => self.history.withdrew(&disk.id, node, first, contents),
             // A disk that is written to must not say for ever that it is blank.
             Err(refusal) if refusal.because == CloudErrorKind::Denied => {
                 let object = format!("volume {id} on node {node}");
@@ -291,8 +322,8 @@ impl Controller {
         (is_one_of_several, end)
     }
 
-    /// Waits until it is attached.
-    fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<Attachment> {
+    /// Waits until it is attached; the disk as it is then, and its place.
+    fn await_attached(&self, id: &VolumeId, disk: &DiskId, node: &NodeId, lost: Option<Refusal>) -> Result<(Disk, Attachment)> {
         let mut last: Option<Attachment> = None;
         let mut moving_for = Duration::ZERO;
         let waited = self.pollers.disks.wait(&Key::from(disk), self.clock.now() + WAIT, |seen| {
@@ -301,7 +332,7 @@ impl Controller {
                 Some(place) => {
                     moving_for = self.history.saw(&disk.id, node, place.state);
                     last = Some(place.clone());
-                    (place.state == AttachmentState::Attached).then(|| Ok(place.clone()))
+                    (place.state == AttachmentState::Attached).then(|| Ok((disk.clone(), place.clone())))
                 }
                 // It was coming, and is gone again.
                 None => last.take().map(Err),
@@ -309,7 +340,7 @@ impl Controller {
         });
         let object = format!("volume {id} on node {node}");
         let unfinished = match waited {
-            Ok(Ok(place)) => return Ok(place),
+            Ok(Ok(found)) => return Ok(found),
             Ok(Err(gone)) => {
                 self.nodes.release_device_name(node, disk);
                 self.nodes.blacklist_device_name(node, &gone.device);

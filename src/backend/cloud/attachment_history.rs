@@ -31,6 +31,8 @@ struct Withdrawn {
     begun: bool,
     /// When the cloud attached it, once that was answered: another attachment is not the first.
     since: Option<Option<SystemTime>>,
+    /// What the disk's tag says of its contents since then, which may not be shown yet.
+    contents: Option<String>,
 }
 
 #[derive(Debug)]
@@ -111,13 +113,18 @@ impl AttachmentHistory {
     }
 
     /// The disk's tag was changed: from now on only this process knows whether its next attachment is the `first`.
-    pub fn withdrew(&self, disk: &DiskId, node: &NodeId, first: bool) {
+    pub fn withdrew(&self, disk: &DiskId, node: &NodeId, first: bool, contents: Option<String>) {
         let at = self.clock.now();
         let mut state = self.state();
         if state.withdrawn.len() >= MOST {
             state.withdrawn.retain(|_, known| at < known.at + self.settled);
         }
-        state.withdrawn.insert(disk.clone(), Withdrawn { node: node.clone(), at, first, begun: false, since: None });
+        state.withdrawn.insert(disk.clone(), Withdrawn { node: node.clone(), at, first, begun: false, since: None, contents });
+    }
+
+    /// What this process put into the disk's tag of its contents.
+    pub fn contents(&self, disk: &DiskId) -> Option<String> {
+        self.state().withdrawn.get(disk)?.contents.clone()
     }
 
     /// The cloud has attached it, or may have.

@@ -9,10 +9,10 @@ use crate::backend::{Quiesce, SnapshotSpec};
 use crate::os::step::step;
 use crate::volume::{Error, RawParameters, Result, SnapshotId, VolumeId};
 
-use super::api::{CloudErrorKind, CloudSnapshot, CloudSnapshotId, Disk, DiskSource, DiskSpec, Refusal, SnapshotState, Zones};
+use super::api::{CloudErrorKind, CloudSnapshot, Disk, DiskSource, DiskSpec, Refusal, SnapshotState, Zones};
 use super::constants::Idempotency;
 use super::controller::Controller;
-use super::make::{Send, is_over};
+use super::make::{Send, copied, is_over};
 use super::pollers::Key;
 use super::snapshots::{Sought, Taking};
 use super::tags::TEMPORARY;
@@ -36,8 +36,8 @@ impl Controller {
         {
             return Ok(disk);
         }
-        let source = DiskSource::Snapshot(self.copy_to_snapshot(copy, source, quiesce)?);
-        match self.make(copy, DiskSpec { source, ..spec }, required) {
+        let snapshot = self.copy_to_snapshot(copy, source, quiesce)?;
+        match self.make(copy, copied(spec, DiskSource::Snapshot(snapshot.id), &snapshot.tags), required) {
             Ok(disk) => self.tidy(copy).map(|()| disk),
             Err(error) if is_over(&error) => Err(match self.tidy(copy) {
                 Ok(()) => error,
@@ -73,7 +73,7 @@ impl Controller {
         }
         let Some(direct) = direct else { return Ok(None) };
         self.memory.tidied(copy.derived());
-        let spec = DiskSpec { source: DiskSource::Disk(direct.id), ..spec.clone() };
+        let spec = copied(spec.clone(), DiskSource::Disk(direct.id.clone()), &self.contents_tag(&direct));
         self.copy_directly(copy, source, (spec, required), quiesce)
     }
 
@@ -124,7 +124,7 @@ impl Controller {
     }
 
     /// A complete snapshot of `source` for the new volume `copy`: that of an earlier call, or a new one.
-    fn copy_to_snapshot(&self, copy: &VolumeId, source: &VolumeId, quiesce: &dyn Quiesce) -> Result<CloudSnapshotId> {
+    fn copy_to_snapshot(&self, copy: &VolumeId, source: &VolumeId, quiesce: &dyn Quiesce) -> Result<CloudSnapshot> {
         self.memory.untidy(copy.derived());
         let name = format!("copy of {source} for {copy}");
         let id = SnapshotId::from_parts(copy.backend(), copy.derived())?;
@@ -134,7 +134,7 @@ impl Controller {
         let tags = self.owner.temporary(copy, source, &draft.tags);
         let taken = self.take(&taking, tags, draft.settings, quiesce)?;
         if taken.state == SnapshotState::Completed {
-            return Ok(taken.id);
+            return Ok(taken);
         }
         let waited = self.pollers.snapshots.wait(&Key::from(&taken.id), self.clock.now() + WAIT, |seen| {
             let seen = seen.iter().find(|seen| seen.id == taken.id)?;
@@ -152,7 +152,7 @@ impl Controller {
                     Err(error) => failure.leaving(error.to_string()),
                 })
             }
-            Ok(_) => Ok(taken.id),
+            Ok(_) => Ok(taken),
             Err(unfinished) => {
                 let seen = unfinished.last.and_then(|seen| seen.into_iter().find(|seen| seen.id == taken.id));
                 let progress = seen.map_or(taken.progress, |seen| seen.progress);

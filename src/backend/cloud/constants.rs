@@ -51,6 +51,9 @@ pub struct CloudConstants {
     /// Whether a disk that was used may be reported as one that could not be made: its first attachment is noted in its tag then, whatever
     /// it was made of.
     pub failed_may_have_data: bool,
+    /// Whether a machine is shown which disk a device is. Where it is not, the node compares what the device is with what publish_context
+    /// says of the disk.
+    pub shows_identity: bool,
     /// The longest value of a tag, in characters; what is longer is cut into several tags.
     pub longest_value: usize,
 }

@@ -48,6 +48,9 @@ pub(super) struct Names {
     pub seen: Option<(Duration, Instance)>,
     /// Names that this process gave, until they are shown, and when.
     pub given: BTreeMap<String, Given>,
+    /// Slots that publish_context has named for a disk, until the CO has had it detached: a disk may be detached behind the CO's back, which
+    /// still names the slot to its node, so that no other disk must come into it. A restart forgets them.
+    pub named: BTreeMap<String, DiskId>,
     /// Names under which the cloud would not attach, or did not come to an end.
     pub bad: BTreeSet<String>,
 }
@@ -75,8 +78,26 @@ impl DeviceNames {
         let Some(names) = nodes.get_mut(node) else { return };
         names.seen = None;
         names.given.retain(|_, given| given.disk != *disk);
-        if names.given.is_empty() && names.bad.is_empty() {
+        if names.given.is_empty() && names.named.is_empty() && names.bad.is_empty() {
             nodes.remove(node);
+        }
+    }
+
+    /// publish_context names this slot for the disk.
+    pub fn names_slot(&self, node: &NodeId, device: &DeviceAddress, disk: &DiskId) {
+        if let DeviceAddress::Slot(slot) = device {
+            self.with(node, |names| {
+                names.named.retain(|_, named| named != disk);
+                names.named.insert(slot.clone(), disk.clone());
+            });
+        }
+    }
+
+    /// The CO has had the disk detached from this node, or from all: no publish_context names a slot for it there any more.
+    pub fn names_no_slot(&self, node: Option<&NodeId>, disk: &str) {
+        let mut nodes = self.nodes();
+        for (_, names) in nodes.iter_mut().filter(|(of, _)| node.is_none_or(|node| node == *of)) {
+            names.named.retain(|_, named| named.0 != disk);
         }
     }
 

@@ -153,6 +153,7 @@ impl Controller {
     pub fn disk_gone(&self, what: &str, disk: &str) {
         self.memory.gone(what, disk);
         self.history.forget_disk(disk);
+        self.nodes.names_no_slot(None, disk);
     }
 
     /// Says in the log which disks carry the tag of a volume whose own disk is gone. What is logged decides nothing.

@@ -8,7 +8,7 @@
 use crate::os::step::step;
 use crate::volume::{Bytes, Error, Result, Rollback, VolumeId};
 
-use super::api::{Answer, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState, Refusal, Zones};
+use super::api::{Answer, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState, Refusal, Tags, Zones};
 use super::constants::Idempotency;
 use super::controller::Controller;
 use super::find::Located;
@@ -34,6 +34,12 @@ enum Requested {
 
 /// Sends a request for a disk.
 pub(super) type Send<'a> = &'a mut dyn FnMut(&DiskSpec) -> Result<Answer<Disk>>;
+
+/// The request for a disk that is made of something with these tags, and holds what that holds.
+pub(super) fn copied(spec: DiskSpec, source: DiskSource, tags: &Tags) -> DiskSpec {
+    let tags = spec.tags.into_iter().chain(tags::contents(tags)).collect();
+    DiskSpec { source, tags, ..spec }
+}
 
 impl Controller {
     /// Makes the disk of a volume, or finds the one that an earlier request made, and waits until it is available.

@@ -5,7 +5,7 @@
 //! the CSI state machine wants is made of them.
 //!
 //! From below: `constants`, `ids`, `refusal`, `accepted`, `address`, `machine` and `api`; clock, bucket, retry, http, rest, tokens, poller, pages and errors; what is remembered (`memory`, `attachment_history`,
-//! `changes`, `device_names`, `packed`, `lists`, `probe`); `key`; `controller` and `find`; a file for each capability; `backend`. `identity` and `node` are the node's half.
+//! `changes`, `device_names`, `packed`, `lists`, `probe`); `key`; `controller` and `find`; a file for each capability; `backend`. `identity`, `node` and `proof` are the node's half.
 //!
 //! Words: a *disk* is what the cloud calls a volume, by the cloud's id; a *volume* is ours, by an id derived from the CO's name, in which the
 //! cloud's id of its disk is recorded once there is one. The CO keeps that id: each call is about exactly that disk. A disk carries its
@@ -51,6 +51,7 @@ pub mod policy;
 mod poller;
 mod pollers;
 mod probe;
+mod proof;
 mod provision;
 mod queues;
 mod refusal;
@@ -80,6 +81,8 @@ pub use ids::OperationId;
 pub use machine::MachineState;
 pub use pages::Page;
 pub use policy::{Draft, Policy, in_zone, to_json};
+#[cfg(all(test, feature = "azure"))]
+pub use proof::SIZE as CONTEXT_SIZE;
 #[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
 pub use refusal::{invalid, read_settings, refusal};
 pub use role::Role;

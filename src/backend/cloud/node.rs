@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
+use crate::backend::{BlockDevice, Connect, ConnectRequest, ExpectedContents, Source};
 use crate::os::block::{self, Device};
 use crate::os::step::step;
 use crate::os::{self, udev};
 use crate::volume::{Bytes, Error, NodeId, Outcome, Result, VolumeId};
 
 use super::attach::{EMPTY, VOLUME};
+use super::proof;
 
 /// How long a disk that was attached may take to show up, before the CO is asked to retry.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -60,6 +61,19 @@ pub trait AttachedDisks: Send + Sync {
     /// Has the kernel take over the size of a disk that has grown.
     fn take_over_size(&self, reported: &BlockDevice, open: &Device) -> Result<()>;
 
+    /// What the cloud says by now against the disk's being in its slot; `None` also where it says nothing.
+    fn denied(&self, _wanted: &Self::Wanted) -> Option<String> {
+        None
+    }
+
+    /// How many bytes the disk has by the cloud, as this machine hears it now; `None` where it hears nothing of that.
+    ///
+    /// # Errors
+    /// Why it is not known, for people.
+    fn size_by_cloud(&self, _wanted: &Self::Wanted) -> Result<Option<u64>, String> {
+        Ok(None)
+    }
+
     /// [`Connect::node_id`]
     fn own_node_id(&self) -> Result<Option<NodeId>>;
 
@@ -99,6 +113,20 @@ impl<D: AttachedDisks> Connect for D {
         Ok(Bytes(open.size()?))
     }
 
+    fn expected_contents(&self, source: &Source, publish_context: &BTreeMap<String, String>) -> Result<Option<ExpectedContents>> {
+        let Some((_, wanted)) = self.known(source) else { return Ok(None) };
+        proof::expected_contents(publish_context, &self.words(&wanted).2)
+    }
+
+    /// Reading what is on a device, or proving it blank, may have taken long: what was said of its slot before may be corrected by now.
+    fn about_to_write(&self, id: &VolumeId, source: &Source) -> Result<()> {
+        let Some((reported, wanted)) = self.known(source) else { return Ok(()) };
+        self.denied(&wanted).map_or(Ok(()), |reason| {
+            let device = format!("volume {id} on {}", reported.path.display());
+            Err(Error::Unverified { device, reason: format!("{reason}; nothing was written to it. Stage the volume again") })
+        })
+    }
+
     /// As the controller says.
     fn known_blank(&self, _id: &VolumeId, publish_context: &BTreeMap<String, String>) -> bool {
         publish_context.get(EMPTY).is_some_and(|text| text == "true")
@@ -128,7 +156,10 @@ fn connect<D: AttachedDisks>(disks: &D, request: &ConnectRequest<'_>) -> Result<
     })?;
     let (name, attached, reports) = disks.words(&wanted);
     match (look.found.as_slice(), look.denied) {
-        ([one], _) => Ok(Outcome::Unchanged(Source::Device(one.clone()))),
+        ([one], _) => {
+            check_size(disks, request, one, &wanted)?;
+            Ok(Outcome::Unchanged(Source::Device(one.clone())))
+        }
         ([], Some(denied)) => Err(Error::Unverified {
             device: denied.path.display().to_string(),
             reason: format!("the kernel shows it as {name}, but its controller reports {}; it is not used", denied.identity),
@@ -146,6 +177,44 @@ fn connect<D: AttachedDisks>(disks: &D, request: &ConnectRequest<'_>) -> Result<
             reason: format!("each reports {reports}; none is used"),
         }),
     }
+}
+
+/// Compares the size of a device with that of the disk in publish_context, which an older controller does not give.
+///
+/// A disk never shrinks, so that a smaller device is another disk once the kernel has asked it anew. A larger one may be the disk, grown
+/// since it was attached: the cloud must say so.
+///
+/// # Errors
+/// `Unverified`, naming both sizes; `InProgress` where the device is gone, or the cloud does not answer.
+fn check_size<D: AttachedDisks>(disks: &D, request: &ConnectRequest<'_>, device: &BlockDevice, wanted: &D::Wanted) -> Result<()> {
+    let Some(expected) = proof::size_in(request.publish_context)? else { return Ok(()) };
+    let unfinished = |reason: String| Error::InProgress { object: format!("volume {}", request.id), reason };
+    let path = device.path.display();
+    let open = disks.open(device, wanted)?.ok_or_else(|| unfinished(format!("{path} went away while it was looked at")))?;
+    let mut size = open.size()?;
+    if size < expected {
+        disks.take_over_size(device, &open)?;
+        udev::wait_until(Instant::now().checked_add(GROWTH.min(disks.patience())), || {
+            size = open.size()?;
+            Ok(size >= expected)
+        })?;
+    }
+    let mut cloud = expected;
+    if size > expected {
+        let now = disks.size_by_cloud(wanted);
+        cloud = now.map_err(|reason| unfinished(format!("whether it has grown is not known: {reason}")))?.unwrap_or(expected);
+    }
+    if size == expected || size == cloud {
+        return Ok(());
+    }
+    let (disk, _, slot) = disks.words(wanted);
+    let (found, cloud) = (Bytes(size), Bytes(cloud));
+    let reason = format!(
+        "the device on {slot} has {found}, but by the cloud disk {disk} has {cloud}: it may be another disk, and was not used. Look with the \
+         cloud's tools what is on {slot}, then detach volume {} and attach it again",
+        request.id
+    );
+    Err(Error::Unverified { device: path.to_string(), reason })
 }
 
 /// A call without publish_context, by which the node ends what was interrupted: the volume is what it was, or is not there.

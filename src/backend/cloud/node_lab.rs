@@ -37,8 +37,13 @@ impl<N: Connect> Lab<N> {
 
     /// A disk of which these files say what it is; `None`, and said, where this machine has no loop devices for us.
     pub fn disk(&self, files: &[(&str, &str)]) -> Option<LoopDisk> {
+        self.disk_of(1 << 20, files)
+    }
+
+    /// The same, of so many bytes.
+    pub fn disk_of(&self, size: u64, files: &[(&str, &str)]) -> Option<LoopDisk> {
         let backing = tempfile::tempfile_in(self.directory.path()).expect("a file");
-        backing.set_len(1 << 20).expect("a size");
+        backing.set_len(size).expect("a size");
         let device = match loopdev::attach(&backing, "stand-in", false) {
             Ok(device) => device,
             Err(error) => {
@@ -51,6 +56,12 @@ impl<N: Connect> Lab<N> {
         files.iter().for_each(|(file, text)| self.put(&disk, file, text));
         self.put(&disk, "dev", &format!("{major}:{minor}\n"));
         Some(disk)
+    }
+
+    /// The disk is no longer on the machine.
+    pub fn remove(&self, disk: LoopDisk) {
+        let name = disk.device.path.file_name().expect("a name");
+        std::fs::remove_dir_all(self.directory.path().join("block").join(name)).expect("removed");
     }
 
     pub fn put(&self, disk: &LoopDisk, file: &str, text: &str) {

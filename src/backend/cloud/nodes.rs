@@ -58,20 +58,30 @@ impl Controller {
     fn name_on(&self, instance: &Instance, disk: &Disk, node: &NodeId) -> Result<DeviceAddress> {
         zones::check_reach(instance, disk)?;
         let full = |reason: String| Err(Error::NodeFull { node: node.to_string(), reason });
-        let (given, mut taken) = self.nodes.with(node, |names| {
+        let (given, own, others, mut taken) = self.nodes.with(node, |names| {
             let given: Vec<String> = names.given.keys().cloned().collect();
-            let taken: Vec<String> = given.iter().chain(&names.bad).cloned().collect();
-            (given, taken)
+            let named =
+                |by_it: bool| names.named.iter().filter(move |(_, named)| (**named == disk.id) == by_it).map(|(name, _)| name);
+            let is_free =
+                |name: &&String| !names.bad.contains(*name) && names.given.get(*name).is_none_or(|given| given.disk == disk.id);
+            let own = named(true).find(is_free).cloned();
+            let others: Vec<String> = named(false).cloned().collect();
+            let taken: Vec<String> = given.iter().chain(&others).chain(&names.bad).cloned().collect();
+            (given, own, others, taken)
         });
         let count = instance.attached.len() + given.iter().filter(|name| !instance.attached.contains_key(*name)).count();
         if let Some(limit) = instance.limit.filter(|limit| count as u64 >= *limit) {
             return full(format!("{count} disks are attached to it, and a {} takes {limit}; detach one first", instance.kind));
         }
+        // Its node may still look for it there.
+        if let Some(name) = own.filter(|name| !instance.attached.contains_key(name)) {
+            return Ok(DeviceAddress::Slot(name));
+        }
         if let Some(device) = self.cloud.address(&disk.id, instance, &taken) {
             return Ok(device);
         }
-        // Names that once failed are better than none.
-        taken.retain(|name| given.contains(name));
+        // Names that once failed are better than none; those that publish_context names for another disk are not.
+        taken.retain(|name| given.contains(name) || others.contains(name));
         self.nodes.with(node, |names| names.bad.clear());
         match self.cloud.address(&disk.id, instance, &taken) {
             Some(device) => Ok(device),

@@ -6,6 +6,7 @@ use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, Volume
 
 use super::api::{AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec};
 use super::controller::Controller;
+use super::make::copied;
 use super::pollers::Key;
 use super::tags;
 
@@ -55,8 +56,8 @@ impl Provision for Controller {
         let disk = match &spec.source {
             None => self.make(&spec.id, request, &required)?,
             Some(ContentSource::Snapshot(snapshot)) => {
-                let source = DiskSource::Snapshot(self.completed_snapshot(snapshot)?.id);
-                self.make(&spec.id, DiskSpec { source, ..request }, &required)?
+                let snapshot = self.completed_snapshot(snapshot)?;
+                self.make(&spec.id, copied(request, DiskSource::Snapshot(snapshot.id), &snapshot.tags), &required)?
             }
             Some(ContentSource::Volume(source)) => self.make_copy(&spec.id, source, (request, &required), quiesce)?,
         };

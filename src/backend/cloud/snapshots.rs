@@ -109,6 +109,7 @@ impl Controller {
         self.memory.untorn(what);
         let disk = self.disk(source)?.ok_or_else(|| Error::volume_not_found(source))?;
         let request_key = self.request_key(self.constants.snapshots, what, self.memory.generation(what));
+        let tags = tags.into_iter().chain(self.contents_tag(&disk)).collect();
         let spec = CloudSnapshotSpec { key: request_key, disk: disk.id, tags, settings };
         let held = quiesce.freeze(std::slice::from_ref(*source))?;
         let begun = step("create snapshot", object, || self.cloud.create_snapshot(&spec));

@@ -32,6 +32,9 @@ pub const SOURCE: &str = "longshore.dev/source";
 pub const BLANK: &str = "longshore.dev/blank";
 pub const NEVER_ATTACHED: &str = "never-attached";
 pub const USED: &str = "used";
+/// The UUID of whatever this driver makes on the disk, or made on the one that it was copied from; a snapshot has that of its source. It is
+/// set with [`BLANK`], before the first attachment: without it, something of another UUID may be on the disk.
+pub const CONTENTS: &str = "longshore.dev/contents";
 /// On a snapshot that is only the way to a copy: the part of the copy's volume id that is derived from its name.
 pub const TEMPORARY: &str = "longshore.dev/temporary";
 
@@ -158,8 +161,17 @@ impl Owner {
 
 /// What is said of a disk's being blank; `None` where it was made of something, or by a driver that did not say.
 pub(super) fn blank(disk: &Disk) -> Option<&str> {
-    let of_nothing = disk.source == DiskSource::Empty && !disk.tags.contains_key(SOURCE);
-    disk.tags.get(BLANK).filter(|_| of_nothing).map(String::as_str)
+    disk.tags.get(BLANK).filter(|_| !is_made_of_something(disk)).map(String::as_str)
+}
+
+/// Whether a disk was copied from a snapshot or a disk.
+pub(super) fn is_made_of_something(disk: &Disk) -> bool {
+    disk.source != DiskSource::Empty || disk.tags.contains_key(SOURCE)
+}
+
+/// The tag by which a copy is known to hold what its source, with these tags, holds.
+pub(super) fn contents(tags: &Tags) -> Tags {
+    tags.get_key_value(CONTENTS).map(|(key, uuid)| (key.clone(), uuid.clone())).into_iter().collect()
 }
 
 /// Whether a disk was made of a volume.

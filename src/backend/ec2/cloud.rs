@@ -34,6 +34,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     // Disks, attachments and snapshots say themselves how far they are.
     has_operations: false,
     failed_may_have_data: false,
+    shows_identity: true,
     // EC2 user guide, "Tag restrictions".
     longest_value: 256,
 };

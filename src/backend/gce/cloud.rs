@@ -42,6 +42,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     batches: Batches { ids: 10, values: 4, attachments: 1 },
     has_operations: true,
     failed_may_have_data: false,
+    shows_identity: true,
     longest_value: LONGEST,
 };
 

@@ -73,7 +73,7 @@ pub fn ext4_uses(device: &Device) -> Result<String> {
     Ok(superblock::ext4_uses(&read).unwrap_or_default())
 }
 
-fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
+pub(super) fn read_superblock(device: &Device, place: u64) -> Result<Vec<u8>> {
     const LENGTH: usize = superblock::LENGTH;
     let failed = |action, error| Error::io(action, device.path(), error);
     let direct = File::options()

@@ -47,7 +47,7 @@ impl std::fmt::Display for Purpose {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
     pub purpose: Purpose,
-    /// The UUID that the file system gets, in its text form.
+    /// The UUID that the file system or the LUKS header gets, in its text form.
     pub uuid: String,
     /// Where the mark lies, in bytes.
     pub offset: u64,
@@ -59,14 +59,19 @@ impl Mark {
     /// # Errors
     /// `Unexpected` for a device that is too small to be formatted.
     pub fn new(device: &Device, purpose: Purpose) -> Result<Mark> {
+        let random = random::hexadecimal(16)?;
+        // RFC 9562, version 4.
+        let uuid = format!("{}-{}-4{}-8{}-{}", &random[..8], &random[8..12], &random[13..16], &random[17..20], &random[20..]);
+        Mark::with_uuid(device, purpose, uuid)
+    }
+
+    /// The same, with a UUID that is given.
+    pub fn with_uuid(device: &Device, purpose: Purpose, uuid: String) -> Result<Mark> {
         let size = device.size()?;
         let offset = offset_on(size).ok_or_else(|| Error::Unexpected {
             object: device_name(device),
             reason: format!("{size} bytes are too few for a file system; it was not formatted"),
         })?;
-        let random = random::hexadecimal(16)?;
-        // RFC 9562, version 4.
-        let uuid = format!("{}-{}-4{}-8{}-{}", &random[..8], &random[8..12], &random[13..16], &random[17..20], &random[20..]);
         Ok(Mark { purpose, uuid, offset })
     }
 

@@ -28,7 +28,7 @@ pub use mark::Mark;
 pub use mkfs::mkfs;
 pub use probe::{Contents, Evidence, Probed, probe, probe_marked};
 pub use usage::{Usage, usage, usages};
-pub use uuid::uuid_of;
+pub use uuid::{uuid_of, uuid_on_device};
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -35,6 +35,17 @@ pub fn uuid_of(open: BorrowedFd<'_>, mount: &Mount) -> Result<Option<String>> {
     }
 }
 
+/// Of the file system on a device, by its first superblock, past the page cache.
+///
+/// # Errors
+/// `Io` where it cannot be read.
+pub fn uuid_on_device(device: &Device, fstype: FsType) -> Result<Option<String>> {
+    let place = superblock::place(fstype);
+    let bytes = grow::read_superblock(device, place)?;
+    let read = |at: u64, length| bytes.get(usize::try_from(at.checked_sub(place)?).ok()?..)?.get(..length).map(<[u8]>::to_vec);
+    Ok(superblock::uuid(fstype, &read))
+}
+
 /// As the superblock on its device has it, where the device is this one's; it may not be there in a container.
 fn on_device(mount: &Mount) -> Option<String> {
     let fstype: FsType = mount.fstype.parse().ok()?;
@@ -77,7 +88,9 @@ mod tests {
                 let shown = shown.trim().to_owned();
                 assert!(shown.len() == 36, "{shown:?}");
                 assert_eq!(uuid_of(directory.as_fd(), &mount).unwrap(), Some(shown.clone()), "{fstype}");
-                assert_eq!(on_device(&mount), Some(shown), "{fstype}");
+                assert_eq!(on_device(&mount), Some(shown.clone()), "{fstype}");
+                let open = Device::open(device.as_ref(), false).unwrap();
+                assert_eq!(uuid_on_device(&open, fstype.parse().unwrap()).unwrap(), Some(shown), "{fstype}");
             }
         });
     }

@@ -79,6 +79,8 @@ pub struct State {
     /// Which of the tokens are good.
     pub token: u64,
     pub zones: Vec<&'static str>,
+    /// What the metadata service of `n1` still says of its data disks; `None` where it says what the machine lists.
+    pub outdated: Option<Value>,
     made: u64,
 }
 
@@ -209,6 +211,21 @@ impl Azure {
         })
     }
 
+    /// From now on the metadata service says what it says now.
+    pub fn let_host_lag(&self) {
+        let mut state = self.state();
+        state.outdated = Some(state.reported_by_host());
+    }
+
+    /// A person detaches a disk from `n1`, and nobody tells the driver.
+    pub fn detach_by_hand(&self, name: &str) {
+        let mut state = self.state();
+        let disks =
+            &mut state.machines.get_mut(&machine_path("n1")).expect("a machine")["properties"]["storageProfile"]["dataDisks"];
+        disks.as_array_mut().expect("a list").retain(|listed| listed["name"] != name);
+        state.release(name, &shouted(&machine_path("n1")));
+    }
+
     /// So many requests of this kind go wrong.
     pub fn trouble(&self, request: &'static str, trouble: Trouble, times: u32) {
         self.state().troubles.push(request, trouble, times);
@@ -300,6 +317,17 @@ impl State {
         humantime::format_rfc3339_micros(std::time::SystemTime::now()).to_string().replace('Z', "+00:00")
     }
 
+    /// The data disks of `n1` in the words of its metadata service: numbers are text ("Instance Metadata Service", storage profile).
+    fn reported_by_host(&self) -> Value {
+        let listed = &self.machines[&machine_path("n1")]["properties"]["storageProfile"]["dataDisks"];
+        let reported = listed.as_array().expect("a list").iter().map(|listed| {
+            let size = &self.disks[listed["name"].as_str().expect("a name")]["properties"]["diskSizeGB"];
+            json!({"lun": listed["lun"].to_string(), "name": listed["name"], "diskSizeGB": size.to_string(),
+                "managedDisk": listed["managedDisk"]})
+        });
+        reported.collect()
+    }
+
     /// Entra, and the metadata service.
     fn identity(&mut self, path: &str, request: &Request) -> Reply {
         let parameters = request.parameters();
@@ -322,8 +350,9 @@ impl State {
                 return Reply(200, Vec::new(), body);
             }
             let id = shouted(&machine_path("n1"));
+            let disks = self.outdated.clone().unwrap_or_else(|| self.reported_by_host());
             let compute = json!({"resourceId": id, "location": LOCATION, "zone": "1", "vmSize": "Standard_D4s_v5",
-                "storageProfile": {"dataDisks": []}});
+                "storageProfile": {"dataDisks": disks}});
             return Reply(200, Vec::new(), json!({"compute": compute}));
         }
         let proof = match (get("client_secret").as_str(), get("client_assertion").as_str()) {

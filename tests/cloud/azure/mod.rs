@@ -16,6 +16,7 @@ mod emulator;
 mod faults;
 mod lifecycle;
 mod sanity;
+mod slots;
 
 use emulator::{Azure, Trouble};
 

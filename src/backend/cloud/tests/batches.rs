@@ -1,12 +1,13 @@
 //! Several disks in one request, for as many as there is room; and what becomes of disks by the state of their machine.
 
 use super::super::device_names::{AttachJob, Begun};
-use super::super::{CloudErrorKind, DiskAccess, DiskId, DiskState, MachineState};
+use super::super::{CloudErrorKind, DiskAccess, DiskId, DiskState, MachineState, tags};
 use super::fake::Wrong::{Lost, NotDone, Refused};
 use super::fake::lost;
 use super::identity::Site;
 use super::stand_in::StandIn;
 use super::*;
+use crate::volume::ContentSource;
 
 fn made(site: &Site, count: usize) -> Vec<VolumeId> {
     (0..count).map(|number| site.ensure(&spec(&format!("v{number}"))).expect("made").id).collect()
@@ -105,6 +106,57 @@ fn lost_answer_of_several_is_found_out_about_for_each() {
             assert!(site.nodes_of(&disk_of(volume)).is_empty());
         }
     }
+}
+
+#[test]
+fn contents_are_recorded_before_the_first_attachment_and_go_with_copies() {
+    let mut site = Site::new(StandIn::new());
+    let volumes = made(&site, 3);
+    let contents = |site: &Site, volume| {
+        let context = site.attach(volume, "i-1").expect("attached").into_inner();
+        site.detach(volume, "i-1").expect("detached");
+        (context.get("contents").cloned(), context.contains_key("copied"))
+    };
+    let (first, second) = (contents(&site, &volumes[0]), contents(&site, &volumes[1]));
+    assert!(first.0.is_some() && !first.1 && first != second, "{first:?} {second:?}");
+    site.restart();
+    assert_eq!(contents(&site, &volumes[0]), first);
+    let source = Some(ContentSource::Volume(volumes[0].clone()));
+    let copy = site.ensure(&VolumeSpec { source, ..spec("copy") }).expect("copied").id;
+    assert_eq!(contents(&site, &copy), (first.0, true));
+    // Whatever was done with it before, nothing of its contents is recorded: it may have been formatted by an earlier driver.
+    site.cloud.retag(|tags| {
+        tags.retain(|key, _| key != tags::CONTENTS);
+        tags.entry(tags::BLANK.to_owned()).and_modify(|value| tags::USED.clone_into(value));
+    });
+    site.restart();
+    assert_eq!(contents(&site, &volumes[2]), (None, false));
+    assert_eq!(contents(&site, &volumes[1]), (None, false));
+    // A disk that a machine recognises needs none of this.
+    let site = Site::new(StandIn::without_names());
+    assert_eq!(contents(&site, &made(&site, 1)[0]), (None, false));
+}
+
+/// azuredisk-csi-driver issue 2537: a person detaches a disk, for which publish_context still names the slot.
+#[test]
+fn slot_that_publish_context_names_is_given_to_no_other_disk() {
+    let site = Site::new(StandIn::new());
+    let volumes = made(&site, 3);
+    let slot = |volume| site.attach(volume, "i-1").map(|context| context.into_inner()["device"].clone());
+    assert_eq!(slot(&volumes[0]).expect("attached"), "0");
+    site.cloud.detach_by_hand(&disk_of(&volumes[0]));
+    assert_eq!(slot(&volumes[1]).expect("attached"), "1");
+    assert_eq!(slot(&volumes[0]).expect("attached again"), "0", "its own");
+    site.cloud.detach_by_hand(&disk_of(&volumes[0]));
+    site.cloud.state().instances.values_mut().for_each(|machine| machine.limit = Some(64));
+    let many = (10..24).map(|number| site.ensure(&spec(&format!("v{number}"))).expect("made").id).collect::<Vec<_>>();
+    let slots: Vec<String> = many.iter().map(|volume| slot(volume).expect("attached")).collect();
+    assert!(!slots.contains(&"0".to_owned()), "{slots:?}");
+    let error = slot(&volumes[2]).expect_err("no slot is left");
+    assert!(matches!(&error, Error::NodeFull { .. }), "{error}");
+    // The CO has heard that it is detached.
+    site.detach(&volumes[0], "i-1").expect("detached");
+    assert_eq!(slot(&volumes[2]).expect("attached"), "0");
 }
 
 /// Its request is sent by another call, and takes longer than it waits for the lock.
@@ -252,6 +304,8 @@ fn node_hears_whether_it_gets_a_slot_or_an_identity() {
             let context = site.attach(volume, "i-1").expect("attached").into_inner();
             assert_eq!(context["volume"], disk_of(volume).0);
             assert!(context.contains_key(key) && !context.contains_key(other), "{context:?}");
+            let size = (key == "device").then(|| GIB.0.to_string());
+            assert_eq!(context.get("size"), size.as_ref(), "of what is in a slot");
             assert_eq!(site.attach(volume, "i-1").expect("a repeat").into_inner()[key], context[key]);
         }
     }

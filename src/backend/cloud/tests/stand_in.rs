@@ -110,6 +110,16 @@ impl StandIn {
         state.disks.insert(id.clone(), (Disk { id, source, ..original }, kept));
     }
 
+    /// An administrator detaches a disk from wherever it is.
+    pub fn detach_by_hand(&self, disk: &DiskId) {
+        let mut state = self.state();
+        let (detached, _) = state.disks.get_mut(disk).expect("a disk");
+        (detached.attachments, detached.state) = (Vec::new(), DiskState::Available);
+        for machine in state.instances.values_mut() {
+            machine.attached.retain(|_, attached| attached != disk);
+        }
+    }
+
     /// An administrator changes the tags of all there is.
     pub fn retag(&self, change: impl Fn(&mut Tags)) {
         let mut state = self.state();
@@ -282,6 +292,7 @@ impl Cloud for StandIn {
             batches: Batches { ids: 10, values: 10, attachments: 3 },
             has_operations: true,
             failed_may_have_data: false,
+            shows_identity: !self.has_names,
             longest_value: 1024,
         }
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::{BlockDevice, ConnectRequest, Directory, Source};
+use crate::backend::{BlockDevice, ConnectRequest, Directory, ExpectedContents, Source};
 use crate::os;
 use crate::os::block::Device;
 use crate::os::fs::Mark;
@@ -21,7 +21,8 @@ use super::super::journal::{Access, Phase, StageEntry, VERSION};
 use super::super::mounts::{apply_group, split_flags, unmount_all};
 use super::super::observe::{self, MountState};
 use super::super::sources::Sources;
-use super::plan::Start;
+use super::plan::proof::Holds;
+use super::plan::{self, Start};
 use super::spec::{DesiredAccess, StageSpec};
 
 /// How long a killed program may keep the device that it was given; the CO asks again.
@@ -49,6 +50,8 @@ pub(in crate::ops::node) struct StageRun<'a> {
     pub(super) luks: Option<Luks>,
     /// Of a format in progress, as the medium has it.
     pub(super) mark: Option<Mark>,
+    /// What the device must hold, as far as its storage says.
+    pub(super) expected: Option<ExpectedContents>,
     pub(super) done: Vec<StageUndo>,
 }
 
@@ -86,7 +89,7 @@ impl<'a> StageRun<'a> {
             parameters: order.parameters.to_json(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        StageRun { node, order, earlier, entry, device: None, luks: None, mark: None, done: Vec::new() }
+        StageRun { node, order, earlier, entry, device: None, luks: None, mark: None, expected: None, done: Vec::new() }
     }
 
     /// Runs the first round's steps, and all that follows from what they find.
@@ -186,8 +189,14 @@ impl<'a> StageRun<'a> {
         if !same {
             self.entry.growth = None;
         }
+        self.expected = self.order.backend.connect().expected_contents(&source, self.order.publish_context)?;
         self.entry.source = Some(source);
         Ok(())
+    }
+
+    /// Sees that the device is the volume's by what it holds; before anything is written to it.
+    pub(super) fn prove(&self, device: &BlockDevice, holds: &Holds) -> Result<()> {
+        plan::proof::prove(&self.entry.id, &device.path.display().to_string(), self.expected.as_ref(), holds)
     }
 
     /// The CO's mount options; none for raw block.

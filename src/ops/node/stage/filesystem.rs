@@ -17,11 +17,15 @@ use super::super::journal::Format;
 use super::super::observe;
 use super::apply::StageRun;
 use super::plan::filesystem::{self as plan, DeviceContents, Prepare};
+use super::plan::proof::Holds;
 
 impl StageRun<'_> {
     pub(super) fn filesystem(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<()> {
         self.device = Some(self.open_alone(device)?);
         let found = self.look(fstype, device)?;
+        if self.luks.is_none() {
+            self.prove(device, &self.holds(device, &found)?)?;
+        }
         let check = self.order.parameters.node.fsck;
         let steps = plan::prepare(fstype, self.entry.read_only, check, &found)?;
         for prepare in &steps {
@@ -32,6 +36,18 @@ impl StageRun<'_> {
         }
         self.about_to_write()?;
         steps.into_iter().try_for_each(|prepare| self.prepare(prepare, device))
+    }
+
+    /// What of the device says whose it is. A file system whose growth was interrupted may have a superblock in the making.
+    fn holds(&self, device: &BlockDevice, found: &DeviceContents) -> Result<Holds> {
+        let on_device = |fstype| Ok(fs::uuid_on_device(self.opened(device)?, fstype)?.map_or(Holds::Else, Holds::Uuid));
+        match (&self.mark, &found.contents) {
+            (Some(mark), _) => Ok(Holds::Uuid(mark.uuid.clone())),
+            (None, _) if found.growing => on_device(FsType::Ext4),
+            (None, Contents::Filesystem(fstype)) => on_device(*fstype),
+            (None, Contents::Blank) => Ok(Holds::Nothing),
+            (None, Contents::Other(_) | Contents::Unknown(_)) => Ok(Holds::Else),
+        }
     }
 
     pub(super) fn look(&mut self, fstype: Option<FsType>, device: &BlockDevice) -> Result<DeviceContents> {
@@ -98,7 +114,9 @@ impl StageRun<'_> {
         let probed = step("probe", &open.path().display(), || fs::probe_marked(open, evidence, journaled))?;
         self.entry.format = probed.mark.as_ref().map(Format::from);
         self.mark = probed.mark;
-        if let Some(finished) = probed.finished.filter(|_| !self.entry.read_only) {
+        // Nothing is written to what may be another's.
+        let is_ours = |mark: &Mark| self.expected.as_ref().is_none_or(|expected| expected.uuid == mark.uuid);
+        if let Some(finished) = probed.finished.filter(|mark| !self.entry.read_only && is_ours(mark)) {
             step("clear mark", &open.path().display(), || finished.clear(open))?;
         }
         Ok(probed.contents)
@@ -107,7 +125,12 @@ impl StageRun<'_> {
     /// Says on the medium that a format begins, and in the journal where that stands. The medium first: all nodes see it.
     pub(super) fn record_format(&mut self, device: &Device, purpose: Purpose) -> Result<()> {
         let earlier = self.mark.take();
-        let mark = Mark::new(device, purpose)?;
+        // A repeat keeps the UUID: it may be the volume's own, which a call without publish_context does not say.
+        let given = self.expected.as_ref().map(|expected| &expected.uuid).or(earlier.as_ref().map(|earlier| &earlier.uuid));
+        let mark = match given {
+            Some(uuid) => Mark::with_uuid(device, purpose, uuid.clone())?,
+            None => Mark::new(device, purpose)?,
+        };
         step("mark format", &device.path().display(), || mark.write(device))?;
         if let Some(earlier) = earlier.filter(|earlier| earlier.offset != mark.offset) {
             step("clear mark", &device.path().display(), || earlier.clear(device))?;

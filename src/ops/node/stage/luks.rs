@@ -15,6 +15,7 @@ use super::super::mapping;
 use super::super::sources::Sources;
 use super::apply::{Luks, StageRun, StageUndo};
 use super::plan::luks::{self as plan, LuksObservation, Mapping, Unlock};
+use super::plan::proof::Holds;
 
 impl StageRun<'_> {
     /// What is to be mounted or shown: what was connected, or the mapping that shows it in clear.
@@ -43,6 +44,7 @@ impl StageRun<'_> {
             })?;
         let below = self.open_alone(device)?;
         let locked = self.look_below(device, &below)?;
+        self.prove(device, &self.holds_below(&locked))?;
         let steps = plan::unlock(self.entry.read_only, &locked)?;
         self.done.push(StageUndo::Mapping);
         let (object, name) = (device.path.display(), mapping::name_of(self.node, &id));
@@ -53,7 +55,8 @@ impl StageRun<'_> {
                 Unlock::RecordFormat => self.record_format(&below, Purpose::Luks)?,
                 Unlock::Wipe => step("wipe", &object, || luks::wipe(&below))?,
                 Unlock::Format => {
-                    step("encrypt", &object, || luks::format(&below, passphrase))?;
+                    let mark = self.mark.as_ref().ok_or_else(|| unexpected(&device.path, "its format is not recorded"))?;
+                    step("encrypt", &object, || luks::format(&below, passphrase, &mark.uuid))?;
                     self.clear_mark(&below)?;
                 }
                 Unlock::Open => {
@@ -71,6 +74,16 @@ impl StageRun<'_> {
         self.luks = Some(Luks { below, state: header.state });
         let mapping = Sources::observe(self.node, &id, Some(&self.entry))?.mapping_on_connected();
         mapping.ok_or_else(|| unexpected(&device.path, format!("its mapping {name} is not there after it was opened")))
+    }
+
+    /// What of the device says whose it is. What is behind the header needs no further proof.
+    fn holds_below(&self, locked: &LuksObservation) -> Holds {
+        match (&self.mark, &locked.header, &locked.contents) {
+            (Some(mark), _, _) => Holds::Uuid(mark.uuid.clone()),
+            (None, Some(header), _) => Holds::Uuid(header.uuid.clone()),
+            (None, None, Contents::Blank) => Holds::Nothing,
+            (None, None, _) => Holds::Else,
+        }
     }
 
     pub(super) fn look_below(&mut self, device: &BlockDevice, below: &Device) -> Result<LuksObservation> {

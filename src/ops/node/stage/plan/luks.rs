@@ -119,7 +119,7 @@ mod tests {
             volume: id(),
             device: "/dev/loop3".to_owned(),
             contents,
-            header: version.map(|version| Header { version, state: State::Used }),
+            header: version.map(|version| Header { version, state: State::Used, uuid: String::new() }),
             interrupted: false,
             device_read_only: false,
             mapping: Mapping::None,

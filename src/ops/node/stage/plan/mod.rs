@@ -14,6 +14,7 @@ use super::spec::{DesiredAccess, DesiredStage};
 
 pub(super) mod filesystem;
 pub(super) mod luks;
+pub(super) mod proof;
 mod remedy;
 
 /// What there is before anything was done.
