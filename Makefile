@@ -37,6 +37,7 @@ test-e2e: ## for what `make test` has no time: Kubernetes' storage suite, all of
 	@tests/kubernetes/run older
 	@tests/kubernetes/run plain
 	@tests/vm/run 50-luks-matrix 53-lvm-sanity 54-lvm-matrix 63-nfs-peers 68-nfs-matrix 87-iscsi-peers 88-iscsi-matrix
+	@cargo test --locked --features faults,otlp --lib -- killed_at_any_write killed_at_a_write
 	@cargo test --locked --features faults,otlp --test cloud -- --include-ignored --test-threads=8
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user

@@ -125,7 +125,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::OpenOptionsExt;
 
-    use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write};
+    use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write, writes};
     use super::testing::{Loop, Mounted, in_namespace, tool};
     use super::*;
 
@@ -211,7 +211,7 @@ mod tests {
 
             let (mut kills, mut completed) = (0, 0);
             for (bytes, options) in [(&replayed, &["-p"][..]), (&replayed, &["-f", "-p"]), (&repaired, &["-p"])] {
-                for number in 1.. {
+                for number in writes() {
                     device.file().write_all_at(bytes, 0).unwrap();
                     let killed = killed_at_write("e2fsck", &[options, &[under.name()]].concat(), number);
                     assert!(killed || number > 10, "it wrote less than this test needs");

@@ -169,7 +169,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Instant;
 
-    use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write};
+    use super::interrupted::{ext4_interrupted, is_whole_ext4, killed_at_write, writes};
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
     use crate::os::udev;
@@ -207,7 +207,8 @@ mod tests {
             check_fully(&device, Repair::Safely).unwrap();
             let mut bytes = vec![0; 48 << 20];
             device.file().read_exact_at(&mut bytes, 0).unwrap();
-            for number in 1.. {
+            let mut kills = 0;
+            for number in writes() {
                 device.file().write_all_at(&bytes, 0).unwrap();
                 let killed = killed_at_write("resize2fs", &[under.name()], number);
                 assert!(killed || number > 10, "it wrote less than this test needs");
@@ -217,10 +218,11 @@ mod tests {
                 assert_eq!(size_on_device(&device, FsType::Ext4).unwrap(), 48 * MIB, "killed at write {number}");
                 assert!(is_whole_ext4(&under), "killed at write {number}");
                 if !killed {
-                    println!("FIGURE: killed at each write of resize2fs: {} kills", number - 1);
                     break;
                 }
+                kills += 1;
             }
+            println!("FIGURE: killed at each write of resize2fs: {kills} kills");
         });
     }
 

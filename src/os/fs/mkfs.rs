@@ -123,7 +123,7 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt;
     use std::time::{Duration, Instant};
 
-    use super::interrupted::killed_at_write;
+    use super::interrupted::{killed_at_write, writes};
     use super::testing::{Loop, Mounted, in_namespace};
     use super::*;
     use crate::os::udev;
@@ -202,7 +202,7 @@ mod tests {
     fn mkfs_killed_at_any_write_is_reported_by_its_mark() {
         let mut kills = 0;
         for (fstype, name) in [(FsType::Ext4, "mkfs.ext4"), (FsType::Xfs, "mkfs.xfs"), (FsType::Btrfs, "mkfs.btrfs")] {
-            for number in 1.. {
+            for number in writes() {
                 let Some(under) = Loop::new(320 * MIB) else { return };
                 let device = Device::open(&under.device, true).unwrap();
                 let mark = Mark::new(&device, mark::Purpose::Filesystem(fstype)).unwrap();
