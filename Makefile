@@ -30,13 +30,14 @@ test-%: ## one ring of tests; `scripts/test --list` prints them: make test-vm
 	@scripts/deps test
 	@scripts/test $*
 
-test-e2e: ## for what `make test` has no time: Kubernetes' storage suite, all of it; the matrices of the virtual machine in full
+test-e2e: ## for what `make test` has no time: all of Kubernetes' storage suite, matrices in full, fuzz targets
 	@scripts/deps test
 	@cargo build --locked
 	@tests/kubernetes/run all
 	@tests/kubernetes/run older
 	@tests/kubernetes/run plain
 	@tests/vm/run 50-luks-matrix 53-lvm-sanity 54-lvm-matrix 63-nfs-peers 68-nfs-matrix 87-iscsi-peers 88-iscsi-matrix
+	@scripts/test fuzz
 	@cargo test --locked --features faults,otlp --lib -- killed_at_any_write killed_at_a_write
 	@cargo test --locked --features faults,otlp --test cloud -- --include-ignored --test-threads=8
 
