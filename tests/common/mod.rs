@@ -19,7 +19,6 @@ use std::fs;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::LazyLock;
 
 use longshore::csi;
 use longshore::csi::controller_client::ControllerClient;
@@ -28,6 +27,7 @@ use longshore::csi::identity_client::IdentityClient;
 use longshore::csi::node_client::NodeClient;
 use longshore::csi::snapshot_metadata_client::SnapshotMetadataClient;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+pub use test_support::is_short;
 #[allow(unused_imports, reason = "each test program uses another part of it")]
 pub use test_support::{nobody_starts, skipped, starting};
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -50,12 +50,6 @@ pub enum Pool {
 /// Runs `test` in a mount namespace of its own.
 pub fn isolated(test: impl FnOnce() + Send) {
     test_support::in_namespace(test);
-}
-
-/// Whether matrices take a part of their cells (`LONGSHORE_MATRIX=short`).
-pub fn is_short() -> bool {
-    static SHORT: LazyLock<bool> = LazyLock::new(|| std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short"));
-    *SHORT
 }
 
 /// Whether this cell of a matrix is left out: where they are short, the 1st, 4th, 7th, ... step is disturbed once, and then the call is

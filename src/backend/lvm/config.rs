@@ -146,7 +146,7 @@ impl LvmConfig {
     }
 
     /// What is to become of the data of a thick volume that was made in this class. Where the class makes no thick volumes in its volume
-    /// group any more, or is gone, nobody knows what it was promised: then as the strictest of those says that do.
+    /// group any more, or is gone, nobody knows what it said: then as the strictest of those says that do.
     pub(super) fn wipe(&self, volume_group: &str, class: Option<&str>) -> Wipe {
         let is_thick = |one: &&DeviceClass| one.volume_group == volume_group && one.thin_pool.is_none();
         let own = self.class(class).ok().filter(is_thick);

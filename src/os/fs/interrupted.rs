@@ -57,8 +57,7 @@ pub(crate) fn killed_at_write(name: &'static str, arguments: &[&str], number: u6
 
 /// The writes of a program at which it is killed: each, or with `LONGSHORE_MATRIX=short` every third.
 pub(crate) fn writes() -> impl Iterator<Item = u64> {
-    let is_short = std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short");
-    (1..).step_by(if is_short { 3 } else { 1 })
+    (1..).step_by(if test_support::is_short() { 3 } else { 1 })
 }
 
 /// The bytes of an ext4 as a power cut leaves it, with a synced file and one that was deleted while it was open.

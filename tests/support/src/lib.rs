@@ -48,3 +48,8 @@ pub fn starting() -> RwLockWriteGuard<'static, ()> {
 pub fn nobody_starts() -> RwLockReadGuard<'static, ()> {
     STARTING.read().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Whether matrices take a part of their cells (`LONGSHORE_MATRIX=short`).
+pub fn is_short() -> bool {
+    std::env::var("LONGSHORE_MATRIX").is_ok_and(|value| value == "short")
+}
