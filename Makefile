@@ -30,16 +30,12 @@ test-%: ## one ring of tests; `scripts/test --list` prints them: make test-vm
 	@scripts/deps test
 	@scripts/test $*
 
-test-e2e: ## for what `make test` has no time: all of Kubernetes' storage suite, matrices in full, fuzz targets
+test-e2e: ## for what `make test` has no time, and a release needs: Kubernetes' storage suite, all of the virtual machine, each cell
 	@scripts/deps test
-	@cargo build --locked
+	@scripts/test killed-all matrix-all cloud-all vm-all fuzz kubernetes
 	@tests/kubernetes/run all
 	@tests/kubernetes/run older
 	@tests/kubernetes/run plain
-	@tests/vm/run 50-luks-matrix 53-lvm-sanity 54-lvm-matrix 63-nfs-peers 68-nfs-matrix 87-iscsi-peers 88-iscsi-matrix
-	@scripts/test fuzz
-	@cargo test --locked --features faults,otlp --lib -- killed_at_any_write killed_at_a_write
-	@cargo test --locked --features faults,otlp --test cloud -- --include-ignored --test-threads=8
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
 	@scripts/deps test release

@@ -21,7 +21,9 @@ fn program() -> PathBuf {
     cargo.args(["build", "--locked", "--offline", "--quiet", "--example", "example-backend"]);
     // What the cargo of the tests says of this package: build scripts that read it would run again, and all behind them be compiled again.
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+        let is_of_package =
+            |name: &str| name == "OUT_DIR" || ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix));
+        if name.to_str().is_some_and(is_of_package) {
             cargo.env_remove(name);
         }
     }

@@ -85,7 +85,7 @@ impl Backend {
 
     /// Whether a cell takes seconds, as a login does, and there is not the time for all of them.
     fn is_slow(self) -> bool {
-        self == Backend::Iscsi || common::is_short()
+        self == Backend::Iscsi
     }
 
     /// Whether the storage shuts out a node from which a volume is detached, though that node continues.
@@ -675,8 +675,7 @@ impl Peers {
     fn at_each_step(&mut self, hold: Hold, call: Call, event: fn(Call, String) -> Event) {
         let steps = self.steps(hold, call);
         let mut reached = 0;
-        // With LONGSHORE_MATRIX=short, every other step.
-        for (turn, (number, micros)) in (1..).zip(steps).step_by(if common::is_short() { 2 } else { 1 }).enumerate() {
+        for (turn, (number, micros)) in (1..).zip(steps).enumerate() {
             let within = if micros > 1000 { vec![micros.min(500_000) / 2] } else { Vec::new() };
             let orders = std::iter::once(format!("crash@{number}"))
                 .chain(within.into_iter().map(|micros| format!("crash-within:{micros}@{number}")));

@@ -289,6 +289,6 @@ mod tests {
         assert_eq!(seen.len(), 10_000);
         assert!(seen.is_sorted());
         // A tenth of a second on a quiet machine; a quadratic way would take minutes.
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     }
 }

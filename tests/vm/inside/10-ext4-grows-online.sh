@@ -1,5 +1,6 @@
 #!/bin/bash
 # ext4 grows while it is mounted and written to, which needs a capability that many a container lacks.
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

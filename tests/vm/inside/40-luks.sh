@@ -2,6 +2,7 @@
 # An encrypted volume's whole life: what lies in the pool is ciphertext, only the passphrase of the node-stage secret opens it, it
 # grows without it, its clone is encrypted too, and a kill at any time leaves nothing that the next calls do not take down.
 # about 36 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -2,6 +2,7 @@
 # The disk below a volume fails (device-mapper's `error` and `flakey` targets under just those blocks that the image has): a
 # volume that cannot be read is never formatted, a mkfs that cannot write leaves nothing, and when the disk is well again all continues.
 # about 31 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Snapshots, restores and clones of thin volumes; what is refused, and why; what an administrator does by hand; static volumes.
 # about 75 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

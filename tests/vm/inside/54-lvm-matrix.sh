@@ -1,7 +1,6 @@
 #!/bin/bash
 # The matrices of tests/matrix.rs for logical volumes: every step is killed, hangs and fails.
 # about 300 s
-# only with --all
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

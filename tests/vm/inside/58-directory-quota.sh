@@ -2,6 +2,7 @@
 # Capacities of directories enforced by project quotas: xfs stops all, ext4 all but root. Numbers from 2^31 on, none of them used again while
 # anything has it, also after kills; statistics by the quota; links, clones and restores within it; what is changed behind the driver's back.
 # about 60 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # NFS on a node: static volumes on a real server, one kernel mount for all of them, every version, bad input, a killed driver.
 # about 56 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

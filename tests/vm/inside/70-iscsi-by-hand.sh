@@ -2,6 +2,7 @@
 # LUNs that someone exported by hand: staged by CHAP, as file system and as raw block, unstaged, staged again; two LUNs of one session;
 # mutual CHAP; and no password of it anywhere but in the kernel.
 # about 9 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

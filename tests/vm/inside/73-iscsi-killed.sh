@@ -2,6 +2,7 @@
 # The driver is killed while it connects and disconnects: the next calls find what it left and let go of it, and what others have is
 # never touched.
 # about 13 s
+# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

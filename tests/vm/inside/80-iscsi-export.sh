@@ -2,6 +2,7 @@
 # A volume is exported to the node that it is attached to, and to nobody else; what is written over the wire is in the image; with
 # the last detachment all of it is gone from the kernel.
 # about 31 s
+# in make test
 set -euo pipefail
 # shellcheck source=san.bash
 . "$(dirname "$0")/san.bash"

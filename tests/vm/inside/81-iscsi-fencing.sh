@@ -2,6 +2,7 @@
 # A node that hangs keeps its session and an open device. Once the controller has detached it, it can no longer write, and what the
 # next node wrote stays: also where a node cannot be reached.
 # about 19 s
+# in make test
 set -euo pipefail
 # shellcheck source=san.bash
 . "$(dirname "$0")/san.bash"

@@ -23,8 +23,6 @@ leftovers() {
     losetup -D
 }
 
-# A part of the cells.
-[ ! -e matrix-short ] || export LONGSHORE_MATRIX=short
 mounts_before=$(mounts)
 while read -r test; do
     start=$SECONDS
