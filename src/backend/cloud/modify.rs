@@ -82,7 +82,14 @@ impl Controller {
             Err(refusal) if refusal.because == CloudErrorKind::TooSoon => {
                 return Err(self.too_soon(id, before.as_ref(), &refusal));
             }
-            Err(refusal) => return Err(self.refused("change disk", &object, refusal).rolled_back()),
+            Err(refusal) => {
+                // What an earlier process or another controller began may have ended since the look: the disk has it already.
+                let seen = self.look_again(id, disk)?;
+                return match self.lacking(&seen, wanted)? {
+                    None => Ok(Outcome::Changed(seen.capacity)),
+                    Some(_) => Err(self.refused("change disk", &object, refusal).rolled_back()),
+                };
+            }
         };
         // The next call finds out, and waits for it rather than ask again.
         Err(Error::failed("change disk", object, lost))

@@ -1,7 +1,7 @@
 //! Volumes grow and change, whatever the cloud does.
 
 use super::super::CloudErrorKind;
-use super::fake::Wrong::{Lost, Refused};
+use super::fake::Wrong::{Lost, Refused, Rival};
 use super::*;
 use crate::backend::{Expand, Modify};
 
@@ -37,6 +37,19 @@ fn size_and_attributes_become_one_change() {
     assert!(matches!(&error, Error::Throttled { reason, .. } if reason.contains("may be changed again from 20")), "{error}");
     assert!(matches!(bench.modifying().modify(&id("none"), &raw(&[("speed", "9")])), Err(Error::NotFound { .. })));
     assert!(bench.modifying().check(&raw(&[("spede", "9")])).is_err());
+}
+
+/// Between the look and the request another controller, or what a killed process began, has made the disk so: "cannot be resized to a smaller
+/// size".
+#[test]
+fn refused_change_that_another_program_has_made_is_done() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    bench.cloud.wrong("change_disk", [Rival(CloudErrorKind::Invalid)]);
+    assert_eq!(bench.expanding().expand(&bench.id("one"), twice()).expect("it is so"), Outcome::Changed(twice()));
+    bench.create("two").expect("made");
+    bench.cloud.wrong("change_disk", [Refused(CloudErrorKind::Invalid)]);
+    bench.expanding().expand(&bench.id("two"), twice()).expect_err("it is not");
 }
 
 #[test]

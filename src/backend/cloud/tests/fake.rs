@@ -33,6 +33,8 @@ pub enum Wrong {
     /// It is not done, and its answer is lost.
     NotDone,
     Refused(CloudErrorKind),
+    /// Another program's same request came first and has ended, and this one is refused.
+    Rival(CloudErrorKind),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -301,6 +303,10 @@ impl FakeCloud {
         }
         match wrong {
             Some(Wrong::Lost) => Err(lost(action)),
+            Some(Wrong::Rival(because)) => {
+                std::mem::take(&mut state.later).into_iter().for_each(|(_, event)| state.happen(event));
+                Err(refusal(action, because))
+            }
             _ => Ok(Accepted::done(answer)),
         }
     }

@@ -145,6 +145,7 @@ impl StandIn {
             Some(Wrong::NotDone) => Err(lost(action)),
             Some(Wrong::Refused(because)) => Err(refusal(action, because)),
             Some(Wrong::Lost) => work(&mut state).and_then(|_| Err(lost(action))),
+            Some(Wrong::Rival(because)) => work(&mut state).and_then(|_| Err(refusal(action, because))),
         }
     }
 
