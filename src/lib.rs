@@ -38,7 +38,7 @@
 //!   deadline; unmounting looks at nothing of what it unmounts.
 //! - In a cloud an answer may be lost, late or out of date: what may have been done is found out about by token and tag, nothing is
 //!   concluded from an absence alone, nor from a part of a list ([`backend::cloud::pages`]), and only what carries the cluster's tag is
-//!   changed ([`backend::cloud`]).
+//!   changed ([`backend::cloud`]): but for a disk that another program made and a handle names, where the configuration says so.
 //! - Which disk or snapshot of a cloud a call is about, the cloud's own id says, which is recorded in the volume's or snapshot's id
 //!   ([`volume::VolumeId::recorded`]); tags are copied by others, and alone prove nothing.
 //! - A command of LVM that changes something is never killed; the next one waits for it, also in the next process ([`os::lvm`]).

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::volume::{BackendName, Error, RawParameters, Result};
+use crate::volume::{BackendName, Error, RawParameters, Result, VolumeId};
 
 use super::Backend;
 use super::leadership::Leadership;
@@ -66,6 +66,11 @@ impl Registry {
         }
     }
 
+    /// The volume that another driver has given this handle ([`Backend::existing_volume`]): of the first backend that knows it.
+    pub fn existing_volume(&self, handle: &str) -> Option<VolumeId> {
+        self.backends.values().find_map(|backend| backend.existing_volume(handle))
+    }
+
     /// All of them, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
         self.backends.values()
@@ -82,6 +87,8 @@ pub struct Offers {
     pub groups: bool,
     pub changed_blocks: bool,
     pub attach: bool,
+    /// Lists may lack volumes.
+    pub unlisted: bool,
     pub health: bool,
     pub topology: bool,
     /// Snapshots that can be restored only where their volume is.
@@ -100,6 +107,7 @@ impl Registry {
             groups: any(|backend| backend.groups().is_some()),
             changed_blocks: any(|backend| backend.changed_blocks().is_some()),
             attach: any(|backend| backend.attach().is_some()),
+            unlisted: any(|backend| backend.has_unlisted_volumes()),
             health: any(|backend| backend.health().is_some()),
             topology: any(|backend| backend.has_topology()),
             local_snapshots: any(|backend| backend.has_topology() && backend.is_local() && backend.snapshots().is_some()),

@@ -84,7 +84,8 @@ impl Capabilities {
             (ControllerRpc::PublishUnpublishVolume, offers.attach),
             (ControllerRpc::PublishReadonly, offers.attach),
             (ControllerRpc::ListVolumes, offers.provision),
-            (ControllerRpc::ListVolumesPublishedNodes, offers.provision && (offers.attach || self.node_here)),
+            // The CO takes a volume that is not in the list for detached (external-attacher, ReconcileVA).
+            (ControllerRpc::ListVolumesPublishedNodes, offers.provision && !offers.unlisted && (offers.attach || self.node_here)),
             (ControllerRpc::GetCapacity, offers.provision),
             (ControllerRpc::GetVolume, offers.provision),
             // A backend that copies one for a snapshot copies one for a clone: see `Provision::create`.
@@ -146,6 +147,7 @@ mod tests {
             groups: true,
             changed_blocks: true,
             attach: true,
+            unlisted: false,
             health: true,
             topology: true,
             local_snapshots: true,
@@ -204,5 +206,7 @@ mod tests {
         let alone = Capabilities { node_here: false, offers: Offers { attach: false, ..all().offers }, ..all() };
         assert!(!claims(alone));
         assert!(claims(Capabilities { node_here: true, ..alone }));
+        assert!(claims(all()));
+        assert!(!claims(Capabilities { offers: Offers { unlisted: true, ..all().offers }, ..all() }), "the list lacks some");
     }
 }

@@ -123,12 +123,13 @@ impl csi::controller_server::Controller for ControllerService {
 
     async fn create_snapshot(&self, request: Request<csi::CreateSnapshotRequest>) -> Answer<csi::CreateSnapshotResponse> {
         let controller = self.controller.clone();
+        let asked = request.get_ref().source_volume_id.clone();
         let work = move |create: CreateSnapshot| {
             let made_or_found = controller.snapshot(&create.name, &create.source, &create.parameters, &create.topology);
             made_or_found.inspect(|snapshot| made(&snapshot.as_inner().id))
         };
         let snapshot = self.services.mutate(Rpc::CreateSnapshot, request, work).await?;
-        Ok(Response::new(csi::CreateSnapshotResponse { snapshot: Some(encode::snapshot(&snapshot)) }))
+        Ok(Response::new(csi::CreateSnapshotResponse { snapshot: Some(encode::snapshot_of(&snapshot, asked)) }))
     }
 
     async fn delete_snapshot(&self, request: Request<csi::DeleteSnapshotRequest>) -> Answer<csi::DeleteSnapshotResponse> {
@@ -174,9 +175,10 @@ impl csi::controller_server::Controller for ControllerService {
         request: Request<csi::ControllerGetVolumeRequest>,
     ) -> Answer<csi::ControllerGetVolumeResponse> {
         let controller = self.controller.clone();
+        let asked = request.get_ref().volume_id.clone();
         let work = move |Lookup { id }| controller.get(&id);
         let entry = self.services.read(Rpc::ControllerGetVolume, request, work).await?;
-        Ok(Response::new(encode::volume_found(&entry)))
+        Ok(Response::new(encode::volume_found(&entry, &asked)))
     }
 
     async fn controller_modify_volume(

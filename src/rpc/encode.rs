@@ -84,9 +84,14 @@ pub(super) fn volume_entries(entries: &[VolumeEntry]) -> Vec<csi::list_volumes_r
     encoded.collect()
 }
 
-pub(super) fn volume_found(entry: &VolumeEntry) -> csi::ControllerGetVolumeResponse {
+/// `asked` is the handle by which the CO asked.
+pub(super) fn volume_found(entry: &VolumeEntry, asked: &str) -> csi::ControllerGetVolumeResponse {
     let status = csi::controller_get_volume_response::VolumeStatus { published_node_ids: node_ids(&entry.published) };
-    csi::ControllerGetVolumeResponse { volume: Some(volume(&entry.volume)), status: Some(status) }
+    let mut volume = volume(&entry.volume);
+    if entry.volume.id.is_existing() {
+        asked.clone_into(&mut volume.volume_id);
+    }
+    csi::ControllerGetVolumeResponse { volume: Some(volume), status: Some(status) }
 }
 
 /// Confirms what was asked, as it was asked, or says why not. mutable_parameters are not among what was looked at, so they
@@ -120,6 +125,15 @@ pub(super) fn expanded(expanded: Expanded) -> csi::ControllerExpandVolumeRespons
         capacity_bytes: bytes(expanded.capacity.0),
         node_expansion_required: expanded.node_expansion_required,
     }
+}
+
+/// The answer to CreateSnapshot; `source` is the handle by which the CO asked.
+pub(super) fn snapshot_of(taken: &Snapshot, source: String) -> csi::Snapshot {
+    let mut encoded = snapshot(taken);
+    if taken.source.is_existing() {
+        encoded.source_volume_id = source;
+    }
+    encoded
 }
 
 pub(super) fn snapshot(snapshot: &Snapshot) -> csi::Snapshot {

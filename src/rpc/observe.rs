@@ -92,6 +92,9 @@ pub(super) fn made(id: &impl Display) {
 /// A request that can say what it is about.
 pub(super) trait Observed {
     fn subject(&self) -> Subject<'_>;
+
+    /// The handles of volumes in it, which another driver may have given.
+    fn handles(&mut self) -> Vec<&mut String>;
 }
 
 /// At most this many bytes of what the caller sent go into a log line.
@@ -101,8 +104,15 @@ fn shown(text: &str) -> Option<&str> {
     (!text.is_empty()).then(|| cut(text, LONGEST))
 }
 
+/// The first of them.
+macro_rules! first {
+    ($first:expr $(, $rest:expr)*) => {
+        $first
+    };
+}
+
 macro_rules! observed {
-    ($($message:ident $(id $id:ident)? $(path $path:ident)? $(node $node:ident)? $(context $context:ident)?;)*) => {
+    ($($message:ident $(id $id:ident)? $(path $path:ident)? $(node $node:ident)? $(context $context:ident)? $(handles $handles:expr)?;)*) => {
         $(impl Observed for csi::$message {
             #[allow(clippy::needless_update, reason = "some have all fields")]
             fn subject(&self) -> Subject<'_> {
@@ -114,40 +124,53 @@ macro_rules! observed {
                     ..Subject::default()
                 }
             }
+
+            fn handles(&mut self) -> Vec<&mut String> {
+                let handles: fn(&mut csi::$message) -> Vec<&mut String> = first!($($handles,)? |_| Vec::new());
+                handles(self)
+            }
         })*
     };
 }
 
+fn source_handle(request: &mut csi::CreateVolumeRequest) -> Vec<&mut String> {
+    use csi::volume_content_source::Type;
+    match request.volume_content_source.as_mut().and_then(|source| source.r#type.as_mut()) {
+        Some(Type::Volume(source)) => vec![&mut source.volume_id],
+        Some(Type::Snapshot(_)) | None => Vec::new(),
+    }
+}
+
 observed! {
-    CreateVolumeRequest id name context parameters;
-    DeleteVolumeRequest id volume_id;
-    ControllerPublishVolumeRequest id volume_id node node_id context volume_context;
-    ControllerUnpublishVolumeRequest id volume_id node node_id;
-    ValidateVolumeCapabilitiesRequest id volume_id;
+    CreateVolumeRequest id name context parameters handles source_handle;
+    DeleteVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
+    ControllerPublishVolumeRequest id volume_id node node_id context volume_context handles |request| vec![&mut request.volume_id];
+    ControllerUnpublishVolumeRequest id volume_id node node_id handles |request| vec![&mut request.volume_id];
+    ValidateVolumeCapabilitiesRequest id volume_id handles |request| vec![&mut request.volume_id];
     ListVolumesRequest;
     ControllerListVolumeHealthRequest;
-    ControllerGetVolumeHealthRequest id volume_id;
-    ControllerGetVolumeRequest id volume_id;
-    ControllerModifyVolumeRequest id volume_id;
+    ControllerGetVolumeHealthRequest id volume_id handles |request| vec![&mut request.volume_id];
+    ControllerGetVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
+    ControllerModifyVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
     GetCapacityRequest context parameters;
-    CreateSnapshotRequest id name context parameters;
+    CreateSnapshotRequest id name context parameters handles |request| vec![&mut request.source_volume_id];
     DeleteSnapshotRequest id snapshot_id;
-    ListSnapshotsRequest id snapshot_id;
+    ListSnapshotsRequest id snapshot_id handles |request| vec![&mut request.source_volume_id];
     GetSnapshotRequest id snapshot_id;
-    ControllerExpandVolumeRequest id volume_id;
-    CreateVolumeGroupSnapshotRequest id name;
+    ControllerExpandVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
+    CreateVolumeGroupSnapshotRequest id name handles |request| request.source_volume_ids.iter_mut().collect();
     DeleteVolumeGroupSnapshotRequest id group_snapshot_id;
     GetVolumeGroupSnapshotRequest id group_snapshot_id;
     GetMetadataAllocatedRequest id snapshot_id;
     GetMetadataDeltaRequest id target_snapshot_id;
-    NodeStageVolumeRequest id volume_id path staging_target_path context volume_context;
-    NodeUnstageVolumeRequest id volume_id path staging_target_path;
-    NodePublishVolumeRequest id volume_id path target_path context volume_context;
-    NodeUnpublishVolumeRequest id volume_id path target_path;
-    NodeGetVolumeStatsRequest id volume_id path volume_path;
-    NodeGetVolumeHealthRequest id volume_id path volume_publish_path;
+    NodeStageVolumeRequest id volume_id path staging_target_path context volume_context handles |request| vec![&mut request.volume_id];
+    NodeUnstageVolumeRequest id volume_id path staging_target_path handles |request| vec![&mut request.volume_id];
+    NodePublishVolumeRequest id volume_id path target_path context volume_context handles |request| vec![&mut request.volume_id];
+    NodeUnpublishVolumeRequest id volume_id path target_path handles |request| vec![&mut request.volume_id];
+    NodeGetVolumeStatsRequest id volume_id path volume_path handles |request| vec![&mut request.volume_id];
+    NodeGetVolumeHealthRequest id volume_id path volume_publish_path handles |request| vec![&mut request.volume_id];
     NodeGetStorageHealthRequest;
-    NodeExpandVolumeRequest id volume_id path volume_path;
+    NodeExpandVolumeRequest id volume_id path volume_path handles |request| vec![&mut request.volume_id];
     NodeGetInfoRequest;
 }
 
@@ -331,6 +354,47 @@ mod tests {
         ] {
             assert_eq!(level(rpc, code), expected, "{} {code:?}", rpc.name());
         }
+    }
+
+    #[test]
+    #[allow(clippy::needless_update, reason = "one has all fields")]
+    fn handles_of_volumes_are_found_in_each_request() {
+        let handle = || "projects/p/zones/z-a-b/disks/d".to_owned();
+        fn found<R: Observed>(mut request: R) -> Vec<String> {
+            request.handles().into_iter().map(|handle| handle.clone()).collect()
+        }
+        macro_rules! volume_id {
+            ($($message:ident),*) => { [$(found(csi::$message { volume_id: handle(), ..Default::default() })),*] };
+        }
+        let by_volume_id = volume_id![
+            DeleteVolumeRequest,
+            ControllerPublishVolumeRequest,
+            ControllerUnpublishVolumeRequest,
+            ValidateVolumeCapabilitiesRequest,
+            ControllerGetVolumeHealthRequest,
+            ControllerGetVolumeRequest,
+            ControllerModifyVolumeRequest,
+            ControllerExpandVolumeRequest,
+            NodeStageVolumeRequest,
+            NodeUnstageVolumeRequest,
+            NodePublishVolumeRequest,
+            NodeUnpublishVolumeRequest,
+            NodeGetVolumeStatsRequest,
+            NodeGetVolumeHealthRequest,
+            NodeExpandVolumeRequest
+        ];
+        let volume = csi::volume_content_source::VolumeSource { volume_id: handle() };
+        let source = csi::VolumeContentSource { r#type: Some(csi::volume_content_source::Type::Volume(volume)) };
+        let others = [
+            found(csi::CreateSnapshotRequest { source_volume_id: handle(), ..Default::default() }),
+            found(csi::ListSnapshotsRequest { source_volume_id: handle(), ..Default::default() }),
+            found(csi::CreateVolumeGroupSnapshotRequest { source_volume_ids: vec![handle()], ..Default::default() }),
+            found(csi::CreateVolumeRequest { volume_content_source: Some(source), ..Default::default() }),
+        ];
+        for one in by_volume_id.into_iter().chain(others) {
+            assert_eq!(one, [handle()]);
+        }
+        assert!(found(csi::NodeGetInfoRequest::default()).is_empty());
     }
 
     #[test]

@@ -179,7 +179,7 @@ impl Services {
     }
 
     /// Turns away what is not offered and what cannot be decoded; both are reported here.
-    pub(super) fn admit<Q, R>(&self, rpc: Rpc, request: Q) -> Result<(Report, R), Status>
+    pub(super) fn admit<Q, R>(&self, rpc: Rpc, mut request: Q) -> Result<(Report, R), Status>
     where
         Q: Observed + fmt::Debug,
         R: TryFrom<Q, Error = Error>,
@@ -193,6 +193,11 @@ impl Services {
             && let Some(reason) = self.inner.parts.registry.leadership().standby()
         {
             return Err(report.failed(&reason));
+        }
+        for handle in request.handles() {
+            if let Some(id) = self.inner.parts.registry.existing_volume(handle) {
+                *handle = id.to_string();
+            }
         }
         match R::try_from(request) {
             Ok(request) => Ok((report, request)),

@@ -89,7 +89,7 @@ fn local_from_name(name: &str) -> String {
 
 /// How the id of a name begins that could not be one itself.
 const DIGESTED: &str = "h-";
-/// Prefix of the id that we give a static volume.
+/// Prefix of the id that we give a static volume: a digest of its handle follows, or the storage's own id ([`VolumeId::existing`]).
 const STATIC: &str = "x-";
 
 /// How the id of an object begins whose storage's own id is recorded in it: `d-<storage's id>.<id>`.
@@ -97,11 +97,19 @@ const RECORDED: &str = "d-";
 
 /// The storage's own id, where one is recorded, and the part that is derived from the name.
 fn split(local: &str) -> (Option<&str>, &str) {
+    if let Some(stored) = existing(local) {
+        return (Some(stored), local);
+    }
     let recorded = local.strip_prefix(RECORDED).and_then(|rest| rest.split_once('.'));
     match recorded.filter(|(stored, derived)| !stored.is_empty() && valid_local(derived)) {
         Some((stored, derived)) => (Some(stored), derived),
         None => (None, local),
     }
+}
+
+/// What the storage calls an object that was not made by us; `None` for any other id.
+fn existing(local: &str) -> Option<&str> {
+    local.strip_prefix(STATIC).filter(|stored| !stored.is_empty() && !is_digest(stored))
 }
 
 /// How the id of an ephemeral inline volume begins; a digest follows.
@@ -115,8 +123,11 @@ fn digest(name: &str) -> String {
 
 /// Only the whole form is reserved: a CO may have volumes already whose names begin like it.
 fn is_ephemeral(local: &str) -> bool {
-    let digest = local.strip_prefix(EPHEMERAL).filter(|digest| digest.len() == DIGITS);
-    digest.is_some_and(|digest| digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+    local.strip_prefix(EPHEMERAL).is_some_and(is_digest)
+}
+
+fn is_digest(text: &str) -> bool {
+    text.len() == DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 macro_rules! handle {
@@ -255,6 +266,24 @@ impl VolumeId {
         VolumeId { backend: backend.clone(), local: format!("{STATIC}{}", digest(handle)) }
     }
 
+    /// The id of an object that the storage calls `stored` and that was not made by us: never one that [`VolumeId::derive`] gives.
+    /// `stored` is recorded in it.
+    ///
+    /// # Errors
+    /// `Invalid` where `stored` has other characters than `[A-Za-z0-9._-]`, looks like a digest, or the id would be longer than [`MAX_ID`].
+    pub fn existing(backend: &BackendName, stored: &str) -> Result<Self> {
+        let id = VolumeId::from_parts(backend, &format!("{STATIC}{stored}"))?;
+        match id.is_existing() {
+            true => Ok(id),
+            false => Err(VolumeId::malformed(&id.to_string())),
+        }
+    }
+
+    /// Whether the id has the form of [`VolumeId::existing`].
+    pub fn is_existing(&self) -> bool {
+        existing(&self.local).is_some()
+    }
+
     /// The id of the ephemeral inline volume that `mark` describes: never one that [`VolumeId::derive`] gives.
     pub fn ephemeral(backend: &BackendName, mark: &str) -> Self {
         VolumeId { backend: backend.clone(), local: format!("{EPHEMERAL}{}", digest(mark)) }
@@ -376,6 +405,21 @@ mod tests {
         assert_ne!(VolumeId::derive(&backend(), recorded.local()), recorded);
         for not_recordable in ["", "a.b", "a/b", "a b"] {
             assert!(recorded.record(not_recordable).is_err(), "{not_recordable:?}");
+        }
+    }
+
+    #[test]
+    fn id_of_existing_disk_is_not_derived_from_any_name() {
+        let existing = VolumeId::existing(&backend(), "europe-west3-a_data.1").expect("an id");
+        assert_eq!(existing.to_string(), "image:x-europe-west3-a_data.1");
+        assert_eq!(existing.to_string().parse::<VolumeId>().expect("our own id parses"), existing);
+        assert!(existing.is_existing());
+        assert_eq!((existing.recorded(), existing.unrecorded()), (Some("europe-west3-a_data.1"), existing.clone()));
+        assert_ne!(VolumeId::derive(&backend(), existing.local()), existing);
+        let by_hand = VolumeId::by_hand(&backend(), "any text");
+        assert!(!by_hand.is_existing() && by_hand.recorded().is_none());
+        for stored in ["", "a/b", &"f".repeat(DIGITS), &"a".repeat(MAX_ID)] {
+            VolumeId::existing(&backend(), stored).expect_err(stored);
         }
     }
 

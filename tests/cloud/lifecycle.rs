@@ -40,6 +40,56 @@ fn named<'a>(disks: &'a [Element], local: &str) -> &'a Element {
     found[0]
 }
 
+/// As `existing_disk_by_its_handle` of the other clouds. The rights of the documented policy end at the cluster's tag.
+#[test]
+fn disk_of_another_program_is_used_by_its_handle() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instances = cloud.run_instances(2, "m5.large", ZONE);
+    let made = cloud.must("CreateVolume", &[("AvailabilityZone", ZONE), ("Size", "10"), ("VolumeType", "gp3")]);
+    let handle = made.get("volumeId");
+    let start = |existing: &str| {
+        let mut driver = Driver::new(&cloud, SPEED, &instances[0], &format!("http://{}", cloud.address));
+        let path = driver.harness.path("config.yaml");
+        let config = std::fs::read_to_string(&path).expect("the configuration");
+        std::fs::write(&path, format!("{config}    {existing}\n")).expect("the configuration");
+        cloud.manners().policy = None;
+        driver.harness.start();
+        driver
+    };
+    let driver = start("");
+    assert_eq!(driver.attach(handle, &instances[0]).expect_err("no volume of ours").code(), Code::NotFound);
+    driver.delete(handle).expect("there is no such volume");
+    drop(driver);
+
+    let driver = start("existingDisks: use");
+    let context = driver.attach(handle, &instances[0]).expect("attached");
+    assert_eq!((context["volume"].as_str(), context.get("madeEmpty")), (handle, None));
+    assert_eq!(driver.attach(handle, &instances[0]).expect("again"), context);
+    assert_eq!(driver.attach(handle, &instances[1]).expect_err("elsewhere").code(), Code::FailedPrecondition);
+    assert_eq!(driver.expand(handle, 20).expect("grown").capacity_bytes, 20 * GIB);
+    let snapshot = driver.snapshot("then", handle).expect("a snapshot");
+    assert_eq!(snapshot.source_volume_id, handle, "as the CO asked");
+    driver.create_as(from_snapshot("restored", &snapshot.snapshot_id)).expect("restored");
+    driver.create_as(clone_of("copy", handle)).expect("copied");
+    assert_eq!(driver.list(0).len(), 2, "only what this driver made is listed");
+    for name in ["ebs:restored", "ebs:copy"] {
+        driver.delete(name).expect("deleted");
+    }
+    driver.delete_snapshot(&snapshot.snapshot_id).expect("deleted");
+    driver.detach(handle, &instances[0]).expect("detached");
+    let refused = driver.delete(handle).expect_err("it is not to be deleted");
+    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("existingDisks"), "{refused}");
+    let disk = cloud.moto.volumes().remove(0);
+    assert_eq!((disk.get("status"), disk.items("tagSet").len()), ("available", 0), "nothing of it was changed: {disk:#?}");
+    drop(driver);
+
+    let driver = start("existingDisks: delete");
+    driver.delete(handle).expect("deleted");
+    driver.delete(handle).expect("again");
+    assert_eq!(cloud.moto.volumes(), []);
+    driver.assert_clean("at the end");
+}
+
 /// The whole life. `waits` is called where EC2 wants six hours to pass; `copies` is whether a volume is copied without a snapshot.
 fn live(driver: &Driver, instance: &str, copies: bool, waits: impl Fn()) {
     let volume = driver.create("data").expect("created");

@@ -299,8 +299,15 @@ pub trait Stage: Emulated + Sized {
 
     /// `None`, and said, where it cannot be had.
     fn open() -> Option<Self>;
-    /// Configured, and not started.
-    fn driver(&self) -> Driver;
+    /// Configured, with `more` of the configuration, and not started.
+    fn driver_with(&self, more: &str) -> Driver;
+    fn driver(&self) -> Driver {
+        self.driver_with("")
+    }
+    /// The handle that the cloud's own CSI driver would give the one disk there is.
+    fn handle(&self) -> String;
+    /// Makes the one disk there is one of another program's.
+    fn disown(&self);
     /// The request that a call sends, as the cloud calls it.
     fn request_of(call: Call) -> &'static str;
     /// A request for a volume, made one for a volume that can change.
@@ -469,4 +476,64 @@ pub fn killed_before_every_step<C: Stage>() {
         }
     }
     println!("FIGURE: {} crash matrix: {cells} cells, {kills} kills", C::NAME);
+}
+
+/// A disk that another program made is used by the handle that the cloud's own CSI driver gave it, where the configuration says so: its life
+/// but for its beginning. Nothing of it is changed that was not asked for.
+pub fn existing_disk_by_its_handle<C: Stage>() {
+    let Some(cloud) = C::open() else { return };
+    let driver = cloud.driver().started();
+    let own = driver.create("data").expect("created");
+    let handle = cloud.handle();
+    cloud.disown();
+
+    // As a rule it is no volume of ours, by whatever handle.
+    assert_eq!(code(driver.attach(&handle, "n1")).0, Code::NotFound);
+    driver.delete(&handle).expect("there is no such volume");
+    driver.detach(&handle, "n1").expect("there is no such volume");
+    let (refused, why) = code(driver.attach(&own, "n1"));
+    assert!(refused == Code::FailedPrecondition && why.contains("restore these tags"), "{refused}: {why}");
+    drop(driver);
+
+    let driver = cloud.driver_with("existingDisks: use").started();
+    let context = driver.attach(&handle, "n1").expect("attached");
+    assert!(!context.contains_key("madeEmpty"), "nobody knows that it is blank: {context:?}");
+    assert_eq!(driver.attach(&handle, "n1").expect("again"), context);
+    assert_eq!(code(driver.attach(&handle, "n2")).0, Code::FailedPrecondition);
+    assert_eq!(driver.expand(&handle, 20).expect("grown"), 20 * GIB);
+    let snapshot = driver.snapshot("then", &handle).expect("a snapshot");
+    assert_eq!(driver.snapshot("then", &handle).expect("again"), snapshot);
+    let restored = driver.create_as(driver.restored_from("restored", &snapshot)).expect("restored").volume_id;
+    let copy = driver.create_as(driver.clone_of("copy", &handle)).expect("copied").volume_id;
+    assert_eq!(driver.list().len(), 2, "only what this driver made is listed");
+    driver.delete(&restored).expect("deleted");
+    driver.delete(&copy).expect("deleted");
+    driver.delete_snapshot(&snapshot).expect("deleted");
+    driver.detach(&handle, "n1").expect("detached");
+    driver.detach(&handle, "n1").expect("again");
+    assert!(driver.attach(&handle, "n2").is_ok(), "attached elsewhere");
+    driver.detach(&handle, "n2").expect("detached");
+    let before = cloud.summary();
+    let (refused, why) = code(driver.delete(&handle));
+    assert!(refused == Code::FailedPrecondition && why.contains("existingDisks") && why.contains("Retain"), "{refused}: {why}");
+    assert_eq!(cloud.summary(), before);
+    drop(driver);
+
+    let driver = cloud.driver_with("existingDisks: delete").started();
+    driver.delete(&handle).expect("deleted");
+    driver.delete(&handle).expect("again");
+    driver.assert_clean(&cloud, "at the end");
+}
+
+/// A disk of a volume of ours is not also a volume by another handle: two PersistentVolumes would share it.
+pub fn own_disk_is_refused_by_the_handle_of_another_driver<C: Stage>() {
+    let Some(cloud) = C::open() else { return };
+    let driver = cloud.driver_with("existingDisks: delete").started();
+    let own = driver.create("data").expect("created");
+    let handle = cloud.handle();
+    for (refused, why) in [code(driver.attach(&handle, "n1")), code(driver.delete(&handle)), code(driver.expand(&handle, 20))] {
+        assert!(refused == Code::FailedPrecondition && why.contains("use the handle of that volume"), "{refused}: {why}");
+    }
+    driver.delete(&own).expect("deleted");
+    driver.assert_clean(&cloud, "at the end");
 }

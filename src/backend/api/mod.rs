@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology};
+use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology, VolumeId};
 
 mod controller;
 mod doctor;
@@ -81,6 +81,17 @@ pub trait Backend: Send + Sync {
     /// As `parameters`.
     fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         self.parameters(raw)
+    }
+
+    /// The volume that another driver of the same storage has given this handle, where such volumes are used here. Asks nothing: the same in
+    /// each process with this configuration.
+    fn existing_volume(&self, _handle: &str) -> Option<VolumeId> {
+        None
+    }
+
+    /// Whether it may have volumes that are not in its list: [`Backend::existing_volume`].
+    fn has_unlisted_volumes(&self) -> bool {
+        false
     }
 
     /// The parameters of a volume by which a repeated CreateVolume is compared with it: without those that `create` has filled in or kept

@@ -102,14 +102,21 @@ impl SharedConnection {
 /// What a device must hold to be the volume's, where nothing else shows this node for certain which device the volume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpectedContents {
-    /// Of the file system or LUKS header, and of those that are to be made: 36 characters in lower case.
-    pub uuid: String,
-    /// The volume was copied from one that held something: it is not blank.
+    /// Of the file system or LUKS header, and of those that are to be made: 36 characters in lower case. `None`: any.
+    pub uuid: Option<String>,
+    /// The volume was copied from one that held something, or made by another program: it is not blank.
     pub is_copy: bool,
     /// Where the device is by the storage's word, for people: `LUN 5`.
     pub place: String,
     /// What a person does about a device that holds something else.
     pub remedy: String,
+}
+
+impl ExpectedContents {
+    /// Whether what has this UUID may be the volume's.
+    pub fn may_be(&self, uuid: &str) -> bool {
+        self.uuid.as_deref().is_none_or(|own| own == uuid)
+    }
 }
 
 /// What a node needs to know to connect a volume.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::cloud::ExistingDisks;
 use crate::backend::cloud::http::may_hear_secrets;
 use crate::volume::{BackendName, Error, Result};
 
@@ -63,6 +64,12 @@ pub struct AzureConfig {
     /// Tags of all disks and snapshots.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
+    /// Disks that another program made, by their handles in azuredisk-csi-driver
+    /// (`/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/disks/N`. With it, `subscriptionId` and `resourceGroup` are
+    /// needed): `use` them, or `delete` them as well where the PersistentVolume's reclaim policy says so. The same on the controller and
+    /// on nodes. Default: they are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub existing_disks: Option<ExistingDisks>,
     /// The zone of this node, such as `westeurope-1`. Default: from the metadata service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
@@ -158,6 +165,10 @@ impl AzureConfig {
         }
         for (key, value) in &self.tags {
             check_tag(key, value).map_err(|reason| Error::invalid("tags", reason))?;
+        }
+        if self.existing_disks.is_some() && (self.subscription_id.is_none() || self.resource_group.is_none()) {
+            let reason = "it needs subscriptionId and resourceGroup, by which handles of this backend are known";
+            return Err(Error::invalid("existingDisks", reason));
         }
         if self.volume_attach_limit == Some(0) {
             let reason = "0 would let this node have no volume; leave it out for the limit of its size";

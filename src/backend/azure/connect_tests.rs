@@ -161,7 +161,7 @@ fn contents_are_those_of_publish_context() {
     assert_eq!(expected(&CONTEXT).expect("an older controller's, or disk"), None);
     for (copied, is_copy) in [("true", true), ("", false)] {
         let found = expected(&[("contents", uuid), ("copied", copied)]).expect("read").expect("known");
-        let words = (found.uuid.as_str(), found.is_copy, found.place.as_str());
+        let words = (found.uuid.as_deref().unwrap_or_default(), found.is_copy, found.place.as_str());
         assert_eq!(words, (uuid.to_ascii_lowercase().as_str(), is_copy, "LUN 5"));
     }
     expected(&[("contents", "any")]).expect_err("no UUID");

@@ -11,7 +11,7 @@ use crate::volume::{Error, Result};
 
 use super::cloud::clock::Clock;
 use super::cloud::retry::Patience;
-use super::cloud::{Cloud, CloudBackend, CloudOptions, Role};
+use super::cloud::{Cloud, CloudBackend, CloudOptions, NamedDisk, Role};
 
 pub mod api;
 mod cloud;
@@ -58,11 +58,18 @@ pub fn open(config: AzureConfig, role: Role, requests: CloudRequests, identity: 
     Ok(CloudBackend::new(CloudOptions {
         name: config.name,
         cluster: config.cluster.unwrap_or_default(),
+        existing: config.existing_disks.map(|disks| (disks, named(config.subscription_id, config.resource_group))),
         policy: Arc::new(policy),
         cloud,
         connect: Box::new(node),
         clock,
     }))
+}
+
+/// The disks that azuredisk-csi-driver has given handles, of this subscription and resource group.
+fn named(subscription: Option<String>, group: Option<String>) -> NamedDisk {
+    let (subscription, group) = (subscription.unwrap_or_default(), group.unwrap_or_default());
+    Box::new(move |handle| names::disk_of_handle(handle, &subscription, &group))
 }
 
 fn missing(config: &AzureConfig, field: &'static str, reason: &str) -> Error {

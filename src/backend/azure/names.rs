@@ -26,6 +26,15 @@ pub fn disk_in(id: &str, group: &str) -> Option<DiskId> {
     Some(DiskId(if of.eq_ignore_ascii_case(group) { name } else { format!("{of}/{name}") }))
 }
 
+/// The disk that azuredisk-csi-driver has given this handle, if it is of this subscription and resource group:
+/// `/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/disks/N`, in any case.
+pub fn disk_of_handle(handle: &str, subscription: &str, group: &str) -> Option<DiskId> {
+    let prefix = format!("/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/disks/");
+    let (front, name) = handle.split_at_checked(prefix.len())?;
+    let name = name.to_ascii_lowercase();
+    (front.eq_ignore_ascii_case(&prefix) && is_disk(&name)).then_some(DiskId(name))
+}
+
 /// The snapshot of a resource id.
 pub fn snapshot_in(id: &str) -> Option<String> {
     after(id, "snapshots")
@@ -100,6 +109,26 @@ pub fn number_of(zone: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn handle_of_another_driver_is_a_disk_of_this_group_in_any_case() {
+        let read = |handle: &str| disk_of_handle(handle, "S-1", "MC_Group").map(|disk| disk.0);
+        let prefix = "/subscriptions/s-1/resourceGroups/mc_group/providers/Microsoft.Compute/disks/";
+        assert_eq!(read(&format!("{prefix}PVC-1.x")), Some("pvc-1.x".to_owned()));
+        assert_eq!(read(&format!("{}pvc-1", prefix.to_uppercase())), Some("pvc-1".to_owned()));
+        for handle in [
+            prefix,
+            &format!("{prefix}a/b"),
+            &prefix[1..],
+            "/subscriptions/s-2/resourceGroups/mc_group/providers/Microsoft.Compute/disks/d",
+            "/subscriptions/s-1/resourceGroups/mc_other/providers/Microsoft.Compute/disks/d",
+            "/subscriptions/s-1/resourceGroups/mc_group/providers/Microsoft.Compute/snapshots/d",
+            "az:pvc-1",
+            "/subscriptions/s-1/resourceGroups/mc_group/providers/Microsoft.Comput\u{e9}",
+        ] {
+            assert_eq!(read(handle), None, "{handle}");
+        }
+    }
 
     #[test]
     fn resource_ids_are_read_in_any_case() {

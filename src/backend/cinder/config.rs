@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::cloud::ExistingDisks;
 use crate::volume::{BackendName, Error, Result};
 
 use super::record::{LONGEST, check_metadata};
@@ -39,6 +40,10 @@ pub struct CinderConfig {
     /// Metadata of all volumes and snapshots.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
+    /// Disks that another program made, by their handles in cinder-csi-plugin (a UUID): `use` them, or `delete` them as well where the
+    /// PersistentVolume's reclaim policy says so. The same on the controller and on nodes. Default: they are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub existing_disks: Option<ExistingDisks>,
     /// The zone of Nova that this node is in. Default: from the config drive or the metadata service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,

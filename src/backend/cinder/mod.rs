@@ -10,7 +10,7 @@ use crate::volume::{Error, Result};
 
 use super::cloud::clock::Clock;
 use super::cloud::retry::Patience;
-use super::cloud::{Cloud, CloudBackend, CloudOptions, Role};
+use super::cloud::{Cloud, CloudBackend, CloudOptions, DiskId, NamedDisk, Role};
 
 pub mod api;
 mod cloud;
@@ -56,11 +56,19 @@ pub fn open(config: CinderConfig, role: Role, requests: CloudRequests, identity:
     Ok(CloudBackend::new(CloudOptions {
         name: config.name,
         cluster: config.cluster.unwrap_or_default(),
+        existing: config.existing_disks.map(|disks| (disks, Box::new(disk_of_handle) as NamedDisk)),
         policy: Arc::new(policy),
         cloud,
         connect: Box::new(node),
         clock,
     }))
+}
+
+/// The volume that cinder-csi-plugin has given this handle: a UUID, as Cinder writes it.
+fn disk_of_handle(handle: &str) -> Option<DiskId> {
+    let fits = |byte: u8| byte == b'-' || byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let is_uuid = handle.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && handle.bytes().all(fits);
+    is_uuid.then(|| DiskId(handle.to_owned()))
 }
 
 fn client(config: &CinderConfig, clock: Clock, requests: CloudRequests) -> Result<api::OpenStack> {
@@ -72,4 +80,24 @@ fn client(config: &CinderConfig, clock: Clock, requests: CloudRequests) -> Resul
     let settings = Settings { file, patience: Patience::default() };
     api::OpenStack::new(settings, clock, requests)
         .map_err(|error| Error::BackendUnavailable { backend: config.name.to_string(), reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handle_of_another_driver_is_a_uuid() {
+        let uuid = "0a1b2c3d-1111-4111-8111-0123456789ab";
+        assert_eq!(disk_of_handle(uuid), Some(DiskId(uuid.to_owned())));
+        for handle in [
+            &uuid[1..],
+            &uuid.to_uppercase(),
+            &uuid.replace('-', ""),
+            &format!("vol:{uuid}"),
+            "../../11-4111-8111-0123-456789ab0000",
+        ] {
+            assert_eq!(disk_of_handle(handle), None, "{handle}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use super::device_names::{AttachJob, Begun};
 use super::errors::stuck;
 use super::machine::DetachRule;
 use super::pollers::Key;
-use super::proof::{self, CONTENTS, COPIED, SIZE};
+use super::proof::{self, CONTENTS, COPIED, EXISTING, SIZE};
 use super::tags;
 use super::timeouts::WAIT;
 
@@ -188,6 +188,9 @@ impl Controller {
             if tags::is_made_of_something(disk) {
                 context.insert(COPIED.to_owned(), "true".to_owned());
             }
+            if !tags::is_tagged(disk) {
+                context.insert(EXISTING.to_owned(), "true".to_owned());
+            }
         }
         if self.history.is_first_attachment(&disk.id, place) {
             context.insert(EMPTY.to_owned(), "true".to_owned());
@@ -212,6 +215,10 @@ impl Controller {
     /// attached before without such a record may hold anything, and never gets one. No record says that a format has ended: only the node
     /// knows, which has no rights in the cloud.
     fn withdraw_blank(&self, id: &VolumeId, disk: &Disk, node: &NodeId) -> Result<()> {
+        if id.is_existing() {
+            self.history.is_used(&disk.id);
+            return Ok(());
+        }
         let ours = self.history.attaching();
         let (value, first) = match tags::blank(disk) {
             Some(tags::USED) => {

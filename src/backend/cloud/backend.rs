@@ -15,6 +15,7 @@ use crate::volume::{AccessMode, BackendName, Bytes, Capability, Error, Outcome, 
 use super::api::Cloud;
 use super::clock::Clock;
 use super::controller::Controller;
+use super::existing::{self, ExistingDisks, NamedDisk};
 use super::policy::Policy;
 use super::tags::Owner;
 
@@ -23,6 +24,8 @@ pub struct CloudOptions {
     pub name: BackendName,
     /// Who owns what is made: in every tag, and alone deleted.
     pub cluster: String,
+    /// What is done with disks that were made by other programs, and how they are known; `None`: nothing.
+    pub existing: Option<(ExistingDisks, NamedDisk)>,
     pub policy: Arc<dyn Policy>,
     /// `None` where this process only serves a node, and asks the cloud nothing.
     pub cloud: Option<Arc<dyn Cloud>>,
@@ -33,6 +36,7 @@ pub struct CloudOptions {
 /// A cloud's disks as volumes.
 pub struct CloudBackend {
     name: BackendName,
+    existing: Option<NamedDisk>,
     policy: Arc<dyn Policy>,
     connect: Box<dyn Connect>,
     controller: Option<Controller>,
@@ -40,12 +44,13 @@ pub struct CloudBackend {
 
 impl CloudBackend {
     pub fn new(parts: CloudOptions) -> CloudBackend {
-        let CloudOptions { name, cluster, policy, cloud, connect, clock } = parts;
+        let CloudOptions { name, cluster, existing, policy, cloud, connect, clock } = parts;
+        let (existing, named) = existing.unzip();
         let controller = cloud.map(|cloud| {
-            let owner = Owner { backend: name.clone(), cluster, longest_value: cloud.constants().longest_value };
+            let owner = Owner { backend: name.clone(), cluster, longest_value: cloud.constants().longest_value, existing };
             Controller::new(owner, Arc::clone(&policy), cloud, clock)
         });
-        CloudBackend { name, policy, connect, controller }
+        CloudBackend { name, existing: named, policy, connect, controller }
     }
 
     pub(super) fn controller_as<'a, T: ?Sized>(&'a self, part: impl FnOnce(&'a Controller) -> &'a T) -> Option<&'a T> {
@@ -83,7 +88,19 @@ impl Backend for CloudBackend {
     }
 
     fn parse_static_attributes(&self, raw: &RawParameters) -> Result<Value> {
-        self.policy.parse_static_attributes(raw)
+        match self.existing {
+            Some(_) => existing::parse_attributes(raw),
+            None => self.policy.parse_static_attributes(raw),
+        }
+    }
+
+    fn existing_volume(&self, handle: &str) -> Option<VolumeId> {
+        let disk = self.existing.as_ref()?(handle)?;
+        VolumeId::existing(&self.name, &disk.0).ok()
+    }
+
+    fn has_unlisted_volumes(&self) -> bool {
+        self.existing.is_some()
     }
 
     fn requested_parameters(&self, made: &Value) -> Value {

@@ -89,7 +89,7 @@ impl Controller {
         let Some(found) = seen.iter().find(|seen| seen.id == *disk && self.is_there(seen)) else { return Ok(None) };
         match self.owner.is_disk_of(id, found) {
             true => Ok(Some(found.clone())),
-            false => Err(self.owner.not_of(&format!("volume {id}"), &format!("disk {disk}"), VOLUME, id.derived(), &found.tags)),
+            false => Err(self.owner.not_disk_of(id, found)),
         }
     }
 
@@ -106,13 +106,7 @@ impl Controller {
         if matches!(self.disk_key(id), Key::Name(_))
             && let Some(other) = seen.iter().find(is_other)
         {
-            return Err(self.owner.not_of(
-                &format!("volume {id}"),
-                &format!("disk {}", other.id),
-                VOLUME,
-                id.derived(),
-                &other.tags,
-            ));
+            return Err(self.owner.not_disk_of(id, other));
         }
         let (copies, mut ours): (Vec<Disk>, Vec<Disk>) = self.ours(id, seen).into_iter().partition(tags::is_restored_backup);
         if !copies.is_empty() {
@@ -158,6 +152,10 @@ impl Controller {
 
     /// Says in the log which disks carry the tag of a volume whose own disk is gone. What is logged decides nothing.
     pub fn report_copies(&self, id: &VolumeId) {
+        // Of a disk without tags nothing carries them.
+        if id.is_existing() {
+            return;
+        }
         let Ok(seen) = self.pollers.disks.look(&self.disk_key(id)) else { return };
         let copies = self.ours(&id.unrecorded(), &seen);
         if !copies.is_empty() {

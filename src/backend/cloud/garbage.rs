@@ -53,7 +53,10 @@ pub(super) fn compare(owner: &Owner, handles: &BTreeSet<String>, disks: &[Disk],
         }
     }
     let ours = format!("{}:", owner.backend);
-    garbage.missing = handles.iter().filter(|handle| handle.starts_with(&ours) && !there.contains(*handle)).cloned().collect();
+    // Existing disks are not among ours.
+    let is_existing = |handle: &String| handle.parse::<VolumeId>().is_ok_and(|id| id.is_existing());
+    let is_missing = |handle: &&String| handle.starts_with(&ours) && !there.contains(*handle) && !is_existing(handle);
+    garbage.missing = handles.iter().filter(is_missing).cloned().collect();
     garbage
 }
 

@@ -27,6 +27,7 @@ mod constants;
 mod controller;
 mod device_names;
 mod errors;
+mod existing;
 mod find;
 pub mod garbage;
 mod health;
@@ -77,6 +78,7 @@ pub use api::{
 pub use attach::{DEVICE as CONTEXT_DEVICE, VOLUME as CONTEXT_DISK};
 pub use backend::{CloudBackend, CloudOptions};
 pub use constants::{Batches, CloudConstants, Consistency, Idempotency};
+pub use existing::{ExistingDisks, NamedDisk};
 pub use ids::OperationId;
 pub use machine::MachineState;
 pub use pages::Page;

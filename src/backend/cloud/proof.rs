@@ -18,6 +18,8 @@ pub const SIZE: &str = "size";
 pub const CONTENTS: &str = "contents";
 /// Key of publish_context: `true` where the disk was copied from a snapshot or a disk.
 pub const COPIED: &str = "copied";
+/// Key of publish_context: `true` where the disk was made by another program. What is on it was not made by this driver, and has any UUID.
+pub const EXISTING: &str = "existing";
 
 /// The UUID for what this driver makes on a disk. Its name alone may be that of a later disk; two controllers that both think that they
 /// lead must come to the same, so that it is not random.
@@ -31,7 +33,12 @@ pub(super) fn contents_of(owner: &Owner, disk: &Disk) -> String {
 /// # Errors
 /// `Invalid` for what is no UUID.
 pub(super) fn expected_contents(publish_context: &BTreeMap<String, String>, slot: &str) -> Result<Option<ExpectedContents>> {
-    let Some(text) = publish_context.get(CONTENTS) else { return Ok(None) };
+    let is_true = |key: &str| publish_context.get(key).is_some_and(|text| text == "true");
+    let Some(text) = publish_context.get(CONTENTS) else {
+        let remedy = "make a file system on it where it was attached before, or use a new volume".to_owned();
+        let existing = ExpectedContents { uuid: None, is_copy: true, place: slot.to_owned(), remedy };
+        return Ok(is_true(EXISTING).then_some(existing));
+    };
     let uuid = text.to_ascii_lowercase();
     let is_uuid =
         uuid.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && uuid.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit());
@@ -39,12 +46,11 @@ pub(super) fn expected_contents(publish_context: &BTreeMap<String, String>, slot
         let reason = format!("{CONTENTS}: {text:?} is no UUID; correct the tag longshore.dev.{CONTENTS} of the disk");
         return Err(Error::invalid("publish_context", reason));
     }
-    let is_copy = publish_context.get(COPIED).is_some_and(|text| text == "true");
     let remedy = format!(
         "detach the volume and attach it again. If it is this volume's, made anew by someone else, put its UUID into the disk's tag \
          longshore.dev.{CONTENTS} before"
     );
-    Ok(Some(ExpectedContents { uuid, is_copy, place: slot.to_owned(), remedy }))
+    Ok(Some(ExpectedContents { uuid: Some(uuid), is_copy: is_true(COPIED), place: slot.to_owned(), remedy }))
 }
 
 /// How many bytes publish_context says that the disk has; an older controller does not say it.

@@ -6,6 +6,7 @@ use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, Volume
 
 use super::api::{AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec};
 use super::controller::Controller;
+use super::existing;
 use super::make::copied;
 use super::pollers::Key;
 use super::tags;
@@ -22,6 +23,9 @@ impl Provision for Controller {
             }
             return Ok(None);
         };
+        if id.is_existing() {
+            return Ok(Some(existing::volume(id, &disk, self.policy.as_ref())));
+        }
         let volume = self.owner.volume(&disk, self.policy.as_ref())?;
         if matches!(volume.source, Some(ContentSource::Volume(_))) {
             // A call that was killed before it did so left it, and this may be its repeat.
@@ -74,7 +78,10 @@ impl Provision for Controller {
             disk = self.confirmed_disk(id)?;
         }
         let changed = match &disk {
-            Some(disk) => self.delete_disk(id, disk)?,
+            Some(disk) => {
+                self.owner.may_delete(id, disk)?;
+                self.delete_disk(id, disk)?
+            }
             None => {
                 self.report_copies(id);
                 false

@@ -11,8 +11,11 @@ use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{BackendName, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
 use super::api::{CloudSnapshot, Disk, DiskSource, SnapshotState, Tags};
+use super::existing::ExistingDisks;
 use super::policy::Policy;
 
+/// How the keys of our tags begin.
+pub(super) const OURS: &str = "longshore.dev/";
 /// Whose it is.
 pub const CLUSTER: &str = "longshore.dev/cluster";
 /// The backend's name: two of one cluster may share an account.
@@ -45,6 +48,8 @@ pub(super) struct Owner {
     pub cluster: String,
     /// In characters.
     pub longest_value: usize,
+    /// `None`: no disk that was made by another program is used.
+    pub existing: Option<ExistingDisks>,
 }
 
 impl Owner {
@@ -58,8 +63,11 @@ impl Owner {
         self.tags().iter().all(|(key, value)| tags.get(key) == Some(value))
     }
 
-    /// Whether it is ours, and carries this volume's tag; and is the disk that is recorded in the id, if one is.
+    /// Whether it is ours, and carries this volume's tag; and is the disk that is recorded in the id, if one is. An existing disk carries none.
     pub fn is_disk_of(&self, id: &VolumeId, disk: &Disk) -> bool {
+        if id.is_existing() {
+            return self.may_use(id, disk);
+        }
         self.owns(&disk.tags)
             && disk.tags.get(VOLUME).is_some_and(|derived| derived == id.derived())
             && id.recorded().is_none_or(|recorded| recorded == disk.id.0)
@@ -73,6 +81,45 @@ impl Owner {
     /// The snapshot's id, with the cloud's recorded in it; `None` where its tags say none.
     pub fn snapshot_id(&self, snapshot: &CloudSnapshot) -> Option<SnapshotId> {
         SnapshotId::from_parts(&self.backend, snapshot.tags.get(SNAPSHOT)?).and_then(|id| id.record(&snapshot.id.0)).ok()
+    }
+
+    /// Whether an existing disk may be used for this volume: no volume of any driver of ours is on it.
+    pub fn may_use(&self, id: &VolumeId, disk: &Disk) -> bool {
+        self.existing.is_some() && id.recorded() == Some(&disk.id.0) && !is_tagged(disk)
+    }
+
+    /// Why it may not.
+    pub fn may_not_use(&self, id: &VolumeId, disk: &Disk) -> Error {
+        let reason = match self.existing {
+            None => format!(
+                "disk {} was made by another program; to use it, set existingDisks of backend {} to use",
+                disk.id, self.backend
+            ),
+            Some(_) => format!("disk {} carries the tags of a volume of this driver; use the handle of that volume", disk.id),
+        };
+        Error::Unverified { device: format!("volume {id}"), reason }
+    }
+
+    /// # Errors
+    /// `Unverified` where existing disks are not to be deleted.
+    pub fn may_delete(&self, id: &VolumeId, disk: &Disk) -> Result<()> {
+        if !id.is_existing() || self.existing == Some(ExistingDisks::Delete) {
+            return Ok(());
+        }
+        let reason = format!(
+            "disk {} was made by another program and is not deleted; set existingDisks of backend {} to delete, or the reclaim policy of its \
+             PersistentVolume to Retain",
+            disk.id, self.backend
+        );
+        Err(Error::Unverified { device: format!("volume {id}"), reason })
+    }
+
+    /// As `not_of`, of a disk.
+    pub fn not_disk_of(&self, id: &VolumeId, disk: &Disk) -> Error {
+        match id.is_existing() {
+            true => self.may_not_use(id, disk),
+            false => self.not_of(&format!("volume {id}"), &format!("disk {}", disk.id), VOLUME, id.derived(), &disk.tags),
+        }
     }
 
     /// The id names this disk or snapshot, whose tags say something else: an administrator changed them, or it never was ours.
@@ -202,12 +249,23 @@ pub(super) fn is_of_its_source(snapshot: &CloudSnapshot) -> Option<bool> {
     source.recorded().map(|disk| disk == snapshot.disk.0)
 }
 
+/// Whether a snapshot was taken of a disk that another program made.
+pub fn source_exists(tags: &Tags) -> bool {
+    let source = tags.get(VOLUME).and_then(|local| format!("x:{local}").parse::<VolumeId>().ok());
+    source.is_some_and(|source| source.is_existing())
+}
+
+/// Whether it carries a tag of ours: any will do, even one that is left of several.
+pub(super) fn is_tagged(disk: &Disk) -> bool {
+    disk.tags.keys().any(|key| key.starts_with(OURS))
+}
+
 fn pair((key, value): (&String, &String)) -> String {
     format!("{key}={value}")
 }
 
 fn changed_by_hand(what: &str, id: &str, tags: &Tags) -> Error {
-    let ours: Vec<String> = tags.iter().filter(|(key, _)| key.starts_with("longshore.dev/")).map(pair).collect();
+    let ours: Vec<String> = tags.iter().filter(|(key, _)| key.starts_with(OURS)).map(pair).collect();
     let reason = format!("its tags are not as they were made ({}); restore them", ours.join(", "));
     Error::Unverified { device: format!("{what} {id}"), reason }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::cloud::ExistingDisks;
 use crate::volume::{BackendName, Error, Result, suggest};
 
 use super::tags;
@@ -59,6 +60,10 @@ pub struct Ec2Config {
     /// What the account may ask for, by action (`AttachVolume`), where AWS has granted other rates than it publishes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, LimitConfig>,
+    /// Disks that another program made, by their handles in aws-ebs-csi-driver (`vol-…`): `use` them, or `delete` them as well where the
+    /// PersistentVolume's reclaim policy says so. The same on the controller and on nodes. Default: they are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub existing_disks: Option<ExistingDisks>,
     /// The zone of this node. Default: from the instance metadata.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,

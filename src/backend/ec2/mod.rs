@@ -10,7 +10,7 @@ use crate::volume::{Error, Result};
 
 use super::cloud::bucket::Limit;
 use super::cloud::clock::Clock;
-use super::cloud::{Cloud, CloudBackend, CloudOptions, Role};
+use super::cloud::{Cloud, CloudBackend, CloudOptions, DiskId, NamedDisk, Role};
 
 pub mod api;
 mod cloud;
@@ -58,11 +58,19 @@ pub fn open(config: Ec2Config, role: Role, requests: CloudRequests, identity: Op
     Ok(CloudBackend::new(CloudOptions {
         name: config.name,
         cluster: config.cluster.unwrap_or_default(),
+        existing: config.existing_disks.map(|disks| (disks, Box::new(disk_of_handle) as NamedDisk)),
         policy: Arc::new(policy),
         cloud,
         connect: Box::new(node),
         clock,
     }))
+}
+
+/// The volume that aws-ebs-csi-driver has given this handle: its id, of 8 or 17 hexadecimal digits.
+fn disk_of_handle(handle: &str) -> Option<DiskId> {
+    let digits = handle.strip_prefix("vol-")?;
+    let fits = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    ([8, 17].contains(&digits.len()) && digits.bytes().all(fits)).then(|| DiskId(handle.to_owned()))
 }
 
 fn client(config: &Ec2Config, clock: Clock, requests: CloudRequests) -> Result<Arc<dyn Cloud>> {
@@ -98,5 +106,15 @@ mod tests {
         let offers = Registry::new(vec![Arc::new(backend)]).expect("one backend").offers();
         assert!(offers.topology, "VOLUME_ACCESSIBILITY_CONSTRAINTS: disks are made in the zone that the scheduler chose");
         assert!(offers.snapshots && !offers.local_snapshots, "a snapshot can be restored in any zone of its region");
+    }
+
+    #[test]
+    fn handle_of_another_driver_is_an_id_of_a_volume() {
+        for handle in ["vol-0123456789abcdef0", "vol-1a2b3c4d"] {
+            assert_eq!(disk_of_handle(handle), Some(DiskId(handle.to_owned())));
+        }
+        for handle in ["vol-", "vol-0123456789ABCDEF0", "vol-0123456789abcdef01", "ebs:vol-1a2b3c4d", "vol-../../etc"] {
+            assert_eq!(disk_of_handle(handle), None, "{handle}");
+        }
     }
 }

@@ -176,6 +176,7 @@ mod tests {
             groups: true,
             changed_blocks: true,
             attach: true,
+            unlisted: false,
             health: true,
             topology: false,
             local_snapshots: false,

@@ -86,8 +86,9 @@ impl GceCloud {
     /// This very disk; `action` is what it is asked for.
     fn disk(&self, action: &'static str, id: &DiskId) -> Answer<(Place, api::Disk)> {
         let missing = || refusal(CloudErrorKind::NotFound, action, "notFound", format!("there is no disk {id}"));
-        let (place, number) = names::parse_disk(id).ok_or_else(missing)?;
-        let disk = self.look(&place, &number.to_string())?.filter(|disk| disk.id == number).ok_or_else(missing)?;
+        let (place, called) = names::parse_disk(id).ok_or_else(missing)?;
+        let disk = self.look(&place, &called.to_string())?;
+        let disk = disk.filter(|disk| called.is(disk.id, &disk.name)).ok_or_else(missing)?;
         Ok((place, disk))
     }
 
@@ -213,9 +214,10 @@ impl Cloud for GceCloud {
     fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                for (place, number) in ids.iter().filter_map(names::parse_disk) {
-                    let found = self.look(&place, &number.to_string())?.filter(|disk| disk.id == number);
-                    take(found.and_then(convert::disk).into_iter().collect());
+                for id in ids {
+                    let Some((place, called)) = names::parse_disk(id) else { continue };
+                    let found = self.look(&place, &called.to_string())?.filter(|disk| called.is(disk.id, &disk.name));
+                    take(found.and_then(|disk| convert::disk_called(disk, id)).into_iter().collect());
                 }
                 Ok(())
             }
@@ -338,8 +340,9 @@ impl Cloud for GceCloud {
         let node = self.named(ACTION, instance)?;
         let missing = || refusal(CloudErrorKind::NoInstance, ACTION, "notFound", format!("there is no instance {instance}"));
         let machine = self.instance(&node)?.ok_or_else(missing)?;
-        let ours = names::device_name(disk);
-        let mut device = machine.disks.iter().find(|attached| attached.device_name == ours);
+        // Another program may have attached another disk by the name of one of its own.
+        let ours = Some(names::device_name(disk)).filter(|name| names::number_in(name).is_some());
+        let mut device = machine.disks.iter().find(|attached| Some(&attached.device_name) == ours.as_ref());
         if device.is_none() {
             let (place, found) = self.disk(ACTION, disk)?;
             let path = format!("/{}/disks/{}", place.path(), found.name);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::cloud::ExistingDisks;
 use crate::backend::cloud::http::may_hear_secrets;
 use crate::volume::{BackendName, Error, Result};
 
@@ -32,6 +33,11 @@ pub struct GceConfig {
     /// Labels of all disks and snapshots.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Disks that another program made, by their handles in gcp-compute-persistent-disk-csi-driver (`projects/P/zones/Z/disks/N`. With
+    /// it, `project` and `region` are needed): `use` them, or `delete` them as well where the PersistentVolume's reclaim policy says so.
+    /// The same on the controller and on nodes. Default: they are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub existing_disks: Option<ExistingDisks>,
     /// The zone of this node. Default: from the metadata server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
@@ -71,6 +77,10 @@ impl GceConfig {
         for (key, value) in &self.labels {
             check_label(key, value).map_err(|reason| Error::invalid("labels", reason))?;
         }
+        if self.existing_disks.is_some() && (self.project.is_none() || self.region.is_none()) {
+            let reason = "it needs project and region, by which handles of this backend are known";
+            return Err(Error::invalid("existingDisks", reason));
+        }
         if self.volume_attach_limit == Some(0) {
             let reason = "0 would let this node have no volume; leave it out for its machine type's limit";
             return Err(Error::invalid("volumeAttachLimit", reason));
@@ -99,6 +109,7 @@ mod tests {
             ("endpoint: 'http://127.0.0.1:80@example.com'", "endpoint"),
             ("labels: {A: b}", "labels"),
             ("volumeAttachLimit: 0", "volumeAttachLimit"),
+            ("existingDisks: use, project: p", "existingDisks"),
         ] {
             let error = check(more).expect_err(more).to_string();
             assert!(error.starts_with(field), "{more}: {error}");

@@ -17,7 +17,7 @@ use crate::volume::{Error, NodeId, Result};
 use super::disks::Disks;
 use super::identity::Site;
 use super::limits;
-use super::names::{device_name, number_in, parse_disk};
+use super::names::{device_name, is_device_name, parse_disk};
 
 /// How the identity begins of what was connected.
 const IDENTITY: &str = "gce-";
@@ -57,7 +57,7 @@ impl AttachedDisks for Node {
 
     fn known<'a>(&self, source: &'a Source) -> Option<(&'a BlockDevice, String)> {
         let Source::Device(device) = source else { return None };
-        let name = device.identity.strip_prefix(IDENTITY).filter(|name| number_in(name).is_some())?;
+        let name = device.identity.strip_prefix(IDENTITY).filter(|name| is_device_name(name))?;
         Some((device, name.to_owned()))
     }
 

@@ -5,6 +5,7 @@ use std::time::UNIX_EPOCH;
 use crate::backend::cloud::{
     Attachment, AttachmentState, CloudErrorKind, CloudSnapshot, CloudSnapshotId, DeviceAddress, Disk, DiskId, DiskSource,
     DiskState, Instance, MachineState, Operation, OperationChange, OperationId, OperationState, Refusal, SnapshotState, Zones,
+    tags,
 };
 use crate::volume::Bytes;
 
@@ -36,8 +37,13 @@ pub(super) fn zones_of(disk: &api::Disk, place: &Place) -> Zones {
 
 /// `None` for one without a place.
 pub(super) fn disk(disk: api::Disk) -> Option<Disk> {
-    let place = place_of(&disk)?;
-    let id = names::disk_id(&place, disk.id);
+    let id = names::disk_id(&place_of(&disk)?, disk.id);
+    disk_called(disk, &id)
+}
+
+/// As `disk`, by the id with which it was asked for.
+pub(super) fn disk_called(disk: api::Disk, id: &DiskId) -> Option<Disk> {
+    let (place, id) = (place_of(&disk)?, id.clone());
     let zones = zones_of(&disk, &place);
     // With several users it is not known whose time it is.
     let since = disk.last_attach_timestamp.filter(|_| disk.users.len() == 1);
@@ -105,8 +111,11 @@ fn source(disk: &api::Disk) -> DiskSource {
 
 pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
     let place = names::place_in(&snapshot.source_disk);
-    let disk =
-        place.map_or_else(|| DiskId(snapshot.source_disk_id.clone()), |place| names::disk_id(&place, &snapshot.source_disk_id));
+    let tags = Record::tags(&snapshot.description, &snapshot.labels);
+    // Its source is known as its volume's id says: by name where another program made it.
+    let is_by_name = tags::source_exists(&tags);
+    let called = if is_by_name { names::last(&snapshot.source_disk) } else { &snapshot.source_disk_id };
+    let disk = place.map_or_else(|| DiskId(snapshot.source_disk_id.clone()), |place| names::disk_id(&place, called));
     let state = match snapshot.status.as_str() {
         "READY" => SnapshotState::Completed,
         "FAILED" => SnapshotState::Failed,
@@ -121,7 +130,7 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         capacity: Bytes(snapshot.disk_size_gb.unwrap_or_default().saturating_mul(GIB)),
         created: snapshot.creation_timestamp.unwrap_or(UNIX_EPOCH),
         progress: if state == SnapshotState::Completed { 100 } else { 0 },
-        tags: Record::tags(&snapshot.description, &snapshot.labels),
+        tags,
     }
 }
 
@@ -174,7 +183,10 @@ pub(super) fn operation(found: &api::Operation, disks: &[DiskId]) -> Option<Oper
     let is_of = |disk: &&DiskId| match &changes {
         // Its target is the machine; the disk is in the request's id.
         OperationChange::Attachment(_) => found.client_operation_id.as_deref().is_some_and(|request| is_about(request, &disk.0)),
-        _ => names::parse_disk(disk).is_some_and(|(_, number)| found.target_id.as_deref() == Some(number.to_string().as_str())),
+        _ => names::parse_disk(disk).is_some_and(|(_, called)| {
+            let number = found.target_id.as_deref().and_then(|number| number.parse().ok());
+            number.is_some_and(|number| called.is(number, names::last(&found.target_link)))
+        }),
     };
     let about: Vec<DiskId> = disks.iter().filter(is_of).cloned().collect();
     if about.is_empty() && !disks.is_empty() {

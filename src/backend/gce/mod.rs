@@ -9,7 +9,7 @@ use crate::metrics::CloudRequests;
 use crate::volume::{Error, Result};
 
 use super::cloud::clock::Clock;
-use super::cloud::{Cloud, CloudBackend, CloudOptions, Role};
+use super::cloud::{Cloud, CloudBackend, CloudOptions, NamedDisk, Role};
 
 pub mod api;
 mod cloud;
@@ -52,11 +52,18 @@ pub fn open(config: GceConfig, role: Role, requests: CloudRequests, identity: Op
     Ok(CloudBackend::new(CloudOptions {
         name: config.name,
         cluster: config.cluster.unwrap_or_default(),
+        existing: config.existing_disks.map(|disks| (disks, named(config.project, config.region))),
         policy: Arc::new(policy),
         cloud,
         connect: Box::new(node),
         clock,
     }))
+}
+
+/// The disks that gcp-compute-persistent-disk-csi-driver has given handles, of this project and region.
+fn named(project: Option<String>, region: Option<String>) -> NamedDisk {
+    let (project, region) = (project.unwrap_or_default(), region.unwrap_or_default());
+    Box::new(move |handle| names::disk_of_handle(handle, &project, &region))
 }
 
 fn client(config: &GceConfig, clock: Clock, requests: CloudRequests) -> Result<Arc<dyn Cloud>> {

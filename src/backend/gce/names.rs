@@ -1,8 +1,9 @@
 //! What Compute Engine calls its resources.
 //!
 //! A disk's name is free again once the disk is deleted; its number is of this disk alone. So a disk is known by its number, with the zone
-//! or region in which that is asked for: `europe-west3-a_1234567890123456789`. An instance is known by its name, as in
-//! gcp-compute-persistent-disk-csi-driver: what the API says of a disk's users has no more.
+//! or region in which that is asked for: `europe-west3-a_1234567890123456789`. A disk that another program made is known by the name that its
+//! handle has: `europe-west3-a_data`. An instance is known by its name, as in gcp-compute-persistent-disk-csi-driver: what the API says of a
+//! disk's users has no more.
 
 use crate::backend::cloud::{CloudSnapshotId, DiskId};
 use crate::volume::NodeId;
@@ -75,12 +76,65 @@ pub fn disk_id(place: &Place, number: impl std::fmt::Display) -> DiskId {
     DiskId(format!("{}_{number}", place.name()))
 }
 
-/// The place and the number of a disk; `None` for what is no id of one.
-pub fn parse_disk(id: &DiskId) -> Option<(Place, u64)> {
-    let (place, number) = id.0.split_once('_')?;
-    let is_name =
-        !place.is_empty() && place.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    is_name.then(|| number.parse().ok()).flatten().map(|number| (Place::named(place), number))
+/// By what a disk is asked for in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Called<'a> {
+    Number(u64),
+    /// Of one that another program made: a later disk may have it.
+    Name(&'a str),
+}
+
+impl Called<'_> {
+    pub fn is(self, number: u64, name: &str) -> bool {
+        match self {
+            Called::Number(own) => own == number,
+            Called::Name(own) => own == name,
+        }
+    }
+}
+
+impl std::fmt::Display for Called<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Called::Number(number) => number.fmt(f),
+            Called::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// Letters in lower case, digits and dashes.
+fn is_plain(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+/// Whether a disk may be called so ("Naming resources": RFC 1035, at most 63 characters).
+fn is_disk_name(text: &str) -> bool {
+    is_plain(text) && text.len() <= 63 && text.starts_with(|first: char| first.is_ascii_lowercase()) && !text.ends_with('-')
+}
+
+/// The place of a disk and by what it is asked for there; `None` for what is no id of one.
+pub fn parse_disk(id: &DiskId) -> Option<(Place, Called<'_>)> {
+    let (place, called) = id.0.split_once('_')?;
+    let called = match called.parse() {
+        Ok(number) => Called::Number(number),
+        Err(_) if is_disk_name(called) => Called::Name(called),
+        Err(_) => return None,
+    };
+    is_plain(place).then(|| (Place::named(place), called))
+}
+
+/// The disk that gcp-compute-persistent-disk-csi-driver has given this handle, if it is of this project and region:
+/// `projects/P/zones/Z/disks/N`, `projects/P/regions/R/disks/N`. `UNSPECIFIED` stands there for the driver's own project.
+pub fn disk_of_handle(handle: &str, project: &str, region: &str) -> Option<DiskId> {
+    let ["projects", of, kind, place, "disks", name] = handle.split('/').collect::<Vec<_>>()[..] else { return None };
+    let place = Place::named(place);
+    let is_here = match (kind, &place) {
+        ("zones", Place::Zone(zone)) => region_of(zone) == region,
+        ("regions", Place::Region(name)) => name == region,
+        _ => false,
+    };
+    let is_ours = is_here && [project, "UNSPECIFIED"].contains(&of) && is_disk_name(name);
+    is_ours.then(|| disk_id(&place, name))
 }
 
 /// The number of a snapshot.
@@ -88,10 +142,18 @@ pub fn parse_snapshot(id: &CloudSnapshotId) -> Option<u64> {
     id.0.parse().ok()
 }
 
-/// The name by which a disk is attached.
+/// The name by which a disk is attached. One that another program made has its own name, by which that has perhaps attached it already.
 pub fn device_name(id: &DiskId) -> String {
-    let number = parse_disk(id).map(|(_, number)| number.to_string());
-    format!("{DEVICE}{}", number.unwrap_or_else(|| id.0.clone()))
+    match parse_disk(id) {
+        Some((_, Called::Number(number))) => format!("{DEVICE}{number}"),
+        Some((_, Called::Name(name))) => name.to_owned(),
+        None => format!("{DEVICE}{}", id.0),
+    }
+}
+
+/// Whether a disk may be attached by this name ([`device_name`]).
+pub fn is_device_name(name: &str) -> bool {
+    number_in(name).is_some() || is_disk_name(name)
 }
 
 /// The number in the name by which a disk of ours is attached.
@@ -154,12 +216,43 @@ mod tests {
             let (parsed, number) = parse_disk(&id).expect("an id");
             assert_eq!(parsed, place);
             assert_eq!(disk_id(&parsed, number), id);
-            assert_eq!(number_in(&device_name(&id)), Some(number));
+            assert_eq!(number_in(&device_name(&id)).map(Called::Number), Some(number));
             // In a volume's id, with the longest name of a backend and a claim's.
             assert!(text.len() <= 128 - 32 - 1 - 2 - 1 - "pvc-00000000-0000-0000-0000-000000000000".len(), "{text}");
         }
-        for text in ["", "z-a-b", "z-a-b_", "z-a-b_x", "_1", "z/a-b_1", "z-a-b_1/../2"] {
+        for text in ["", "z-a-b", "z-a-b_", "z-a-b_X", "z-a-b_-x", "z-a-b_x-", "_1", "z/a-b_1", "z-a-b_1/../2"] {
             assert_eq!(parse_disk(&DiskId(text.to_owned())), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn handle_of_another_driver_is_a_disk_of_this_project_and_region() {
+        let read = |handle: &str| disk_of_handle(handle, "p", "europe-west3").map(|disk| disk.0);
+        for (handle, disk) in [
+            ("projects/p/zones/europe-west3-a/disks/pvc-1", "europe-west3-a_pvc-1"),
+            ("projects/UNSPECIFIED/zones/europe-west3-b/disks/data", "europe-west3-b_data"),
+            ("projects/p/regions/europe-west3/disks/pvc-1", "europe-west3_pvc-1"),
+        ] {
+            assert_eq!(read(handle).as_deref(), Some(disk));
+            let id = DiskId(disk.to_owned());
+            let name = handle.rsplit('/').next().expect("a name");
+            assert_eq!(parse_disk(&id).map(|(_, called)| called), Some(Called::Name(name)));
+            assert!(device_name(&id) == name && is_device_name(name));
+        }
+        for handle in [
+            "projects/other/zones/europe-west3-a/disks/d",
+            "projects/p/zones/europe-west4-a/disks/d",
+            "projects/p/zones/UNSPECIFIED/disks/d",
+            "projects/p/zones/multi-zone/disks/d",
+            "projects/p/zones/europe-west3/disks/d",
+            "projects/p/regions/europe-west3-a/disks/d",
+            "projects/p/zones/europe-west3-a/disks/D",
+            "projects/p/zones/europe-west3-a/disks/1",
+            "projects/p/zones/europe-west3-a/disks/d/x",
+            "/projects/p/zones/europe-west3-a/disks/d",
+            "pd:pvc-1",
+        ] {
+            assert_eq!(read(handle), None, "{handle}");
         }
     }
 

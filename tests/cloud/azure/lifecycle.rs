@@ -1,6 +1,17 @@
 //! Volumes through their lives, as Azure sees it.
 
+use super::super::tenant::{existing_disk_by_its_handle, own_disk_is_refused_by_the_handle_of_another_driver};
 use super::*;
+
+#[test]
+fn azure_disk_of_another_program_is_used_by_its_handle() {
+    existing_disk_by_its_handle::<Azure>();
+}
+
+#[test]
+fn azure_own_disk_is_refused_by_the_handle_of_another_driver() {
+    own_disk_is_refused_by_the_handle_of_another_driver::<Azure>();
+}
 
 #[test]
 fn azure_life_of_a_volume() {

@@ -100,8 +100,19 @@ impl Stage for Azure {
         Some(azure)
     }
 
-    fn driver(&self) -> Driver {
-        driver_of(self, "test")
+    fn driver_with(&self, more: &str) -> Driver {
+        driver_with(self, "test", more)
+    }
+
+    /// In another case than ours, as Azure may answer.
+    fn handle(&self) -> String {
+        let name = self.disk()["name"].as_str().expect("a name").to_uppercase();
+        format!("/subscriptions/{SUBSCRIPTION}/resourcegroups/{GROUP}/providers/Microsoft.Compute/disks/{name}")
+    }
+
+    fn disown(&self) {
+        self.wait_until_idle();
+        self.state().disks.values_mut().for_each(|disk| disk["tags"] = json!({"owner": "someone"}));
     }
 
     fn request_of(call: Call) -> &'static str {

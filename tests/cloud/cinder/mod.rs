@@ -61,11 +61,16 @@ fn clouds(cloud: &OpenStack, with_password: bool) -> String {
 
 /// Not started yet, on the first server.
 fn driver_of(cloud: &OpenStack, cluster: &str) -> Driver {
+    driver_with(cloud, cluster, "")
+}
+
+/// With `more` of the configuration.
+fn driver_with(cloud: &OpenStack, cluster: &str, more: &str) -> Driver {
     let mut harness = Harness::new(Pool::Local);
     fs::write(harness.path("clouds.yaml"), clouds(cloud, cluster == "password")).expect("clouds.yaml");
     let config = format!(
         "backends:\n  - name: vol\n    type: cinder\n    cluster: {cluster}\n    cloudsFile: {}\n    zones: {{az-a: ceph-a, az-b: ceph-b}}\n    \
-         zone: {ZONE}\n    metadata: {{team: storage}}\n",
+         zone: {ZONE}\n    metadata: {{team: storage}}\n    {more}\n",
         harness.path("clouds.yaml").display()
     );
     fs::write(harness.path("config.yaml"), config).expect("the configuration");
@@ -101,8 +106,16 @@ impl Stage for OpenStack {
         Some(cloud)
     }
 
-    fn driver(&self) -> Driver {
-        driver_of(self, "test")
+    fn driver_with(&self, more: &str) -> Driver {
+        driver_with(self, "test", more)
+    }
+
+    fn handle(&self) -> String {
+        self.volume()["id"].as_str().expect("an id").to_owned()
+    }
+
+    fn disown(&self) {
+        self.state().volumes.values_mut().for_each(|volume| volume["metadata"] = json!({"owner": "someone"}));
     }
 
     fn request_of(call: Call) -> &'static str {

@@ -138,8 +138,16 @@ impl Stage for Google {
         Some(google)
     }
 
-    fn driver(&self) -> Driver {
-        driver_of(self, "test")
+    fn driver_with(&self, more: &str) -> Driver {
+        driver_with(self, "test", more)
+    }
+
+    fn handle(&self) -> String {
+        format!("projects/p-1/zones/{ZONE}/disks/{}", self.disk()["name"].as_str().expect("a name"))
+    }
+
+    fn disown(&self) {
+        self.order(&json!({"disown": true}));
     }
 
     fn request_of(call: Call) -> &'static str {
@@ -192,10 +200,15 @@ fn start(google: &Google) -> Driver {
 
 /// Not started yet.
 fn driver_of(google: &Google, cluster: &str) -> Driver {
+    driver_with(google, cluster, "")
+}
+
+/// With `more` of the configuration.
+fn driver_with(google: &Google, cluster: &str, more: &str) -> Driver {
     let mut harness = Harness::new(Pool::Local);
     let config = format!(
         "backends:\n  - name: pd\n    type: gce\n    cluster: {cluster}\n    region: europe-west3\n    endpoint: http://{}\n    \
-         labels: {{team: storage}}\n",
+         project: p-1\n    labels: {{team: storage}}\n    {more}\n",
         google.address
     );
     fs::write(harness.path("config.yaml"), config).expect("the configuration");

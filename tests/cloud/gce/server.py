@@ -443,6 +443,9 @@ class Handler(BaseHTTPRequestHandler):
                         instances[(f"zones/{ZONES[0]}", f"m{at}")] = {"id": number(), "name": f"m{at}", "status": "RUNNING", "disks": attached}
                         for disk in disks.values():
                             disk["users"].append(link)
+                    # Another program made them.
+                    for disk in disks.values() if order.pop("disown", False) else []:
+                        disk["description"], disk["labels"] = "of another program", {"owner": "someone"}
                     change = order.pop("describe", None)
                     for disk in disks.values() if change else []:
                         disk["description"] = disk["description"].replace(change["from"], change["to"])

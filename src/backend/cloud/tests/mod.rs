@@ -144,6 +144,7 @@ fn driver_of(cloud: Arc<dyn Cloud>, clock: Clock) -> CloudBackend {
 /// One that has not acted yet, however long it has been up.
 fn standby(cloud: Arc<dyn Cloud>, clock: Clock) -> CloudBackend {
     CloudBackend::new(CloudOptions {
+        existing: None,
         name: backend_name(),
         cluster: "ours".to_owned(),
         policy: Arc::new(TestPolicy),

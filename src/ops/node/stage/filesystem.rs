@@ -115,7 +115,7 @@ impl StageRun<'_> {
         self.entry.format = probed.mark.as_ref().map(Format::from);
         self.mark = probed.mark;
         // Nothing is written to what may be another's.
-        let is_ours = |mark: &Mark| self.expected.as_ref().is_none_or(|expected| expected.uuid == mark.uuid);
+        let is_ours = |mark: &Mark| self.expected.as_ref().is_none_or(|expected| expected.may_be(&mark.uuid));
         if let Some(finished) = probed.finished.filter(|mark| !self.entry.read_only && is_ours(mark)) {
             step("clear mark", &open.path().display(), || finished.clear(open))?;
         }
@@ -126,7 +126,8 @@ impl StageRun<'_> {
     pub(super) fn record_format(&mut self, device: &Device, purpose: Purpose) -> Result<()> {
         let earlier = self.mark.take();
         // A repeat keeps the UUID: it may be the volume's own, which a call without publish_context does not say.
-        let given = self.expected.as_ref().map(|expected| &expected.uuid).or(earlier.as_ref().map(|earlier| &earlier.uuid));
+        let given =
+            self.expected.as_ref().and_then(|expected| expected.uuid.as_ref()).or(earlier.as_ref().map(|earlier| &earlier.uuid));
         let mark = match given {
             Some(uuid) => Mark::with_uuid(device, purpose, uuid.clone())?,
             None => Mark::new(device, purpose)?,

@@ -23,15 +23,18 @@ pub enum Holds {
 pub fn prove(volume: &VolumeId, device: &str, expected: Option<&ExpectedContents>, holds: &Holds) -> Result<()> {
     let Some(expected) = expected else { return Ok(()) };
     let ExpectedContents { uuid, is_copy, place, remedy } = expected;
+    let own = uuid
+        .as_ref()
+        .map_or_else(|| "a file system of its own".to_owned(), |uuid| format!("what was made for this volume, with UUID {uuid}"));
     let found = match holds {
-        Holds::Uuid(found) if found == uuid => return Ok(()),
+        Holds::Uuid(found) if expected.may_be(found) => return Ok(()),
         Holds::Nothing if !is_copy => return Ok(()),
         Holds::Else => return Ok(()),
         Holds::Uuid(found) => format!("UUID {found} is on it"),
         Holds::Nothing => "it is blank".to_owned(),
     };
     let reason = format!(
-        "the device on {place} should hold what was made for this volume, with UUID {uuid}, but {found}: it may be another volume's disk, and \
+        "the device on {place} should hold {own}, but {found}: it may be another volume's disk, and \
          was neither formatted nor mounted. Look with the cloud's tools what is on {place}; {remedy}"
     );
     Err(Error::Unverified { device: format!("volume {volume} on {device}"), reason })
@@ -46,7 +49,7 @@ mod tests {
         let id = "az:a".parse().expect("an id");
         let (own, other) = ("11111111-1111-8111-8111-111111111111", "22222222-2222-8222-8222-222222222222");
         let expected = |is_copy| ExpectedContents {
-            uuid: own.to_owned(),
+            uuid: Some(own.to_owned()),
             is_copy,
             place: "LUN 5".to_owned(),
             remedy: "detach it".to_owned(),
@@ -73,5 +76,10 @@ mod tests {
             }
             prove(&id, "/dev/sdc", None, &holds).expect("nothing is known of its contents");
         }
+        // Made by another program: with any UUID, but not blank.
+        let existing = ExpectedContents { uuid: None, ..expected(true) };
+        prove(&id, "/dev/sdc", Some(&existing), &Holds::Uuid(other.to_owned())).expect("whatever is on it");
+        let error = prove(&id, "/dev/sdc", Some(&existing), &Holds::Nothing).expect_err("it is another's disk").to_string();
+        assert!(error.contains("it is blank") && error.contains("a file system of its own"), "{error}");
     }
 }
