@@ -2,7 +2,6 @@
 # Whole disks: SCSI disks of 4 KiB sectors (scsi_debug) with udevd beside them, which are pulled while they are used and come back under
 # other names.
 # about 50 s
-# in make test
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"
