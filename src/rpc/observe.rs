@@ -94,7 +94,9 @@ pub(super) trait Observed {
     fn subject(&self) -> Subject<'_>;
 
     /// The handles of volumes in it, which another driver may have given.
-    fn handles(&mut self) -> Vec<&mut String>;
+    fn handles(&mut self) -> Vec<&mut String> {
+        Vec::new()
+    }
 }
 
 /// At most this many bytes of what the caller sent go into a log line.
@@ -104,15 +106,9 @@ fn shown(text: &str) -> Option<&str> {
     (!text.is_empty()).then(|| cut(text, LONGEST))
 }
 
-/// The first of them.
-macro_rules! first {
-    ($first:expr $(, $rest:expr)*) => {
-        $first
-    };
-}
-
 macro_rules! observed {
-    ($($message:ident $(id $id:ident)? $(path $path:ident)? $(node $node:ident)? $(context $context:ident)? $(handles $handles:expr)?;)*) => {
+    ($($message:ident $(id $id:ident)? $(path $path:ident)? $(node $node:ident)? $(context $context:ident)?
+       $(handle $handle:ident)? $(handles $handles:path)?;)*) => {
         $(impl Observed for csi::$message {
             #[allow(clippy::needless_update, reason = "some have all fields")]
             fn subject(&self) -> Subject<'_> {
@@ -125,15 +121,17 @@ macro_rules! observed {
                 }
             }
 
-            fn handles(&mut self) -> Vec<&mut String> {
-                let handles: fn(&mut csi::$message) -> Vec<&mut String> = first!($($handles,)? |_| Vec::new());
-                handles(self)
-            }
+            $(fn handles(&mut self) -> Vec<&mut String> {
+                vec![&mut self.$handle]
+            })?
+            $(fn handles(&mut self) -> Vec<&mut String> {
+                $handles(self)
+            })?
         })*
     };
 }
 
-fn source_handle(request: &mut csi::CreateVolumeRequest) -> Vec<&mut String> {
+fn source_handles(request: &mut csi::CreateVolumeRequest) -> Vec<&mut String> {
     use csi::volume_content_source::Type;
     match request.volume_content_source.as_mut().and_then(|source| source.r#type.as_mut()) {
         Some(Type::Volume(source)) => vec![&mut source.volume_id],
@@ -141,36 +139,40 @@ fn source_handle(request: &mut csi::CreateVolumeRequest) -> Vec<&mut String> {
     }
 }
 
+fn member_handles(request: &mut csi::CreateVolumeGroupSnapshotRequest) -> Vec<&mut String> {
+    request.source_volume_ids.iter_mut().collect()
+}
+
 observed! {
-    CreateVolumeRequest id name context parameters handles source_handle;
-    DeleteVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
-    ControllerPublishVolumeRequest id volume_id node node_id context volume_context handles |request| vec![&mut request.volume_id];
-    ControllerUnpublishVolumeRequest id volume_id node node_id handles |request| vec![&mut request.volume_id];
-    ValidateVolumeCapabilitiesRequest id volume_id handles |request| vec![&mut request.volume_id];
+    CreateVolumeRequest id name context parameters handles source_handles;
+    DeleteVolumeRequest id volume_id handle volume_id;
+    ControllerPublishVolumeRequest id volume_id node node_id context volume_context handle volume_id;
+    ControllerUnpublishVolumeRequest id volume_id node node_id handle volume_id;
+    ValidateVolumeCapabilitiesRequest id volume_id handle volume_id;
     ListVolumesRequest;
     ControllerListVolumeHealthRequest;
-    ControllerGetVolumeHealthRequest id volume_id handles |request| vec![&mut request.volume_id];
-    ControllerGetVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
-    ControllerModifyVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
+    ControllerGetVolumeHealthRequest id volume_id handle volume_id;
+    ControllerGetVolumeRequest id volume_id handle volume_id;
+    ControllerModifyVolumeRequest id volume_id handle volume_id;
     GetCapacityRequest context parameters;
-    CreateSnapshotRequest id name context parameters handles |request| vec![&mut request.source_volume_id];
+    CreateSnapshotRequest id name context parameters handle source_volume_id;
     DeleteSnapshotRequest id snapshot_id;
-    ListSnapshotsRequest id snapshot_id handles |request| vec![&mut request.source_volume_id];
+    ListSnapshotsRequest id snapshot_id handle source_volume_id;
     GetSnapshotRequest id snapshot_id;
-    ControllerExpandVolumeRequest id volume_id handles |request| vec![&mut request.volume_id];
-    CreateVolumeGroupSnapshotRequest id name handles |request| request.source_volume_ids.iter_mut().collect();
+    ControllerExpandVolumeRequest id volume_id handle volume_id;
+    CreateVolumeGroupSnapshotRequest id name handles member_handles;
     DeleteVolumeGroupSnapshotRequest id group_snapshot_id;
     GetVolumeGroupSnapshotRequest id group_snapshot_id;
     GetMetadataAllocatedRequest id snapshot_id;
     GetMetadataDeltaRequest id target_snapshot_id;
-    NodeStageVolumeRequest id volume_id path staging_target_path context volume_context handles |request| vec![&mut request.volume_id];
-    NodeUnstageVolumeRequest id volume_id path staging_target_path handles |request| vec![&mut request.volume_id];
-    NodePublishVolumeRequest id volume_id path target_path context volume_context handles |request| vec![&mut request.volume_id];
-    NodeUnpublishVolumeRequest id volume_id path target_path handles |request| vec![&mut request.volume_id];
-    NodeGetVolumeStatsRequest id volume_id path volume_path handles |request| vec![&mut request.volume_id];
-    NodeGetVolumeHealthRequest id volume_id path volume_publish_path handles |request| vec![&mut request.volume_id];
+    NodeStageVolumeRequest id volume_id path staging_target_path context volume_context handle volume_id;
+    NodeUnstageVolumeRequest id volume_id path staging_target_path handle volume_id;
+    NodePublishVolumeRequest id volume_id path target_path context volume_context handle volume_id;
+    NodeUnpublishVolumeRequest id volume_id path target_path handle volume_id;
+    NodeGetVolumeStatsRequest id volume_id path volume_path handle volume_id;
+    NodeGetVolumeHealthRequest id volume_id path volume_publish_path handle volume_id;
     NodeGetStorageHealthRequest;
-    NodeExpandVolumeRequest id volume_id path volume_path handles |request| vec![&mut request.volume_id];
+    NodeExpandVolumeRequest id volume_id path volume_path handle volume_id;
     NodeGetInfoRequest;
 }
 

@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 
 use crate::backend::cloud::Tags;
+use crate::backend::cloud::tags::OURS;
 
 /// In characters.
 pub const LONGEST: usize = 256;
 /// One less than Azure takes: a tag is added before the first attachment.
 const MOST: usize = 49;
 const LONGEST_NAME: usize = 512;
-/// How the keys of our tags begin, and how their names in Azure do.
-const OURS: &str = "longshore.dev/";
 const PREFIX: &str = "longshore.dev.";
 
 /// The tags in Azure's form.

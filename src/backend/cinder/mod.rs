@@ -33,7 +33,7 @@ use cloud::CinderCloud;
 use clouds::CloudsFile;
 use connect::Node;
 use disks::Disks;
-use metadata::{Identity, Site};
+use metadata::{Identity, Site, is_uuid};
 use policy::CinderPolicy;
 
 /// How many volumes a node takes where nobody says it. With virtio-blk each is a device on the PCI bus, which has 32, and the machine's own are
@@ -66,9 +66,7 @@ pub fn open(config: CinderConfig, role: Role, requests: CloudRequests, identity:
 
 /// The volume that cinder-csi-plugin has given this handle: a UUID, as Cinder writes it.
 fn disk_of_handle(handle: &str) -> Option<DiskId> {
-    let fits = |byte: u8| byte == b'-' || byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    let is_uuid = handle.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && handle.bytes().all(fits);
-    is_uuid.then(|| DiskId(handle.to_owned()))
+    is_uuid(handle).then(|| DiskId(handle.to_owned()))
 }
 
 fn client(config: &CinderConfig, clock: Clock, requests: CloudRequests) -> Result<api::OpenStack> {

@@ -5,11 +5,10 @@ use serde_json::Value;
 use serde_json::map::Map;
 
 use crate::backend::cloud::Tags;
+use crate::backend::cloud::tags::OURS;
 
 /// Of a key and of a value, in characters.
 pub const LONGEST: usize = 255;
-/// How the keys of our tags begin, here and in metadata.
-const OURS: &str = "longshore.dev/";
 const KEPT: &str = "longshore.dev:";
 
 fn kept_key(key: &str) -> String {

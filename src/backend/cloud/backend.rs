@@ -83,14 +83,10 @@ impl Backend for CloudBackend {
         self.policy.parameters(raw)
     }
 
-    fn accepts_static(&self, attributes: &RawParameters) -> bool {
-        self.policy.accepts_static(attributes)
-    }
-
     fn parse_static_attributes(&self, raw: &RawParameters) -> Result<Value> {
         match self.existing {
             Some(_) => existing::parse_attributes(raw),
-            None => self.policy.parse_static_attributes(raw),
+            None => self.policy.parameters(raw),
         }
     }
 

@@ -52,16 +52,6 @@ pub trait Policy: Send + Sync + 'static {
         true
     }
 
-    /// As [`crate::backend::Backend::accepts_static`].
-    fn accepts_static(&self, _attributes: &RawParameters) -> bool {
-        false
-    }
-
-    /// As [`crate::backend::Backend::parse_static_attributes`].
-    fn parse_static_attributes(&self, raw: &RawParameters) -> Result<Value> {
-        self.parameters(raw)
-    }
-
     /// The segments that this node adds; `None` where no node is served here.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use super::existing::ExistingDisks;
 use super::policy::Policy;
 
 /// How the keys of our tags begin.
-pub(super) const OURS: &str = "longshore.dev/";
+pub const OURS: &str = "longshore.dev/";
 /// Whose it is.
 pub const CLUSTER: &str = "longshore.dev/cluster";
 /// The backend's name: two of one cluster may share an account.
@@ -66,7 +66,7 @@ impl Owner {
     /// Whether it is ours, and carries this volume's tag; and is the disk that is recorded in the id, if one is. An existing disk carries none.
     pub fn is_disk_of(&self, id: &VolumeId, disk: &Disk) -> bool {
         if id.is_existing() {
-            return self.may_use(id, disk);
+            return self.existing.is_some() && id.recorded() == Some(&disk.id.0) && !is_tagged(disk);
         }
         self.owns(&disk.tags)
             && disk.tags.get(VOLUME).is_some_and(|derived| derived == id.derived())
@@ -83,23 +83,6 @@ impl Owner {
         SnapshotId::from_parts(&self.backend, snapshot.tags.get(SNAPSHOT)?).and_then(|id| id.record(&snapshot.id.0)).ok()
     }
 
-    /// Whether an existing disk may be used for this volume: no volume of any driver of ours is on it.
-    pub fn may_use(&self, id: &VolumeId, disk: &Disk) -> bool {
-        self.existing.is_some() && id.recorded() == Some(&disk.id.0) && !is_tagged(disk)
-    }
-
-    /// Why it may not.
-    pub fn may_not_use(&self, id: &VolumeId, disk: &Disk) -> Error {
-        let reason = match self.existing {
-            None => format!(
-                "disk {} was made by another program; to use it, set existingDisks of backend {} to use",
-                disk.id, self.backend
-            ),
-            Some(_) => format!("disk {} carries the tags of a volume of this driver; use the handle of that volume", disk.id),
-        };
-        Error::Unverified { device: format!("volume {id}"), reason }
-    }
-
     /// # Errors
     /// `Unverified` where existing disks are not to be deleted.
     pub fn may_delete(&self, id: &VolumeId, disk: &Disk) -> Result<()> {
@@ -114,12 +97,19 @@ impl Owner {
         Err(Error::Unverified { device: format!("volume {id}"), reason })
     }
 
-    /// As `not_of`, of a disk.
+    /// Why `is_disk_of` is not so.
     pub fn not_disk_of(&self, id: &VolumeId, disk: &Disk) -> Error {
-        match id.is_existing() {
-            true => self.may_not_use(id, disk),
-            false => self.not_of(&format!("volume {id}"), &format!("disk {}", disk.id), VOLUME, id.derived(), &disk.tags),
+        if !id.is_existing() {
+            return self.not_of(&format!("volume {id}"), &format!("disk {}", disk.id), VOLUME, id.derived(), &disk.tags);
         }
+        let reason = match self.existing {
+            None => format!(
+                "disk {} was made by another program; to use it, set existingDisks of backend {} to use",
+                disk.id, self.backend
+            ),
+            Some(_) => format!("disk {} carries the tags of a volume of this driver; use the handle of that volume", disk.id),
+        };
+        Error::Unverified { device: format!("volume {id}"), reason }
     }
 
     /// The id names this disk or snapshot, whose tags say something else: an administrator changed them, or it never was ours.
@@ -245,14 +235,17 @@ pub(super) fn is_restored_backup(disk: &Disk) -> bool {
 /// Whether a snapshot was taken of the disk that its tags name: `None` where they name none. A copy of a snapshot has none, or any, for a
 /// source (EBS user guide, "Copy an Amazon EBS snapshot": an arbitrary volume id that is not to be used).
 pub(super) fn is_of_its_source(snapshot: &CloudSnapshot) -> Option<bool> {
-    let source: VolumeId = format!("x:{}", snapshot.tags.get(VOLUME)?).parse().ok()?;
-    source.recorded().map(|disk| disk == snapshot.disk.0)
+    source_volume(&snapshot.tags)?.recorded().map(|disk| disk == snapshot.disk.0)
 }
 
-/// Whether a snapshot was taken of a disk that another program made.
-pub fn source_exists(tags: &Tags) -> bool {
-    let source = tags.get(VOLUME).and_then(|local| format!("x:{local}").parse::<VolumeId>().ok());
-    source.is_some_and(|source| source.is_existing())
+/// Whether a snapshot with these tags was taken of a disk that another program made.
+pub fn is_of_existing_disk(tags: &Tags) -> bool {
+    source_volume(tags).is_some_and(|source| source.is_existing())
+}
+
+/// The volume that a snapshot was taken of, of whatever backend.
+fn source_volume(tags: &Tags) -> Option<VolumeId> {
+    format!("x:{}", tags.get(VOLUME)?).parse().ok()
 }
 
 /// Whether it carries a tag of ours: any will do, even one that is left of several.

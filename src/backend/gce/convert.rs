@@ -113,7 +113,7 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
     let place = names::place_in(&snapshot.source_disk);
     let tags = Record::tags(&snapshot.description, &snapshot.labels);
     // Its source is known as its volume's id says: by name where another program made it.
-    let is_by_name = tags::source_exists(&tags);
+    let is_by_name = tags::is_of_existing_disk(&tags);
     let called = if is_by_name { names::last(&snapshot.source_disk) } else { &snapshot.source_disk_id };
     let disk = place.map_or_else(|| DiskId(snapshot.source_disk_id.clone()), |place| names::disk_id(&place, called));
     let state = match snapshot.status.as_str() {

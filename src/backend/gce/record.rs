@@ -7,13 +7,11 @@
 use std::collections::BTreeMap;
 
 use crate::backend::cloud::Tags;
-use crate::backend::cloud::tags::{BACKEND, BLANK, CLUSTER};
+use crate::backend::cloud::tags::{BACKEND, BLANK, CLUSTER, OURS};
 use crate::volume::digest::sha256_of;
 
 /// In characters (Compute Engine API, "description").
 pub const LONGEST: usize = 2048;
-/// How the keys of our tags begin; without that in the description.
-const OURS: &str = "longshore.dev/";
 const BLANK_LABEL: &str = "longshore-blank";
 const OWNER_LABEL: &str = "longshore-owner";
 
