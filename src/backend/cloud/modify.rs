@@ -82,7 +82,7 @@ impl Controller {
             Err(refusal) if refusal.because == CloudErrorKind::TooSoon => {
                 return Err(self.too_soon(id, before.as_ref(), &refusal));
             }
-            Err(refusal) => {
+            Err(refusal) if refusal.concerns_one() => {
                 // What an earlier process or another controller began may have ended since the look: the disk has it already.
                 let seen = self.look_again(id, disk)?;
                 return match self.lacking(&seen, wanted)? {
@@ -90,6 +90,7 @@ impl Controller {
                     Some(_) => Err(self.refused("change disk", &object, refusal).rolled_back()),
                 };
             }
+            Err(refusal) => return Err(self.refused("change disk", &object, refusal).rolled_back()),
         };
         // The next call finds out, and waits for it rather than ask again.
         Err(Error::failed("change disk", object, lost))

@@ -72,7 +72,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Whether it may be for one of several disks of a request, and the others would be accepted.
+    /// Whether it is about a disk as it is, not about the account or the cloud: of several disks of a request others would be accepted.
     pub(super) fn concerns_one(&self) -> bool {
         !self.maybe_done
             && matches!(
