@@ -107,9 +107,12 @@ fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Whether a disk may be called so ("Naming resources": RFC 1035, at most 63 characters).
+/// Whether a disk that another program made may be called so ("Naming resources": RFC 1035, at most 63 characters). By a name in the form of
+/// those by which disks of ours are attached, it could be taken for one of them.
 fn is_disk_name(text: &str) -> bool {
-    is_plain(text) && text.len() <= 63 && text.starts_with(|first: char| first.is_ascii_lowercase()) && !text.ends_with('-')
+    let is_name =
+        is_plain(text) && text.len() <= 63 && text.starts_with(|first: char| first.is_ascii_lowercase()) && !text.ends_with('-');
+    is_name && number_in(text).is_none()
 }
 
 /// The place of a disk and by what it is asked for there; `None` for what is no id of one.
@@ -248,6 +251,7 @@ mod tests {
             "projects/p/regions/europe-west3-a/disks/d",
             "projects/p/zones/europe-west3-a/disks/D",
             "projects/p/zones/europe-west3-a/disks/1",
+            "projects/p/zones/europe-west3-a/disks/longshore-1",
             "projects/p/zones/europe-west3-a/disks/d/x",
             "/projects/p/zones/europe-west3-a/disks/d",
             "pd:pvc-1",
