@@ -139,7 +139,9 @@ impl Stage for Google {
     }
 
     fn driver_with(&self, more: &str) -> Driver {
-        driver_with(self, "test", more)
+        // Handles of the other driver are known by the project that the configuration says.
+        let project = if more.is_empty() { "" } else { "project: p-1\n    " };
+        driver_with(self, "test", &format!("{project}{more}"))
     }
 
     fn handle(&self) -> String {
@@ -208,7 +210,7 @@ fn driver_with(google: &Google, cluster: &str, more: &str) -> Driver {
     let mut harness = Harness::new(Pool::Local);
     let config = format!(
         "backends:\n  - name: pd\n    type: gce\n    cluster: {cluster}\n    region: europe-west3\n    endpoint: http://{}\n    \
-         project: p-1\n    labels: {{team: storage}}\n    {more}\n",
+         labels: {{team: storage}}\n    {more}\n",
         google.address
     );
     fs::write(harness.path("config.yaml"), config).expect("the configuration");
