@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Harness, Pool, isolated, run, skipped, text};
+use common::{Harness, LoopDevice, Pool, isolated, run, skipped, text};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 
@@ -211,6 +211,25 @@ fn a_pool_without_reflinks_on_the_kubelets_disk() {
         let seen = checks(&harness, 0, &[]);
         assert_eq!(level(&seen, "reflink", "cannot share blocks"), "warning");
         assert_eq!(level(&seen, "pool-disk", "the kubelet's file system"), "warning");
+    });
+}
+
+#[test]
+fn pool_on_an_ext4_without_a_journal() {
+    isolated(|| {
+        for (features, words, wanted) in
+            [("has_journal", "with a journal", "ok"), ("^has_journal", "without a journal", "warning")]
+        {
+            let harness = Harness::in_memory(Pool::Local);
+            let image = harness.path("ext4.img");
+            run("truncate", ["-s", "64M", &text(&image)]);
+            let device = LoopDevice::over(&image);
+            run("mkfs.ext4", ["-q", "-O", features, &device.0]);
+            mount(Some(device.0.as_str()), &harness.path("pool/images"), Some("ext4"), MsFlags::empty(), None::<&str>)
+                .expect("mounted");
+            assert_eq!(level(&checks(&harness, 0, &[]), "journal", words), wanted);
+            umount2(&harness.path("pool/images"), MntFlags::empty()).expect("unmounted");
+        }
     });
 }
 

@@ -1,15 +1,16 @@
 //! Small files that are whole or not there, also after a power cut.
+#![allow(unsafe_code, reason = "sync_file_range(2) has no safe wrapper")]
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Error, Result, lock};
+use super::{Error, Result, lock, quota};
 
 /// Replaces `directory/name` by `content`: a temporary file (`.name.tmp`), fsync, rename, fsync of the directory. Only our user may
 /// read it. Two writers of the same file must keep each other out.
@@ -64,6 +65,54 @@ pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
         return unexpected(format!("is longer than {limit} bytes"));
     }
     Ok(Some(content))
+}
+
+/// Writes the data of a file to its disk and waits until it is there (sync_file_range(2)).
+///
+/// That is not durable. But where the file system [commits in order](commits_in_order), what is done after this call never becomes durable
+/// without the data: a file that is renamed into place then is whole there, though neither it nor its directory were fsynced before.
+pub fn write_back(file: impl AsFd) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the descriptor is open; 0 bytes from 0 on are all of the file.
+    match unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), 0, 0, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether the file system of a directory makes all changes of names, lengths, owners and extents durable in the order in which they were
+/// made, and none before the data that was [written back](write_back) earlier: ext4 and xfs, with one journal each, whose commits flush
+/// the disk's cache first (linux/fs/jbd2/commit.c, linux/fs/xfs/xfs_log_cil.c). btrfs may log one file alone; ext4 can be without a journal
+/// (`mkfs.ext4 -O ^has_journal`, and ext2, which has the same type); with xfs, data on a realtime device is flushed by the fsync of its
+/// file alone. Of others it is not known.
+pub fn commits_in_order(directory: impl AsFd) -> bool {
+    const XFS: i64 = 0x5846_5342;
+    let fd = directory.as_fd();
+    match rustix::fs::fstatfs(fd).map(|found| found.f_type) {
+        Ok(EXT4) => ext4_has_journal(fd) == Some(true),
+        // The descriptor may be one of O_PATH, which takes no ioctl.
+        Ok(XFS) => rustix::fs::openat(fd, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .is_ok_and(|directory| quota::makes_realtime_files(directory).is_ok_and(|realtime| !realtime)),
+        _ => false,
+    }
+}
+
+/// Of ext2, ext3 and ext4 (linux/magic.h).
+const EXT4: i64 = 0xef53;
+
+/// Whether an ext4 has a journal, by sysfs: `journal_task` is the process id of its jbd2 thread, or `<none>`. `None` of other file systems,
+/// and where that cannot be read.
+pub fn ext4_has_journal(directory: impl AsFd) -> Option<bool> {
+    let fd = directory.as_fd();
+    rustix::fs::fstatfs(fd).ok().filter(|found| found.f_type == EXT4)?;
+    let device = rustix::fs::fstat(fd).ok()?.st_dev;
+    let link = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let device = std::fs::read_link(link).ok()?;
+    let task = std::fs::read_to_string(Path::new("/sys/fs/ext4").join(device.file_name()?).join("journal_task")).ok()?;
+    match task.trim() {
+        "<none>" => Some(false),
+        task => task.parse::<u32>().is_ok().then_some(true),
+    }
 }
 
 /// fsync of a directory: what was created, renamed or removed in it is durable.
@@ -159,6 +208,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
+    use crate::os::fs::testing::{Loop, Mounted, Scratch, in_namespace, tool};
 
     #[test]
     fn shared_sync_covers_what_was_done_before_the_call_and_reports_its_failure_to_all() {
@@ -185,6 +235,37 @@ mod tests {
         assert!(calls.load(Ordering::SeqCst) <= 1600);
         let missing = Path::new("/proc/self/no-such-directory");
         assert_eq!(shared.sync(missing).unwrap_err().errno(), Some(libc::ENOENT));
+    }
+
+    /// Of what only `mkfs` decides: ext2 and an ext4 without a journal are shown as ext4 by fstatfs(2).
+    #[test]
+    fn only_file_systems_with_one_journal_commit_in_order() {
+        in_namespace(|| {
+            for (mkfs, arguments, fstype, expected) in [
+                ("mkfs.ext4", &["-q"][..], "ext4", true),
+                ("mkfs.ext4", &["-q", "-O", "^has_journal"], "ext4", false),
+                ("mkfs.ext2", &["-q"], "ext4", false),
+                ("mkfs.xfs", &["-q"], "xfs", true),
+                // What is made in its root lies on the realtime device, which a kernel need not know.
+                ("mkfs.xfs", &["-q", "-d", "rtinherit=1"], "xfs", false),
+                ("mkfs.btrfs", &["-q"], "btrfs", false),
+            ] {
+                let Some(under) = Loop::new(320 << 20) else { return };
+                if tool(mkfs, &[arguments, &[under.name()]].concat()).is_none() {
+                    return;
+                }
+                let directory = tempfile::tempdir().unwrap();
+                let _mounted = Mounted::new(&under.device, directory.path(), fstype);
+                let file = File::create(directory.path().join("file")).unwrap();
+                write_back(&file).unwrap();
+                for flags in [OFlags::RDONLY, OFlags::PATH] {
+                    let root = rustix::fs::open(directory.path(), flags | OFlags::DIRECTORY, Mode::empty()).unwrap();
+                    assert_eq!(commits_in_order(root), expected, "{mkfs} {arguments:?}, {flags:?}");
+                }
+            }
+            let Some(scratch) = Scratch::tmpfs() else { return };
+            assert!(!commits_in_order(File::open(scratch.path()).unwrap()));
+        });
     }
 
     #[test]

@@ -25,6 +25,8 @@ struct FsXattr {
 
 /// FS_XFLAG_PROJINHERIT: what is made in a directory has its project.
 const INHERIT: u32 = 0x200;
+/// FS_XFLAG_RTINHERIT: what is made in a directory has its data on the realtime device.
+const REALTIME: u32 = 0x100;
 
 nix::ioctl_read!(get_attributes, b'X', 31, FsXattr);
 nix::ioctl_write_ptr!(set_attributes, b'X', 32, FsXattr);
@@ -128,13 +130,21 @@ pub fn projects(on: impl AsFd) -> Result<Projects> {
 
 /// The project of a file or directory, and whether what is made in it has the same; `None` where its file system has no projects.
 pub fn project(of: impl AsFd) -> Result<Option<(u32, bool)>> {
-    let fd = of.as_fd();
+    Ok(attributes(of.as_fd())?.map(|found| (found.projid, found.xflags & INHERIT != 0)))
+}
+
+/// Whether files that are made in an xfs directory have their data on the realtime device.
+pub fn makes_realtime_files(directory: impl AsFd) -> Result<bool> {
+    Ok(attributes(directory.as_fd())?.is_some_and(|found| found.xflags & REALTIME != 0))
+}
+
+fn attributes(fd: BorrowedFd<'_>) -> Result<Option<FsXattr>> {
     let mut attributes = FsXattr::default();
     // SAFETY: the descriptor is open, and the struct is the kernel's.
     match unsafe { get_attributes(fd.as_raw_fd(), &raw mut attributes) } {
-        Ok(_) => Ok(Some((attributes.projid, attributes.xflags & INHERIT != 0))),
+        Ok(_) => Ok(Some(attributes)),
         Err(nix::errno::Errno::ENOTTY | nix::errno::Errno::EOPNOTSUPP) => Ok(None),
-        Err(errno) => Err(failed("read the project of", fd, errno)),
+        Err(errno) => Err(failed("read the attributes of", fd, errno)),
     }
 }
 

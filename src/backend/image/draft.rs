@@ -91,26 +91,30 @@ impl<'a> Draft<'a> {
         Ok(Bytes(seen.length))
     }
 
-    /// Writes the metadata and syncs all of it. Which metadata file that is.
+    /// Writes the metadata. Which metadata file that is.
     ///
-    /// The metadata goes first. Where the file system commits changes in order, its fsync makes all that was done before durable: the
-    /// directory, the image, its length. Only what was written into the image is not among that.
+    /// All of it is synced, so that it is whole wherever it is renamed to. An empty image has only its length: where the file system
+    /// commits in order, that and the metadata become durable with the rename or before it, by the one fsync of [`Draft::place`].
     pub fn finish<M: Serialize>(&self, record: &M) -> Result<Stamp> {
         let path = self.directory.join(META);
         let text = meta::encode(record, &path)?;
+        let in_order = self.empty.get() && self.pool.commits_in_order();
         let finished = step("write metadata", &path.display(), || {
             let file = files::write_new(&path, &text)?;
-            files::sync(&file, &path)?;
+            if in_order {
+                files::write_back(&file, &path)?
+            } else {
+                files::sync(&file, &path)?
+            }
             Ok(files::look_at(&file, &path)?.stamp())
         })
         .and_then(|stamp| {
-            if self.empty.get() && self.pool.commits_in_order() {
-                return Ok(stamp);
+            if !in_order {
+                step("sync", &self.directory.display(), || {
+                    files::sync(&self.image, &self.image_path())?;
+                    durable::sync_dir(&self.directory)
+                })?;
             }
-            step("sync", &self.directory.display(), || {
-                files::sync(&self.image, &self.image_path())?;
-                durable::sync_dir(&self.directory)
-            })?;
             Ok(stamp)
         });
         finished.map_err(|error| self.pool.failure(error))

@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 
-use crate::os::{self, Error};
+use crate::os::{self, Error, durable};
 
 use super::layout::is_lease_name;
 
@@ -228,6 +228,11 @@ pub(super) fn write_new(path: &Path, content: &[u8]) -> os::Result<File> {
 
 pub(super) fn sync(file: &File, path: &Path) -> os::Result<()> {
     file.sync_all().map_err(|error| Error::io("sync", path, error))
+}
+
+/// See [`durable::write_back`].
+pub(super) fn write_back(file: &File, path: &Path) -> os::Result<()> {
+    durable::write_back(file).map_err(|error| Error::io("write back", path, error))
 }
 
 /// Sets the length. What is added is a hole.

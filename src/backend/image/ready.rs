@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::os::durable::SharedSync;
+use crate::os::durable::{self, SharedSync};
 use crate::os::step::step;
 use crate::os::{self, copy};
 use crate::volume::{BackendName, Error, Result};
@@ -161,13 +161,9 @@ impl Ready {
         seen.ok().flatten().map(|seen| seen.stamp())
     }
 
-    /// Whether the file system makes changes of names, lengths and owners durable in the order in which they were made, so that the fsync
-    /// of a new file makes those before it durable: ext4 and xfs, with one journal each. btrfs may log the file alone; of others it is not
-    /// known.
+    /// See [`durable::commits_in_order`].
     pub fn commits_in_order(&self) -> bool {
-        const EXT4: i64 = 0xef53;
-        const XFS: i64 = 0x5846_5342;
-        *self.in_order.get_or_init(|| rustix::fs::fstatfs(self.root()).is_ok_and(|found| [EXT4, XFS].contains(&found.f_type)))
+        *self.in_order.get_or_init(|| durable::commits_in_order(self.root()))
     }
 
     /// How full the file system is.

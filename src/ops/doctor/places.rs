@@ -15,7 +15,7 @@ use crate::os::holders::{Copies, Namespaces};
 use crate::os::mountinfo::MountTable;
 use crate::os::quota::{self, Projects};
 use crate::os::socket::{self as unix, Listener};
-use crate::os::{copy, programs};
+use crate::os::{copy, durable, programs};
 use crate::volume::Bytes;
 
 use super::setup::Setup;
@@ -199,6 +199,7 @@ pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
             Check::warning("direct-io", found, "put it on ext4, xfs or btrfs of a disk")
         }
     });
+    checks.extend(journal(&called, &place));
     checks.extend(room(&called, &place));
     checks.extend(pool.lock.and_then(|lock| lock_holder(&called, &place.join(lock))));
     checks.extend(pool.project_quotas.map(|missing| project_quotas(&called, &place, missing)));
@@ -207,6 +208,18 @@ pub(super) fn pool(setup: &Setup, pool: &StoragePath) -> Vec<Check> {
         checks.push(Check::warning("pool-disk", found, "put it on a disk of its own, or limit it (`capacity`)"));
     }
     checks
+}
+
+/// Of an ext4 alone: the others are made for power failures.
+fn journal(called: &str, place: &Path) -> Option<Check> {
+    const NAME: &str = "journal";
+    if durable::ext4_has_journal(File::open(place).ok()?)? {
+        return Some(Check::ok(NAME, format!("{called} is on an ext4 with a journal")));
+    }
+    let found = format!("{called} is on an ext4 without a journal: after a power failure volumes can be damaged or lost");
+    let remedy =
+        "unmount it and run `tune2fs -O has_journal` on its device, or put it on xfs; meanwhile e2fsck it after each failure";
+    Some(Check::warning(NAME, found, remedy))
 }
 
 /// Who provisions from a pool, as far as that is seen without taking its lock.
