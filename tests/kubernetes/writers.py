@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
-from cluster import apply, kubectl, until
-from observed import DRIVER, differences, driver_is_ready, driver_process, objects
+from cluster import FIRST, apply, kubectl, until
+from observed import DRIVER, LOCAL, differences, driver_is_ready, driver_process, objects
 
 # The namespace of pods of which none is said.
 LIFE = "life"
@@ -138,10 +138,10 @@ def continue_to_write(writers):
         until(f"further writes of pod {writer.name}", lambda: all(number > seen[volume] for volume, number in writer.read().items()), 30)  # pylint: disable=W0640
 
 
-def settle(seconds=90):
+def settle(seconds=90, seen=differences):
     """Waits until the node has what the API server's objects say, and nothing else."""
     deadline = time.monotonic() + seconds
-    while found := differences():
+    while found := seen():
         if time.monotonic() > deadline:
             raise Failed(f"after {seconds} s: " + "; ".join(found[:12]))
         time.sleep(0.5)
@@ -166,8 +166,8 @@ def kill_driver():
     end_process(pid)
 
 
-def driver_ready():
-    until("driver that is ready", driver_is_ready)
+def driver_ready(node=FIRST, release=LOCAL):
+    until("driver that is ready", lambda: driver_is_ready(node, release))
 
 
 def kubelet_pid():
