@@ -110,16 +110,30 @@ class Node:
             os.link(f"{CLUSTER}/images.tar", f"{directory}/images.tar")
         shutil.copy(ADMIN, directory)
         with open(f"{LOGS}/{self.name}.log", "a", encoding="utf-8") as log:
-            child = isolated([f"{place}/{self.name}" for place in glob.glob("/sys/fs/cgroup/*")], ["/run/root/tests/kubernetes/inside", "--second"],
+            child = isolated(self.groups(), ["/run/root/tests/kubernetes/inside", "--second"],
                              env={**os.environ, "LONGSHORE_CLUSTER": directory, "LONGSHORE_BIN": BIN, "LONGSHORE_LOGS": f"{LOGS}/{self.name}"},
                              stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         note_pid(self.name, until("process of the second node", lambda: command("pgrep", f"--parent={child.pid}", check=False).stdout.strip()))
         # The other end's name is that of the node that it leads to.
         command("ip", "link", "add", self.name, "type", "veth", "peer", "name", FIRST.name, "netns", str(self.pid()))
-        command("ip", "link", "set", self.name, "up")
-        command("ip", "route", "add", f"{self.network}.0.0/16", "via", self.address, "dev", self.name, "onlink", "src", FIRST.address)
+        self.connect()
         until(f"kubelet of {self.name}", lambda: os.path.exists(self.at("/run/booted")) or child.poll() is not None)
         self.wait_ready()
+
+    def connect(self):
+        """The second node's link to the first is there."""
+        command("ip", "link", "set", self.name, "up")
+        command("ip", "route", "add", f"{self.network}.0.0/16", "via", self.address, "dev", self.name, "onlink", "src", FIRST.address)
+
+    def disconnect(self):
+        command("ip", "link", "set", self.name, "down")
+
+    def runs(self):
+        return self is FIRST or os.path.exists(f"{PIDS}/{self.name}") and os.path.exists(f"/proc/{self.pid()}")
+
+    def groups(self):
+        """The second node's cgroups."""
+        return [f"{place}/{self.name}" for place in glob.glob("/sys/fs/cgroup/*")]
 
     def wait_ready(self):
         until(f"node {self.name}", lambda: kubectl("get", "node", self.name, check=False).returncode == 0)
@@ -127,6 +141,11 @@ class Node:
 
 
 FIRST, SECOND = Node("node-a", "10.88"), Node("node-b", "10.89")
+
+
+def nodes():
+    """Those that run."""
+    return [node for node in (FIRST, SECOND) if node.runs()]
 
 
 def start_containerd():

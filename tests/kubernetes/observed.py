@@ -6,8 +6,9 @@ import glob
 import hashlib
 import json
 import os
+import re
 
-from cluster import FIRST, NAMESPACE, POOLS, command, kubectl
+from cluster import FIRST, NAMESPACE, POOLS, command, kubectl, nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +202,19 @@ def journaled(node=FIRST, release=LOCAL):
     return {one.partition(":")[2] for one in names(node.at(release.journal))}
 
 
+def staged_devices(node):
+    """The loop devices that the journals of a node's drivers have."""
+    found = set()
+    for release in (LOCAL, CENTRAL):
+        for path in glob.glob(f"{node.at(release.journal)}/*/stage.json"):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    found |= set(re.findall(r"/dev/loop\d+", file.read()))
+            except FileNotFoundError:
+                pass
+    return found
+
+
 def leased(volume, release=CENTRAL):
     """The node that has a volume of a shared pool for writing, or nothing."""
     try:
@@ -277,8 +291,10 @@ def inspected(node=FIRST, release=LOCAL):
     if done.returncode not in (0, 1, 3) or not done.stdout:
         return [f"longshore inspect: exit code {done.returncode}: {done.stderr.strip()}"]
     report = json.loads(done.stdout)
-    # Loop devices are the whole machine's: that one of another's cannot be looked at is nothing of this node's.
+    # Loop devices are the whole machine's: that one of another's cannot be looked at is nothing of this node's, nor are those of another
+    # node, whose pool has the same path.
+    others = set().union(*(staged_devices(one) for one in nodes() if one is not node))
     ours = {f"loop device /dev/loop{number.partition(':')[2]}" for number in loops(node, release)[0]}
     unseen = [one for one in report["notSeen"] if not str(one.get("what", "")).startswith("loop device ") or one["what"] in ours]
-    return [f"longshore inspect: {one['kind']} {one['object']}: {one['what']}" for one in report["findings"]] + \
+    return [f"longshore inspect: {one['kind']} {one['object']}: {one['what']}" for one in report["findings"] if one["object"] not in others] + \
         [f"longshore inspect: not seen: {one}" for one in unseen]
