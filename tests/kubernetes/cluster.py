@@ -1,6 +1,7 @@
 """What the programs in the cluster's namespaces share (`inside`, `life`): its places, its nodes, its processes, kubectl."""
 
 import glob
+import json
 import os
 import shutil
 import subprocess
@@ -50,6 +51,27 @@ def note_pid(name, pid):
 def pid_of(name):
     with open(f"{PIDS}/{name}", encoding="utf-8") as file:
         return int(file.read())
+
+
+def hierarchies():
+    """The cgroup hierarchies of this machine: {name: (where it is mounted, the options to mount it again)}."""
+    found = {}
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        for line in file:
+            before, after = line.split(" - ")
+            kind, _, options = after.split()
+            if kind == "cgroup":
+                place = before.split()[4]
+                named = [option for option in options.split(",") if option not in ("rw", "ro", "xattr", "clone_children") and "release_agent" not in option]
+                if any(option.startswith("name=") for option in named):
+                    named.insert(0, "none")
+                found[os.path.basename(place)] = (place, ",".join(named))
+    return found
+
+
+def options_of_hierarchies():
+    """By which they are mounted again in a cgroup namespace, as `inside` takes them."""
+    return json.dumps({name: options for name, (_, options) in hierarchies().items()})
 
 
 def isolated(groups, words, **options):
@@ -111,13 +133,16 @@ class Node:
         shutil.copy(ADMIN, directory)
         with open(f"{LOGS}/{self.name}.log", "a", encoding="utf-8") as log:
             child = isolated(self.groups(), ["/run/root/tests/kubernetes/inside", "--second"],
-                             env={**os.environ, "LONGSHORE_CLUSTER": directory, "LONGSHORE_BIN": BIN, "LONGSHORE_LOGS": f"{LOGS}/{self.name}"},
+                             env={**os.environ, "LONGSHORE_CLUSTER": directory, "LONGSHORE_BIN": BIN, "LONGSHORE_LOGS": f"{LOGS}/{self.name}",
+                                  "LONGSHORE_CGROUPS": options_of_hierarchies()},
                              stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         note_pid(self.name, until("process of the second node", lambda: command("pgrep", f"--parent={child.pid}", check=False).stdout.strip()))
         # The other end's name is that of the node that it leads to.
         command("ip", "link", "add", self.name, "type", "veth", "peer", "name", FIRST.name, "netns", str(self.pid()))
         self.connect()
-        until(f"kubelet of {self.name}", lambda: os.path.exists(self.at("/run/booted")) or child.poll() is not None)
+        until(f"kubelet of {self.name}", lambda: child.poll() is not None or os.path.exists(self.at("/run/booted")))
+        if child.poll() is not None:
+            raise RuntimeError(f"{self.name} has ended; see {self.name}.log")
         self.wait_ready()
 
     def connect(self):
