@@ -40,6 +40,7 @@ def start(name, *words):
         # It outlives the caller. pylint: disable-next=consider-using-with
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     note_pid(name, child.pid)
+    return child
 
 
 def note_pid(name, pid):
