@@ -35,6 +35,8 @@ LOCAL = Release("longshore", "longshore.csi.dev", POOLS[0], "/var/lib/longshore/
 CENTRAL = Release("shared", "shared.longshore.csi.dev", f"{POOLS[1]}/longshore", "/var/lib/longshore-shared/journal", True)
 DRIVER, SOCKET, POOL, JOURNAL = LOCAL.driver, LOCAL.socket, LOCAL.pool, LOCAL.journal
 KUBELET = "/var/lib/kubelet"
+# The label with a local snapshot's node.
+MANAGED = "snapshot.storage.kubernetes.io/managed-by"
 BLOCKS = f"{KUBELET}/plugins/kubernetes.io/csi/volumeDevices"
 
 
@@ -139,7 +141,8 @@ class Wanted:
         volumes = [one for one in objects("pv") if one["spec"].get("csi", {}).get("driver") == release.driver and nodes_of(one) in ([], [node.name])]
         claims = {(one["spec"]["claimRef"]["namespace"], one["spec"]["claimRef"]["name"]): one for one in volumes if "claimRef" in one["spec"]}
         self.volumes = {volume_of(one) for one in volumes}
-        contents = [one for one in objects("volumesnapshotcontents") if one["spec"]["driver"] == release.driver]
+        contents = [one for one in objects("volumesnapshotcontents") if one["spec"]["driver"] == release.driver
+                    and one["metadata"].get("labels", {}).get(MANAGED, node.name) == node.name]
         self.snapshots = {one["status"]["snapshotHandle"].partition(":")[2] for one in contents if "snapshotHandle" in one.get("status", {})}
         # Of the volumes in use there: where they are mounted, and where the kubelet keeps what it knows of those with a file system.
         self.places, self.kept = {}, set()
