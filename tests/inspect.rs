@@ -477,7 +477,7 @@ fn loop_device_of_another_node_whose_pool_has_the_same_path_is_not_ours() {
     });
 }
 
-/// Has a volume of its own attached as the driver does it, until it is told to end.
+/// Has a volume of its own attached as the driver does it, until it is asked to end.
 fn as_another_node(pool: &Path, attached: &Sender<String>, ended: &Receiver<()>) {
     mount(None::<&str>, pool, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a file system of its own");
     fs::create_dir_all(pool.join("volumes/a")).expect("a directory");

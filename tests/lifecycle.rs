@@ -154,9 +154,7 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
 
         let mut request = create("second", 640, Some(fstype), "image");
         request.volume_content_source = Some(csi::VolumeContentSource {
-            r#type: Some(csi::volume_content_source::Type::Snapshot(csi::volume_content_source::SnapshotSource {
-                snapshot_id: taken.snapshot_id.clone(),
-            })),
+            r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id: taken.snapshot_id.clone() })),
         });
         let mut small = csi::CreateVolumeRequest { name: "small".to_owned(), ..request.clone() };
         small.capacity_range = Some(csi::CapacityRange { required_bytes: MIB, limit_bytes: 300 * MIB });
@@ -174,9 +172,7 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
 
         let mut request = create("third", 640, Some(fstype), "image");
         request.volume_content_source = Some(csi::VolumeContentSource {
-            r#type: Some(csi::volume_content_source::Type::Volume(csi::volume_content_source::VolumeSource {
-                volume_id: placed.volume.volume_id.clone(),
-            })),
+            r#type: Some(Type::Volume(VolumeSource { volume_id: placed.volume.volume_id.clone() })),
         });
         let cloned = place(&harness, request);
         assert_eq!(fs::read(cloned.target.join("data")).expect("cloned"), pattern(2, 3 << 20));

@@ -167,7 +167,7 @@ impl Controller {
     }
 }
 
-/// What another node's disk has is not found on this one. A CO that has chosen this node, and would wait for it for ever, is told to choose
+/// What another node's disk has is not found on this one. A CO that has chosen this node, and would wait for it for ever, is asked to choose
 /// again (CSI, CreateVolume: "Unable to provision in `accessible_topology`").
 fn elsewhere(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement, error: Error) -> Error {
     if !matches!(error, Error::NotFound { .. }) || !backend.is_local() || wanted.is_empty() {
