@@ -295,8 +295,8 @@ def inspected(node=FIRST, release=LOCAL):
         return [f"longshore inspect: exit code {done.returncode}: {done.stderr.strip()}"]
     report = json.loads(done.stdout)
     # Loop devices are the whole machine's: that one of another's cannot be looked at is nothing of this node's, nor are those of another
-    # node, whose pool has the same path.
-    others = set().union(*(staged_devices(one) for one in nodes() if one is not node))
+    # node over the pool that both have.
+    others = set().union(*(staged_devices(one) for one in nodes() if one is not node and release.shared))
     ours = {f"loop device /dev/loop{number.partition(':')[2]}" for number in loops(node, release)[0]}
     unseen = [one for one in report["notSeen"] if not str(one.get("what", "")).startswith("loop device ") or one["what"] in ours]
     return [f"longshore inspect: {one['kind']} {one['object']}: {one['what']}" for one in report["findings"] if one["object"] not in others] + \
