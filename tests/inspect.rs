@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use common::holder::Holder;
@@ -20,6 +21,7 @@ use longshore::backend::image::{ImageBackend, ImageConfig, PoolConfig};
 use longshore::csi;
 use longshore::ops::node::inspect::{Configured, Repair, Repairer, Setup, inspect};
 use longshore::ops::node::{InlineLimits, NodeSettings};
+use longshore::os::loopdev;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 
@@ -454,6 +456,37 @@ fn loop_device_attached_by_others_is_reported_and_left() {
         world.paste(&seen);
         world.seen(0, &[]);
     });
+}
+
+/// Two nodes of one kernel (kind) have their pools at the same path, each in a mount namespace of its own, and all loop devices.
+#[test]
+fn loop_device_of_another_node_whose_pool_has_the_same_path_is_not_ours() {
+    isolated(|| {
+        let mut world = World::new();
+        world.harness.kill();
+        let pool = world.harness.path("pool/images");
+        let (attached, seen) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| isolated(move || as_another_node(&pool, &attached, &ended)));
+            let Ok(device) = seen.recv() else { return };
+            world.seen(0, &["--fix", "--yes"]);
+            assert!(loop_files().iter().any(|(one, _)| *one == device), "it is still attached");
+            drop(end);
+        });
+    });
+}
+
+/// Has a volume of its own attached as the driver does it, until it is asked to end.
+fn as_another_node(pool: &Path, attached: &Sender<String>, ended: &Receiver<()>) {
+    mount(None::<&str>, pool, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a file system of its own");
+    fs::create_dir_all(pool.join("volumes/a")).expect("a directory");
+    let image = fs::File::options().read(true).write(true).create_new(true).open(pool.join("volumes/a/image")).expect("an image");
+    image.set_len(1 << 20).expect("a size");
+    let device = loopdev::attach(&image, "image:a", false).expect("attached");
+    attached.send(text(&device.path)).expect("heard");
+    ended.recv().expect_err("nothing is sent");
+    loopdev::detach(&device.path, device.backing).expect("detached");
 }
 
 #[test]

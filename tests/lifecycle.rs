@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, publish_request, skipped, stage_request, text};
 use longshore::csi;
+use longshore::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use tonic::Code;
 
 /// A volume that is staged and published.
@@ -153,9 +154,7 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
 
         let mut request = create("second", 640, Some(fstype), "image");
         request.volume_content_source = Some(csi::VolumeContentSource {
-            r#type: Some(csi::volume_content_source::Type::Snapshot(csi::volume_content_source::SnapshotSource {
-                snapshot_id: taken.snapshot_id.clone(),
-            })),
+            r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id: taken.snapshot_id.clone() })),
         });
         let mut small = csi::CreateVolumeRequest { name: "small".to_owned(), ..request.clone() };
         small.capacity_range = Some(csi::CapacityRange { required_bytes: MIB, limit_bytes: 300 * MIB });
@@ -173,9 +172,7 @@ fn life(pool: Pool, fstype: &'static str, grows_online: bool) {
 
         let mut request = create("third", 640, Some(fstype), "image");
         request.volume_content_source = Some(csi::VolumeContentSource {
-            r#type: Some(csi::volume_content_source::Type::Volume(csi::volume_content_source::VolumeSource {
-                volume_id: placed.volume.volume_id.clone(),
-            })),
+            r#type: Some(Type::Volume(VolumeSource { volume_id: placed.volume.volume_id.clone() })),
         });
         let cloned = place(&harness, request);
         assert_eq!(fs::read(cloned.target.join("data")).expect("cloned"), pattern(2, 3 << 20));
@@ -514,6 +511,34 @@ fn a_snapshot_is_usable_where_its_volume_is_and_says_so() {
         delete_snapshot(&harness, &taken.snapshot_id);
         let request = csi::DeleteVolumeRequest { volume_id: "image:here".to_owned(), ..Default::default() };
         harness.block_on(harness.controller().delete_volume(request)).expect("deleted");
+        harness.assert_pool_empty();
+    });
+}
+
+/// The scheduler does not know where a local snapshot lies, and may choose another node for its restore.
+#[test]
+fn volume_of_a_source_that_another_node_may_have_is_handed_back_to_the_scheduler() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let snapshot = SnapshotSource { snapshot_id: "image:elsewhere".to_owned() };
+        let volume = VolumeSource { volume_id: "image:elsewhere".to_owned() };
+        for source in [Type::Snapshot(snapshot), Type::Volume(volume)] {
+            let asked = |topology: Option<csi::TopologyRequirement>| {
+                let request = csi::CreateVolumeRequest {
+                    volume_content_source: Some(csi::VolumeContentSource { r#type: Some(source.clone()) }),
+                    accessibility_requirements: topology,
+                    ..create("restored", 16, None, "image")
+                };
+                harness.block_on(harness.controller().create_volume(request)).expect_err("it is not here")
+            };
+            let here =
+                csi::Topology { segments: HashMap::from([("topology.longshore.csi.dev/node".to_owned(), "node-1".to_owned())]) };
+            let refused = asked(Some(csi::TopologyRequirement { requisite: vec![here.clone()], preferred: vec![here] }));
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+            assert!(refused.message().contains("image:elsewhere does not exist on this node"), "{refused}");
+            assert_eq!(asked(None).code(), Code::NotFound, "nobody could choose another node");
+        }
         harness.assert_pool_empty();
     });
 }

@@ -56,6 +56,11 @@ pub struct TopologyRequirement {
 }
 
 impl TopologyRequirement {
+    /// Whether nothing is required.
+    pub fn is_empty(&self) -> bool {
+        self.requisite.is_empty() && self.preferred.is_empty()
+    }
+
     /// Whether storage at `place` will do. Without a requirement everything does.
     pub fn accepts(&self, place: &Topology) -> bool {
         let asked = if self.requisite.is_empty() { &self.preferred } else { &self.requisite };

@@ -1,13 +1,17 @@
 """Pods that write into their volumes and can be asked what they wrote; and what the programs that use them share (`life`, `churn`): kills,
 what must be true at the end, and the report."""
 
+import glob
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 
-from cluster import apply, kubectl, until
-from observed import DRIVER, differences, driver_is_ready, driver_process, objects
+from cluster import FIRST, apply, kubectl, until
+from observed import DRIVER, LOCAL, differences, driver_is_ready, driver_process, objects
 
 # The namespace of pods of which none is said.
 LIFE = "life"
@@ -51,8 +55,10 @@ def claim(name, namespace=LIFE, size="300Mi", storage_class="longshore-xfs", **s
 class Writer:
     """A pod that writes into its volumes: `volumes` file systems, an inline one as well, or one raw volume."""
 
-    def __init__(self, name, volumes=1, namespace=LIFE, inline=False, raw=False):
-        self.name, self.namespace, self.raw = name, namespace, raw
+    def __init__(self, name, volumes=1, namespace=LIFE, inline=False, raw=False, storage_class="longshore-xfs", on=None):
+        self.name, self.namespace, self.raw, self.storage_class = name, namespace, raw, storage_class
+        # The node that it must run on, if any.
+        self.on = on
         self.claims = [f"{name}-{number}" for number in range(volumes)]
         self.inline = inline
         # Of what stays when a case has failed.
@@ -61,7 +67,7 @@ class Writer:
         self.written = {}
 
     def documents(self):
-        claims = [claim(one, self.namespace, **({"volumeMode": "Block"} if self.raw else {})) for one in self.claims]
+        claims = [claim(one, self.namespace, storage_class=self.storage_class, **({"volumeMode": "Block"} if self.raw else {})) for one in self.claims]
         for one in claims:
             one["metadata"]["labels"] = self.labels
         return [*claims, self.pod()]
@@ -76,7 +82,8 @@ class Writer:
         else:
             container["volumeMounts"] = [{"name": one["name"], "mountPath": f"/data/{one['name']}"} for one in volumes]
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name, "namespace": self.namespace, "labels": self.labels},
-                "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], "volumes": volumes}}
+                "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], "volumes": volumes,
+                         **({"nodeSelector": {"kubernetes.io/hostname": self.on.name}} if self.on else {})}}
 
     def start(self):
         apply(*self.documents())
@@ -138,10 +145,10 @@ def continue_to_write(writers):
         until(f"further writes of pod {writer.name}", lambda: all(number > seen[volume] for volume, number in writer.read().items()), 30)  # pylint: disable=W0640
 
 
-def settle(seconds=90):
+def settle(seconds=90, seen=differences):
     """Waits until the node has what the API server's objects say, and nothing else."""
     deadline = time.monotonic() + seconds
-    while found := differences():
+    while found := seen():
         if time.monotonic() > deadline:
             raise Failed(f"after {seconds} s: " + "; ".join(found[:12]))
         time.sleep(0.5)
@@ -166,8 +173,19 @@ def kill_driver():
     end_process(pid)
 
 
-def driver_ready():
-    until("driver that is ready", driver_is_ready)
+def driver_ready(node=FIRST, release=LOCAL):
+    until("driver that is ready", lambda: driver_is_ready(node, release))
+
+
+def age_journal(state):
+    """The kernel's boot id, by which the driver knows a boot, cannot be changed here: what the drivers of a node have in their journals
+    gets another one instead. `state` is the node's /var/lib."""
+    for path in glob.glob(f"{state}/longshore*/journal/*/*"):
+        with open(path, encoding="utf-8") as file:
+            text, changed = re.subn(r'"boot": "[^"]*"', '"boot": "01234567-89ab-cdef-0123-456789abcdef"', file.read())
+        expect(changed == 1, f"{path} has no boot id")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def kubelet_pid():
@@ -175,11 +193,70 @@ def kubelet_pid():
         return int(file.read())
 
 
+def described(*words):
+    """What an operator reads."""
+    return kubectl("describe", *words).stdout
+
+
+def described_as(pattern, *words, seconds=90):
+    """Waits until an operator reads that."""
+    seen = ""
+
+    def found():
+        nonlocal seen
+        seen = described(*words)
+        return re.search(pattern, seen, re.DOTALL)
+    try:
+        return until("text", found, seconds)
+    except RuntimeError as error:
+        raise Failed(f"kubectl describe {' '.join(words)}: no {pattern!r} in: {seen[-1500:]}") from error
+
+
+class Cases:
+    """The cases of a program."""
+
+    def __init__(self):
+        self.all = {}
+
+    def case(self, quick=False):
+        """Takes a function for a case: its name is <subject>_<condition>_<result>, its first line says what it shows. Quick ones are part
+        of `make test`."""
+        def take(function):
+            self.all[function.__name__] = (function, quick)
+            return function
+        return take
+
+    def asked(self, program):
+        """The cases that the program's arguments ask for, and the report of them."""
+        report = next((word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--report=")), None)
+        names = [word for word in sys.argv[1:] if not word.startswith("--")]
+        names = [name for name, (_, quick) in self.all.items() if names in (["all"], ["quick"]) and (quick or names == ["all"])] or names
+        if unknown := [name for name in names if name not in self.all]:
+            sys.exit(f"{', '.join(unknown)}: no such case; there are {', '.join(self.all)}")
+        return [self.all[name][0] for name in names], Report(program, report)
+
+
 class Report:
     """What passed and failed, in the form of the reports of Kubernetes' suite, for `run` to count."""
 
-    def __init__(self, program):
-        self.program, self.specs = program, []
+    def __init__(self, program, path=None):
+        self.program, self.path, self.specs = program, path, []
+
+    def run(self, name, function, clean=lambda: None):
+        """Runs a case; `clean` only where it has failed."""
+        begun, failure = time.monotonic(), None
+        try:
+            function()
+        except (Failed, RuntimeError, OSError, subprocess.SubprocessError, KeyError, ValueError) as error:
+            failure = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+            clean()
+        self.record(name, time.monotonic() - begun, failure)
+
+    def end(self):
+        """Writes the report, if it was asked for, and ends the program."""
+        if self.path:
+            self.write(self.path)
+        sys.exit(1 if self.failed() else 0)
 
     def record(self, name, seconds, failure):
         self.specs.append({"ContainerHierarchyTexts": [self.program], "LeafNodeText": name, "LeafNodeType": "It", "State": "failed" if failure else "passed",

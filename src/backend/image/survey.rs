@@ -110,12 +110,17 @@ impl ImageBackend {
         Ok(())
     }
 
-    /// The volume of which a device shows, or once showed, the image; `None` where it has nothing to do with our pools.
-    fn shown(&self, device: &Loop, file: &Path, images: &Images, pools: &[PathBuf]) -> Option<Connected> {
+    /// The volume of which a device shows, or once showed, the image; `None` where it has nothing to do with our pools. `pools` are their
+    /// paths, and the numbers of the file systems of those that can be seen: in another mount namespace, as of another node of the same
+    /// kernel, another file system has the same path.
+    fn shown(&self, device: &Loop, file: &Path, images: &Images, pools: &[(PathBuf, Option<u64>)]) -> Option<Connected> {
         let labelled = device.label.parse::<VolumeId>().ok().filter(|id| *id.backend() == self.name);
+        let lies_in = |(path, number): &(PathBuf, Option<u64>)| {
+            file.starts_with(path) && number.is_none_or(|number| number == device.backing.0)
+        };
         let (id, identity) = match images.get(&device.backing) {
             Some(known) => known.clone(),
-            None if pools.iter().any(|pool| file.starts_with(pool)) => (labelled?, numbers(device.backing)),
+            None if pools.iter().any(lies_in) => (labelled?, numbers(device.backing)),
             None => return None,
         };
         let label = id.to_string();
@@ -142,7 +147,9 @@ impl Inspect for ImageBackend {
             }
         }
         survey.volumes.sort_by(|a, b| a.id.cmp(&b.id));
-        let pools: Vec<PathBuf> = self.pools.iter().filter_map(|pool| pool.config.path.canonicalize().ok()).collect();
+        let number = |pool: &Pool| pool.ready().ok().map(|ready| ready.inode.0);
+        let place = |pool: &Arc<Pool>| Some((pool.config.path.canonicalize().ok()?, number(pool)));
+        let pools: Vec<_> = self.pools.iter().filter_map(place).collect();
         let (devices, silent) = loopdev::list()?;
         survey.unseen.extend(silent.iter().map(|silent| {
             let reason = format!(

@@ -123,7 +123,8 @@ impl Controller {
         parameters: &Parameters,
     ) -> Result<VolumeSpec> {
         check_place(backend, &request.topology)?;
-        let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose()?;
+        let source_size = request.source.as_ref().map(|source| self.source_size(backend, source)).transpose();
+        let source_size = source_size.map_err(|error| elsewhere(backend, &request.topology, error))?;
         // At least as large as the source: that may have been rounded up, and the claim of a copy says what the first one said.
         let least = parameters.least(backend.as_ref(), &request.capabilities).max(source_size.unwrap_or_default());
         let unit = provision(backend)?.unit();
@@ -164,6 +165,16 @@ impl Controller {
             }
         }
     }
+}
+
+/// What another node's disk has is not found on this one. A CO that has chosen this node, and would wait for it for ever, is asked to choose
+/// again (CSI, CreateVolume: "Unable to provision in `accessible_topology`").
+fn elsewhere(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement, error: Error) -> Error {
+    if !matches!(error, Error::NotFound { .. }) || !backend.is_local() || wanted.is_empty() {
+        return error;
+    }
+    let reason = format!("{error} on this node; what is made of it is made where it lies");
+    Error::NoCapacity { place: format!("the topology asked for ({:?})", wanted.requisite), reason }
 }
 
 /// A volume that cannot have its mutable parameters is not left behind a final error. One that was found may be in use.
