@@ -3,7 +3,7 @@
 use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provisioned};
 use crate::os::lvm::{Report, VolumeGroup, in_percent};
 use crate::os::{dm, lock};
-use crate::volume::{Bytes, Result};
+use crate::volume::{Bytes, Error, Result};
 
 use super::LvmBackend;
 use super::config::{DeviceClass, Layout, LvmParameters};
@@ -13,9 +13,24 @@ use super::tags::{Kind, Object};
 /// offline (lvmthin(7)).
 pub(super) const FULL: u32 = 9500;
 
+/// Why nothing can be made or grown: LVM refuses that as long as a physical volume is missing.
+fn missing(report: &Report) -> Option<String> {
+    let away: Vec<&str> = report.pvs.iter().filter(|pv| pv.missing).map(|pv| pv.uuid.as_str()).collect();
+    (report.missing > 0).then(|| {
+        format!(
+            "{} of its physical volumes is missing ({}), and LVM makes and grows nothing until it is back; `pvs` shows them",
+            report.missing,
+            away.join(", ")
+        )
+    })
+}
+
 /// The largest thick volume of this class that fits, in bytes: a multiple of the extent.
 pub(super) fn thick_room(class: &DeviceClass, report: &Report) -> u64 {
-    let usable = report.pvs.iter().filter(|pv| pv.allocatable && !pv.missing);
+    if report.missing > 0 {
+        return 0;
+    }
+    let usable = report.pvs.iter().filter(|pv| pv.allocatable);
     let mut free: Vec<u64> = usable.map(|pv| pv.free / report.extent).collect();
     free.sort_unstable_by(|a, b| b.cmp(a));
     let stripes = class.stripes();
@@ -36,6 +51,20 @@ pub(super) fn thick_room(class: &DeviceClass, report: &Report) -> u64 {
     leg.saturating_sub(metadata).saturating_sub(spare) * data * report.extent
 }
 
+/// Checks that a thick volume of this class can be made, or can grow by, so many bytes.
+///
+/// # Errors
+/// `NoCapacity`.
+pub(super) fn check_thick(class: &DeviceClass, report: &Report, size: Bytes) -> Result<()> {
+    let room = thick_room(class, report);
+    if size.0 <= room {
+        return Ok(());
+    }
+    let laid_out = || format!("{size} is asked for, {} can be laid out as {}", Bytes(room), class.layout.segment_type());
+    let reason = missing(report).unwrap_or_else(laid_out);
+    Err(Error::NoCapacity { place: format!("volume group {}", class.volume_group), reason })
+}
+
 /// How many bytes more may be provisioned in a thin pool; the inner error is why none. It counts all volumes in the pool, also of others.
 ///
 /// # Errors
@@ -50,6 +79,9 @@ pub(super) fn thin_room(class: &DeviceClass, pool: &str, report: &Report) -> Res
     if !lv.zeroes {
         let reason = "it does not zero new chunks, so that volumes would show deleted data of others; run `lvchange --zero y`";
         return Err(format!("{reason} {}/{pool}", class.volume_group));
+    }
+    if let Some(reason) = missing(report) {
+        return Ok(Err(reason));
     }
     for (of, percent) in [("data", lv.data), ("metadata", lv.metadata)] {
         if percent.is_some_and(|percent| percent >= FULL) {
@@ -83,7 +115,7 @@ impl LvmBackend {
     pub(super) fn answer_capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
         let parameters = LvmParameters::from_json(&query.parameters)?;
         let class = self.config.class(parameters.device_class.as_deref())?;
-        let report = self.report(self.group(class)?)?;
+        let report = self.report_at_start(self.group(class)?)?;
         let minimum = Bytes(query.least.0.max(report.extent).next_multiple_of(report.extent));
         let room = match &class.thin_pool {
             // Why there is none is said by health and by CreateVolume.
@@ -149,6 +181,7 @@ mod tests {
     use std::path::Path;
 
     use crate::backend::Backend;
+    use crate::backend::configuration::Purpose;
     use crate::os::lvm::{Lv, Pv};
 
     use super::*;
@@ -182,9 +215,20 @@ mod tests {
         assert_eq!(rooms(", layout: raid5", &[10, 30, 20]), 18);
         assert_eq!(rooms(", layout: raid6", &[9, 9, 9, 9, 9]), 24);
         assert_eq!(rooms(", layout: raid10", &[9, 9, 9, 10]), 16);
-        let mut missing = report(&[10, 30]);
-        missing.pvs[1].missing = true;
-        assert_eq!(thick_room(&class(""), &missing) / EXTENT, 10);
+    }
+
+    #[test]
+    fn volume_group_that_misses_a_disk_has_no_room() {
+        let mut report = Report { missing: 1, ..report(&[10, 30]) };
+        report.pvs[1].missing = true;
+        assert_eq!(thick_room(&class(""), &report), 0, "LVM makes nothing in it, also not on the other disk");
+        let error = check_thick(&class(""), &report, Bytes(EXTENT)).expect_err("no room");
+        assert!(matches!(&error, Error::NoCapacity { reason, .. } if reason.contains("missing (1)")), "{error}");
+        let pool = Lv { size: 100 * EXTENT, layout: vec!["pool".to_owned()], zeroes: true, ..Lv::named("pool0", Vec::new()) };
+        report.lvs.insert(pool.name.clone(), pool);
+        assert!(thin_room(&class(", thinPool: pool0"), "pool0", &report).expect("a pool").is_err());
+        report.missing = 0;
+        assert_eq!(thin_room(&class(", thinPool: pool0"), "pool0", &report), Ok(Ok(100 * EXTENT)));
     }
 
     #[test]
@@ -192,7 +236,7 @@ mod tests {
         let config = "{name: lvm, classes: [{name: thick, volumeGroup: longshore-none, devices: [/dev/sda]}, \
                       {name: thin, volumeGroup: longshore-none, devices: [/dev/sda], thinPool: pool0}]}";
         let config = serde_yaml_ng::from_str(config).expect("valid");
-        let backend = LvmBackend::open(config, false, Path::new("/nowhere")).expect("opens without I/O");
+        let backend = LvmBackend::open(config, Purpose::Inspect, Path::new("/nowhere")).expect("opens without I/O");
         assert!(backend.usage().pools.iter().all(|(_, usage)| usage.is_none()), "nothing was reported yet");
         let of_pool = |data, metadata| {
             let pool =

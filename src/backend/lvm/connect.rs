@@ -9,6 +9,7 @@ use crate::os::{dm, lock};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::config::LvmParameters;
+use super::health::PARTIAL;
 use super::tags::{self, Object};
 use super::{Found, LvmBackend, dm_uuid, mapped};
 
@@ -124,7 +125,14 @@ impl LvmBackend {
     pub(super) fn activate(&self, found: &Found<'_>, id: &VolumeId) -> Result<()> {
         let held = found.group.lock("lvchange")?;
         let arguments = ["--activate", "y", "--ignoreactivationskip", &found.path()];
-        Ok(step("activate logical volume", id, || found.group.change(&held, "lvchange", &arguments))?)
+        let activated = step("activate logical volume", id, || found.group.change(&held, "lvchange", &arguments));
+        activated.map_err(|error| match found.lv.health.as_str() {
+            PARTIAL => {
+                let reason = format!("logical volume {} lies on a disk that is missing; bring it back ({error})", found.path());
+                Error::BackendUnavailable { backend: self.config.name.to_string(), reason }
+            }
+            _ => error.into(),
+        })
     }
 }
 

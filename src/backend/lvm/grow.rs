@@ -45,11 +45,7 @@ impl LvmBackend {
         {
             let held = found.group.lock("lvcreate")?;
             let report = self.report(found.group)?;
-            let room = capacity::thick_room(class, &report);
-            if more * report.extent > room {
-                let reason = format!("{} more is asked for, {} is left", Bytes(more * report.extent), Bytes(room));
-                return Err(Error::NoCapacity { place: format!("volume group {}", found.group.name), reason });
-            }
+            capacity::check_thick(class, &report, Bytes(more * report.extent))?;
             let extents = more.to_string();
             let mut arguments = vec!["--extents", &extents, "--activate", "n", "--wipesignatures", "n", "--zero", "n"];
             let layout = capacity::layout_arguments(class);

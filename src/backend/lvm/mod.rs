@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use crate::os::lvm::{Lv, Report, VolumeGroup};
+use crate::os::lvm::{Lv, Pv, Report, VolumeGroup};
+use crate::os::step::step;
 use crate::os::{dm, lock};
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, VolumeId};
 
-use super::configuration::Configuration;
+use super::configuration::{Configuration, Purpose};
 use super::local::topology_of;
 use super::{Backend, ChangedBlocks, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
 use autoextend::Extender;
@@ -47,7 +48,7 @@ pub struct LvmBackend {
     /// By name: several classes may share one.
     groups: BTreeMap<String, VolumeGroup>,
     topology: Option<Topology>,
-    provisions: bool,
+    purpose: Purpose,
     /// Volumes that were blank when this process connected them.
     blank: Mutex<BTreeSet<VolumeId>>,
     /// For metrics: as the last report that was needed had it.
@@ -78,19 +79,19 @@ impl LvmBackend {
     ///
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: LvmConfig, provisions: bool, state: &Path) -> Result<LvmBackend> {
+    pub fn open(config: LvmConfig, purpose: Purpose, state: &Path) -> Result<LvmBackend> {
         config.validate()?;
         let backups = state.join("lvm");
         let group =
             |class: &DeviceClass| (class.volume_group.clone(), VolumeGroup::new(&class.volume_group, &class.devices, &backups));
         let groups = config.classes.iter().map(group).collect();
-        let extender = provisions.then(|| Extender::start(&config.classes, &groups)).flatten();
+        let extender = purpose.provisions().then(|| Extender::start(&config.classes, &groups)).flatten();
         let topology = topology_of(config.node.as_ref());
         Ok(LvmBackend {
             config,
             groups,
             topology,
-            provisions,
+            purpose,
             blank: Mutex::default(),
             usage: Mutex::default(),
             _extender: extender,
@@ -103,6 +104,31 @@ impl LvmBackend {
         let report = group.report().map_err(|error| self.away(group, &error))?;
         self.remember_usage(group, &report);
         Ok(report)
+    }
+
+    /// The report on which a call begins, which holds no lock yet. LVM does not use a physical volume that is back, if the metadata of the
+    /// volume group was written while it was missing: it is taken back before. It is the same by its UUID, nothing could write to what lies
+    /// on it alone, and RAID knows by itself what its disk has missed.
+    fn report_at_start(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
+        let report = self.report(group)?;
+        let is_back = |report: &Report| report.pvs.iter().any(Pv::is_back);
+        if !self.purpose.serves() || !is_back(&report) {
+            return Ok(report);
+        }
+        let held = group.lock("vgextend")?;
+        let report = self.report(group)?;
+        for pv in report.pvs.iter().filter(|pv| pv.is_back()) {
+            step("restore physical volume", &pv.name, || {
+                group.change(&held, "vgextend", &["--restoremissing", &group.name, &pv.name])
+            })?;
+            tracing::info!(
+                volume_group = group.name,
+                physical_volume = pv.name,
+                uuid = pv.uuid,
+                "it was missing and is used again"
+            );
+        }
+        self.report(group)
     }
 
     fn away(&self, group: &VolumeGroup, error: &dyn std::fmt::Display) -> Error {
@@ -141,7 +167,7 @@ impl LvmBackend {
     fn search(&self, look: impl Fn(&Report) -> Option<Lv>) -> Result<Option<Found<'_>>> {
         let mut away = None;
         for group in self.groups.values() {
-            match self.report(group) {
+            match self.report_at_start(group) {
                 Ok(report) => {
                     if let Some(lv) = look(&report) {
                         return Ok(Some(Found { group, report, lv }));
@@ -162,7 +188,7 @@ impl LvmBackend {
     fn all(&self, kind: tags::Kind) -> Result<Vec<(String, Lv)>> {
         let mut found = Vec::new();
         for group in self.groups.values() {
-            let report = self.report(group)?;
+            let report = self.report_at_start(group)?;
             let own = format!("{}:", self.config.name);
             let ours =
                 report.lvs.values().filter(|lv| !lv.has_tag(tags::DRAFT)).filter_map(|lv| Some((Object::of(lv)?, lv.clone())));
@@ -264,18 +290,18 @@ impl Backend for LvmBackend {
     }
 
     fn provision(&self) -> Option<&dyn Provision> {
-        self.provisions.then_some(self)
+        self.purpose.provisions().then_some(self)
     }
     fn expand(&self) -> Option<&dyn Expand> {
-        self.provisions.then_some(self)
+        self.purpose.provisions().then_some(self)
     }
     fn modify(&self) -> Option<&dyn Modify> {
-        self.provisions.then_some(self)
+        self.purpose.provisions().then_some(self)
     }
     /// Of thin volumes alone.
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         let thin = self.config.classes.iter().any(|class| class.thin_pool.is_some());
-        (self.provisions && thin).then_some(self)
+        (self.purpose.provisions() && thin).then_some(self)
     }
     fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
         self.snapshots().is_some().then_some(self)

@@ -9,6 +9,7 @@ use crate::os::step::{note, step};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
 use super::config::{DeviceClass, LvmParameters, Wipe};
+use super::health::PARTIAL;
 use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
 use super::{Found, LvmBackend, capacity, mapped, modify, named_in, path, renamed, renamed_in};
 
@@ -181,12 +182,7 @@ impl LvmBackend {
     ) -> Result<()> {
         let held = group.lock("lvcreate")?;
         let report = self.report(group)?;
-        let room = capacity::thick_room(class, &report);
-        if spec.capacity.0 > room {
-            let reason =
-                format!("{} is asked for, {} can be laid out as {}", spec.capacity, Bytes(room), class.layout.segment_type());
-            return Err(Error::NoCapacity { place: format!("volume group {}", group.name), reason });
-        }
+        capacity::check_thick(class, &report, spec.capacity)?;
         let extents = spec.capacity.0.div_ceil(report.extent).to_string();
         let mut arguments = vec!["--extents", &extents, "--activate", "n", "--wipesignatures", "n", "--zero", "n"];
         let layout = capacity::layout_arguments(class);
@@ -270,7 +266,18 @@ impl LvmBackend {
     }
 
     /// Removes a thick volume, and of its data what its class says.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` where a disk is missing: LVM would remove the logical volume, and the data on that disk would stay.
     fn wipe(&self, found: &Found<'_>, id: &VolumeId, wipe: Wipe) -> Result<()> {
+        if wipe != Wipe::None && found.lv.health == PARTIAL {
+            let at = found.path();
+            let reason = format!(
+                "logical volume {at} of volume {id} lies on a disk that is missing, where its data would stay; bring the disk back, or, \
+                 if it is lost, delete the volume with `lvremove {at}`"
+            );
+            return Err(Error::BackendUnavailable { backend: self.config.name.to_string(), reason });
+        }
         let freed = match wipe {
             Wipe::None => Freed::Left,
             Wipe::Discard => Freed::Discarded,

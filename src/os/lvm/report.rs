@@ -48,6 +48,13 @@ pub struct Pv {
     pub allocatable: bool,
 }
 
+impl Pv {
+    /// Whether its device is there, though LVM counts it as missing: it was, while the metadata was written.
+    pub fn is_back(&self) -> bool {
+        self.missing && self.name.starts_with('/')
+    }
+}
+
 /// A logical volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lv {
