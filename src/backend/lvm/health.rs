@@ -64,6 +64,19 @@ fn of_volume(report: &Report, lv: &Lv) -> Health {
 
 /// As LVM reports it (lvs(8), lv_health_status).
 pub(super) fn of_lv(lv: &Lv) -> Health {
+    let mut health = of_state(lv);
+    if lv.mismatches > 0 {
+        let message = format!(
+            "logical volume {}: {} reads of a disk did not match their checksum, and were repaired from another; replace the disk that the \
+             kernel's log names",
+            lv.name, lv.mismatches
+        );
+        health.push(HealthProblem { severity: Severity::Degraded, reason: "IntegrityMismatches", message });
+    }
+    health
+}
+
+fn of_state(lv: &Lv) -> Health {
     let (severity, reason, remedy) = match lv.health.as_str() {
         "" => return Health::new(),
         PARTIAL => (Severity::Inaccessible, "PhysicalVolumeMissing", "bring its disk back; `pvs` shows which is missing"),

@@ -9,9 +9,10 @@
 //! - What writes zeroes has the device exclusively, and looks once more at what it is after it has it.
 //! - A device is known by its device-mapper UUID, which is made of those of its volume group and logical volume.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crate::os::lvm::{Lv, Pv, Report, VolumeGroup};
 use crate::os::step::step;
@@ -22,7 +23,7 @@ use super::configuration::{Configuration, Purpose};
 use super::local::topology_of;
 use super::{Backend, ChangedBlocks, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
 use autoextend::Extender;
-use config::DeviceClass;
+use config::{DeviceClass, Place};
 use tags::Object;
 
 mod autoextend;
@@ -49,11 +50,43 @@ pub struct LvmBackend {
     groups: BTreeMap<String, VolumeGroup>,
     topology: Option<Topology>,
     purpose: Purpose,
-    /// Volumes that were blank when this process connected them.
-    blank: Mutex<BTreeSet<VolumeId>>,
-    /// For metrics: as the last report that was needed had it.
-    usage: Mutex<BTreeMap<String, PoolUsage>>,
+    /// Volumes that this process connected; of one that was blank, its logical volume.
+    connected: Mutex<BTreeMap<VolumeId, Option<Blank>>>,
+    /// By volume group.
+    recent: Mutex<BTreeMap<String, Recent>>,
+    /// For metrics, by class and volume group: as the last report that was needed had it.
+    usage: Mutex<BTreeMap<Place, PoolUsage>>,
     _extender: Option<Extender>,
+}
+
+/// A logical volume that holds zeroes and was never written to.
+#[derive(Clone, Debug)]
+struct Blank {
+    group: VolumeGroup,
+    path: String,
+    uuid: String,
+}
+
+/// How old a report may be by which a volume is made. Many are made at once, and each report takes as long as making one.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// A report, and which thin volumes this process has made since. Any other change of the volume group by this process makes it invalid; of
+/// another program's nothing is known for as long as [`RECENT`]. It decides nothing that cannot be decided again: that there is no room is
+/// seen in a new one, and that a name is taken by LVM.
+#[derive(Clone, Debug)]
+struct Recent {
+    report: Arc<Report>,
+    at: Instant,
+    /// [`VolumeGroup::changes`].
+    changes: u64,
+    /// Thin pools and sizes.
+    made: Vec<(String, u64)>,
+}
+
+impl Recent {
+    fn is_valid(&self, group: &VolumeGroup) -> bool {
+        self.at.elapsed() < RECENT && self.changes == group.changes()
+    }
 }
 
 /// A logical volume of ours, where it was found.
@@ -81,9 +114,13 @@ impl LvmBackend {
     /// `Invalid`, naming the field of the configuration.
     pub fn open(config: LvmConfig, purpose: Purpose, state: &Path) -> Result<LvmBackend> {
         config.validate()?;
+        let config = LvmConfig { classes: config.with_one_group_each(), ..config };
         let backups = state.join("lvm");
-        let group =
-            |class: &DeviceClass| (class.volume_group.clone(), VolumeGroup::new(&class.volume_group, &class.devices, &backups));
+        let group = |class: &DeviceClass| {
+            let name = &class.volume_group;
+            let checksums = config.classes.iter().any(|class| class.volume_group == *name && class.raid_integrity);
+            (name.clone(), VolumeGroup::new(name, &class.devices, &backups).with_mismatches(checksums))
+        };
         let groups = config.classes.iter().map(group).collect();
         let extender = purpose.provisions().then(|| Extender::start(&config.classes, &groups)).flatten();
         let topology = topology_of(config.node.as_ref());
@@ -92,7 +129,8 @@ impl LvmBackend {
             groups,
             topology,
             purpose,
-            blank: Mutex::default(),
+            connected: Mutex::default(),
+            recent: Mutex::default(),
             usage: Mutex::default(),
             _extender: extender,
         })
@@ -101,8 +139,13 @@ impl LvmBackend {
     /// # Errors
     /// `BackendUnavailable` where LVM does not report it.
     fn report(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
+        let (at, changes) = (Instant::now(), group.changes());
         let report = group.report().map_err(|error| self.away(group, &error))?;
         self.remember_usage(group, &report);
+        let mut recent = lock(&self.recent);
+        if !recent.get(&group.name).is_some_and(|recent| recent.is_valid(group) && !recent.made.is_empty()) {
+            recent.insert(group.name.clone(), Recent { report: Arc::clone(&report), at, changes, made: Vec::new() });
+        }
         Ok(report)
     }
 
@@ -163,11 +206,23 @@ impl LvmBackend {
         }
     }
 
+    fn recent(&self, group: &VolumeGroup) -> Option<Recent> {
+        lock(&self.recent).get(&group.name).filter(|recent| recent.is_valid(group)).cloned()
+    }
+
     /// The first logical volume that `look` finds.
     fn search(&self, look: impl Fn(&Report) -> Option<Lv>) -> Result<Option<Found<'_>>> {
+        self.search_by(|group| self.report_at_start(group), look)
+    }
+
+    fn search_by(
+        &self,
+        report: impl Fn(&VolumeGroup) -> Result<Arc<Report>>,
+        look: impl Fn(&Report) -> Option<Lv>,
+    ) -> Result<Option<Found<'_>>> {
         let mut away = None;
         for group in self.groups.values() {
-            match self.report_at_start(group) {
+            match report(group) {
                 Ok(report) => {
                     if let Some(lv) = look(&report) {
                         return Ok(Some(Found { group, report, lv }));
@@ -283,10 +338,7 @@ impl Backend for LvmBackend {
     }
 
     fn usage(&self) -> Usage {
-        let known = lock(&self.usage).clone();
-        let now = |class: &DeviceClass| known.get(&class.name).map(|usage| self.with_thin_pool_now(class, *usage));
-        let pools = self.config.classes.iter().map(|class| (class.name.clone(), now(class))).collect();
-        Usage { pools, attachments: None }
+        Usage { pools: self.usage_of_classes(), attachments: None }
     }
 
     fn provision(&self) -> Option<&dyn Provision> {
