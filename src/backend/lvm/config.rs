@@ -31,9 +31,14 @@ pub struct DeviceClass {
     /// As a StorageClass names it.
     pub name: String,
     /// The volume group, which exists.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub volume_group: String,
     /// Its physical volumes, as absolute paths: /dev/disk/by-id/... is the same after each boot. LVM looks at no other device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<PathBuf>,
+    /// In place of `volumeGroup` and `devices`: several volume groups. A volume is made in the one in which the largest would fit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volume_groups: Vec<VolumeGroupOfClass>,
     /// Makes thin volumes in this thin pool of the volume group, which exists and zeroes its chunks. Default: thick volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thin_pool: Option<String>,
@@ -55,6 +60,25 @@ pub struct DeviceClass {
     /// Of `striped`, `raid5`, `raid6` and `raid10`: the number of stripes that hold data. Default 2, of raid6 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripes: Option<u64>,
+    /// Of `raid1`, `raid5`, `raid6` and `raid10`: each image has checksums (dm-integrity), so that what a disk reads back wrong is repaired
+    /// from another. Default: no.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub raid_integrity: bool,
+    /// Of thick volumes: further options of lvcreate(8), each as `--option=value`: `--readahead`; of layouts with stripes `--stripesize`; of
+    /// RAID `--regionsize`, `--minrecoveryrate` and `--maxrecoveryrate`; with `raidIntegrity` `--raidintegritymode` and
+    /// `--raidintegrityblocksize`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lvcreate_options: Vec<String>,
+}
+
+/// One of several volume groups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct VolumeGroupOfClass {
+    /// The volume group, which exists.
+    pub name: String,
+    /// Its physical volumes, as those of one alone.
+    pub devices: Vec<PathBuf>,
 }
 
 /// When a thin pool is extended, and by how much: as `thin_pool_autoextend_threshold` and `thin_pool_autoextend_percent` in lvm.conf(5).
@@ -124,10 +148,16 @@ impl LvmConfig {
     /// `Invalid`, naming the field.
     pub fn validate(&self) -> Result<()> {
         local::check_classes(&self.name, &self.classes, self.volumes_per_node)?;
-        for (index, class) in self.classes.iter().enumerate() {
+        self.classes.iter().try_for_each(DeviceClass::check_volume_groups)?;
+        let members = self.with_one_group_each();
+        for (index, class) in members.iter().enumerate() {
             class.validate()?;
-            for other in self.classes.iter().take(index) {
-                if other.volume_group == class.volume_group && other.devices != class.devices {
+            for other in members.iter().take(index).filter(|other| other.volume_group == class.volume_group) {
+                if other.name == class.name {
+                    let reason = format!("class {} has volume group {} twice", class.name, class.volume_group);
+                    return Err(Error::invalid("classes.volumeGroups", reason));
+                }
+                if other.devices != class.devices {
                     let reason =
                         format!("classes {} and {} have the same volume group with other devices", other.name, class.name);
                     return Err(Error::invalid("classes.devices", reason));
@@ -135,6 +165,41 @@ impl LvmConfig {
             }
         }
         Ok(())
+    }
+
+    /// Each class once for each of its volume groups.
+    pub(super) fn with_one_group_each(&self) -> Vec<DeviceClass> {
+        let each = |class: &DeviceClass| -> Vec<DeviceClass> {
+            if class.volume_groups.is_empty() {
+                return vec![class.clone()];
+            }
+            let of = |group: &VolumeGroupOfClass| DeviceClass {
+                volume_group: group.name.clone(),
+                devices: group.devices.clone(),
+                volume_groups: Vec::new(),
+                ..class.clone()
+            };
+            class.volume_groups.iter().map(of).collect()
+        };
+        self.classes.iter().flat_map(each).collect()
+    }
+
+    /// A class in its volume groups, once each.
+    ///
+    /// # Errors
+    /// As of [`LvmConfig::class`].
+    pub(super) fn members(&self, name: Option<&str>) -> Result<Vec<&DeviceClass>> {
+        let name = &self.class(name)?.name;
+        Ok(self.classes.iter().filter(|class| class.name == *name).collect())
+    }
+
+    /// A class in a volume group; in its first, where that is not one of it any more.
+    ///
+    /// # Errors
+    /// As of [`LvmConfig::class`].
+    pub(super) fn class_in(&self, name: Option<&str>, volume_group: &str) -> Result<&DeviceClass> {
+        let first = self.class(name)?;
+        Ok(self.members(name)?.into_iter().find(|class| class.volume_group == volume_group).unwrap_or(first))
     }
 
     /// The class that a StorageClass means.
@@ -149,7 +214,7 @@ impl LvmConfig {
     /// group any more, or is gone, nobody knows what it said: then as the strictest of those says that do.
     pub(super) fn wipe(&self, volume_group: &str, class: Option<&str>) -> Wipe {
         let is_thick = |one: &&DeviceClass| one.volume_group == volume_group && one.thin_pool.is_none();
-        let own = self.class(class).ok().filter(is_thick);
+        let own = self.class_in(class, volume_group).ok().filter(is_thick);
         let strictest = || self.classes.iter().filter(is_thick).map(|one| one.wipe).max();
         own.map(|one| one.wipe).or_else(strictest).unwrap_or_default()
     }
@@ -161,7 +226,53 @@ impl Class for DeviceClass {
     }
 }
 
+/// A class and one of its volume groups.
+pub(super) type Place = (String, String);
+
 impl DeviceClass {
+    pub(super) fn place(&self) -> Place {
+        (self.name.clone(), self.volume_group.clone())
+    }
+
+    fn check_volume_groups(&self) -> Result<()> {
+        let reason = match (self.volume_group.is_empty() && self.devices.is_empty(), self.volume_groups.is_empty()) {
+            (true, true) => "has no volume group: set volumeGroup and devices, or volumeGroups",
+            (false, false) => "has both volumeGroups and volumeGroup or devices: use one of them",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid("classes.volumeGroup", format!("class {} {reason}", self.name)))
+    }
+
+    fn check_options(&self) -> Result<()> {
+        if self.raid_integrity && !self.layout.is_raid() {
+            let reason = format!("class {} has no RAID layout to repair what does not match its checksum", self.name);
+            return Err(Error::invalid("classes.raidIntegrity", reason));
+        }
+        if self.thin_pool.is_some() && !self.lvcreate_options.is_empty() {
+            let reason = format!("class {} makes thin volumes; their pool says how their data lies", self.name);
+            return Err(Error::invalid("classes.lvcreateOptions", reason));
+        }
+        let mut allowed = vec!["--readahead"];
+        if self.layout.least_stripes() > 1 {
+            allowed.push("--stripesize");
+        }
+        if self.layout.is_raid() {
+            allowed.extend(["--regionsize", "--minrecoveryrate", "--maxrecoveryrate"]);
+        }
+        if self.raid_integrity {
+            allowed.extend(["--raidintegritymode", "--raidintegrityblocksize"]);
+        }
+        for option in &self.lvcreate_options {
+            let is_plain =
+                |value: &str| !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.');
+            if !option.split_once('=').is_some_and(|(name, value)| allowed.contains(&name) && is_plain(value)) {
+                let reason = format!("{option:?} of class {} is none of these, with =VALUE: {}", self.name, allowed.join(", "));
+                return Err(Error::invalid("classes.lvcreateOptions", reason));
+            }
+        }
+        Ok(())
+    }
+
     fn validate(&self) -> Result<()> {
         check_name("classes.name", &self.name)?;
         check_name("classes.volumeGroup", &self.volume_group)?;
@@ -205,6 +316,7 @@ impl DeviceClass {
                 return Err(Error::invalid("classes.autoextend", format!("percent {percent} is not between 1 and 100")));
             }
         }
+        self.check_options()?;
         match (self.layout, self.stripes) {
             (Layout::Linear | Layout::Raid1, Some(_)) => {
                 Err(Error::invalid("classes.stripes", format!("class {} has a layout without stripes", self.name)))
@@ -224,6 +336,10 @@ impl DeviceClass {
 }
 
 impl Layout {
+    fn is_raid(self) -> bool {
+        !matches!(self, Layout::Linear | Layout::Striped)
+    }
+
     fn least_stripes(self) -> u64 {
         match self {
             Layout::Linear | Layout::Raid1 => 1,
@@ -368,6 +484,14 @@ mod tests {
             ("volumeGroup: vg0, devices: [/dev/sda], layout: raid1, stripes: 2", "classes.stripes"),
             ("volumeGroup: vg0, devices: [/dev/sda], layout: raid6, stripes: 2", "classes.stripes"),
             ("volumeGroup: vg0, devices: [/dev/sda], layout: raid7", "raid7"),
+            ("thinPool: p", "classes.volumeGroup"),
+            ("volumeGroup: vg0, devices: [/dev/sda], volumeGroups: [{name: v, devices: [/dev/sdb]}]", "classes.volumeGroup"),
+            ("devices: [/dev/sda], volumeGroups: [{name: v, devices: [/dev/sdb]}]", "classes.volumeGroup"),
+            ("volumeGroups: [{name: v, devices: []}]", "classes.devices"),
+            ("volumeGroups: [{name: v, devices: [/dev/a]}, {name: v, devices: [/dev/a]}]", "classes.volumeGroups"),
+            ("volumeGroup: vg0, devices: [/dev/sda], raidIntegrity: true", "classes.raidIntegrity"),
+            ("volumeGroup: vg0, devices: [/dev/sda], layout: striped, raidIntegrity: true", "classes.raidIntegrity"),
+            ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, lvcreateOptions: [--readahead=8]", "classes.lvcreateOptions"),
             ("volumeGroup: vg0, devices: [/dev/sda], wipe: shred", "shred"),
             ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, wipe: zero", "classes.wipe"),
             ("volumeGroup: vg0, devices: [/dev/sda], thinPool: p, wipe: none", "classes.wipe"),
@@ -385,6 +509,68 @@ mod tests {
             let error = config(&format!("{{name: lvm, classes: {classes}}}")).expect_err(classes).to_string();
             assert!(error.contains(field), "{classes}: {error}");
         }
+    }
+
+    #[test]
+    fn option_of_lvcreate_that_the_driver_relies_on_is_refused() {
+        let with = |layout: &str, option: &str| {
+            let class =
+                format!("{{name: a, volumeGroup: v, devices: [/dev/sda], layout: {layout}, lvcreateOptions: ['{option}']}}");
+            config(&format!("{{name: lvm, classes: [{class}]}}"))
+        };
+        for option in [
+            "--name=other",
+            "-nother",
+            "--size=1G",
+            "--extents=1",
+            "--addtag=longshore",
+            "--activate=y",
+            "--zero=y",
+            "--wipesignatures=y",
+            "--type=linear",
+            "--thinpool=p",
+            "--config=devices/issue_discards=1",
+            "--devices=/dev/sdb",
+            "--permission=r",
+            "--stripesize",
+            "--stripesize=",
+            "--stripesize=64k /dev/sdb",
+            "/dev/sdb",
+            "",
+        ] {
+            let error = with("raid5", option).expect_err(option).to_string();
+            assert!(error.contains("lvcreateOptions") && error.contains("--regionsize"), "{option}: {error}");
+        }
+        for (layout, option, allowed) in [
+            ("linear", "--readahead=auto", true),
+            ("linear", "--stripesize=64k", false),
+            ("striped", "--stripesize=64k", true),
+            ("striped", "--regionsize=1m", false),
+            ("raid1", "--regionsize=1m", true),
+            ("raid1", "--stripesize=64k", false),
+            ("raid6", "--maxrecoveryrate=10m", true),
+            ("raid1", "--raidintegritymode=bitmap", false),
+            ("raid1, raidIntegrity: true", "--raidintegritymode=bitmap", true),
+        ] {
+            assert_eq!(with(layout, option).is_ok(), allowed, "{layout} {option}");
+        }
+    }
+
+    #[test]
+    fn class_of_several_volume_groups_is_one_in_each() {
+        let mut config = config(
+            "{name: lvm, classes: [{name: one, volumeGroup: v, devices: [/dev/a]}, {name: both, wipe: zero, \
+             volumeGroups: [{name: w, devices: [/dev/b]}, {name: v, devices: [/dev/a]}]}]}",
+        )
+        .expect("valid");
+        config.classes = config.with_one_group_each();
+        let of =
+            |name| config.members(name).expect("known").into_iter().map(|class| class.volume_group.as_str()).collect::<Vec<_>>();
+        assert_eq!((of(None), of(Some("both"))), (vec!["v"], vec!["w", "v"]));
+        let member = config.class_in(Some("both"), "v").expect("known");
+        assert_eq!((member.name.as_str(), member.devices[0].to_str()), ("both", Some("/dev/a")));
+        assert_eq!(config.class_in(Some("both"), "gone").expect("known").volume_group, "w");
+        assert_eq!((config.wipe("v", Some("both")), config.wipe("v", Some("one"))), (Wipe::Zero, Wipe::Discard));
     }
 
     #[test]

@@ -9,16 +9,17 @@ use crate::os::{dm, lock};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::config::LvmParameters;
+use super::health::PARTIAL;
 use super::tags::{self, Object};
-use super::{Found, LvmBackend, dm_uuid, mapped};
+use super::{Blank, Found, LvmBackend, dm_uuid, mapped};
 
 impl Connect for LvmBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
         let found = self.asked_for(request)?.ok_or_else(|| Error::volume_not_found(id))?;
-        if found.lv.has_tag(tags::BLANK) {
-            lock(&self.blank).insert(id.clone());
-        }
+        let blank = found.lv.has_tag(tags::BLANK);
+        let blank = blank.then(|| Blank { group: found.group.clone(), path: found.path(), uuid: found.lv.uuid.clone() });
+        lock(&self.connected).insert(id.clone(), blank);
         if let Some(device) = mapped(&found.report, &found.lv)? {
             return Ok(Outcome::Unchanged(source(&device)));
         }
@@ -61,11 +62,11 @@ impl Connect for LvmBackend {
             {
                 return Err(removed(id, hint));
             }
-            lock(&self.blank).remove(id);
+            lock(&self.connected).remove(id);
             return Ok(Outcome::Unchanged(()));
         };
         let Some(device) = mapped(&found.report, &found.lv)? else {
-            lock(&self.blank).remove(id);
+            lock(&self.connected).remove(id);
             return Ok(Outcome::Unchanged(()));
         };
         if device.open {
@@ -78,7 +79,7 @@ impl Connect for LvmBackend {
         }
         let held = found.group.lock("lvchange")?;
         step("deactivate logical volume", id, || found.group.change(&held, "lvchange", &["--activate", "n", &found.path()]))?;
-        lock(&self.blank).remove(id);
+        lock(&self.connected).remove(id);
         Ok(Outcome::Changed(()))
     }
 
@@ -88,14 +89,24 @@ impl Connect for LvmBackend {
     }
 
     fn known_blank(&self, id: &VolumeId, _publish_context: &std::collections::BTreeMap<String, String>) -> bool {
-        lock(&self.blank).contains(id)
+        matches!(lock(&self.connected).get(id), Some(Some(_)))
     }
 
     fn about_to_write(&self, id: &VolumeId, _source: &Source) -> Result<()> {
-        let found = self.whole(&Object::volume(id))?.filter(|found| found.lv.has_tag(tags::BLANK));
-        let Some(found) = found else { return Ok(()) };
-        let held = found.group.lock("lvchange")?;
-        Ok(step("clear blank", id, || found.group.change(&held, "lvchange", &["--deltag", tags::BLANK, &found.path()]))?)
+        let connected = lock(&self.connected).get(id).cloned();
+        let blank = match connected {
+            Some(blank) => blank,
+            None => self.whole(&Object::volume(id))?.filter(|found| found.lv.has_tag(tags::BLANK)).map(|found| Blank {
+                group: found.group.clone(),
+                path: found.path(),
+                uuid: found.lv.uuid,
+            }),
+        };
+        let Some(Blank { group, path, uuid }) = blank else { return Ok(()) };
+        let held = group.lock("lvchange")?;
+        let same = format!("lv_uuid={uuid}");
+        let clear = || group.change(&held, "lvchange", &["--select", &same, "--deltag", tags::BLANK, &path]);
+        Ok(step("clear blank", id, clear)?)
     }
 
     fn limit(&self) -> Option<u64> {
@@ -124,7 +135,14 @@ impl LvmBackend {
     pub(super) fn activate(&self, found: &Found<'_>, id: &VolumeId) -> Result<()> {
         let held = found.group.lock("lvchange")?;
         let arguments = ["--activate", "y", "--ignoreactivationskip", &found.path()];
-        Ok(step("activate logical volume", id, || found.group.change(&held, "lvchange", &arguments))?)
+        let activated = step("activate logical volume", id, || found.group.change(&held, "lvchange", &arguments));
+        activated.map_err(|error| match found.lv.health.as_str() {
+            PARTIAL => {
+                let reason = format!("logical volume {} lies on a disk that is missing; bring it back ({error})", found.path());
+                Error::BackendUnavailable { backend: self.config.name.to_string(), reason }
+            }
+            _ => error.into(),
+        })
     }
 }
 

@@ -20,7 +20,7 @@ impl Expand for LvmBackend {
         }
         let record: VolumeRecord = tags::decode(&found.lv)?;
         let parameters = LvmParameters::from_json(&record.parameters["backend"])?;
-        let class = self.config.class(parameters.device_class.as_deref())?;
+        let class = self.config.class_in(parameters.device_class.as_deref(), &found.group.name)?;
         match &found.lv.pool {
             Some(pool) => {
                 let held = found.group.lock("lvextend")?;
@@ -42,16 +42,20 @@ impl LvmBackend {
     /// `more` are extents.
     fn grow_thick(&self, found: &Found<'_>, class: &super::DeviceClass, id: &VolumeId, more: u64) -> Result<()> {
         let growth = Object::growth(id);
+        // LVM takes the extents for further checksums from those that it may use; the rest is free again.
+        let checksums = if found.lv.is("raid") && class.raid_integrity {
+            let (size, stripes) = (found.lv.size, class.stripes());
+            let image = |size: u64| capacity::checksums(size / stripes).div_ceil(found.report.extent);
+            (image(size + more * found.report.extent) - image(size)) * stripes
+        } else {
+            0
+        };
         {
             let held = found.group.lock("lvcreate")?;
             let report = self.report(found.group)?;
-            let room = capacity::thick_room(class, &report);
-            if more * report.extent > room {
-                let reason = format!("{} more is asked for, {} is left", Bytes(more * report.extent), Bytes(room));
-                return Err(Error::NoCapacity { place: format!("volume group {}", found.group.name), reason });
-            }
-            let extents = more.to_string();
-            let mut arguments = vec!["--extents", &extents, "--activate", "n", "--wipesignatures", "n", "--zero", "n"];
+            capacity::check_thick(class, &report, Bytes(more * report.extent))?;
+            let extents = (more + checksums).to_string();
+            let mut arguments = vec!["--extents", &extents, "--activate", "y", "--wipesignatures", "n", "--zero", "n"];
             let layout = capacity::layout_arguments(class);
             arguments.extend(layout.iter().map(String::as_str));
             arguments.push(&found.group.name);

@@ -13,6 +13,8 @@ use super::tags::{Kind, Object};
 
 /// In hundredths of a percent.
 const NEARLY_FULL: u32 = 8000;
+/// [`Lv::health`] of what lies on a physical volume that is missing.
+pub(super) const PARTIAL: &str = "partial";
 
 impl ReportHealth for LvmBackend {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
@@ -61,10 +63,23 @@ fn of_volume(report: &Report, lv: &Lv) -> Health {
 }
 
 /// As LVM reports it (lvs(8), lv_health_status).
-fn of_lv(lv: &Lv) -> Health {
+pub(super) fn of_lv(lv: &Lv) -> Health {
+    let mut health = of_state(lv);
+    if lv.mismatches > 0 {
+        let message = format!(
+            "logical volume {}: {} reads of a disk did not match their checksum, and were repaired from another; replace the disk that the \
+             kernel's log names",
+            lv.name, lv.mismatches
+        );
+        health.push(HealthProblem { severity: Severity::Degraded, reason: "IntegrityMismatches", message });
+    }
+    health
+}
+
+fn of_state(lv: &Lv) -> Health {
     let (severity, reason, remedy) = match lv.health.as_str() {
         "" => return Health::new(),
-        "partial" => (Severity::Inaccessible, "PhysicalVolumeMissing", "bring its disk back; `pvs` shows which is missing"),
+        PARTIAL => (Severity::Inaccessible, "PhysicalVolumeMissing", "bring its disk back; `pvs` shows which is missing"),
         "refresh needed" => (Severity::Degraded, "RefreshNeeded", "its disk was away and is back: run `lvchange --refresh`"),
         "mismatches exist" => (Severity::Degraded, "MismatchesExist", "run `lvchange --syncaction repair`"),
         "out_of_data" => (Severity::Inaccessible, "ThinPoolFull", "extend the thin pool with `lvextend`"),
@@ -80,7 +95,7 @@ fn of_group(VolumeGroup { name, devices, .. }: &VolumeGroup, report: &Report) ->
     let mut add = |severity, reason, message: String| health.push(HealthProblem { severity, reason, message });
     if report.missing > 0 {
         let message = format!(
-            "volume group {name} misses {} of its physical volumes, and cannot be changed; `pvs` shows them",
+            "volume group {name} misses {} of its physical volumes, and LVM makes and grows nothing in it; bring the disk back, `pvs` shows which",
             report.missing
         );
         add(Severity::Degraded, "PhysicalVolumeMissing", message);

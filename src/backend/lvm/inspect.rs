@@ -5,6 +5,7 @@ use crate::os::lvm::{Lv, Report, VolumeGroup};
 use crate::os::step::step;
 use crate::volume::{Bytes, Result, VolumeId};
 
+use super::health::of_lv;
 use super::tags::{self, Kind, Object};
 use super::{LvmBackend, dm_uuid, mapped, path};
 
@@ -68,7 +69,7 @@ impl Inspect for LvmBackend {
                     allocated: lv.pool.as_ref().map_or(Some(Bytes(lv.size)), |_| lv.data.map(part)),
                     created: None,
                     attached: Vec::new(),
-                    health: Vec::new(),
+                    health: of_lv(lv),
                 });
             }
         }

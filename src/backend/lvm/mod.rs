@@ -9,19 +9,21 @@
 //! - What writes zeroes has the device exclusively, and looks once more at what it is after it has it.
 //! - A device is known by its device-mapper UUID, which is made of those of its volume group and logical volume.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use crate::os::lvm::{Lv, Report, VolumeGroup};
+use crate::os::lvm::{Lv, Pv, Report, VolumeGroup};
+use crate::os::step::step;
 use crate::os::{dm, lock};
 use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, VolumeId};
 
-use super::configuration::Configuration;
+use super::configuration::{Configuration, Purpose};
 use super::local::topology_of;
 use super::{Backend, ChangedBlocks, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
 use autoextend::Extender;
-use config::DeviceClass;
+use config::{DeviceClass, Place};
 use tags::Object;
 
 mod autoextend;
@@ -47,12 +49,44 @@ pub struct LvmBackend {
     /// By name: several classes may share one.
     groups: BTreeMap<String, VolumeGroup>,
     topology: Option<Topology>,
-    provisions: bool,
-    /// Volumes that were blank when this process connected them.
-    blank: Mutex<BTreeSet<VolumeId>>,
-    /// For metrics: as the last report that was needed had it.
-    usage: Mutex<BTreeMap<String, PoolUsage>>,
+    purpose: Purpose,
+    /// Volumes that this process connected; of one that was blank, its logical volume.
+    connected: Mutex<BTreeMap<VolumeId, Option<Blank>>>,
+    /// By volume group.
+    recent: Mutex<BTreeMap<String, Recent>>,
+    /// For metrics, by class and volume group: as the last report that was needed had it.
+    usage: Mutex<BTreeMap<Place, PoolUsage>>,
     _extender: Option<Extender>,
+}
+
+/// A logical volume that holds zeroes and was never written to.
+#[derive(Clone, Debug)]
+struct Blank {
+    group: VolumeGroup,
+    path: String,
+    uuid: String,
+}
+
+/// How old a report may be by which a volume is made. Many are made at once, and each report takes as long as making one.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// A report, and which thin volumes this process has made since. Any other change of the volume group by this process makes it invalid; of
+/// another program's nothing is known for as long as [`RECENT`]. It decides nothing that cannot be decided again: that there is no room is
+/// seen in a new one, and that a name is taken by LVM.
+#[derive(Clone, Debug)]
+struct Recent {
+    report: Arc<Report>,
+    at: Instant,
+    /// [`VolumeGroup::changes`].
+    changes: u64,
+    /// Thin pools and sizes.
+    made: Vec<(String, u64)>,
+}
+
+impl Recent {
+    fn is_valid(&self, group: &VolumeGroup) -> bool {
+        self.at.elapsed() < RECENT && self.changes == group.changes()
+    }
 }
 
 /// A logical volume of ours, where it was found.
@@ -78,20 +112,25 @@ impl LvmBackend {
     ///
     /// # Errors
     /// `Invalid`, naming the field of the configuration.
-    pub fn open(config: LvmConfig, provisions: bool, state: &Path) -> Result<LvmBackend> {
+    pub fn open(config: LvmConfig, purpose: Purpose, state: &Path) -> Result<LvmBackend> {
         config.validate()?;
+        let config = LvmConfig { classes: config.with_one_group_each(), ..config };
         let backups = state.join("lvm");
-        let group =
-            |class: &DeviceClass| (class.volume_group.clone(), VolumeGroup::new(&class.volume_group, &class.devices, &backups));
+        let group = |class: &DeviceClass| {
+            let name = &class.volume_group;
+            let checksums = config.classes.iter().any(|class| class.volume_group == *name && class.raid_integrity);
+            (name.clone(), VolumeGroup::new(name, &class.devices, &backups).with_mismatches(checksums))
+        };
         let groups = config.classes.iter().map(group).collect();
-        let extender = provisions.then(|| Extender::start(&config.classes, &groups)).flatten();
+        let extender = purpose.provisions().then(|| Extender::start(&config.classes, &groups)).flatten();
         let topology = topology_of(config.node.as_ref());
         Ok(LvmBackend {
             config,
             groups,
             topology,
-            provisions,
-            blank: Mutex::default(),
+            purpose,
+            connected: Mutex::default(),
+            recent: Mutex::default(),
             usage: Mutex::default(),
             _extender: extender,
         })
@@ -100,9 +139,39 @@ impl LvmBackend {
     /// # Errors
     /// `BackendUnavailable` where LVM does not report it.
     fn report(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
+        let (at, changes) = (Instant::now(), group.changes());
         let report = group.report().map_err(|error| self.away(group, &error))?;
         self.remember_usage(group, &report);
+        let mut recent = lock(&self.recent);
+        if !recent.get(&group.name).is_some_and(|recent| recent.is_valid(group) && !recent.made.is_empty()) {
+            recent.insert(group.name.clone(), Recent { report: Arc::clone(&report), at, changes, made: Vec::new() });
+        }
         Ok(report)
+    }
+
+    /// The report on which a call begins, which holds no lock yet. LVM does not use a physical volume that is back, if the metadata of the
+    /// volume group was written while it was missing: it is taken back before. It is the same by its UUID, nothing could write to what lies
+    /// on it alone, and RAID knows by itself what its disk has missed.
+    fn report_at_start(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
+        let report = self.report(group)?;
+        let is_back = |report: &Report| report.pvs.iter().any(Pv::is_back);
+        if !self.purpose.serves() || !is_back(&report) {
+            return Ok(report);
+        }
+        let held = group.lock("vgextend")?;
+        let report = self.report(group)?;
+        for pv in report.pvs.iter().filter(|pv| pv.is_back()) {
+            step("restore physical volume", &pv.name, || {
+                group.change(&held, "vgextend", &["--restoremissing", &group.name, &pv.name])
+            })?;
+            tracing::info!(
+                volume_group = group.name,
+                physical_volume = pv.name,
+                uuid = pv.uuid,
+                "it was missing and is used again"
+            );
+        }
+        self.report(group)
     }
 
     fn away(&self, group: &VolumeGroup, error: &dyn std::fmt::Display) -> Error {
@@ -137,11 +206,23 @@ impl LvmBackend {
         }
     }
 
+    fn recent(&self, group: &VolumeGroup) -> Option<Recent> {
+        lock(&self.recent).get(&group.name).filter(|recent| recent.is_valid(group)).cloned()
+    }
+
     /// The first logical volume that `look` finds.
     fn search(&self, look: impl Fn(&Report) -> Option<Lv>) -> Result<Option<Found<'_>>> {
+        self.search_by(|group| self.report_at_start(group), look)
+    }
+
+    fn search_by(
+        &self,
+        report: impl Fn(&VolumeGroup) -> Result<Arc<Report>>,
+        look: impl Fn(&Report) -> Option<Lv>,
+    ) -> Result<Option<Found<'_>>> {
         let mut away = None;
         for group in self.groups.values() {
-            match self.report(group) {
+            match report(group) {
                 Ok(report) => {
                     if let Some(lv) = look(&report) {
                         return Ok(Some(Found { group, report, lv }));
@@ -162,7 +243,7 @@ impl LvmBackend {
     fn all(&self, kind: tags::Kind) -> Result<Vec<(String, Lv)>> {
         let mut found = Vec::new();
         for group in self.groups.values() {
-            let report = self.report(group)?;
+            let report = self.report_at_start(group)?;
             let own = format!("{}:", self.config.name);
             let ours =
                 report.lvs.values().filter(|lv| !lv.has_tag(tags::DRAFT)).filter_map(|lv| Some((Object::of(lv)?, lv.clone())));
@@ -257,25 +338,22 @@ impl Backend for LvmBackend {
     }
 
     fn usage(&self) -> Usage {
-        let known = lock(&self.usage).clone();
-        let now = |class: &DeviceClass| known.get(&class.name).map(|usage| self.with_thin_pool_now(class, *usage));
-        let pools = self.config.classes.iter().map(|class| (class.name.clone(), now(class))).collect();
-        Usage { pools, attachments: None }
+        Usage { pools: self.usage_of_classes(), attachments: None }
     }
 
     fn provision(&self) -> Option<&dyn Provision> {
-        self.provisions.then_some(self)
+        self.purpose.provisions().then_some(self)
     }
     fn expand(&self) -> Option<&dyn Expand> {
-        self.provisions.then_some(self)
+        self.purpose.provisions().then_some(self)
     }
     fn modify(&self) -> Option<&dyn Modify> {
-        self.provisions.then_some(self)
+        self.purpose.provisions().then_some(self)
     }
     /// Of thin volumes alone.
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         let thin = self.config.classes.iter().any(|class| class.thin_pool.is_some());
-        (self.provisions && thin).then_some(self)
+        (self.purpose.provisions() && thin).then_some(self)
     }
     fn changed_blocks(&self) -> Option<&dyn ChangedBlocks> {
         self.snapshots().is_some().then_some(self)

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
 use crate::os::block::Device;
+use crate::os::lock;
 use crate::os::lvm::{ChangeLock, Freed, Lv, Report, VolumeGroup};
 use crate::os::step::{note, step};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
 use super::config::{DeviceClass, LvmParameters, Wipe};
+use super::health::PARTIAL;
 use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
-use super::{Found, LvmBackend, capacity, mapped, modify, named_in, path, renamed, renamed_in};
+use super::{Found, LvmBackend, Recent, capacity, mapped, modify, named_in, path, renamed, renamed_in};
 
 /// LVM's default extent. Sizes that are no multiple of the volume group's own are rounded up by LVM.
 const UNIT: u64 = 4 << 20;
@@ -26,7 +28,7 @@ impl Provision for LvmBackend {
 
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
         let parameters = LvmParameters::from_json(&spec.parameters["backend"])?;
-        let class = self.config.class(parameters.device_class.as_deref())?;
+        let class = self.choose(&self.config.members(parameters.device_class.as_deref())?, spec.source.as_ref())?;
         let group = self.group(class)?;
         let object = Object::volume(&spec.id);
         self.remove_draft(&object)?;
@@ -42,14 +44,22 @@ impl Provision for LvmBackend {
                 Some(modify::parse(&spec.mutable, class.thin_pool.is_some())?)
             },
         })?);
-        match (&class.thin_pool, &spec.source) {
+        // LVM's exit status says that it is there: it is not asked again.
+        let extent = match (&class.thin_pool, &spec.source) {
             (Some(pool), None) => self.make_thin(group, class, pool, spec, &object, named)?,
             (Some(pool), Some(source)) => self.copy_thin(group, class, pool, source, spec, &object, named, quiesce)?,
             (None, None) => self.make_thick(group, class, spec, &object, named)?,
             (None, Some(_)) => return Err(only_thin("copying", class)),
-        }
-        self.find(&spec.id)?
-            .ok_or_else(|| Error::failed("create logical volume", path(group, &object.name), "it is gone, though LVM made it"))
+        };
+        Ok(Volume {
+            id: spec.id.clone(),
+            name: spec.name.clone(),
+            capacity: Bytes(spec.capacity.0.next_multiple_of(extent)),
+            source: spec.source.clone(),
+            parameters: Arc::new(spec.parameters.clone()),
+            topology: self.topology.iter().cloned().collect(),
+            for_one_node: true,
+        })
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
@@ -103,13 +113,21 @@ impl LvmBackend {
 
     /// What an interrupted call left, in whichever class that was. What was renamed is no reason to make a second one of its id.
     fn remove_draft(&self, object: &Object) -> Result<()> {
-        match self.search(|report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned())? {
+        let look = |report: &Report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned();
+        // `find` has just asked LVM. What is removed is in a new report.
+        let report =
+            |group: &VolumeGroup| self.recent(group).map_or_else(|| self.report_at_start(group), |recent| Ok(recent.report));
+        if self.search_by(report, look)?.is_none() {
+            return Ok(());
+        }
+        match self.search(look)? {
             Some(found) if found.lv.name != object.name => Err(renamed("create", object, &found.group.name, &found.lv.name)),
             Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found, Freed::Discarded),
             _ => Ok(()),
         }
     }
 
+    /// Answers the extent of the volume group, as the other two do.
     fn make_thin(
         &self,
         group: &VolumeGroup,
@@ -118,13 +136,32 @@ impl LvmBackend {
         spec: &VolumeSpec,
         object: &Object,
         named: Vec<String>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let held = group.lock("lvcreate")?;
-        let report = self.report(group)?;
-        self.check_pool(&report, class, pool, spec.capacity)?;
-        let (size, pool) = (format!("{}b", spec.capacity.0), path(group, pool));
-        let arguments = ["--virtualsize", &size, "--thinpool", &pool, "--setactivationskip", "n", "--activate", "n"];
-        self.lvcreate(group, &held, object, named, &[BLANK], &arguments)
+        let fits = |recent: &Recent| {
+            let made = recent.made.iter().filter(|(of, _)| of == pool).map(|(_, size)| size).sum::<u64>();
+            self.check_pool(&recent.report, class, pool, Bytes(spec.capacity.0 + made)).is_ok()
+        };
+        let recent = self.recent(group).filter(fits);
+        let extent = match &recent {
+            Some(recent) => recent.report.extent,
+            None => {
+                let report = self.report(group)?;
+                self.check_pool(&report, class, pool, spec.capacity)?;
+                report.extent
+            }
+        };
+        // That of the report, where one was made just now.
+        let recent = recent.or_else(|| self.recent(group));
+        let (size, path) = (format!("{}b", spec.capacity.0), path(group, pool));
+        let arguments = ["--virtualsize", &size, "--thinpool", &path, "--setactivationskip", "n", "--activate", "n"];
+        self.lvcreate(group, &held, object, named, &[BLANK], &arguments)?;
+        if let Some(mut recent) = recent {
+            recent.made.push((pool.to_owned(), spec.capacity.0.next_multiple_of(extent)));
+            recent.changes = group.changes();
+            lock(&self.recent).insert(group.name.clone(), recent);
+        }
+        Ok(extent)
     }
 
     /// A copy shares its chunks with the source until one of them is written.
@@ -139,7 +176,7 @@ impl LvmBackend {
         object: &Object,
         named: Vec<String>,
         quiesce: &dyn Quiesce,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let (origin, frozen) = match source {
             ContentSource::Snapshot(id) => (Object::snapshot(id), None),
             ContentSource::Volume(id) => (Object::volume(id), Some(id)),
@@ -167,7 +204,7 @@ impl LvmBackend {
             step("grow logical volume", &spec.id, || group.change(&held, "lvextend", &["--size", &size, &copy]))?;
             step("complete volume", &spec.id, || group.change(&held, "lvchange", &["--deltag", DRAFT, &copy]))?;
         }
-        Ok(())
+        Ok(report.extent)
     }
 
     /// Its extents hold what was there before: it is whole when they are zeroed.
@@ -178,19 +215,14 @@ impl LvmBackend {
         spec: &VolumeSpec,
         object: &Object,
         named: Vec<String>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let held = group.lock("lvcreate")?;
         let report = self.report(group)?;
-        let room = capacity::thick_room(class, &report);
-        if spec.capacity.0 > room {
-            let reason =
-                format!("{} is asked for, {} can be laid out as {}", spec.capacity, Bytes(room), class.layout.segment_type());
-            return Err(Error::NoCapacity { place: format!("volume group {}", group.name), reason });
-        }
+        capacity::check_thick(class, &report, spec.capacity)?;
         let extents = spec.capacity.0.div_ceil(report.extent).to_string();
-        let mut arguments = vec!["--extents", &extents, "--activate", "n", "--wipesignatures", "n", "--zero", "n"];
-        let layout = capacity::layout_arguments(class);
-        arguments.extend(layout.iter().map(String::as_str));
+        let mut arguments = vec!["--extents", &extents, "--activate", "y", "--wipesignatures", "n", "--zero", "n"];
+        let of_class = capacity::class_arguments(class);
+        arguments.extend(of_class.iter().map(String::as_str));
         arguments.push(&group.name);
         self.lvcreate(group, &held, object, named, &[DRAFT], &arguments)?;
         drop(held);
@@ -199,10 +231,11 @@ impl LvmBackend {
         };
         self.zero(&found, &spec.id)?;
         let held = group.lock("lvchange")?;
-        Ok(step("complete volume", &spec.id, || {
+        step("complete volume", &spec.id, || {
             let same = format!("lv_uuid={}", found.lv.uuid);
             group.change(&held, "lvchange", &["--select", &same, "--deltag", DRAFT, "--addtag", BLANK, &found.path()])
-        })?)
+        })?;
+        Ok(report.extent)
     }
 
     /// Makes a logical volume with its tags.
@@ -229,7 +262,9 @@ impl LvmBackend {
     /// # Errors
     /// `InProgress` where another has it open: an earlier process that still writes.
     pub(super) fn zero(&self, found: &Found<'_>, id: &VolumeId) -> Result<()> {
-        self.activate(found, id)?;
+        if mapped(&found.report, &found.lv)?.is_none() {
+            self.activate(found, id)?;
+        }
         let device = mapped(&found.report, &found.lv)?.ok_or_else(|| Error::InProgress {
             object: format!("zero logical volume {}", found.path()),
             reason: format!("{} has not shown up", found.lv.dm_path),
@@ -270,7 +305,18 @@ impl LvmBackend {
     }
 
     /// Removes a thick volume, and of its data what its class says.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` where a disk is missing: LVM would remove the logical volume, and the data on that disk would stay.
     fn wipe(&self, found: &Found<'_>, id: &VolumeId, wipe: Wipe) -> Result<()> {
+        if wipe != Wipe::None && found.lv.health == PARTIAL {
+            let at = found.path();
+            let reason = format!(
+                "logical volume {at} of volume {id} lies on a disk that is missing, where its data would stay; bring the disk back, or, \
+                 if it is lost, delete the volume with `lvremove {at}`"
+            );
+            return Err(Error::BackendUnavailable { backend: self.config.name.to_string(), reason });
+        }
         let freed = match wipe {
             Wipe::None => Freed::Left,
             Wipe::Discard => Freed::Discarded,

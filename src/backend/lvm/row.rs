@@ -29,7 +29,7 @@ impl Configuration for LvmConfig {
     }
 
     fn open(self, context: &OpenContext<'_>) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(LvmBackend::open(self, context.purpose.provisions(), context.state_dir)?))
+        Ok(Arc::new(LvmBackend::open(self, context.purpose, context.state_dir)?))
     }
 
     fn set_node_default(&mut self, node: &NodeId) {

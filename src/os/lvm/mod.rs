@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,10 @@ pub struct VolumeGroup {
     directory: PathBuf,
     changes: Exclusive,
     thin_metadata: Exclusive,
+    changes_made: Arc<AtomicU64>,
     reports: Arc<Reports>,
+    /// Whether reports have [`Lv::mismatches`], which LVM before 2.03.9 does not know.
+    with_mismatches: bool,
 }
 
 /// What becomes of extents that a logical volume had.
@@ -182,8 +186,15 @@ impl VolumeGroup {
                 format!("the metadata of thin pools of volume group {name}"),
                 directory.join(format!("{name}.thin-metadata.lock")),
             ),
+            changes_made: Arc::default(),
             reports: Arc::default(),
+            with_mismatches: false,
         }
+    }
+
+    /// Reports have [`Lv::mismatches`], too.
+    pub fn with_mismatches(self, with_mismatches: bool) -> VolumeGroup {
+        VolumeGroup { with_mismatches, ..self }
     }
 
     /// What is there now: of a report that was started after this call.
@@ -232,7 +243,9 @@ impl VolumeGroup {
         let mut arguments = self.arguments("fullreport", Freed::Left);
         arguments.extend(["--reportformat", "json", "--units", "b", "--nosuffix", "-qq", "--all"].map(str::to_owned));
         for (kind, fields) in report::FIELDS.into_iter().chain([report::UNUSED]) {
-            arguments.extend(["--configreport", kind, "--options", fields].map(str::to_owned));
+            let more = if kind == "lv" && self.with_mismatches { ",integritymismatches" } else { "" };
+            arguments.extend(["--configreport", kind, "--options"].map(str::to_owned));
+            arguments.push(format!("{fields}{more}"));
         }
         arguments.push(self.name.clone());
         arguments
@@ -302,12 +315,19 @@ impl VolumeGroup {
         self.run(held, "lvremove", freed, &[lv])
     }
 
+    /// How many changes this process has begun and ended: the same number means that none ran in between.
+    pub fn changes(&self) -> u64 {
+        self.changes_made.load(Ordering::SeqCst)
+    }
+
     fn run(&self, held: &Arc<ChangeLock>, command: &'static str, freed: Freed, arguments: &[&str]) -> Result<()> {
+        self.changes_made.fetch_add(1, Ordering::SeqCst);
         let mut all = self.arguments(command, freed);
         all.extend(["-qq", "--yes"].map(str::to_owned));
         all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-        let output = process::run_detached(LVM, all, PATIENCE, Held(Arc::clone(held)))?;
-        accepted(output, command, &self.name).map(drop)
+        let output = process::run_detached(LVM, all, PATIENCE, Held(Arc::clone(held)));
+        self.changes_made.fetch_add(1, Ordering::SeqCst);
+        accepted(output?, command, &self.name).map(drop)
     }
 }
 

@@ -48,6 +48,13 @@ pub struct Pv {
     pub allocatable: bool,
 }
 
+impl Pv {
+    /// Whether its device is there, though LVM counts it as missing: it was, while the metadata was written.
+    pub fn is_back(&self) -> bool {
+        self.missing && self.name.starts_with('/')
+    }
+}
+
 /// A logical volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lv {
@@ -68,6 +75,8 @@ pub struct Lv {
     pub metadata: Option<u32>,
     /// Empty where LVM knows of nothing wrong.
     pub health: String,
+    /// Of a RAID with checksums: how often what a disk read back did not match its checksum, since the logical volume was activated.
+    pub mismatches: u64,
     /// `2026-11-25 12:10:04 +0000`
     pub created: String,
     /// Of a thin pool: chunks are zeroed before they are shown.
@@ -111,6 +120,7 @@ impl Lv {
             data: None,
             metadata: None,
             health: String::new(),
+            mismatches: 0,
             created: String::new(),
             zeroes: false,
             thin_id: None,
@@ -275,6 +285,7 @@ impl Fields<'_> {
             data: self.percent("data_percent"),
             metadata: self.percent("metadata_percent"),
             health: self.text("lv_health_status")?,
+            mismatches: self.some("integritymismatches").and_then(|text| text.parse().ok()).unwrap_or(0),
             created: self.text("lv_time")?,
             zeroes,
             thin_id,
