@@ -1,7 +1,7 @@
 #!/bin/bash
 # A volume group of two disks, one of which is away, fails, or only refuses writes: what each call answers meanwhile, and that all data is
 # there when the disk is back. Nothing lies on both.
-# about 120 s
+# about 180 s
 set -euo pipefail
 # shellcheck source=lib.bash
 . "$(dirname "$0")/lib.bash"

@@ -1,0 +1,101 @@
+#!/bin/bash
+# What calls for logical volumes take beside the bare commands, in one run: create + stage + publish beside lvcreate + mkfs + mount, and many
+# volumes made at once beside a loop of lvcreate. Nothing is held to a bar here: the figures are lines `FIGURE: ...`, and docs/lvm.md has what
+# they were. Set by environment: ROUNDS (3), MANY (10).
+# about 150 s
+set -euo pipefail
+# shellcheck source=lib.bash
+. "$(dirname "$0")/lib.bash"
+# shellcheck source=lvm.bash
+. "$(dirname "$0")/lvm.bash"
+
+rounds=${ROUNDS:-3} many=${MANY:-10}
+now() { echo "${EPOCHREALTIME/./}"; }
+median() { sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }'; }
+# ratio ONE OTHER: `1.23`.
+ratio() { awk -v one="$1" -v other="$2" 'BEGIN { printf "%.2f", one / other }'; }
+milliseconds() { echo "$(($1 / 1000)) ms"; }
+# timed COMMAND...: its microseconds.
+timed() {
+    local start
+    start=$(now)
+    "$@" >/dev/null
+    echo $(($(now) - start))
+}
+# took COMMAND...: what the driver says that the calls of a command took, in microseconds: without the start of `longshore call`.
+took() {
+    local before
+    before=$(wc -l <driver.log)
+    "$@" >/dev/null
+    tail -n +$((before + 1)) driver.log | sed -n 's/.*INFO rpc.* done .* took=\([0-9.]*\)\([^0-9. ]*\) .*/\1 \2/p' |
+        awk '{ sum += $1 * ($2 == "s" ? 1000000 : $2 == "ms" ? 1000 : 1) } END { printf "%d\n", sum }'
+}
+by_hand() { # by_hand NAME: a volume, formatted and mounted twice
+    lvm lvcreate -qq -y --devices "$disks" -V 64M --thinpool vg0/pool0 -n "$1" 2>/dev/null
+    mkfs.ext4 -q "/dev/vg0/$1"
+    mount "/dev/vg0/$1" "$DIR/staging"
+    mount --bind "$DIR/staging" "$DIR/target"
+}
+by_call() { # by_call NAME
+    create "$1" 64MiB ext4 --parameter deviceClass=thin
+    stage "lvm:$1" ext4
+    publish "lvm:$1" ext4
+}
+# until_done COMMAND...: as a sidecar does, it calls again what is not final.
+until_done() {
+    for _ in 1 2 3 4 5; do ! "$@" >/dev/null 2>&1 || return 0; done
+    return 1
+}
+at_once() { # at_once COMMAND...: with each of the numbers
+    local number
+    for number in $(seq "$many"); do until_done "$@" "$number" & done
+    # shellcheck disable=SC2046  # several processes
+    wait $(jobs -p | grep -vx "$driver_pid")
+}
+create_numbered() { create "many-$1" 8MiB block --parameter deviceClass=thin; }
+probe_numbered() { call probe; }
+loop_of_lvcreate() {
+    local number
+    for number in $(seq "$many"); do
+        lvm lvcreate -qq -y --devices "$disks" -V 8M --thinpool vg0/pool0 -n "loop$number" -an -kn
+    done
+}
+remove_all() { lvm lvremove -qq -y --devices "$disks" -S "lv_name=~$1" vg0; }
+
+modprobe -a dm-thin-pool dm-raid dm-mod 2>/dev/null || true
+truncate -s 8G disk1.img
+disks=$(losetup --find --show disk1.img)
+lvm pvcreate -qq -y --metadatasize 64m --devices "$disks" "$disks"
+lvm_group "$disks"
+lvm lvcreate -qq -y --devices "$disks" --type thin-pool -n pool0 -L 1G --poolmetadatasize 64M vg0 >/dev/null
+each="volumeGroup: vg0, devices: [$disks]"
+printf 'backends:\n  - {name: lvm, type: lvm, classes: [{name: thick, %s}, {name: thin, %s, thinPool: pool0, overcommit: 100}]}\n' \
+    "$each" "$each" >config.yaml
+mkdir staging target
+start_driver
+
+echo "--- one volume"
+for round in $(seq "$rounds"); do
+    timed by_hand "hand$round" >>hand
+    umount target staging
+    lvm lvremove -qq -y --devices "$disks" "vg0/hand$round"
+    took by_call "call$round" >>called
+    unpublish "lvm:call$round"
+    unstage "lvm:call$round"
+    delete "lvm:call$round"
+done
+hand=$(median <hand) called=$(median <called)
+echo "FIGURE: create + stage + publish $(milliseconds "$called"), lvcreate + mkfs + mount $(milliseconds "$hand"): $(ratio "$called" "$hand")"
+
+echo "--- $many volumes at once"
+looped=$(timed loop_of_lvcreate)
+remove_all '^loop'
+started=$(timed at_once probe_numbered)
+made=$(timed at_once create_numbered)
+is "$many" "$(ours | wc -l)" "volumes made at once"
+remove_all '^longshore'
+echo "FIGURE: $many volumes at once $(milliseconds "$made"), of which the clients are $(milliseconds "$started");" \
+    "a loop of lvcreate $(milliseconds "$looped"): $(ratio $((made - started)) "$looped")"
+
+stop_driver
+lvm_stop
