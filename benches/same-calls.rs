@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
@@ -173,6 +173,5 @@ fn rename(from: &Path, to: &Path) {
 }
 
 fn sync(directory: &Path) {
-    let directory: PathBuf = directory.to_owned();
     File::open(directory).expect("open").sync_all().expect("fsync");
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
@@ -86,23 +86,23 @@ pub fn write_back(file: impl AsFd) -> io::Result<()> {
 /// (`mkfs.ext4 -O ^has_journal`, and ext2, which has the same type); with xfs, data on a realtime device is flushed by the fsync of its
 /// file alone. Of others it is not known.
 pub fn commits_in_order(directory: impl AsFd) -> bool {
-    const XFS: i64 = 0x5846_5342;
     let fd = directory.as_fd();
-    match rustix::fs::fstatfs(fd).map(|found| found.f_type) {
-        Ok(EXT4) => ext4_has_journal(fd) == Some(true),
-        // The descriptor may be one of O_PATH, which takes no ioctl.
-        Ok(XFS) => rustix::fs::openat(fd, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .is_ok_and(|directory| quota::makes_realtime_files(directory).is_ok_and(|realtime| !realtime)),
-        _ => false,
-    }
+    ext4_has_journal(fd).unwrap_or_else(|| xfs_has_one_device(fd))
 }
 
-/// Of ext2, ext3 and ext4 (linux/magic.h).
-const EXT4: i64 = 0xef53;
+fn xfs_has_one_device(fd: BorrowedFd<'_>) -> bool {
+    const XFS: i64 = 0x5846_5342;
+    // The descriptor may be one of O_PATH, which takes no ioctl.
+    rustix::fs::fstatfs(fd).is_ok_and(|found| found.f_type == XFS)
+        && rustix::fs::openat(fd, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .is_ok_and(|directory| quota::makes_realtime_files(directory).is_ok_and(|realtime| !realtime))
+}
 
-/// Whether an ext4 has a journal, by sysfs: `journal_task` is the process id of its jbd2 thread, or `<none>`. `None` of other file systems,
-/// and where that cannot be read.
+/// Whether an ext4 has a journal, by sysfs: `journal_task` is the process id of its jbd2 thread (0 in a PID namespace, such as that of a
+/// container), or `<none>`. `None` of other file systems, and where that cannot be read.
 pub fn ext4_has_journal(directory: impl AsFd) -> Option<bool> {
+    /// Of ext2 and ext3, too (linux/magic.h).
+    const EXT4: i64 = 0xef53;
     let fd = directory.as_fd();
     rustix::fs::fstatfs(fd).ok().filter(|found| found.f_type == EXT4)?;
     let device = rustix::fs::fstat(fd).ok()?.st_dev;

@@ -137,10 +137,8 @@ impl LvmBackend {
         let arguments = ["--activate", "y", "--ignoreactivationskip", &found.path()];
         let activated = step("activate logical volume", id, || found.group.change(&held, "lvchange", &arguments));
         activated.map_err(|error| match found.lv.health.as_str() {
-            PARTIAL => {
-                let reason = format!("logical volume {} lies on a disk that is missing; bring it back ({error})", found.path());
-                Error::BackendUnavailable { backend: self.config.name.to_string(), reason }
-            }
+            PARTIAL => self
+                .unavailable(format!("logical volume {} lies on a disk that is missing; bring it back ({error})", found.path())),
             _ => error.into(),
         })
     }

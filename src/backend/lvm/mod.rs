@@ -177,6 +177,10 @@ impl LvmBackend {
     fn away(&self, group: &VolumeGroup, error: &dyn std::fmt::Display) -> Error {
         let reason =
             format!("volume group {}: {error}; see `vgs {}` on the node, and the devices of its class", group.name, group.name);
+        self.unavailable(reason)
+    }
+
+    fn unavailable(&self, reason: String) -> Error {
         Error::BackendUnavailable { backend: self.config.name.to_string(), reason }
     }
 

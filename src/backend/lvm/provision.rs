@@ -311,11 +311,10 @@ impl LvmBackend {
     fn wipe(&self, found: &Found<'_>, id: &VolumeId, wipe: Wipe) -> Result<()> {
         if wipe != Wipe::None && found.lv.health == PARTIAL {
             let at = found.path();
-            let reason = format!(
+            return Err(self.unavailable(format!(
                 "logical volume {at} of volume {id} lies on a disk that is missing, where its data would stay; bring the disk back, or, \
                  if it is lost, delete the volume with `lvremove {at}`"
-            );
-            return Err(Error::BackendUnavailable { backend: self.config.name.to_string(), reason });
+            )));
         }
         let freed = match wipe {
             Wipe::None => Freed::Left,

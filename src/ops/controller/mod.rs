@@ -232,11 +232,13 @@ fn check_place(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement) -> Resu
     }
     match backend.topology()?.filter(|place| !wanted.accepts(place)) {
         None => Ok(()),
-        Some(place) => Err(Error::NoCapacity {
-            place: format!("the topology asked for ({:?})", wanted.requisite),
-            reason: format!("backend {} is only in {:?}", backend.name(), place.segments()),
-        }),
+        Some(place) => Err(not_there(wanted, format!("backend {} is only in {:?}", backend.name(), place.segments()))),
     }
+}
+
+/// By which the CO chooses another place (CSI, CreateVolume: "Unable to provision in `accessible_topology`").
+fn not_there(wanted: &TopologyRequirement, reason: String) -> Error {
+    Error::NoCapacity { place: format!("the topology asked for ({:?})", wanted.requisite), reason }
 }
 
 /// The id of the snapshot of `source` in a group: a digest of both names, so that no plain snapshot's name can meet it.

@@ -168,13 +168,12 @@ impl Controller {
 }
 
 /// What another node's disk has is not found on this one. A CO that has chosen this node, and would wait for it for ever, is asked to choose
-/// again (CSI, CreateVolume: "Unable to provision in `accessible_topology`").
+/// again.
 fn elsewhere(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement, error: Error) -> Error {
     if !matches!(error, Error::NotFound { .. }) || !backend.is_local() || wanted.is_empty() {
         return error;
     }
-    let reason = format!("{error} on this node; what is made of it is made where it lies");
-    Error::NoCapacity { place: format!("the topology asked for ({:?})", wanted.requisite), reason }
+    not_there(wanted, format!("{error} on this node; what is made of it is made where it lies"))
 }
 
 /// A volume that cannot have its mutable parameters is not left behind a final error. One that was found may be in use.
