@@ -5,10 +5,11 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
 use longshore::ops::parameters::CONTEXT_KEY;
-use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome};
+use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome, VolumeId};
 
 use crate::harness::{
-    filesystem, harness, is_final, mounts_at, publish_request, stage_request, total, unmount, unpublish, unstage, with_flags,
+    filesystem, harness, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage,
+    with_flags,
 };
 
 /// Large enough for xfs.
@@ -53,6 +54,32 @@ fn each_file_system_lives_its_life_and_keeps_its_data() {
             }
         });
     }
+}
+
+/// As where the configuration no longer says that disks of other drivers are used, while one is in use.
+#[test]
+fn volume_whose_handle_means_nothing_any_more_is_undone_by_its_paths() {
+    harness(|harness| {
+        let node = harness.node();
+        let existing = VolumeId::existing(&"files".parse().unwrap(), "vol-1").unwrap();
+        let id = harness.volume(existing.local(), SIZE);
+        let (staging, target) = (harness.staging("s"), harness.kubelet("t"));
+        let capability = filesystem(Some(FsType::Ext4));
+        node.stage(&stage_request(&id, &staging, &capability)).unwrap();
+        node.publish(&publish_request(&id, &staging, &target, &capability)).unwrap();
+        let handle = Handle::Name("vol-1".to_owned());
+        assert!(matches!(node.unstage(&handle, &staging), Err(Error::InUse { .. })), "it is published");
+        assert_eq!(node.unpublish(&handle, &target).unwrap(), Outcome::Changed(()));
+        assert_eq!(node.unstage(&handle, &staging).unwrap(), Outcome::Changed(()));
+        harness.assert_gone(&id);
+        assert_eq!(node.unstage(&handle, &staging).unwrap(), Outcome::Unchanged(()));
+        // What nobody knows is not said to be unmounted while it is mounted.
+        tmpfs_on(&staging);
+        let error = node.unstage(&handle, &staging).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("foreign"), "{error}");
+        assert_eq!(mounts_at(&staging).len(), 1);
+        unmount(&staging);
+    });
 }
 
 #[test]

@@ -83,11 +83,11 @@ impl Node {
     }
 
     /// # Errors
-    /// `InUse` while it is still published.
+    /// `InUse` while it is still published, and where something else is mounted there.
     pub fn unstage(&self, handle: &Handle, staging: &Path) -> Result<Outcome<()>> {
         match resolve::volume_by_handle(self, handle)? {
             Some(id) => unstage::unstage(self, &id, staging),
-            None => Ok(Outcome::Unchanged(())),
+            None => unstage::unstage_unknown(self, handle, staging),
         }
     }
 

@@ -45,6 +45,18 @@ fn volume_of_removed_backend(node: &Node, name: &str) -> Result<Option<VolumeId>
     Ok(None)
 }
 
+/// The volume that is staged or published at a path below the kubelet's directory, where its storage has it from another driver: its handle
+/// means nothing any more once the configuration no longer says that such volumes are used.
+pub(super) fn existing_at(node: &Node, path: &Path) -> Result<Option<VolumeId>> {
+    for id in node.journal.volumes()?.into_iter().filter(VolumeId::is_existing) {
+        let staged = node.journal.stage(&id)?.is_some_and(|entry| entry.staging == path);
+        if staged || node.journal.target(&id, path)?.is_some() {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
+}
+
 /// Which volume a CO means that also tells its attributes.
 pub(super) fn volume_by_request(node: &Node, handle: &Handle, context: &BTreeMap<String, String>) -> Result<VolumeId> {
     match (handle, static_volume_backend(&node.registry, context)) {

@@ -25,9 +25,12 @@ pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Out
     run(node, id, entry.as_ref(), &target)
 }
 
-/// A volume that the journal does not know and that no id names: it is gone, or never was.
+/// A volume that the journal does not know by its handle and that no id names: it is gone, or never was, unless another driver has made it.
 pub(super) fn unpublish_unknown(node: &Node, handle: &Handle, target: &Path) -> Result<Outcome<()>> {
     let target = resolve::path(node, target)?;
+    if let Some(id) = resolve::existing_at(node, &target)? {
+        return unpublish(node, &id, &target);
+    }
     let _target = node.locks.exclusive(Key::target(&target), "unpublish")?;
     tracing::debug!(volume = %handle, "no such volume in the journal");
     clear(node, &target, &[])

@@ -19,6 +19,7 @@ use super::device_use::{allow_writes, close_mapping, ensure_unused, published_at
 use super::errors::taken;
 use super::journal::{Phase, StageEntry};
 use super::mounts::{mounted_target, unmount_all};
+use super::requests::Handle;
 use super::sources::Sources;
 use super::stage::apply::StageRun;
 use super::stage::spec::{DesiredAccess, DesiredStage, StageSpec};
@@ -38,6 +39,23 @@ pub(super) fn unstage(node: &Node, id: &VolumeId, staging: &Path) -> Result<Outc
         }
         Some(entry) => finish(node, entry),
         None => without_journal(node, id, &staging),
+    }
+}
+
+/// As [`unpublish_unknown`](super::unpublish::unpublish_unknown). What is mounted there nobody has unmounted yet: said to be unstaged, its
+/// disk would be detached below it.
+///
+/// # Errors
+/// `InUse` where anything is mounted there.
+pub(super) fn unstage_unknown(node: &Node, handle: &Handle, staging: &Path) -> Result<Outcome<()>> {
+    let staging = resolve::path(node, staging)?;
+    if let Some(id) = resolve::existing_at(node, &staging)? {
+        return unstage(node, &id, &staging);
+    }
+    tracing::debug!(volume = %handle, "no such volume in the journal");
+    match Mounts::now()?.at(&staging)?.last() {
+        Some(mount) => Err(taken(&staging, mount)),
+        None => Ok(Outcome::Unchanged(())),
     }
 }
 

@@ -88,4 +88,25 @@ wait $staged || fail "not staged again: $(cat stage.log)"
 is 'what was written' "$(cat "$staging/file")" "what was written before"
 is "/dev/$(disk_of $one)" "$(findmnt -n -o SOURCE "$staging")" "what is mounted again"
 unstage ebs:one
+
+# A disk of another driver, by the handle that it gave it. It is undone also when the handle means nothing any more.
+kill_driver
+mkfs.ext4 -qF "/dev/$(disk_of $two)"
+cp config.yaml plain.yaml
+sed -i 's/type: ec2,/type: ec2, existingDisks: use,/' config.yaml
+start_node
+attached $two $two ext4 || fail "a disk of another driver is not staged by its handle: $(cat stage.log)"
+publish $two ext4
+echo 'of another driver' >"$target/file"
+kill_driver
+cp plain.yaml config.yaml
+start_node
+unpublish $two
+unstage $two
+is '' "$(findmnt -n "$staging" || true)$(ls "$DIR/state/journal")" "what is mounted, and in the journal, after its unstage"
+mount -o ro "/dev/$(disk_of $two)" "$staging"
+is 'of another driver' "$(cat "$staging/file")" "what is on the disk of another driver"
+! unstage $two 2>unstage.log || fail "what is mounted by hand is said to be unstaged"
+umount "$staging"
+unstage $two
 stop_driver
