@@ -53,6 +53,8 @@ const STATUS_LENGTH: usize = 4 << 10;
 const MESSAGE_LENGTH: usize = 64;
 /// Of struct dm_target_spec, before the status in words.
 const TARGET_LENGTH: usize = 40;
+/// Where its type is in there, ended by NUL.
+const TARGET_TYPE: usize = 24;
 /// Bytes for the names of all devices; more than any node has mappings.
 const LIST_LENGTH: usize = 256 << 10;
 
@@ -193,6 +195,20 @@ pub struct ThinPool {
 /// # Errors
 /// `Unexpected` where it is no thin pool, or has failed.
 pub fn thin_pool(name: &str) -> Result<Option<ThinPool>> {
+    read_status(name, "thin-pool", thin_pool_in)
+}
+
+/// How many sectors of the thin volume called `name` have a place in its pool: were ever written to, or are shared with another volume, and
+/// not discarded since. `None` where it is not active.
+///
+/// # Errors
+/// `Unexpected` where it is no thin volume, or its pool has failed.
+pub fn thin_sectors(name: &str) -> Result<Option<u64>> {
+    read_status(name, "thin", thin_sectors_in)
+}
+
+/// What `parse` makes of the status of the only target, of type `kind`.
+fn read_status<T>(name: &str, kind: &str, parse: fn(&str) -> Option<T>) -> Result<Option<T>> {
     let Some(control) = control()? else { return Ok(None) };
     let mut request = Request::about_all(STATUS_LENGTH);
     (request.name, request.flags) = (Request::of(name)?.name, NOFLUSH);
@@ -205,10 +221,23 @@ pub fn thin_pool(name: &str) -> Result<Option<ThinPool>> {
         Err(errno) => return Err(Error::io("read the status of mapping", name, errno)),
     }
     let start = usize::try_from(status.request.data_start).unwrap_or_default().saturating_sub(size_of::<Request>());
-    let words = status.targets.get(start..).and_then(|target| target.get(TARGET_LENGTH..)).unwrap_or_default();
-    let words = words.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
-    let pool = thin_pool_in(&words);
-    pool.map(Some).ok_or_else(|| Error::Unexpected { object: name.to_owned(), reason: format!("its status is {words:?}") })
+    let targets = status.targets.get(start..).unwrap_or_default();
+    let text = |place: std::ops::Range<usize>| {
+        let bytes = targets.get(place).unwrap_or_default();
+        bytes.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default()
+    };
+    let (found, words) = (text(TARGET_TYPE..TARGET_LENGTH), text(TARGET_LENGTH..targets.len()));
+    let parsed = Some(&words).filter(|_| found == kind && status.request.target_count == 1).and_then(|words| parse(words));
+    parsed.map(Some).ok_or_else(|| Error::Unexpected {
+        object: name.to_owned(),
+        reason: format!("its status is {found:?} {words:?}, not that of one target of type {kind}"),
+    })
+}
+
+/// As [`thin_pool_in`]: mapped sectors, then the highest of them or `-`.
+fn thin_sectors_in(words: &str) -> Option<u64> {
+    let (sectors, _) = words.split_once(' ')?;
+    sectors.parse().ok()
 }
 
 /// Of Documentation/admin-guide/device-mapper/thin-provisioning.rst: the transaction, used/total blocks of metadata and of data, then the held
@@ -388,6 +417,16 @@ mod tests {
             assert_eq!(thin_pool_in(wrong), None, "{wrong}");
         }
         assert_eq!(thin_pool("longshore-no-such-mapping").expect("asked"), None);
+    }
+
+    #[test]
+    fn sectors_of_a_thin_volume_are_in_its_status() {
+        assert_eq!(thin_sectors_in("0 -"), Some(0));
+        assert_eq!(thin_sectors_in("8192 20479"), Some(8192));
+        for wrong in ["", "Fail", "Error", "-", "x 1"] {
+            assert_eq!(thin_sectors_in(wrong), None, "{wrong}");
+        }
+        assert_eq!(thin_sectors("longshore-no-such-mapping").expect("asked"), None);
     }
 
     #[test]

@@ -11,24 +11,26 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 use super::config::LvmParameters;
 use super::health::PARTIAL;
 use super::tags::{self, Object};
-use super::{Blank, Found, LvmBackend, dm_uuid, mapped};
+use super::{Blank, Content, Found, LvmBackend, dm_uuid, mapped};
 
 impl Connect for LvmBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
         let found = self.asked_for(request)?.ok_or_else(|| Error::volume_not_found(id))?;
-        let blank = found.lv.has_tag(tags::BLANK);
-        let blank = blank.then(|| Blank { group: found.group.clone(), path: found.path(), uuid: found.lv.uuid.clone() });
-        lock(&self.connected).insert(id.clone(), blank);
-        if let Some(device) = mapped(&found.report, &found.lv)? {
-            return Ok(Outcome::Unchanged(source(&device)));
-        }
-        self.activate(&found, id)?;
-        let device = mapped(&found.report, &found.lv)?.ok_or_else(|| Error::InProgress {
-            object: format!("activate logical volume {}", found.path()),
-            reason: format!("{} has not shown up", found.lv.dm_path),
-        })?;
-        Ok(Outcome::Changed(source(&device)))
+        let (device, changed) = match mapped(&found.report, &found.lv)? {
+            Some(device) => (device, false),
+            None => {
+                self.activate(&found, id)?;
+                let device = mapped(&found.report, &found.lv)?.ok_or_else(|| Error::InProgress {
+                    object: format!("activate logical volume {}", found.path()),
+                    reason: format!("{} has not shown up", found.lv.dm_path),
+                })?;
+                (device, true)
+            }
+        };
+        lock(&self.connected).insert(id.clone(), content(&found, &device));
+        let source = source(&device);
+        Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
     }
 
     fn connected(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Option<Source>> {
@@ -89,18 +91,15 @@ impl Connect for LvmBackend {
     }
 
     fn known_blank(&self, id: &VolumeId, _publish_context: &std::collections::BTreeMap<String, String>) -> bool {
-        matches!(lock(&self.connected).get(id), Some(Some(_)))
+        matches!(lock(&self.connected).get(id), Some(Content::Unmapped | Content::Blank(_)))
     }
 
     fn about_to_write(&self, id: &VolumeId, _source: &Source) -> Result<()> {
         let connected = lock(&self.connected).get(id).cloned();
         let blank = match connected {
-            Some(blank) => blank,
-            None => self.whole(&Object::volume(id))?.filter(|found| found.lv.has_tag(tags::BLANK)).map(|found| Blank {
-                group: found.group.clone(),
-                path: found.path(),
-                uuid: found.lv.uuid,
-            }),
+            Some(Content::Unknown | Content::Unmapped) => None,
+            Some(Content::Blank(blank)) => Some(*blank),
+            None => self.whole(&Object::volume(id))?.and_then(|found| blank(&found)),
         };
         let Some(Blank { group, path, uuid }) = blank else { return Ok(()) };
         let held = group.lock("lvchange")?;
@@ -142,6 +141,22 @@ impl LvmBackend {
             _ => error.into(),
         })
     }
+}
+
+fn blank(found: &Found<'_>) -> Option<Blank> {
+    let tagged = found.lv.has_tag(tags::BLANK);
+    tagged.then(|| Blank { group: found.group.clone(), path: found.path(), uuid: found.lv.uuid.clone() })
+}
+
+/// A thin volume says by itself that nothing was written to it. One with an external origin (lvmthin(7)), on which it lies beside its pool,
+/// shows that instead.
+fn content(found: &Found<'_>, device: &dm::Mapped) -> Content {
+    if let Some(blank) = blank(found) {
+        return Content::Blank(Box::new(blank));
+    }
+    let name = found.lv.dm_path.rsplit('/').next().unwrap_or_default();
+    let unmapped = || found.lv.is("thin") && device.below.len() == 1 && matches!(dm::thin_sectors(name), Ok(Some(0)));
+    if unmapped() { Content::Unmapped } else { Content::Unknown }
 }
 
 fn source(device: &dm::Mapped) -> Source {

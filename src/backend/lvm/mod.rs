@@ -50,8 +50,8 @@ pub struct LvmBackend {
     groups: BTreeMap<String, VolumeGroup>,
     topology: Option<Topology>,
     purpose: Purpose,
-    /// Volumes that this process connected; of one that was blank, its logical volume.
-    connected: Mutex<BTreeMap<VolumeId, Option<Blank>>>,
+    /// Volumes that this process connected.
+    connected: Mutex<BTreeMap<VolumeId, Content>>,
     /// By volume group.
     recent: Mutex<BTreeMap<String, Recent>>,
     /// For metrics, by class and volume group: as the last report that was needed had it.
@@ -59,7 +59,16 @@ pub struct LvmBackend {
     _extender: Option<Extender>,
 }
 
-/// A logical volume that holds zeroes and was never written to.
+/// What was known of a volume's content when it was connected.
+#[derive(Clone, Debug)]
+enum Content {
+    Unknown,
+    /// Thin, and nothing of it has a place in its pool: it reads as zeroes.
+    Unmapped,
+    Blank(Box<Blank>),
+}
+
+/// A logical volume that holds zeroes and was never written to, as a tag of it says.
 #[derive(Clone, Debug)]
 struct Blank {
     group: VolumeGroup,

@@ -155,7 +155,7 @@ impl LvmBackend {
         let recent = recent.or_else(|| self.recent(group));
         let (size, path) = (format!("{}b", spec.capacity.0), path(group, pool));
         let arguments = ["--virtualsize", &size, "--thinpool", &path, "--setactivationskip", "n", "--activate", "n"];
-        self.lvcreate(group, &held, object, named, &[BLANK], &arguments)?;
+        self.lvcreate(group, &held, object, named, &[], &arguments)?;
         if let Some(mut recent) = recent {
             recent.made.push((pool.to_owned(), spec.capacity.0.next_multiple_of(extent)));
             recent.changes = group.changes();

@@ -4,7 +4,8 @@
 //! - `longshore` is on all that the driver made; `lvs @longshore` lists them.
 //! - `longshore.volume=ID` or `longshore.snapshot=ID` says whose it is. It counts only where the logical volume has the name made of that id.
 //! - `longshore.state=draft` is on what is not whole yet, or is being deleted.
-//! - `longshore.blank` is on what holds zeroes and was never connected.
+//! - `longshore.blank` is on a thick one that holds zeroes and was never written to. Earlier versions had it on thin ones, too, of which the
+//!   kernel knows it.
 //! - `longshore.record.N=...` is the record, JSON, in pieces.
 
 use serde::de::DeserializeOwned;

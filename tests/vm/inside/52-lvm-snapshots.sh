@@ -106,6 +106,19 @@ unstage lvm:static
 delete lvm:static
 is "$probe" "$(lvm lvs --noheadings --devices "$disks" -o lv_name "vg0/$probe" | tr -d ' ')" "a static volume after DeleteVolume"
 lvm lvremove -qq -y --devices "$disks" "vg0/$probe"
+# Nothing of it is in the pool: what it shows is its external origin's, which is in another. The place is none that is looked at where a
+# volume is known to be blank.
+lvm lvcreate -qq -y --devices "$disks" --type thin-pool -n pool1 -L 16M --poolmetadatasize 4M vg0 >/dev/null
+lvm lvcreate -qq -y --devices "$disks" -n outside -V 1100M --thinpool pool1 vg0 >/dev/null
+printf precious | dd of=/dev/vg0/outside bs=4096 seek=154112 conv=sync oflag=direct status=none
+lvm lvchange -qq -y --devices "$disks" -an vg0/outside
+lvm lvchange -qq --devices "$disks" -pr vg0/outside
+lvm lvcreate -qq -y --devices "$disks" -s --thinpool pool0 -kn -n inside vg0/outside >/dev/null
+refused 'neither proven blank' call stage-volume lvm:static --staging "$staging" --fs=ext4 --context volumeGroup=vg0 --context logicalVolume=inside
+unstage lvm:static
+lvm lvchange -qq --devices "$disks" -ay -K vg0/inside
+is precious "$(dd if=/dev/vg0/inside bs=4096 skip=154112 count=1 status=none | head -c 8)" "the data of a thin volume with an external origin"
+lvm lvremove -qq -y --devices "$disks" vg0/inside vg0/outside vg0/pool1
 delete "$id"
 is '' "$(ours)" "logical volumes at the end"
 stop_driver

@@ -1,7 +1,7 @@
 #!/bin/bash
 # What calls for logical volumes take beside the bare commands, in one run: create + stage + publish beside lvcreate + mkfs + mount, and many
 # volumes made at once beside a loop of lvcreate. Nothing is held to a bar here: the figures are lines `FIGURE: ...`, and docs/lvm.md has what
-# they were. Set by environment: ROUNDS (3), MANY (10).
+# they were. Set by environment: ROUNDS (3), MANY (10), PRESENT (0: so many other logical volumes, beside which one is made once more).
 # about 150 s
 set -euo pipefail
 # shellcheck source=lib.bash
@@ -9,7 +9,7 @@ set -euo pipefail
 # shellcheck source=lvm.bash
 . "$(dirname "$0")/lvm.bash"
 
-rounds=${ROUNDS:-3} many=${MANY:-10}
+rounds=${ROUNDS:-3} many=${MANY:-10} present=${PRESENT:-0}
 now() { echo "${EPOCHREALTIME/./}"; }
 median() { sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }'; }
 # ratio ONE OTHER: `1.23`.
@@ -40,6 +40,12 @@ by_call() { # by_call NAME
     create "$1" 64MiB ext4 --parameter deviceClass=thin
     stage "lvm:$1" ext4
     publish "lvm:$1" ext4
+}
+cycle() { # cycle NAME: what it takes to make, stage and publish it; it is deleted again
+    took by_call "$1"
+    unpublish "lvm:$1"
+    unstage "lvm:$1"
+    delete "lvm:$1"
 }
 # until_done COMMAND...: as a sidecar does, it calls again what is not final.
 until_done() {
@@ -79,10 +85,7 @@ for round in $(seq "$rounds"); do
     timed by_hand "hand$round" >>hand
     umount target staging
     lvm lvremove -qq -y --devices "$disks" "vg0/hand$round"
-    took by_call "call$round" >>called
-    unpublish "lvm:call$round"
-    unstage "lvm:call$round"
-    delete "lvm:call$round"
+    cycle "call$round" >>called
 done
 hand=$(median <hand) called=$(median <called)
 echo "FIGURE: create + stage + publish $(milliseconds "$called"), lvcreate + mkfs + mount $(milliseconds "$hand"): $(ratio "$called" "$hand")"
@@ -97,5 +100,16 @@ remove_all '^longshore'
 echo "FIGURE: $many volumes at once $(milliseconds "$made"), of which the clients are $(milliseconds "$started");" \
     "a loop of lvcreate $(milliseconds "$looped"): $(ratio $((made - started)) "$looped")"
 
+if [ "$present" != 0 ]; then
+    echo "--- beside $present logical volumes"
+    for number in $(seq "$present"); do
+        lvm lvcreate -qq -y --devices "$disks" -V 8M --thinpool vg0/pool0 -n "present$number" -an -kn >/dev/null
+    done
+    is "$present" "$(lvm lvs --noheadings --devices "$disks" -o lv_name -S 'lv_name=~^present' vg0 | wc -l)" "logical volumes beside it"
+    for round in $(seq "$rounds"); do cycle "beside$round" >>beside; done
+    beside=$(median <beside)
+    echo "FIGURE: create + stage + publish beside $present logical volumes $(milliseconds "$beside"): $(ratio "$beside" "$called")"
+    remove_all '^present'
+fi
 stop_driver
 lvm_stop
