@@ -69,11 +69,13 @@ fn setup(config: &Config, catalog: &Catalog) -> Setup {
     let rows: Vec<&Row> = catalog.rows().iter().filter(is_configured).collect();
     Setup {
         node: config.mode.node(),
+        node_id: config.node_id.clone(),
         driver: config.driver_name.to_string(),
         endpoint: config.endpoint.path().to_owned(),
         state_dir: config.state_dir.path().to_owned(),
         kubelet_dir: config.kubelet_dir.path().to_owned(),
         storage: config.backends.iter().flat_map(|backend| backend.storage_paths()).collect(),
+        backends: config.backends.iter().filter(|backend| backend.storage_paths().is_empty()).cloned().collect(),
         tools: rows.iter().flat_map(|row| row.tools).copied().collect(),
         node_checks: rows.iter().flat_map(|row| row.node_checks).copied().collect(),
         in_pod: in_pod(),

@@ -11,6 +11,7 @@ mod activation;
 mod host;
 mod places;
 mod setup;
+mod storage;
 
 pub use crate::backend::{Check, Level};
 pub use places::reaches_pods;
@@ -46,6 +47,10 @@ pub fn examine(setup: &Setup) -> Vec<Check> {
     for pool in setup.storage.clone() {
         let setup = setup.clone();
         work.push(("pool", Box::new(move || places::pool(&setup, &pool))));
+    }
+    for backend in setup.backends.clone() {
+        let setup = setup.clone();
+        work.push((storage::STORAGE, Box::new(move || storage::storage(&setup, &backend))));
     }
     work.push(("socket", with(places::socket)));
     run(work, PATIENCE)

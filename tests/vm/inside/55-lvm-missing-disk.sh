@@ -80,6 +80,9 @@ is PhysicalVolumeMissing "$(reasons get-volume-health "$away")" "health of the v
 is '' "$(reasons get-volume-health "$here")$(reasons get-volume-health "$thin")" "health of the others"
 is "PhysicalVolumeMissing" "$(reasons list-volume-health)" "unhealthy volumes"
 is PhysicalVolumeMissing "$(reasons storage-health)" "health of the volume group"
+longshore doctor --json --config config.yaml --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" >doctor.json 2>/dev/null || true
+jq -e '.checks[] | select(.name == "storage") | .level == "warning" and (.found | contains("PhysicalVolumeMissing"))' doctor.json >/dev/null ||
+    fail "what doctor says of the volume group: $(cat doctor.json)"
 longshore inspect --json --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
     --config config.yaml >inspect.json || true
 jq -e --arg id "$away" '[.. | objects | select(.reason? == "PhysicalVolumeMissing")] | length == 1' inspect.json >/dev/null ||
