@@ -1,7 +1,7 @@
 //! Project quotas of xfs and ext4: a directory and all that is made in it is one project, which may have so many bytes.
 //!
-//! ioctl_xfs_fsgetxattr(2), quotactl_fd(2) with Q_XSETQLIM, Q_XGETQUOTA and Q_XGETQSTATV (linux/dqblk_xfs.h), which the kernel has for
-//! both. On ext4 a limit does not stop root (CAP_SYS_RESOURCE), on xfs it does.
+//! ioctl_xfs_fsgetxattr(2), quotactl_fd(2) with Q_XSETQLIM, Q_XGETQUOTA, Q_XGETNEXTQUOTA and Q_XGETQSTATV (linux/dqblk_xfs.h), which the
+//! kernel has for both. On ext4 a limit does not stop root (CAP_SYS_RESOURCE), on xfs it does.
 #![allow(unsafe_code, reason = "the ioctls and quotactl_fd(2) have no safe wrapper")]
 
 use std::io;
@@ -63,6 +63,7 @@ const PROJECT_FLAG: i8 = 2;
 const BOTH_LIMITS: u16 = 1 << 2 | 1 << 3;
 const Q_XGETQUOTA: libc::c_int = (b'X' as libc::c_int) << 8 | 3;
 const Q_XSETQLIM: libc::c_int = (b'X' as libc::c_int) << 8 | 4;
+const Q_XGETNEXTQUOTA: libc::c_int = (b'X' as libc::c_int) << 8 | 9;
 const Q_XGETQSTATV: libc::c_int = (b'X' as libc::c_int) << 8 | 8;
 const PRJQUOTA: libc::c_int = 2;
 
@@ -95,6 +96,12 @@ impl Quota {
     /// Whether nothing is of this project and nobody has limited it.
     pub fn is_unused(self) -> bool {
         self.limit == 0 && self.used == 0 && self.inodes == 0
+    }
+}
+
+impl From<DiskQuota> for Quota {
+    fn from(quota: DiskQuota) -> Quota {
+        Quota { limit: quota.hard * BLOCK, used: quota.blocks * BLOCK, inodes: quota.inodes }
     }
 }
 
@@ -184,10 +191,25 @@ pub fn limit(on: impl AsFd, project: u32, bytes: u64) -> Result<()> {
 pub fn get(on: impl AsFd, project: u32) -> Result<Quota> {
     let mut quota = DiskQuota::default();
     match control(on.as_fd(), Q_XGETQUOTA, project, (&raw mut quota).cast()) {
-        Ok(()) => Ok(Quota { limit: quota.hard * BLOCK, used: quota.blocks * BLOCK, inodes: quota.inodes }),
+        Ok(()) => Ok(quota.into()),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Quota { limit: 0, used: 0, inodes: 0 }),
         Err(error) => Err(failed("read a project's quota of", on.as_fd(), error)),
     }
+}
+
+/// The projects from `first` on that have or may have something, in order.
+pub fn all(on: impl AsFd, first: u32) -> Result<Vec<(u32, Quota)>> {
+    let (mut found, mut next) = (Vec::new(), Some(first));
+    while let Some(project) = next {
+        let mut quota = DiskQuota::default();
+        match control(on.as_fd(), Q_XGETNEXTQUOTA, project, (&raw mut quota).cast()) {
+            Ok(()) => found.push((quota.id, quota.into())),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
+            Err(error) => return Err(failed("list the projects of", on.as_fd(), error)),
+        }
+        next = quota.id.checked_add(1);
+    }
+    Ok(found)
 }
 
 /// `data` is the struct of the command.

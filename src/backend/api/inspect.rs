@@ -139,6 +139,8 @@ pub enum LeftoverKind {
     LeaseDamaged,
     /// A volume or snapshot that has another name in the storage than the driver gave it, and so is not found there.
     Renamed,
+    /// The limit of a project that nothing has.
+    Quota,
 }
 
 /// Compares what a storage holds of this cluster with the handles that are in use, for `longshore inspect --backend`.

@@ -4,11 +4,12 @@
 //! the trash, an archive or in its place is never counted to another volume. Who owns a file in the initial user namespace can give it
 //! another project: this is no boundary against a hostile pod, and health reports where a volume's directory has another one.
 
+use crate::os;
 use crate::os::dir::OpenDir;
 use crate::os::lock;
 use crate::os::quota::{self, Projects};
 use crate::os::step::step;
-use crate::volume::{Error, HealthProblem, Result, Severity};
+use crate::volume::{Bytes, Error, HealthProblem, Result, Severity};
 
 use super::base::Ready;
 use super::record::VolumeRecord;
@@ -33,7 +34,7 @@ impl Ready {
         let name = record.id.local();
         let failed = |error| self.failure(error);
         let draft = quotas.existing(format!("{OURS}/drafts/{name}")).map_err(failed)?;
-        // One at a time: a number is taken by its limit.
+        // One at a time: a number is taken by what has it.
         let _places = lock(&self.places);
         let start = hash(name) % COUNT;
         for project in (0..TRIES).map(|number| FIRST + start.wrapping_add(number) % COUNT) {
@@ -42,9 +43,10 @@ impl Ready {
             }
             record.project = Some(project);
             self.write_record(record)?;
+            // In this order no limit is without a file ([`left`]).
             step("set quota", &record.directory.display(), || {
-                quota::limit(&quotas, project, record.capacity.0)?;
-                quota::set_project(&draft, project)
+                quota::set_project(&draft, project)?;
+                quota::limit(&quotas, project, record.capacity.0)
             })
             .map_err(failed)?;
             return Ok(());
@@ -112,6 +114,15 @@ impl Ready {
         }
         Ok(None)
     }
+}
+
+/// The projects of deleted volumes that have a limit yet, and nothing else: whichever base of the file system they were of.
+pub(super) fn left(quotas: &OpenDir) -> os::Result<Vec<(u32, Bytes)>> {
+    let projects = quota::all(quotas, FIRST)?.into_iter();
+    Ok(projects
+        .filter(|(_, quota)| quota.limit > 0 && quota.inodes == 0)
+        .map(|(project, quota)| (project, Bytes(quota.limit)))
+        .collect())
 }
 
 /// FNV-1a: spreads names over numbers.

@@ -11,12 +11,14 @@ use rustix::fs::FileType;
 use crate::backend::{Leftover, LeftoverKind, LockRecord, Place, Stored, Survey, words};
 use crate::os;
 use crate::os::dir::OpenDir;
-use crate::os::{fs, quota};
+use crate::os::fs;
+use crate::os::mountinfo::MountTable;
 use crate::volume::{Bytes, Health, Result, VolumeId};
 
 use super::base::{Base, LOCK_BELOW_BASE};
 use super::health::{missing, problem_of};
 use super::place::record_name;
+use super::quota;
 use super::record::{self, Phase, VolumeRecord};
 use super::subdir::OURS;
 
@@ -72,6 +74,11 @@ impl Base {
                 survey.leftovers.push(left(LeftoverKind::Trash, &name, &root.path_of(OURS).join("trash").join(&name), what));
             }
         }
+        match self.location.quotas(&root) {
+            Ok(Some(quotas)) => self.survey_quotas(&quotas, survey).map_err(failed)?,
+            Ok(None) => {}
+            Err(reason) => survey.unseen.push((format!("the quotas of {}", self.location.called()), reason)),
+        }
         // Of a record that cannot be read it is not known what is its own.
         if all_read {
             let what = "no volume has it: its volume was deleted and is retained, or another program made it; see what is in it";
@@ -82,6 +89,24 @@ impl Base {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn survey_quotas(&self, quotas: &OpenDir, survey: &mut Survey) -> os::Result<()> {
+        let table = MountTable::read()?;
+        let mount =
+            table.index().holder(quotas.shown()).map_or_else(|| quotas.shown().to_owned(), |mount| mount.mount_point.clone());
+        let left = quota::left(quotas)?.into_iter().map(|(project, limit)| Leftover {
+            kind: LeftoverKind::Quota,
+            id: project.to_string(),
+            object: mount.clone(),
+            what: format!(
+                "project {project} may have {limit} and has no file: its volume was deleted, or its record removed by hand"
+            ),
+            commands: vec![words(&["setquota", "-P", &project.to_string(), "0", "0", "0", "0", &mount.display().to_string()])],
+            removable: false,
+        });
+        survey.leftovers.extend(left);
         Ok(())
     }
 
@@ -109,7 +134,7 @@ impl Base {
                     Ok(None) => vec![missing(&path)],
                     Err(error) => vec![problem_of(&error.into(), self.location.unreachable())],
                 };
-                let quota = record.project.and_then(|project| quota::get(root, project).ok()).filter(|quota| quota.limit > 0);
+                let quota = record.project.and_then(|project| os::quota::get(root, project).ok()).filter(|quota| quota.limit > 0);
                 survey.volumes.push(Stored {
                     id,
                     at: path.display().to_string(),

@@ -121,6 +121,20 @@ for fs in xfs ext4; do
     done
     for round in 1 2 3; do for name in a b c d; do delete "dir:$name$round"; done; done
 
+    # A limit that nothing has is found, and its command removes it; one that people have set is theirs.
+    orphans() {
+        { longshore inspect --json --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
+            --config config.yaml || true; } | jq -r '.findings[] | select(.kind == "quota-orphaned") | .commands[]'
+    }
+    is '' "$(orphans)" "orphaned quotas while a volume has one"
+    setquota -P 4000000000 0 1024 0 0 "$DIR/base"
+    setquota -P 4711 0 1024 0 0 "$DIR/base"
+    remove=$(orphans)
+    [[ $remove = "setquota -P 4000000000 0 0 0 0 $DIR/base" ]] || fail "the command for an orphaned quota: $remove"
+    eval "$remove"
+    is '' "$(orphans)" "orphaned quotas after the command"
+    setquota -P 4711 0 0 0 0 "$DIR/base"
+
     unpublish "$one"
     unstage "$one"
     delete "$one"

@@ -324,6 +324,8 @@ pub enum Kind {
     LeaseDamaged,
     /// A volume or snapshot under another name in its storage than the driver gave it.
     Renamed,
+    /// The limit of a project, which nothing has.
+    QuotaOrphaned,
 }
 
 #[derive(Clone, Debug, Serialize)]

@@ -111,12 +111,14 @@ fn of_storage(backend: &str, leftover: &Leftover) -> Finding {
         LeftoverKind::Lease => Kind::LeaseOrphaned,
         LeftoverKind::LeaseDamaged => Kind::LeaseDamaged,
         LeftoverKind::Renamed => Kind::Renamed,
+        LeftoverKind::Quota => Kind::QuotaOrphaned,
     };
     let why_not = match leftover.kind {
         LeftoverKind::NotExported => "starting the driver does it",
         LeftoverKind::Export => "it is not the driver's",
         LeftoverKind::Lease | LeftoverKind::LeaseDamaged => "it keeps other nodes from the volume, which may be in use",
         LeftoverKind::Renamed => "who renamed it may use it, and only an administrator knows what for",
+        LeftoverKind::Quota => "it harms nothing: only its number stays taken",
         _ => "no data is ever moved or deleted by --fix",
     };
     let why_not = (!leftover.removable).then(|| why_not.to_owned());
