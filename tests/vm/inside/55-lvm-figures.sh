@@ -41,6 +41,11 @@ by_call() { # by_call NAME
     stage "lvm:$1" ext4
     publish "lvm:$1" ext4
 }
+cycle_by_hand() {
+    timed by_hand "$1"
+    umount target staging
+    lvm lvremove -qq -y --devices "$disks" "vg0/$1"
+}
 cycle() { # cycle NAME: what it takes to make, stage and publish it; it is deleted again
     took by_call "$1"
     unpublish "lvm:$1"
@@ -82,9 +87,7 @@ start_driver
 
 echo "--- one volume"
 for round in $(seq "$rounds"); do
-    timed by_hand "hand$round" >>hand
-    umount target staging
-    lvm lvremove -qq -y --devices "$disks" "vg0/hand$round"
+    cycle_by_hand "hand$round" >>hand
     cycle "call$round" >>called
 done
 hand=$(median <hand) called=$(median <called)
@@ -106,9 +109,13 @@ if [ "$present" != 0 ]; then
         lvm lvcreate -qq -y --devices "$disks" -V 8M --thinpool vg0/pool0 -n "present$number" -an -kn >/dev/null
     done
     is "$present" "$(lvm lvs --noheadings --devices "$disks" -o lv_name -S 'lv_name=~^present' vg0 | wc -l)" "logical volumes beside it"
-    for round in $(seq "$rounds"); do cycle "beside$round" >>beside; done
-    beside=$(median <beside)
-    echo "FIGURE: create + stage + publish beside $present logical volumes $(milliseconds "$beside"): $(ratio "$beside" "$called")"
+    for round in $(seq "$rounds"); do
+        cycle_by_hand "hand$round" >>hand-beside
+        cycle "beside$round" >>beside
+    done
+    beside=$(median <beside) hand_beside=$(median <hand-beside)
+    echo "FIGURE: beside $present logical volumes: create + stage + publish $(milliseconds "$beside"), $(ratio "$beside" "$called") of that without;" \
+        "lvcreate + mkfs + mount $(milliseconds "$hand_beside"), $(ratio "$hand_beside" "$hand") of that without"
     remove_all '^present'
 fi
 stop_driver
