@@ -48,7 +48,7 @@ impl Base {
             recorded: lock.filter(LockRecord::is_of_another_host),
         });
         let mut taken: BTreeSet<OsString> = [OURS, "lost+found"].map(OsString::from).into();
-        let mut all_read = true;
+        let (mut projects, mut all_read) = (BTreeSet::new(), true);
         let own = |name: &str| root.directory(Path::new(OURS).join(name)).map_err(failed);
         let volumes = own("volumes")?;
         for name in names(volumes.as_ref()).map_err(failed)? {
@@ -59,6 +59,7 @@ impl Base {
                 Ok(Some(record)) => {
                     let first = record.directory.components().find(|part| matches!(part, Component::Normal(_)));
                     taken.extend(first.map(|part| part.as_os_str().to_owned()));
+                    projects.extend(record.project);
                     self.survey_volume(&root, id, record, is_provisioned, survey);
                 }
                 Err(error) => {
@@ -74,13 +75,13 @@ impl Base {
                 survey.leftovers.push(left(LeftoverKind::Trash, &name, &root.path_of(OURS).join("trash").join(&name), what));
             }
         }
-        match self.location.quotas(&root) {
-            Ok(Some(quotas)) => self.survey_quotas(&quotas, survey).map_err(failed)?,
-            Ok(None) => {}
-            Err(reason) => survey.unseen.push((format!("the quotas of {}", self.location.called()), reason)),
-        }
         // Of a record that cannot be read it is not known what is its own.
         if all_read {
+            match self.location.quotas(&root) {
+                Ok(Some(quotas)) => self.survey_quotas(&quotas, &projects, survey).map_err(failed)?,
+                Ok(None) => {}
+                Err(reason) => survey.unseen.push((format!("the quotas of {}", self.location.called()), reason)),
+            }
             let what = "no volume has it: its volume was deleted and is retained, or another program made it; see what is in it";
             for name in names(Some(&root)).map_err(failed)?.into_iter().filter(|name| !taken.contains(name)) {
                 let stat = root.stat(&name).map_err(failed)?;
@@ -92,11 +93,13 @@ impl Base {
         Ok(())
     }
 
-    fn survey_quotas(&self, quotas: &OpenDir, survey: &mut Survey) -> os::Result<()> {
+    /// `known` are the projects of the volumes: one may have lost its directory to another project, and health says so.
+    fn survey_quotas(&self, quotas: &OpenDir, known: &BTreeSet<u32>, survey: &mut Survey) -> os::Result<()> {
         let table = MountTable::read()?;
         let mount =
             table.index().holder(quotas.shown()).map_or_else(|| quotas.shown().to_owned(), |mount| mount.mount_point.clone());
-        let left = quota::left(quotas)?.into_iter().map(|(project, limit)| Leftover {
+        let left = quota::left(quotas)?.into_iter().filter(|(project, _)| !known.contains(project));
+        let left = left.map(|(project, limit)| Leftover {
             kind: LeftoverKind::Quota,
             id: project.to_string(),
             object: mount.clone(),
