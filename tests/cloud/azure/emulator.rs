@@ -19,6 +19,8 @@
 //! - Lists come in pages, `nextLink`. Errors: `{"error": {"code", "message"}}`; throttling is 429 with `Retry-After`.
 //! - A token of a managed identity, of a secret or of a federated token (Entra: "client credentials flow"; metadata service: header `Metadata`).
 //!
+//! Every request, and every response, is compared with Azure's own Python client of these versions when the emulator ends (`vendor`).
+//!
 //! Roles are not in it: which rights a request needs is compared with the document (`lifecycle.rs`). What the real service answers to a
 //! detachment of what is not attached, and to a LUN that is taken, is not documented: here it is 400.
 
@@ -31,6 +33,7 @@ use serde_json::{Value, json};
 
 use super::super::emulated::{Later, Reply, Server, Troubles};
 use super::super::wire::Request;
+use super::vendor;
 use super::{FEDERATED, GROUP, LOCATION, SECRET, SUBSCRIPTION, TOKEN};
 
 const GIB_4096: u64 = 4096;
@@ -82,6 +85,8 @@ pub struct State {
     /// What the metadata service of `n1` still says of its data disks; `None` where it says what the machine lists.
     pub outdated: Option<Value>,
     made: u64,
+    /// All requests to the service, with their responses: for [`super::vendor`].
+    exchanges: Vec<Value>,
 }
 
 pub struct Azure {
@@ -272,12 +277,18 @@ impl Counter {
 /// `None` where the connection is cut.
 fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr) -> Option<Reply> {
     let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/').to_ascii_lowercase();
-    let (name, version, right) = name_of(&request.method, &path);
     let mut state = state.lock().expect("no panic");
     state.pump();
     if path.starts_with("metadata/") || path.ends_with("/oauth2/v2.0/token") {
         return Some(state.identity(&path, request));
     }
+    let reply = serve(&mut state, &path, request, address);
+    state.exchanges.push(vendor::exchange(request, reply.as_ref()));
+    reply
+}
+
+fn serve(state: &mut State, path: &str, request: &Request, address: SocketAddr) -> Option<Reply> {
+    let (name, version, right) = name_of(&request.method, path);
     let trouble = state.troubles.take(name);
     match &trouble {
         Some(Trouble::Before) => None,
@@ -289,8 +300,22 @@ fn answer(request: &Request, state: &Mutex<State>, address: SocketAddr) -> Optio
             Some(Reply(200, Vec::new(), json!({"error": {"code": code, "message": "words of the answer"}})))
         }
         _ => {
-            let reply = state.perform(name, version, right, &path, request, address, trouble.clone());
+            let reply = state.perform(name, version, right, path, request, address, trouble.clone());
             if matches!(trouble, Some(Trouble::After)) { None } else { Some(reply) }
+        }
+    }
+}
+
+/// Azure's own client sends the same requests, and reads these responses.
+impl Drop for Azure {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let exchanges = std::mem::take(&mut self.state.lock().expect("no panic").exchanges);
+        match vendor::compare(&exchanges) {
+            Ok((_, wrong)) => assert_eq!(wrong, Vec::<String>::new(), "by Azure's own client"),
+            Err(why) => eprintln!("not compared with Azure's own client: {why}"),
         }
     }
 }

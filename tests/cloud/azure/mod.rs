@@ -17,6 +17,7 @@ mod faults;
 mod lifecycle;
 mod sanity;
 mod slots;
+mod vendor;
 
 use emulator::{Azure, Trouble};
 
