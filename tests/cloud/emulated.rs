@@ -10,6 +10,11 @@ use serde_json::Value;
 
 use super::wire::Request;
 
+/// What a server answers.
+pub trait Answer {
+    fn send(self, to: &mut TcpStream) -> std::io::Result<()>;
+}
+
 /// Status, headers and body.
 pub struct Reply(pub u16, pub Vec<(&'static str, String)>, pub Value);
 
@@ -19,7 +24,9 @@ impl Reply {
         self.1.extend(seconds.map(|seconds| ("retry-after", seconds.to_string())));
         self
     }
+}
 
+impl Answer for Reply {
     fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
         let Reply(status, headers, body) = self;
         let body = if body.is_null() { String::new() } else { body.to_string() };
@@ -39,7 +46,7 @@ pub struct Server {
 
 impl Server {
     /// `answer` is given the server's address; where it has none the connection is cut.
-    pub fn start(answer: impl Fn(&Request, SocketAddr) -> Option<Reply> + Send + Sync + 'static) -> Server {
+    pub fn start<R: Answer>(answer: impl Fn(&Request, SocketAddr) -> Option<R> + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = Server { address, ended: Arc::default() };
@@ -65,7 +72,7 @@ impl Drop for Server {
     }
 }
 
-fn serve(mut stream: TcpStream, answer: impl Fn(&Request) -> Option<Reply>) {
+fn serve<R: Answer>(mut stream: TcpStream, answer: impl Fn(&Request) -> Option<R>) {
     let mut reader = BufReader::new(stream.try_clone().expect("a connection"));
     while let Some(request) = Request::read(&mut reader) {
         let Some(reply) = answer(&request) else {

@@ -26,6 +26,7 @@ mod garbage;
 mod gce;
 mod lifecycle;
 mod limits;
+mod machine;
 mod moto;
 mod peers;
 mod proxy;

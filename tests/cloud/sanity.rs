@@ -4,10 +4,12 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::common::skipped;
 use super::driver::{SECRET, ZONE};
+use super::machine::{Attached, Machine};
 use super::proxy::Cloud;
 
 /// The suite asks for nothing twice: what a call waits for must come while it waits, on a slow machine too.
@@ -34,9 +36,12 @@ fn suite(setup: &str, shown: &str) {
     // The suite knows nothing of zones.
     cloud.world().zones = vec![ZONE.to_owned()];
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let (here, on) = (Arc::downgrade(&cloud), instance.clone());
+    let machine = Machine::start(cloud.address, move || here.upgrade().map_or_else(Vec::new, |cloud| attached(&cloud, &on)));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
-        ("EC2_ENDPOINT", format!("http://{}", cloud.address)),
+        ("LONGSHORE_EC2_DISKS", machine.sysfs()),
+        ("EC2_ENDPOINT", format!("http://{}", machine.address)),
         ("EC2_NODE", instance),
         ("EC2_ZONE", ZONE.to_owned()),
         ("AWS_ACCESS_KEY_ID", super::KEY.to_owned()),
@@ -46,6 +51,23 @@ fn suite(setup: &str, shown: &str) {
     run(setup, shown, environment);
     assert_eq!(cloud.moto.volumes(), [], "volumes are left");
     assert_eq!(cloud.moto.snapshots(), [], "snapshots are left");
+}
+
+/// As NVMe disks of an instance.
+fn attached(cloud: &Cloud, instance: &str) -> Vec<Attached> {
+    let described = cloud.must("DescribeVolumes", &[("Filter.1.Name", "attachment.instance-id"), ("Filter.1.Value.1", instance)]);
+    let shown = described.items("volumeSet").iter().filter(|volume| {
+        let here = volume.items("attachmentSet").iter().find(|at| at.get("instanceId") == instance);
+        here.is_some_and(|at| at.get("device") != "/dev/sda1" && ["attaching", "attached"].contains(&at.get("status")))
+    });
+    let shown = shown.map(|volume| {
+        let disk = volume.get("volumeId").to_owned();
+        let serial = disk.replacen('-', "", 1);
+        let model = "Amazon Elastic Block Store".to_owned();
+        let files = vec![("device/model", model), ("device/serial", serial.clone()), ("controller", serial)];
+        Attached { gib: volume.get("size").parse().expect("a size"), files, disk }
+    });
+    shown.collect()
 }
 
 /// Whether the suite can be run here; said where not.

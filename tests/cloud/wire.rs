@@ -70,6 +70,11 @@ fn rest(stream: &mut BufReader<TcpStream>) -> Option<(BTreeMap<String, String>, 
 
 /// Sends one request on a connection of its own: status and body.
 pub fn send(to: SocketAddr, request: &Request) -> Option<(u16, String)> {
+    exchange(to, request).map(|(status, _, body)| (status, body))
+}
+
+/// The same with the headers of the answer, whose names are in lower case.
+pub fn exchange(to: SocketAddr, request: &Request) -> Option<(u16, BTreeMap<String, String>, String)> {
     let mut stream = TcpStream::connect(to).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
     let mut text = format!("{} {} HTTP/1.1\r\n", request.method, request.path);
@@ -83,7 +88,8 @@ pub fn send(to: SocketAddr, request: &Request) -> Option<(u16, String)> {
     stream.write_all(text.as_bytes()).ok()?;
     let mut stream = BufReader::new(stream);
     let status = line(&mut stream)?.split(' ').nth(1)?.parse().ok()?;
-    Some((status, rest(&mut stream)?.1))
+    let (headers, body) = rest(&mut stream)?;
+    Some((status, headers, body))
 }
 
 /// An answer that leaves the connection open.

@@ -1,5 +1,8 @@
-//! The official CSI suite against the `azure` backend (`csi-sanity/run azure`), with the stand-in for its cloud.
+//! The official CSI suite against the `azure` backend as it is deployed (`csi-sanity/run azure-deployed`), with the stand-in for its cloud.
 
+use std::sync::Arc;
+
+use super::super::machine::{Attached, Machine};
 use super::super::sanity;
 use super::*;
 
@@ -8,17 +11,32 @@ fn azure_official_suite_has_nothing_against_it() {
     if !sanity::can_run() {
         return;
     }
-    let azure = Azure::start();
+    let azure = Arc::new(Azure::start());
     // The suite knows nothing of zones.
     azure.add_machine("n1", "Standard_D4s_v5", None);
+    let here = Arc::downgrade(&azure);
+    let machine = Machine::start(azure.address, move || here.upgrade().map_or_else(Vec::new, |azure| attached(&azure)));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
-        ("AZURE_ENDPOINT", format!("http://{}", azure.address)),
+        ("LONGSHORE_AZURE_DISKS", machine.sysfs()),
+        ("AZURE_ENDPOINT", format!("http://{}", machine.address)),
         ("AZURE_SUBSCRIPTION", SUBSCRIPTION.to_owned()),
         ("AZURE_GROUP", GROUP.to_owned()),
         ("AZURE_LOCATION", LOCATION.to_owned()),
         ("AZURE_NODE", node("n1")),
     ];
-    sanity::run("azure", "azure", environment);
+    sanity::run("azure-deployed", "azure deployed", environment);
     azure.assert_empty("after the suite");
+}
+
+/// As namespaces of an NVMe controller.
+fn attached(azure: &Azure) -> Vec<Attached> {
+    let luns = azure.luns("n1");
+    let state = azure.state();
+    let attached = luns.into_iter().map(|(lun, disk)| Attached {
+        gib: state.disks[&disk]["properties"]["diskSizeGB"].as_u64().expect("a size"),
+        files: vec![("device/model", "MSFT NVMe Accelerator v1.0".to_owned()), ("nsid", (lun + 2).to_string())],
+        disk,
+    });
+    attached.collect()
 }

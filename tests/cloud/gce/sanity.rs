@@ -1,5 +1,8 @@
-//! The official CSI suite against the `gce` backend (`csi-sanity/run gce`), with the emulator for its cloud.
+//! The official CSI suite against the `gce` backend as it is deployed (`csi-sanity/run gce-deployed`), with the emulator for its cloud.
 
+use std::sync::Arc;
+
+use super::super::machine::{Attached, Machine};
 use super::super::sanity;
 use super::*;
 
@@ -8,15 +11,36 @@ fn gce_official_suite_has_nothing_against_it() {
     if !sanity::can_run() {
         return;
     }
-    let Some(google) = Google::start() else { return };
+    let Some(google) = Google::start().map(Arc::new) else { return };
     // The suite knows nothing of zones.
     google.order(&json!({"settings": {"zones": [ZONE]}}));
+    let here = Arc::downgrade(&google);
+    let machine =
+        Machine::start(google.address, move || here.upgrade().map_or_else(Vec::new, |google| attached(&google.state())));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
+        ("LONGSHORE_GCE_DISKS", machine.sysfs()),
         ("GCE_METADATA_HOST", google.address.to_string()),
-        ("GCE_ENDPOINT", format!("http://{}", google.address)),
+        ("GCE_ENDPOINT", format!("http://{}", machine.address)),
         ("GCE_NODE", node("n1")),
     ];
-    sanity::run("gce", "gce", environment);
+    sanity::run("gce-deployed", "gce deployed", environment);
     google.assert_empty("after the suite");
+}
+
+/// As disks of NVMe on `n1`.
+fn attached(state: &Value) -> Vec<Attached> {
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let disks = list(&state["disks"]);
+    let machine = list(&state["instances"]).into_iter().find(|machine| machine["name"] == "n1").expect("it is there");
+    let shown = list(&machine["disks"]).into_iter().filter(|attached| attached["boot"] != true).map(|attached| {
+        let disk = disks.iter().find(|disk| disk["selfLink"] == attached["source"]).expect("it is there");
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        Attached {
+            disk: text(&disk["id"]),
+            gib: text(&disk["sizeGb"]).parse().expect("a size"),
+            files: vec![("device/model", "nvme_card-pd".to_owned()), ("attached-as", text(&attached["deviceName"]))],
+        }
+    });
+    shown.collect()
 }

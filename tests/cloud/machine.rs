@@ -1,0 +1,131 @@
+//! A machine whose disks come and go as its cloud says: for each that is attached a loop device of this machine stands in, which a driver finds
+//! in a directory laid out like sysfs.
+//!
+//! A proxy before the cloud looks after each request, before its answer, at what is attached: a disk that a driver hears to be attached is there, and one
+//! that has grown is larger.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tempfile::TempDir;
+
+use super::common::{LoopDevice, run, text};
+use super::emulated::{Answer, Server};
+use super::wire::{self, Request};
+
+/// A disk that the cloud has attached to the machine.
+pub struct Attached {
+    /// Its contents stay, by this name.
+    pub disk: String,
+    pub gib: u64,
+    /// What sysfs, and the disk itself, say of it.
+    pub files: Vec<(&'static str, String)>,
+}
+
+/// A disk that is there.
+struct Device {
+    /// Detached with this.
+    device: LoopDevice,
+    gib: u64,
+    entry: PathBuf,
+}
+
+/// What a cloud answered, passed on.
+struct Passed {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+impl Answer for Passed {
+    fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
+        let passed = self.headers.iter().filter(|(name, _)| !["content-length", "connection"].contains(&name.as_str()));
+        let headers: String = passed.map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let head = format!("HTTP/1.1 {} Said\r\n{headers}content-length: {}\r\n\r\n", self.status, self.body.len());
+        to.write_all((head + &self.body).as_bytes())
+    }
+}
+
+pub struct Machine {
+    /// Of the proxy.
+    pub address: SocketAddr,
+    directory: Arc<TempDir>,
+    _proxy: Server,
+}
+
+impl Machine {
+    /// Before the cloud at `cloud`; `attached` is what it has attached at the moment.
+    pub fn start(cloud: SocketAddr, attached: impl Fn() -> Vec<Attached> + Send + Sync + 'static) -> Machine {
+        let directory =
+            Arc::new(tempfile::Builder::new().prefix("longshore-machine").tempdir_in("/var/tmp").expect("a directory"));
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("it can be read");
+        for part in ["sysfs/block", "new", "files"] {
+            fs::create_dir_all(directory.path().join(part)).expect("a directory");
+        }
+        let (devices, at) = (Mutex::new(BTreeMap::new()), directory.clone());
+        let proxy = Server::start(move |request, address| {
+            let (inner, outer) = (cloud.to_string(), address.to_string());
+            let request = Request { body: request.body.replace(&outer, &inner), ..request.clone() };
+            let answered = wire::exchange(cloud, &request);
+            let mut devices = devices.lock().unwrap_or_else(PoisonError::into_inner);
+            update(&mut devices, at.path(), attached());
+            // Addresses of the cloud, too, are then asked through here.
+            answered.map(|(status, headers, body)| Passed {
+                status,
+                headers: headers.into_iter().map(|(name, value)| (name, value.replace(&inner, &outer))).collect(),
+                body: body.replace(&inner, &outer),
+            })
+        });
+        Machine { address: proxy.address, directory, _proxy: proxy }
+    }
+
+    /// What is laid out like sysfs.
+    pub fn sysfs(&self) -> String {
+        text(&self.directory.path().join("sysfs"))
+    }
+}
+
+fn update(devices: &mut BTreeMap<String, Device>, at: &Path, attached: Vec<Attached>) {
+    devices.retain(|disk, device| {
+        let stays = attached.iter().any(|attached| attached.disk == *disk);
+        if !stays {
+            fs::remove_dir_all(&device.entry).expect("it is taken out");
+        }
+        stays
+    });
+    for Attached { disk, gib, files } in attached {
+        let file = at.join("files").join(&disk);
+        match devices.get_mut(&disk) {
+            Some(device) if device.gib == gib => {}
+            Some(device) => {
+                sized(&file, gib);
+                run("losetup", ["--set-capacity", &device.device.0]);
+                device.gib = gib;
+            }
+            None => {
+                sized(&file, gib);
+                let device = LoopDevice::over(&file);
+                let name = Path::new(&device.0).file_name().expect("a name").to_owned();
+                let (new, entry) = (at.join("new").join(&name), at.join("sysfs/block").join(&name));
+                fs::create_dir_all(new.join("device")).expect("a directory");
+                for kernel in ["dev", "diskseq"] {
+                    fs::copy(Path::new("/sys/block").join(&name).join(kernel), new.join(kernel)).expect("the kernel says so");
+                }
+                for (file, text) in files {
+                    fs::write(new.join(file), text + "\n").expect("a file");
+                }
+                fs::rename(&new, &entry).expect("it comes");
+                devices.insert(disk, Device { device, gib, entry });
+            }
+        }
+    }
+}
+
+fn sized(file: &Path, gib: u64) {
+    File::options().create(true).truncate(false).write(true).open(file).expect("a file").set_len(gib << 30).expect("a size");
+}
