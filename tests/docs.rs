@@ -331,7 +331,9 @@ fn catalog_has_documentation_and_tests_for_each_backend() {
         let of = |line: &str| line.split('|').nth(2).is_some_and(|of| of.split([',', ' ']).any(|word| word == kind));
         need(file("docs/parameters.md").lines().any(of), format!("{kind}: docs/parameters.md has no parameter of it"));
         let runner = file("csi-sanity/run");
-        let is_setup = |line: &str| line.trim_start().starts_with(&format!("{kind}) ")) || line.trim() == format!("{kind})");
+        let is_setup = |line: &str| {
+            [format!("{kind})"), format!("{kind}-deployed)")].iter().any(|setup| line.trim().split(' ').next() == Some(setup))
+        };
         let is_of_several = runner.contains(&format!("    {kind}-*)"));
         need(is_of_several || runner.lines().any(is_setup), format!("{kind}: csi-sanity/run has no setup of it (write_config)"));
         let parameters = format!("csi-sanity/settings/{kind}-volume.yaml");

@@ -189,6 +189,12 @@ impl AzureCloud {
         if let Some(mbps) = settings.mbps {
             properties["diskMBpsReadWrite"] = mbps.into();
         }
+        if let Some(tier) = &settings.tier {
+            properties["tier"] = tier.as_str().into();
+        }
+        if let Some(bursts) = settings.bursting {
+            properties["burstingEnabled"] = bursts.into();
+        }
         if settings.max_shares > 1 {
             properties["maxShares"] = settings.max_shares.into();
         }
@@ -408,6 +414,14 @@ impl Cloud for AzureCloud {
             }
             if let Some(mbps) = settings.mbps.filter(|mbps| now.properties.mbps != Some(*mbps)) {
                 properties.insert("diskMBpsReadWrite".to_owned(), mbps.into());
+            }
+            let tier = settings.tier.as_ref().filter(|tier| now.properties.tier.as_ref() != Some(*tier));
+            if let Some(tier) = tier.filter(|_| settings.sku.has_tiers()) {
+                properties.insert("tier".to_owned(), tier.as_str().into());
+            }
+            let bursting = settings.bursting.filter(|bursts| now.properties.bursting_enabled.unwrap_or_default() != *bursts);
+            if let Some(bursts) = bursting.filter(|_| settings.sku.has_tiers()) {
+                properties.insert("burstingEnabled".to_owned(), bursts.into());
             }
         }
         if !properties.is_empty() {

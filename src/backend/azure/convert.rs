@@ -14,7 +14,7 @@ use super::limits;
 use super::names::{self, MachineName};
 use super::parameters::{Caching, DiskSettings};
 use super::record;
-use super::skus::Sku;
+use super::skus::{Sku, own_tier};
 
 const GIB: u64 = 1 << 30;
 /// On a disk: what a host is to cache of it, where that is anything. Only an attachment has it in Azure.
@@ -65,6 +65,7 @@ pub(super) fn disk(found: api::Disk, machines: &Machines) -> Disk {
         (_, "ActiveSAS" | "ActiveSASFrozen" | "ReadyToUpload" | "ActiveUpload") => DiskState::Unusable,
         _ => DiskState::Creating,
     };
+    let capacity = Bytes(properties.disk_size_gb.saturating_mul(GIB));
     // A type that is not known here is taken for the most usual one.
     let sku = Sku::named(&found.sku.name).unwrap_or_default();
     let settings = DiskSettings {
@@ -72,6 +73,9 @@ pub(super) fn disk(found: api::Disk, machines: &Machines) -> Disk {
         // The API has them of all disks.
         iops: properties.iops.filter(|_| sku.has_rates()),
         mbps: properties.mbps.filter(|_| sku.has_rates()),
+        // Azure tells the tier of all such disks: that of the size is as none.
+        tier: properties.tier.filter(|tier| sku.has_tiers() && tier != own_tier(capacity)),
+        bursting: properties.bursting_enabled,
         logical_sector_size: properties.creation_data.logical_sector_size,
         disk_encryption_set_id: properties.encryption.disk_encryption_set_id,
         max_shares: properties.max_shares.unwrap_or(1),
@@ -81,7 +85,7 @@ pub(super) fn disk(found: api::Disk, machines: &Machines) -> Disk {
         name: Some(id.0.clone()),
         id,
         state,
-        capacity: Bytes(properties.disk_size_gb.saturating_mul(GIB)),
+        capacity,
         zones: found.zones.iter().filter(|_| !sku.is_in_all_zones()).map(|zone| names::zone_of(&found.location, zone)).collect(),
         site: None,
         tags: record::tags(&found.tags),

@@ -8,15 +8,14 @@ use serde_json::Value;
 use crate::volume::{Bytes, Error, Number, RawParameters, Result};
 
 use super::record::check_tag;
-use super::skus::Sku;
+use super::skus::{Sku, tier_named, why_no_tier};
 
 /// Parameters of the other driver that this one refuses, and why.
-const REFUSED: [(&str, &str); 21] = [
+const REFUSED: [(&str, &str); 20] = [
     ("attachdiskinitialdelay", "an attachment is waited for by its operation"),
     ("diskaccessid", "private links of disks are not offered"),
     ("diskname", "the driver chooses names"),
     ("enableasyncattach", "attachments are always waited for by their operation"),
-    ("enablebursting", "bursting on demand is not offered"),
     ("enableperformanceplus", "is not offered"),
     ("fstype", "use csi.storage.k8s.io/fstype"),
     ("instantaccessdurationminutes", "is not offered"),
@@ -36,15 +35,17 @@ const REFUSED: [(&str, &str); 21] = [
 ];
 
 /// Those that are known, as they are written here.
-const KNOWN: [&str; 10] = [
+const KNOWN: [&str; 12] = [
     "DiskIOPSReadWrite",
     "DiskMBpsReadWrite",
     "LogicalSectorSize",
     "cachingMode",
     "diskEncryptionSetID",
+    "enableBursting",
     "incremental",
     "kind",
     "maxShares",
+    "performanceTier",
     "skuName",
     "tags",
 ];
@@ -84,6 +85,12 @@ pub struct AzureParameters {
     /// 512 or 4096 (PremiumV2_LRS, UltraSSD_LRS).
     #[serde(rename = "LogicalSectorSize", default, skip_serializing_if = "Option::is_none")]
     pub logical_sector_size: Option<Number>,
+    /// `P30`, of a larger disk than this one (Premium_LRS, Premium_ZRS).
+    #[serde(rename = "performanceTier", default, skip_serializing_if = "Option::is_none")]
+    pub performance_tier: Option<String>,
+    /// `true`: bursting on demand (Premium_LRS, Premium_ZRS, of more than 512 GiB).
+    #[serde(rename = "enableBursting", default, skip_serializing_if = "Option::is_none")]
+    pub enable_bursting: Option<String>,
     /// `/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskEncryptionSets/N`.
     #[serde(rename = "diskEncryptionSetID", default, skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set_id: Option<String>,
@@ -108,6 +115,10 @@ pub struct Mutable {
     pub iops: Option<Number>,
     #[serde(rename = "DiskMBpsReadWrite", default)]
     pub mbps: Option<Number>,
+    #[serde(rename = "performanceTier", default)]
+    pub performance_tier: Option<String>,
+    #[serde(rename = "enableBursting", default)]
+    pub enable_bursting: Option<String>,
     #[serde(default)]
     pub tags: Option<String>,
 }
@@ -137,6 +148,12 @@ pub struct DiskSettings {
     pub sku: Sku,
     pub iops: Option<u64>,
     pub mbps: Option<u64>,
+    /// Its performance tier, where it has or is to have another than that of its size.
+    #[serde(default)]
+    pub tier: Option<String>,
+    /// Whether it bursts on demand; `None` where that is as it is.
+    #[serde(default)]
+    pub bursting: Option<bool>,
     pub logical_sector_size: Option<u64>,
     pub disk_encryption_set_id: Option<String>,
     pub max_shares: u64,
@@ -176,6 +193,25 @@ fn check_rates(sku: Sku, iops: Option<Number>, mbps: Option<Number>) -> Result<(
     Ok(())
 }
 
+/// The performance tier, and whether it bursts, of a disk of this type.
+fn performance(sku: Sku, tier: Option<&String>, bursting: Option<&String>) -> Result<(Option<String>, Option<bool>)> {
+    for (field, value) in [("performanceTier", tier), ("enableBursting", bursting)] {
+        if value.is_some_and(|value| value != "false") && !sku.has_tiers() {
+            return Err(refuse(field, format!("is for disks of types Premium_LRS and Premium_ZRS, not {sku}")));
+        }
+    }
+    let named = |name: &String| {
+        let tier = tier_named(name).map(str::to_owned);
+        tier.ok_or_else(|| refuse("performanceTier", format!("{name:?} is none; there are P1 to P80")))
+    };
+    let bursts = |text: &String| match text.as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(refuse("enableBursting", format!("{other:?} is neither true nor false"))),
+    };
+    Ok((tier.map(named).transpose()?, bursting.map(bursts).transpose()?))
+}
+
 fn tags(text: Option<&str>) -> Result<BTreeMap<String, String>> {
     let parts = text.into_iter().flat_map(|text| text.split(',')).map(str::trim).filter(|part| !part.is_empty());
     let tag = |text: &str| {
@@ -184,6 +220,22 @@ fn tags(text: Option<&str>) -> Result<BTreeMap<String, String>> {
         Ok((key.to_owned(), value.to_owned()))
     };
     parts.map(tag).collect()
+}
+
+impl DiskSettings {
+    /// Whether a disk of this size can be so.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the parameter.
+    pub fn check_size(&self, capacity: Bytes) -> Result<()> {
+        if let Some(reason) = self.tier.as_ref().and_then(|tier| why_no_tier(tier, capacity)) {
+            return Err(refuse("performanceTier", reason));
+        }
+        if self.bursting == Some(true) && !self.sku.may_burst(capacity) {
+            return Err(refuse("enableBursting", format!("is for disks of more than 512 GiB, and this has {capacity}")));
+        }
+        Ok(())
+    }
 }
 
 impl AzureParameters {
@@ -246,6 +298,9 @@ impl AzureParameters {
         let sku = sku(over.sku_name.as_ref().or(self.sku_name.as_ref()))?;
         let (iops, mbps) = (over.iops.or(self.iops), over.mbps.or(self.mbps));
         check_rates(sku, iops, mbps)?;
+        let (tier, bursting) = (over.performance_tier.as_ref(), over.enable_bursting.as_ref());
+        let (tier, bursting) =
+            performance(sku, tier.or(self.performance_tier.as_ref()), bursting.or(self.enable_bursting.as_ref()))?;
         let max_shares = self.max_shares.map_or(1, |shares| shares.0.into());
         if !(1..=sku.most_shares()).contains(&max_shares) {
             return Err(refuse("maxShares", format!("{max_shares} is not between 1 and {} (of {sku})", sku.most_shares())));
@@ -273,6 +328,9 @@ impl AzureParameters {
             sku,
             iops: iops.map(|iops| iops.0.into()),
             mbps: mbps.map(|mbps| mbps.0.into()),
+            tier,
+            // A new disk does not burst unless that is asked for.
+            bursting: bursting.filter(|bursts| *bursts),
             logical_sector_size,
             disk_encryption_set_id: self.disk_encryption_set_id.clone(),
             max_shares,
@@ -316,11 +374,15 @@ impl Mutable {
             return Err(refuse("skuName", reason));
         }
         check_rates(wanted, self.iops, self.mbps)?;
+        let (tier, bursting) = performance(wanted, self.performance_tier.as_ref(), self.enable_bursting.as_ref())?;
+        let (tier, bursting) = (tier.or(now.tier.clone()), bursting.or(now.bursting));
+        // With another type of disk Azure sets both.
+        let (tier, bursting) = if wanted.has_tiers() { (tier, bursting) } else { (now.tier.clone(), now.bursting) };
         let iops = self.iops.map(|iops| iops.0.into()).or(now.iops);
         let mbps = self.mbps.map(|mbps| mbps.0.into()).or(now.mbps);
         let tags: BTreeMap<_, _> = self.tags()?.into_iter().filter(|(key, value)| has.get(key) != Some(value)).collect();
-        let is_other = wanted != now.sku || iops != now.iops || mbps != now.mbps || !tags.is_empty();
-        Ok(is_other.then(|| DiskSettings { sku: wanted, iops, mbps, tags, ..now.clone() }))
+        let changed = DiskSettings { sku: wanted, iops, mbps, tier, bursting, tags, ..now.clone() };
+        Ok((changed != *now).then_some(changed))
     }
 }
 
@@ -392,6 +454,10 @@ mod tests {
             (&[("skuName", "Standard_LRS"), ("maxShares", "2")], "maxShares: 2"),
             (&[("LogicalSectorSize", "4096")], "LogicalSectorSize"),
             (&[("diskEncryptionSetID", "set")], "is none; write /subscriptions"),
+            (&[("performanceTier", "P30")], "performanceTier: is for disks of types Premium_LRS"),
+            (&[("performanceTier", "P5"), ("skuName", "Premium_LRS")], "\"P5\" is none"),
+            (&[("enableBursting", "true"), ("skuName", "UltraSSD_LRS")], "enableBursting: is for disks of types"),
+            (&[("enableBursting", "yes"), ("skuName", "Premium_LRS")], "neither true nor false"),
             (&[("kind", "Dedicated")], "kind"),
             (&[("tags", "a")], "tags: \"a\" is no tag"),
             (&[("Perfprofile", "basic")], "Perfprofile: settings"),
@@ -417,6 +483,13 @@ mod tests {
         assert_eq!(resolve(&[("skuName", "Premium_LRS"), ("tags", "a=b")]).expect("fine"), None);
         let changed = resolve(&[("skuName", "Standard_LRS"), ("tags", "a=c")]).expect("fine").expect("another");
         assert_eq!((changed.sku, changed.tags.len()), (Sku::Standard, 1));
+        let tier = resolve(&[("performanceTier", "p30"), ("enableBursting", "true")]).expect("fine").expect("another");
+        assert_eq!((tier.tier.as_deref(), tier.bursting), (Some("P30"), Some(true)));
+        tier.check_size(Bytes(600 << 30)).expect("it can be");
+        tier.check_size(Bytes(512 << 30)).expect_err("it does not burst");
+        tier.check_size(Bytes(2 << 40)).expect_err("it has a higher tier");
+        let cheap = Mutable::parse(&raw(&[("skuName", "Standard_LRS"), ("enableBursting", "false")])).expect("fine");
+        assert_eq!(cheap.resolve(&tier, &has).expect("fine").expect("another").sku, Sku::Standard);
         for pairs in [&[("skuName", "UltraSSD_LRS")][..], &[("skuName", "Premium_ZRS")], &[("DiskIOPSReadWrite", "500")]] {
             resolve(pairs).expect_err("it cannot be");
         }

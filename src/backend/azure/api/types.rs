@@ -58,6 +58,11 @@ pub struct DiskProperties {
     pub iops: Option<u64>,
     #[serde(rename = "diskMBpsReadWrite", default)]
     pub mbps: Option<u64>,
+    /// The performance tier: `P30`.
+    #[serde(default)]
+    pub tier: Option<String>,
+    #[serde(default)]
+    pub bursting_enabled: Option<bool>,
     #[serde(default)]
     pub max_shares: Option<u64>,
     #[serde(default)]
