@@ -31,7 +31,7 @@ impl Provision for LvmBackend {
         let class = self.choose(&self.config.members(parameters.device_class.as_deref())?, spec.source.as_ref())?;
         let group = self.group(class)?;
         let object = Object::volume(&spec.id);
-        self.remove_draft(&object)?;
+        self.remove_draft(&spec.id, &object)?;
         let mut named = object.tags();
         named.extend(tags::encode(&VolumeRecord {
             format: FORMAT,
@@ -76,12 +76,7 @@ impl Provision for LvmBackend {
         match record.on_delete()? {
             // What was never whole holds nothing.
             OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, &object)?,
-            _ if found.lv.is("thin") => self.remove(&found, Freed::Discarded)?,
-            OnDelete::Scrub => self.wipe(&found, id, Wipe::Zero)?,
-            _ => {
-                let parameters = LvmParameters::from_json(&record.parameters["backend"])?;
-                self.wipe(&found, id, self.config.wipe(&found.group.name, parameters.device_class.as_deref()))?;
-            }
+            on_delete => self.destroy(&found, id, &record, on_delete)?,
         }
         Ok(Outcome::Changed(()))
     }
@@ -111,8 +106,22 @@ impl LvmBackend {
         })
     }
 
-    /// What an interrupted call left, in whichever class that was. What was renamed is no reason to make a second one of its id.
-    fn remove_draft(&self, object: &Object) -> Result<()> {
+    /// Removes a logical volume, and of its data what its class, or its own `onDelete`, says.
+    fn destroy(&self, found: &Found<'_>, id: &VolumeId, record: &VolumeRecord, on_delete: OnDelete) -> Result<()> {
+        if found.lv.is("thin") {
+            return self.remove(found, Freed::Discarded);
+        }
+        let parameters = LvmParameters::from_json(&record.parameters["backend"])?;
+        let wipe = match on_delete {
+            OnDelete::Scrub => Wipe::Zero,
+            _ => self.config.wipe(&found.group.name, parameters.device_class.as_deref()),
+        };
+        self.wipe(found, id, wipe)
+    }
+
+    /// What an interrupted call left, in whichever class that was: a DeleteVolume, too, whose data is not all overwritten yet. What was renamed
+    /// is no reason to make a second one of its id.
+    fn remove_draft(&self, id: &VolumeId, object: &Object) -> Result<()> {
         let look = |report: &Report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned();
         // `find` has just asked LVM. What is removed is in a new report.
         let report =
@@ -122,7 +131,10 @@ impl LvmBackend {
         }
         match self.search(look)? {
             Some(found) if found.lv.name != object.name => Err(renamed("create", object, &found.group.name, &found.lv.name)),
-            Some(found) if found.lv.has_tag(DRAFT) => self.remove(&found, Freed::Discarded),
+            Some(found) if found.lv.has_tag(DRAFT) => {
+                let record: VolumeRecord = tags::decode(&found.lv)?;
+                self.destroy(&found, id, &record, record.on_delete()?)
+            }
             _ => Ok(()),
         }
     }

@@ -67,6 +67,23 @@ filled discard
 is 0 "$(secrets)" "marked blocks after wipe: discard"
 filled zero
 is 0 "$(secrets)" "marked blocks after wipe: zero"
+
+# Where disks discard nothing, the rest is on them until it is overwritten.
+for device in ${disks//,/ }; do echo 0 >"/sys/block/${device#/dev/}/queue/discard_max_bytes"; done
+id=$(create again 16MiB block --parameter deviceClass=zero)
+stage "$id" block
+publish "$id" block
+dd if=secret of="$(readlink -f "$target")" bs=1M oflag=direct status=none
+unpublish "$id"
+unstage "$id"
+lv=$(ours)
+# As DeleteVolume leaves it that was killed before it wrote the first zero.
+lvm lvchange -qq --devices "$disks" --addtag longshore.state=draft "vg0/$lv"
+is 4096 "$(secrets)" "marked blocks after a DeleteVolume that was interrupted"
+is "$id" "$(create again 4MiB block --parameter deviceClass=zero)" "the id of a volume that is made again, smaller"
+is 0 "$(secrets)" "marked blocks when it was made again"
+delete "$id"
+
 filled none --parameter onDelete=scrub
 is 0 "$(secrets)" "marked blocks after onDelete: scrub"
 filled none
