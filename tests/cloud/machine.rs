@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
-use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
 use super::common::{LoopDevice, run, text};
-use super::emulated::{Answer, Server};
-use super::wire::{self, Request};
+use super::emulated::Server;
+use super::front;
 
 /// A disk that the cloud has attached to the machine.
 pub struct Attached {
@@ -33,22 +32,6 @@ struct Device {
     device: LoopDevice,
     gib: u64,
     entry: PathBuf,
-}
-
-/// What a cloud answered, passed on.
-struct Passed {
-    status: u16,
-    headers: BTreeMap<String, String>,
-    body: String,
-}
-
-impl Answer for Passed {
-    fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
-        let passed = self.headers.iter().filter(|(name, _)| !["content-length", "connection"].contains(&name.as_str()));
-        let headers: String = passed.map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let head = format!("HTTP/1.1 {} Said\r\n{headers}content-length: {}\r\n\r\n", self.status, self.body.len());
-        to.write_all((head + &self.body).as_bytes())
-    }
 }
 
 pub struct Machine {
@@ -68,19 +51,8 @@ impl Machine {
             fs::create_dir_all(directory.path().join(part)).expect("a directory");
         }
         let (devices, at) = (Mutex::new(BTreeMap::new()), directory.clone());
-        let proxy = Server::start(move |request, address| {
-            let (inner, outer) = (cloud.to_string(), address.to_string());
-            let request = Request { body: request.body.replace(&outer, &inner), ..request.clone() };
-            let answered = wire::exchange(cloud, &request);
-            let mut devices = devices.lock().unwrap_or_else(PoisonError::into_inner);
-            update(&mut devices, at.path(), attached());
-            // Addresses of the cloud, too, are then asked through here.
-            answered.map(|(status, headers, body)| Passed {
-                status,
-                headers: headers.into_iter().map(|(name, value)| (name, value.replace(&inner, &outer))).collect(),
-                body: body.replace(&inner, &outer),
-            })
-        });
+        let update = move || update(&mut devices.lock().unwrap_or_else(PoisonError::into_inner), at.path(), attached());
+        let proxy = front::before(cloud, |_| None, update);
         Machine { address: proxy.address, directory, _proxy: proxy }
     }
 

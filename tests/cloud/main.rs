@@ -21,6 +21,7 @@ mod driver;
 #[cfg(any(feature = "azure", feature = "cinder"))]
 mod emulated;
 mod fault_injection;
+mod front;
 mod garbage;
 #[cfg(feature = "gce")]
 mod gce;
@@ -34,6 +35,7 @@ mod proxy_tests;
 mod rights;
 mod rights_tests;
 mod sanity;
+mod scale;
 mod state;
 #[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
 mod tenant;

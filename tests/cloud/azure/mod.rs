@@ -10,7 +10,10 @@ use tonic::Code;
 
 use super::common::{Harness, Pool, capability};
 use super::driver::{GIB, is_final};
+use super::front::Passed;
+use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
+use super::wire::Request;
 
 mod emulator;
 mod faults;
@@ -154,4 +157,42 @@ impl Stage for Azure {
         all.sort();
         all
     }
+}
+
+/// "Throttling Resource Manager requests": of each subscription, by principal and region.
+impl Rated for Azure {
+    const RATES: &'static [Rate] = &[
+        Rate { of: "reads", limit: Limit::Bucket(250.0, 25.0) },
+        Rate { of: "writes", limit: Limit::Bucket(200.0, 10.0) },
+        Rate { of: "deletes", limit: Limit::Bucket(200.0, 10.0) },
+    ];
+    const MOST: [(u64, u64); 4] = [(100, 800), (200, 1200), (100, 1000), (100, 800)];
+
+    fn address(&mut self) -> &mut std::net::SocketAddr {
+        &mut self.address
+    }
+
+    fn add_machines(&self, count: usize) {
+        (0..count).for_each(|number| self.add_machine(&format!("m{number}"), "Standard_D4s_v5", Some("1")));
+    }
+
+    fn rate_of(request: &Request) -> Option<&'static str> {
+        match request.method.as_str() {
+            _ if !request.path.starts_with("/subscriptions/") => None,
+            "GET" => Some("reads"),
+            "DELETE" => Some("deletes"),
+            _ => Some("writes"),
+        }
+    }
+
+    fn throttled() -> Passed {
+        let error =
+            json!({"error": {"code": "SubscriptionRequestsThrottled", "message": "Number of requests exceeded the limit."}});
+        Passed { status: 429, headers: [("retry-after".to_owned(), "5".to_owned())].into(), body: error.to_string() }
+    }
+}
+
+#[test]
+fn azure_many_volumes_cost_few_requests() {
+    scale::many_volumes::<Azure>();
 }

@@ -11,7 +11,10 @@ use tonic::Code;
 
 use super::common::{self, Harness, Pool, capability, skipped};
 use super::driver::{GIB, is_final};
+use super::front::Passed;
+use super::scale::{self, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
+use super::wire::Request;
 
 mod emulator;
 mod faults;
@@ -153,4 +156,36 @@ impl Stage for OpenStack {
         all.sort();
         all
     }
+}
+
+/// OpenStack publishes no rates.
+impl Rated for OpenStack {
+    const RATES: &'static [Rate] = &[];
+    const MOST: [(u64, u64); 4] = [(100, 800), (200, 800), (100, 600), (100, 800)];
+
+    fn address(&mut self) -> &mut std::net::SocketAddr {
+        &mut self.address
+    }
+
+    fn add_machines(&self, count: usize) {
+        self.state().quota = usize::MAX;
+        (0..count).for_each(|number| self.add_server(&format!("m{number}"), ZONE));
+    }
+
+    fn rate_of(request: &Request) -> Option<&'static str> {
+        match request.method.as_str() {
+            _ if request.path.contains("/auth/tokens") => None,
+            "GET" => Some("reads"),
+            _ => Some("writes"),
+        }
+    }
+
+    fn throttled() -> Passed {
+        unreachable!("it has no rates")
+    }
+}
+
+#[test]
+fn cinder_many_volumes_cost_few_requests() {
+    scale::many_volumes::<OpenStack>();
 }

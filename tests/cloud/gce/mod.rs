@@ -15,8 +15,11 @@ use tonic::Code;
 
 use super::common::{self, Harness, Pool, capability, skipped};
 use super::driver::{GIB, is_final};
+use super::front::Passed;
 use super::moto;
+use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
+use super::wire::Request;
 
 mod faults;
 mod lifecycle;
@@ -231,4 +234,48 @@ pub fn creation(name: &str) -> csi::CreateVolumeRequest {
         accessibility_requirements: Some(csi::TopologyRequirement { requisite: vec![zone.clone()], preferred: vec![zone] }),
         ..Default::default()
     }
+}
+
+/// "Compute Engine API rate quotas": of a project in a region, of each group of methods.
+impl Rated for Google {
+    const RATES: &'static [Rate] = &[
+        Rate { of: "reads", limit: Limit::Minute(1500.0) },
+        Rate { of: "lists (read)", limit: Limit::Minute(1500.0) },
+        Rate { of: "operations (read)", limit: Limit::Minute(1500.0) },
+        Rate { of: "mutations", limit: Limit::Minute(1500.0) },
+    ];
+    const MOST: [(u64, u64); 4] = [(100, 1200), (200, 1500), (100, 800), (100, 800)];
+
+    fn address(&mut self) -> &mut SocketAddr {
+        &mut self.address
+    }
+
+    fn add_machines(&self, count: usize) {
+        let all: serde_json::Map<String, Value> =
+            (0..count).map(|number| (format!("{ZONE}/m{number}"), "n2-standard-4".into())).collect();
+        self.order(&json!({"instances": all}));
+    }
+
+    fn rate_of(request: &Request) -> Option<&'static str> {
+        let path = request.path.split('?').next().unwrap_or_default();
+        match request.method.as_str() {
+            _ if !path.starts_with("/compute/") => None,
+            "GET" if path.contains("/operations") => Some("operations (read)"),
+            "GET" if ["disks", "instances", "snapshots", "zones"].iter().any(|list| path.ends_with(list)) => Some("lists (read)"),
+            "GET" => Some("reads"),
+            _ => Some("mutations"),
+        }
+    }
+
+    fn throttled() -> Passed {
+        let message = "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute'";
+        let reason = json!([{"message": message, "domain": "usageLimits", "reason": "rateLimitExceeded"}]);
+        let body = json!({"error": {"code": 403, "message": message, "errors": reason}}).to_string();
+        Passed { status: 403, headers: std::collections::BTreeMap::new(), body }
+    }
+}
+
+#[test]
+fn gce_many_volumes_cost_few_requests() {
+    scale::many_volumes::<Google>();
 }
