@@ -45,6 +45,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     },
     batches: Batches { ids: 10, values: 4, attachments: 16 },
     has_operations: true,
+    shows_operations: true,
     failed_may_have_data: false,
     shows_identity: false,
     longest_value: LONGEST,

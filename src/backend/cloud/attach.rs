@@ -41,7 +41,7 @@ impl Attach for Controller {
         let access = DiskAccess { mode, read_only };
         let mut disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
         // One whose end is not known bars this one: what it does would come afterwards.
-        if self.await_operations_of(id, &disk.id)? {
+        if self.await_operations_of(id, &disk.id, Some(&disk))? {
             disk = self.disk(id)?.ok_or_else(|| Error::volume_not_found(id))?;
         }
         // A detachment whose answer was lost may yet be done.
@@ -71,7 +71,7 @@ impl Attach for Controller {
             Some(refusal) if refusal.because == CloudErrorKind::Running => {
                 return Err(self.refused("attach disk", &format!("volume {id} on node {node}"), refusal.clone()));
             }
-            Some(_) => drop(self.await_operations_of(id, &disk.id)?),
+            Some(_) => drop(self.await_operations_of(id, &disk.id, None)?),
             None => {}
         }
         let (disk, place) = self.await_attached(id, &disk.id, node, lost)?;
@@ -84,9 +84,11 @@ impl Attach for Controller {
             id.recorded().into_iter().for_each(|disk| self.nodes.names_no_slot(node, disk));
             Ok(outcome)
         };
-        let Some((mut disk, mut seen)) = self.locate(id)?.attachments() else { return gone(Outcome::Unchanged(())) };
+        let located = self.locate(id)?;
+        let shown = located.seen().cloned();
+        let Some((mut disk, mut seen)) = located.attachments() else { return gone(Outcome::Unchanged(())) };
         // What runs is waited for, and not sent again: the second would remove the attachment that comes next.
-        if self.await_operations_of(id, &disk)? {
+        if self.await_operations_of(id, &disk, shown.as_ref())? {
             let Some(now) = self.locate(id)?.attachments() else { return gone(Outcome::Changed(())) };
             (disk, seen) = now;
         }

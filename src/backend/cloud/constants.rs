@@ -48,6 +48,8 @@ pub struct CloudConstants {
     pub batches: Batches,
     /// Whether it tells of operations by id and by disk ([`super::Cloud::operations`]).
     pub has_operations: bool,
+    /// Whether those that are in the way of others show in the description of their disk: then a disk that shows none is not asked about again.
+    pub shows_operations: bool,
     /// Whether a disk that was used may be reported as one that could not be made: its first attachment is noted in its tag then, whatever
     /// it was made of.
     pub failed_may_have_data: bool,

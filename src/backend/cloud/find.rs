@@ -24,6 +24,13 @@ pub(super) enum Located {
 }
 
 impl Located {
+    pub fn seen(&self) -> Option<&Disk> {
+        match self {
+            Located::Seen(disk) => Some(disk),
+            Located::Hidden(_) | Located::None => None,
+        }
+    }
+
     /// The disk, and where it is shown to be attached; `None` where there is none.
     pub fn attachments(self) -> Option<(DiskId, Vec<Attachment>)> {
         match self {

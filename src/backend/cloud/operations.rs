@@ -9,7 +9,7 @@
 use crate::volume::{Error, Result, VolumeId};
 
 use super::accepted::{Accepted, Operation, OperationChange, OperationState, still_running};
-use super::api::{Answer, DiskId, Refusal};
+use super::api::{Answer, Attachment, AttachmentState, Disk, DiskId, DiskState, Refusal};
 use super::controller::Controller;
 use super::ids::OperationId;
 use super::pollers::OperationKey;
@@ -40,12 +40,14 @@ impl Controller {
         ended.unwrap_or_else(|unfinished| Err(still_running(action, operation, unfinished.refusal.as_deref())))
     }
 
-    /// Waits until nothing is under way that attaches, detaches, creates or deletes a disk; whether something was.
+    /// Waits until nothing is under way that attaches, detaches, creates or deletes a disk; whether something was. `seen` is its description,
+    /// where one has just been read.
     ///
     /// # Errors
     /// `InProgress`, naming the operation that has not ended.
-    pub fn await_operations_of(&self, id: &VolumeId, disk: &DiskId) -> Result<bool> {
-        if !self.constants.has_operations {
+    pub fn await_operations_of(&self, id: &VolumeId, disk: &DiskId, seen: Option<&Disk>) -> Result<bool> {
+        let is_quiet = self.constants.shows_operations && seen.is_some_and(|seen| !shows_operation(seen));
+        if !self.constants.has_operations || is_quiet {
             return Ok(false);
         }
         let key = OperationKey::Of(disk.clone());
@@ -80,6 +82,12 @@ impl Controller {
             OperationState::Running | OperationState::Done => None,
         })
     }
+}
+
+/// Whether a description has what an operation does to a disk while it runs.
+fn shows_operation(disk: &Disk) -> bool {
+    let moves = |attachment: &Attachment| !matches!(attachment.state, AttachmentState::Attached | AttachmentState::Detached);
+    matches!(disk.state, DiskState::Creating | DiskState::Deleting) || disk.attachments.iter().any(moves)
 }
 
 fn is_in_the_way(operation: &Operation) -> bool {

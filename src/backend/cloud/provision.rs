@@ -73,7 +73,7 @@ impl Provision for Controller {
         // What runs must end first: a creation bars the deletion, and a deletion that is not shown as one in each cloud may fail.
         let known = disk.as_ref().map(|disk| disk.id.clone()).or_else(|| id.recorded().map(|disk| DiskId(disk.to_owned())));
         if let Some(known) = known
-            && self.await_operations_of(id, &known)?
+            && self.await_operations_of(id, &known, disk.as_ref())?
         {
             disk = self.confirmed_disk(id)?;
         }

@@ -33,6 +33,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     batches: Batches { ids: MOST_IDS, values: MOST_VALUES, attachments: 1 },
     // Disks, attachments and snapshots say themselves how far they are.
     has_operations: false,
+    shows_operations: false,
     failed_may_have_data: false,
     shows_identity: true,
     // EC2 user guide, "Tag restrictions".

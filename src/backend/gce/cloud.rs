@@ -41,6 +41,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     },
     batches: Batches { ids: 10, values: 4, attachments: 1 },
     has_operations: true,
+    shows_operations: false,
     failed_may_have_data: false,
     shows_identity: true,
     longest_value: LONGEST,

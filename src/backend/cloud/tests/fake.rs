@@ -71,6 +71,7 @@ pub const CONSTANTS: CloudConstants = CloudConstants {
     },
     batches: Batches { ids: 500, values: 200, attachments: 1 },
     has_operations: false,
+    shows_operations: false,
     failed_may_have_data: false,
     shows_identity: true,
     longest_value: 256,

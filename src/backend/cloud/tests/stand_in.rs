@@ -292,6 +292,7 @@ impl Cloud for StandIn {
             },
             batches: Batches { ids: 10, values: 10, attachments: 3 },
             has_operations: true,
+            shows_operations: false,
             failed_may_have_data: false,
             shows_identity: !self.has_names,
             longest_value: 1024,
