@@ -223,6 +223,32 @@ fn azure_attachments_to_one_machine_are_sent_together() {
     driver.assert_clean(&azure, "at the end");
 }
 
+/// 64 at once, which is what the largest sizes take: 16 of them in each request but the first.
+#[test]
+fn azure_64_disks_of_one_machine_are_attached_in_few_requests() {
+    let azure = Azure::start();
+    azure.add_machine("large", "Standard_D64s_v6", Some("1"));
+    azure.state().room = Some(64);
+    let mut driver = start(&azure);
+    driver.patience = Duration::from_secs(60);
+    let ids: Vec<String> = (0..65).map(|number| driver.create(&format!("data-{number}")).expect("created")).collect();
+    let requests = |of: &[String], call: &(dyn Fn(&str) + Sync)| {
+        let before = azure.count("virtualMachines.attachDetachDataDisks");
+        std::thread::scope(|scope| of.iter().for_each(|id| drop(scope.spawn(move || call(id)))));
+        azure.count("virtualMachines.attachDetachDataDisks") - before
+    };
+    let attaching = requests(&ids[..64], &|id| drop(driver.attach(id, "large").expect("attached")));
+    assert_eq!(azure.luns("large").len(), 64);
+    assert_eq!(code(driver.attach(&ids[64], "large")).0, Code::ResourceExhausted);
+    let beyond = requests(&ids[64..], &|id| drop(driver.attach(id, "large").expect_err("there is no room")));
+    assert_eq!(beyond, 0, "the 65th is refused before any request");
+    let detaching = requests(&ids[..64], &|id| driver.detach(id, "large").expect("detached"));
+    println!("FIGURE: azure 64 disks of one machine: {attaching} requests to attach them, {detaching} to detach them");
+    assert!(attaching <= 16 && detaching <= 16, "{attaching} and {detaching}");
+    requests(&ids, &|id| driver.delete(id).expect("deleted"));
+    driver.assert_clean(&azure, "at the end");
+}
+
 #[test]
 fn azure_machine_is_not_filled_beyond_its_limit() {
     let azure = Azure::start();
