@@ -286,9 +286,13 @@ impl Cloud {
     }
 
     fn perform(&self, action: &str, parameters: &Parameters, manners: &Manners) -> Answer {
+        self.perform_at(self.clock.now(), action, parameters, manners)
+    }
+
+    fn perform_at(&self, now: Duration, action: &str, parameters: &Parameters, manners: &Manners) -> Answer {
         let mut world = self.world();
         let Manners { behind, late, unkind, .. } = *manners;
-        Act { moto: &self.moto, world: &mut world, parameters, now: self.clock.now(), behind, unkind, late }.perform(action)
+        Act { moto: &self.moto, world: &mut world, parameters, now, behind, unkind, late }.perform(action)
     }
 
     /// The trouble that this request is in for.
@@ -405,10 +409,12 @@ impl Cloud {
         if is_mutating(action) {
             manners.behind = Duration::ZERO;
         }
-        let mut answer = self.perform(action, &parameters, &manners);
+        let now = self.clock.now();
+        let mut answer = self.perform_at(now, action, &parameters, &manners);
         *self.done.lock().expect("no panic").entry(action.to_owned()).or_default() += 1;
         match &trouble {
-            Trouble::Twice => answer = self.perform(action, &parameters, &manners),
+            // At the same moment: what moto takes for the first is not the cloud's time.
+            Trouble::Twice => answer = self.perform_at(now, action, &parameters, &manners),
             Trouble::Late(span) => self.clock.sleep(*span),
             Trouble::CutAfter => return (None, trouble),
             Trouble::FailAfter => {

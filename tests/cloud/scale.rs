@@ -1,7 +1,7 @@
 //! Many volumes on many machines: how many requests each of them costs, and how many of those are throttled, where the cloud lets itself be asked
 //! no more often than its vendor publishes.
 //!
-//! `LONGSHORE_SCALE=5000` says how many volumes, five for each machine; 200 by default.
+//! `LONGSHORE_SCALE=5000` says how many volumes, five for each machine; 100 by default.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -96,7 +96,7 @@ impl Meter {
 /// Makes, attaches, detaches and deletes volumes.
 pub fn many_volumes<S: Rated + Sync>() {
     let Some(mut cloud) = S::open() else { return };
-    let volumes: usize = std::env::var("LONGSHORE_SCALE").map_or(200, |count| count.parse().expect("a number"));
+    let volumes: usize = std::env::var("LONGSHORE_SCALE").map_or(100, |count| count.parse().expect("a number"));
     let speed = if volumes > 1000 { 5 } else { SPEED };
     cloud.add_machines(volumes.div_ceil(VOLUMES_EACH));
     let meter = Arc::new(Mutex::new(Meter::default()));
