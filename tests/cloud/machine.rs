@@ -37,23 +37,35 @@ struct Device {
 pub struct Machine {
     /// Of the proxy.
     pub address: SocketAddr,
-    directory: Arc<TempDir>,
+    /// `None` at the end: a request that comes then changes nothing any more.
+    devices: Arc<Mutex<Option<BTreeMap<String, Device>>>>,
+    directory: TempDir,
     _proxy: Server,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 impl Machine {
     /// Before the cloud at `cloud`; `attached` is what it has attached at the moment.
     pub fn start(cloud: SocketAddr, attached: impl Fn() -> Vec<Attached> + Send + Sync + 'static) -> Machine {
-        let directory =
-            Arc::new(tempfile::Builder::new().prefix("longshore-machine").tempdir_in("/var/tmp").expect("a directory"));
+        let directory = tempfile::Builder::new().prefix("longshore-machine").tempdir_in("/var/tmp").expect("a directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("it can be read");
         for part in ["sysfs/block", "new", "files"] {
             fs::create_dir_all(directory.path().join(part)).expect("a directory");
         }
-        let (devices, at) = (Mutex::new(BTreeMap::new()), directory.clone());
-        let update = move || update(&mut devices.lock().unwrap_or_else(PoisonError::into_inner), at.path(), attached());
+        let devices = Arc::new(Mutex::new(Some(BTreeMap::new())));
+        let (shown, at) = (devices.clone(), directory.path().to_owned());
+        let update = move || {
+            if let Some(devices) = shown.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+                update(devices, &at, attached());
+            }
+        };
         let proxy = front::before(cloud, |_| None, update);
-        Machine { address: proxy.address, directory, _proxy: proxy }
+        Machine { address: proxy.address, devices, directory, _proxy: proxy }
     }
 
     /// What is laid out like sysfs.
