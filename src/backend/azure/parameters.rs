@@ -193,7 +193,7 @@ fn check_rates(sku: Sku, iops: Option<Number>, mbps: Option<Number>) -> Result<(
     Ok(())
 }
 
-/// The performance tier, and whether it bursts, of a disk of this type.
+/// The performance tier, and whether it bursts, of a disk of this type; `None` where that is not asked for, or there is none.
 fn performance(sku: Sku, tier: Option<&String>, bursting: Option<&String>) -> Result<(Option<String>, Option<bool>)> {
     for (field, value) in [("performanceTier", tier), ("enableBursting", bursting)] {
         if value.is_some_and(|value| value != "false") && !sku.has_tiers() {
@@ -209,7 +209,8 @@ fn performance(sku: Sku, tier: Option<&String>, bursting: Option<&String>) -> Re
         "false" => Ok(false),
         other => Err(refuse("enableBursting", format!("{other:?} is neither true nor false"))),
     };
-    Ok((tier.map(named).transpose()?, bursting.map(bursts).transpose()?))
+    let bursting = bursting.map(bursts).transpose()?.filter(|_| sku.has_tiers());
+    Ok((tier.map(named).transpose()?, bursting))
 }
 
 fn tags(text: Option<&str>) -> Result<BTreeMap<String, String>> {
@@ -376,8 +377,6 @@ impl Mutable {
         check_rates(wanted, self.iops, self.mbps)?;
         let (tier, bursting) = performance(wanted, self.performance_tier.as_ref(), self.enable_bursting.as_ref())?;
         let (tier, bursting) = (tier.or(now.tier.clone()), bursting.or(now.bursting));
-        // With another type of disk Azure sets both.
-        let (tier, bursting) = if wanted.has_tiers() { (tier, bursting) } else { (now.tier.clone(), now.bursting) };
         let iops = self.iops.map(|iops| iops.0.into()).or(now.iops);
         let mbps = self.mbps.map(|mbps| mbps.0.into()).or(now.mbps);
         let tags: BTreeMap<_, _> = self.tags()?.into_iter().filter(|(key, value)| has.get(key) != Some(value)).collect();

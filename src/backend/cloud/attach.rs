@@ -85,10 +85,9 @@ impl Attach for Controller {
             Ok(outcome)
         };
         let located = self.locate(id)?;
-        let shown = located.seen().cloned();
         let Some((mut disk, mut seen)) = located.attachments() else { return gone(Outcome::Unchanged(())) };
         // What runs is waited for, and not sent again: the second would remove the attachment that comes next.
-        if self.await_operations_of(id, &disk, shown.as_ref())? {
+        if self.await_operations_of(id, &disk, located.seen())? {
             let Some(now) = self.locate(id)?.attachments() else { return gone(Outcome::Changed(())) };
             (disk, seen) = now;
         }

@@ -32,11 +32,11 @@ impl Located {
     }
 
     /// The disk, and where it is shown to be attached; `None` where there is none.
-    pub fn attachments(self) -> Option<(DiskId, Vec<Attachment>)> {
+    pub fn attachments(&self) -> Option<(DiskId, Vec<Attachment>)> {
         match self {
             Located::None => None,
-            Located::Hidden(disk) => Some((disk, Vec::new())),
-            Located::Seen(disk) => Some((disk.id.clone(), disk.attachments)),
+            Located::Hidden(disk) => Some((disk.clone(), Vec::new())),
+            Located::Seen(disk) => Some((disk.id.clone(), disk.attachments.clone())),
         }
     }
 }
