@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The most that a bucket holds, and how many come in a second.
-type Size = (f64, f64);
+pub type Size = (f64, f64);
 
 const NON_MUTATING: Size = (100.0, 20.0);
 /// Without pages and without filter.
@@ -54,18 +54,23 @@ pub struct Buckets {
     pub counts: BTreeMap<String, Count>,
 }
 
+/// Takes a token, if there is one, of a bucket: what it holds, and when that was counted.
+pub fn take((left, counted): &mut (f64, Duration), (most, rate): Size, now: Duration) -> bool {
+    *left = (*left + now.saturating_sub(*counted).as_secs_f64() * rate).min(most);
+    *counted = now;
+    let has = *left >= 1.0;
+    if has {
+        *left -= 1.0;
+    }
+    has
+}
+
 impl Buckets {
     /// Takes a token, if there is one.
     pub fn take(&mut self, action: &str, narrowed: bool, now: Duration) -> bool {
         let (most, rate) = size(action, narrowed);
         let own = COSTLY.contains(&action) && !narrowed;
-        let (left, counted) = self.left.entry((action.to_owned(), own)).or_insert((most, now));
-        *left = (*left + now.saturating_sub(*counted).as_secs_f64() * rate).min(most);
-        *counted = now;
-        let has = *left >= 1.0;
-        if has {
-            *left -= 1.0;
-        }
+        let has = take(self.left.entry((action.to_owned(), own)).or_insert((most, now)), (most, rate), now);
         let count = self.counts.entry(action.to_owned()).or_default();
         count.requests += 1;
         count.throttled += u64::from(!has);

@@ -1,5 +1,6 @@
 //! What the emulators that run in the test's own process have in common: they serve HTTP, do some things later, and have some go wrong.
 
+use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -10,9 +11,20 @@ use serde_json::Value;
 
 use super::wire::Request;
 
-/// What a server answers.
-pub trait Answer {
-    fn send(self, to: &mut TcpStream) -> std::io::Result<()>;
+/// An answer as it is sent. Names of headers are in lower case.
+pub struct Passed {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: String,
+}
+
+impl Passed {
+    fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
+        let passed = self.headers.iter().filter(|(name, _)| !["content-length", "connection"].contains(&name.as_str()));
+        let headers: String = passed.map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let head = format!("HTTP/1.1 {} Said\r\n{headers}content-length: {}\r\n\r\n", self.status, self.body.len());
+        to.write_all((head + &self.body).as_bytes())
+    }
 }
 
 /// Status, headers and body.
@@ -26,15 +38,15 @@ impl Reply {
     }
 }
 
-impl Answer for Reply {
-    fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
-        let Reply(status, headers, body) = self;
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let length = body.len();
-        let head =
-            format!("HTTP/1.1 {status} Said\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n");
-        to.write_all((head + &body).as_bytes())
+impl From<Reply> for Passed {
+    fn from(Reply(status, headers, body): Reply) -> Passed {
+        let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let kind = ("content-type".to_owned(), "application/json".to_owned());
+        Passed {
+            status,
+            headers: headers.chain([kind]).collect(),
+            body: if body.is_null() { String::new() } else { body.to_string() },
+        }
     }
 }
 
@@ -46,7 +58,7 @@ pub struct Server {
 
 impl Server {
     /// `answer` is given the server's address; where it has none the connection is cut.
-    pub fn start<R: Answer>(answer: impl Fn(&Request, SocketAddr) -> Option<R> + Send + Sync + 'static) -> Server {
+    pub fn start<R: Into<Passed>>(answer: impl Fn(&Request, SocketAddr) -> Option<R> + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = Server { address, ended: Arc::default() };
@@ -72,14 +84,14 @@ impl Drop for Server {
     }
 }
 
-fn serve<R: Answer>(mut stream: TcpStream, answer: impl Fn(&Request) -> Option<R>) {
+fn serve<R: Into<Passed>>(mut stream: TcpStream, answer: impl Fn(&Request) -> Option<R>) {
     let mut reader = BufReader::new(stream.try_clone().expect("a connection"));
     while let Some(request) = Request::read(&mut reader) {
         let Some(reply) = answer(&request) else {
             stream.shutdown(Shutdown::Both).ok();
             return;
         };
-        if reply.send(&mut stream).is_err() {
+        if reply.into().send(&mut stream).is_err() {
             return;
         }
     }

@@ -1,27 +1,9 @@
 //! A proxy before an emulated cloud.
 
-use std::collections::BTreeMap;
-use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 
-use super::emulated::{Answer, Server};
+use super::emulated::{Passed, Server};
 use super::wire::{self, Request};
-
-/// What a cloud answered, or a proxy for it. Names of headers are in lower case.
-pub struct Passed {
-    pub status: u16,
-    pub headers: BTreeMap<String, String>,
-    pub body: String,
-}
-
-impl Answer for Passed {
-    fn send(self, to: &mut TcpStream) -> std::io::Result<()> {
-        let passed = self.headers.iter().filter(|(name, _)| !["content-length", "connection"].contains(&name.as_str()));
-        let headers: String = passed.map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let head = format!("HTTP/1.1 {} Said\r\n{headers}content-length: {}\r\n\r\n", self.status, self.body.len());
-        to.write_all((head + &self.body).as_bytes())
-    }
-}
 
 /// Before the cloud at `cloud`: what `refuse` answers does not come to it, and `after` is called before each of its own answers.
 pub fn before(

@@ -50,21 +50,26 @@ impl Drop for Machine {
 }
 
 impl Machine {
-    /// Before the cloud at `cloud`; `attached` is what it has attached at the moment.
-    pub fn start(cloud: SocketAddr, attached: impl Fn() -> Vec<Attached> + Send + Sync + 'static) -> Machine {
+    /// Before the cloud, which is asked at `address`; `attached` is what it has attached at the moment.
+    pub fn start<C: Send + Sync + 'static>(
+        cloud: &Arc<C>,
+        address: SocketAddr,
+        attached: impl Fn(&C) -> Vec<Attached> + Send + Sync + 'static,
+    ) -> Machine {
         let directory = tempfile::Builder::new().prefix("longshore-machine").tempdir_in("/var/tmp").expect("a directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("it can be read");
         for part in ["sysfs/block", "new", "files"] {
             fs::create_dir_all(directory.path().join(part)).expect("a directory");
         }
         let devices = Arc::new(Mutex::new(Some(BTreeMap::new())));
-        let (shown, at) = (devices.clone(), directory.path().to_owned());
+        let (cloud, shown, at) = (Arc::downgrade(cloud), devices.clone(), directory.path().to_owned());
         let update = move || {
-            if let Some(devices) = shown.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-                update(devices, &at, attached());
+            if let (Some(devices), Some(cloud)) = (shown.lock().unwrap_or_else(PoisonError::into_inner).as_mut(), cloud.upgrade())
+            {
+                update(devices, &at, attached(&cloud));
             }
         };
-        let proxy = front::before(cloud, |_| None, update);
+        let proxy = front::before(address, |_| None, update);
         Machine { address: proxy.address, devices, directory, _proxy: proxy }
     }
 

@@ -18,7 +18,7 @@ mod cinder;
 mod clock;
 mod company;
 mod driver;
-#[cfg(any(feature = "azure", feature = "cinder"))]
+#[cfg_attr(not(any(feature = "azure", feature = "cinder")), allow(dead_code, reason = "only the proxies of the others use it"))]
 mod emulated;
 mod fault_injection;
 mod front;
@@ -35,6 +35,7 @@ mod proxy_tests;
 mod rights;
 mod rights_tests;
 mod sanity;
+#[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
 mod scale;
 mod state;
 #[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]

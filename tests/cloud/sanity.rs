@@ -4,7 +4,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::common::skipped;
@@ -36,8 +35,8 @@ fn suite(setup: &str, shown: &str) {
     // The suite knows nothing of zones.
     cloud.world().zones = vec![ZONE.to_owned()];
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
-    let (here, on) = (Arc::downgrade(&cloud), instance.clone());
-    let machine = Machine::start(cloud.address, move || here.upgrade().map_or_else(Vec::new, |cloud| attached(&cloud, &on)));
+    let on = instance.clone();
+    let machine = Machine::start(&cloud, cloud.address, move |cloud| attached(cloud, &on));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
         ("LONGSHORE_EC2_DISKS", machine.sysfs()),

@@ -1,7 +1,7 @@
 //! Many volumes on many machines: how many requests each of them costs, and how many of those are throttled, where the cloud lets itself be asked
 //! no more often than its vendor publishes.
 //!
-//! `LONGSHORE_SCALE=5000` says how many volumes, five for each machine; 100 by default.
+//! `LONGSHORE_CLOUD_VOLUMES=5000` says how many volumes, five for each machine; 100 by default.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::buckets::{self, Count, Size};
 use super::driver::Called;
-use super::front::{self, Passed};
+use super::emulated::Passed;
+use super::front;
 use super::tenant::{Driver, SPEED, Stage};
 use super::wire::Request;
 
@@ -27,7 +29,7 @@ pub struct Rate {
 #[derive(Clone, Copy)]
 pub enum Limit {
     /// A bucket that holds so many, and gets so many a second.
-    Bucket(f64, f64),
+    Bucket(Size),
     /// So many in each minute.
     Minute(f64),
 }
@@ -48,37 +50,23 @@ pub trait Rated: Stage {
     fn throttled() -> Passed;
 }
 
-/// What has been asked, of one rate.
-#[derive(Clone, Copy, Default)]
-struct Count {
-    requests: u64,
-    throttled: u64,
-}
-
 #[derive(Default)]
 struct Meter {
-    /// What a bucket holds, or what was asked in this minute, and when that was counted, in seconds.
-    left: BTreeMap<&'static str, (f64, f64)>,
-    counts: BTreeMap<&'static str, Count>,
+    /// What a bucket holds, or what was asked in this minute, and when that was counted.
+    left: BTreeMap<&'static str, (f64, Duration)>,
+    /// By rate, and whether they change something.
+    counts: BTreeMap<(&'static str, bool), Count>,
 }
 
 impl Meter {
-    /// Whether a request may pass, at this second.
-    fn take(&mut self, rates: &[Rate], of: &'static str, now: f64) -> bool {
+    /// Whether a request may pass now.
+    fn take(&mut self, rates: &[Rate], of: &'static str, mutates: bool, now: Duration) -> bool {
         let may = match rates.iter().find(|rate| rate.of == of).map(|rate| rate.limit) {
             None => true,
-            Some(Limit::Bucket(most, refill)) => {
-                let (left, counted) = self.left.entry(of).or_insert((most, now));
-                *left = (*left + (now - *counted) * refill).min(most);
-                *counted = now;
-                *left >= 1.0 && {
-                    *left -= 1.0;
-                    true
-                }
-            }
+            Some(Limit::Bucket(size)) => buckets::take(self.left.entry(of).or_insert((size.0, now)), size, now),
             Some(Limit::Minute(most)) => {
                 let (asked, counted) = self.left.entry(of).or_insert((0.0, now));
-                if (now / 60.0).floor() > (*counted / 60.0).floor() {
+                if now.as_secs() / 60 > counted.as_secs() / 60 {
                     *asked = 0.0;
                 }
                 *counted = now;
@@ -86,7 +74,7 @@ impl Meter {
                 *asked <= most
             }
         };
-        let count = self.counts.entry(of).or_default();
+        let count = self.counts.entry((of, mutates)).or_default();
         count.requests += 1;
         count.throttled += u64::from(!may);
         may
@@ -96,15 +84,14 @@ impl Meter {
 /// Makes, attaches, detaches and deletes volumes.
 pub fn many_volumes<S: Rated + Sync>() {
     let Some(mut cloud) = S::open() else { return };
-    let volumes: usize = std::env::var("LONGSHORE_SCALE").map_or(100, |count| count.parse().expect("a number"));
+    let volumes: usize = std::env::var("LONGSHORE_CLOUD_VOLUMES").map_or(100, |count| count.parse().expect("a number"));
     let speed = if volumes > 1000 { 5 } else { SPEED };
     cloud.add_machines(volumes.div_ceil(VOLUMES_EACH));
     let meter = Arc::new(Mutex::new(Meter::default()));
     let (begun, passed) = (Instant::now(), meter.clone());
     let refuse = move |request: &Request| {
         let of = S::rate_of(request)?;
-        let now = begun.elapsed().as_secs_f64() * f64::from(speed);
-        let may = passed.lock().expect("no panic").take(S::RATES, of, now);
+        let may = passed.lock().expect("no panic").take(S::RATES, of, request.method != "GET", begun.elapsed() * speed);
         (!may).then(S::throttled)
     };
     let inner = *cloud.address();
@@ -147,15 +134,14 @@ pub fn many_volumes<S: Rated + Sync>() {
         });
         let whole = begun.elapsed().as_secs_f64() * f64::from(speed);
         let (mut sent, mut asked, mut throttled, mut least) = (0, 0, 0, 0.0_f64);
-        for (of, count) in &meter.lock().expect("no panic").counts {
-            let old = before.get(of).copied().unwrap_or_default();
+        for (key @ (of, mutates), count) in &meter.lock().expect("no panic").counts {
+            let old = before.get(key).copied().unwrap_or_default();
             let requests = count.requests - old.requests;
             throttled += count.throttled - old.throttled;
-            let is_mutating = !of.contains("read");
-            *(if is_mutating { &mut sent } else { &mut asked }) += requests;
+            *(if *mutates { &mut sent } else { &mut asked }) += requests;
             least = least.max(match S::RATES.iter().find(|rate| rate.of == *of).map(|rate| rate.limit) {
                 None => 0.0,
-                Some(Limit::Bucket(most, refill)) => (requests as f64 - most) / refill,
+                Some(Limit::Bucket((most, refill))) => (requests as f64 - most) / refill,
                 Some(Limit::Minute(most)) => ((requests as f64 / most).ceil() - 1.0) * 60.0,
             });
         }

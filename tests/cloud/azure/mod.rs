@@ -10,7 +10,7 @@ use tonic::Code;
 
 use super::common::{Harness, Pool, capability};
 use super::driver::{GIB, is_final};
-use super::front::Passed;
+use super::emulated::Passed;
 use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;
@@ -162,9 +162,9 @@ impl Stage for Azure {
 /// "Throttling Resource Manager requests": of each subscription, by principal and region.
 impl Rated for Azure {
     const RATES: &'static [Rate] = &[
-        Rate { of: "reads", limit: Limit::Bucket(250.0, 25.0) },
-        Rate { of: "writes", limit: Limit::Bucket(200.0, 10.0) },
-        Rate { of: "deletes", limit: Limit::Bucket(200.0, 10.0) },
+        Rate { of: "reads", limit: Limit::Bucket((250.0, 25.0)) },
+        Rate { of: "writes", limit: Limit::Bucket((200.0, 10.0)) },
+        Rate { of: "deletes", limit: Limit::Bucket((200.0, 10.0)) },
     ];
     const MOST: [(u64, u64); 4] = [(100, 800), (200, 1200), (100, 1000), (100, 800)];
 

@@ -14,8 +14,7 @@ fn azure_official_suite_has_nothing_against_it() {
     let azure = Arc::new(Azure::start());
     // The suite knows nothing of zones.
     azure.add_machine("n1", "Standard_D4s_v5", None);
-    let here = Arc::downgrade(&azure);
-    let machine = Machine::start(azure.address, move || here.upgrade().map_or_else(Vec::new, |azure| attached(&azure)));
+    let machine = Machine::start(&azure, azure.address, attached);
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
         ("LONGSHORE_AZURE_DISKS", machine.sysfs()),

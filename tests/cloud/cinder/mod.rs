@@ -11,7 +11,7 @@ use tonic::Code;
 
 use super::common::{self, Harness, Pool, capability, skipped};
 use super::driver::{GIB, is_final};
-use super::front::Passed;
+use super::emulated::Passed;
 use super::scale::{self, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;

@@ -13,8 +13,7 @@ fn cinder_official_suite_has_nothing_against_it() {
         return;
     }
     let cloud = Arc::new(OpenStack::start(None));
-    let here = Arc::downgrade(&cloud);
-    let machine = Machine::start(cloud.address, move || here.upgrade().map_or_else(Vec::new, |cloud| attached(&cloud)));
+    let machine = Machine::start(&cloud, cloud.address, attached);
     // The controller is not root.
     let scratch = tempfile::tempdir().expect("a directory");
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("it can be read");

@@ -15,7 +15,7 @@ use tonic::Code;
 
 use super::common::{self, Harness, Pool, capability, skipped};
 use super::driver::{GIB, is_final};
-use super::front::Passed;
+use super::emulated::Passed;
 use super::moto;
 use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
@@ -240,8 +240,8 @@ pub fn creation(name: &str) -> csi::CreateVolumeRequest {
 impl Rated for Google {
     const RATES: &'static [Rate] = &[
         Rate { of: "reads", limit: Limit::Minute(1500.0) },
-        Rate { of: "lists (read)", limit: Limit::Minute(1500.0) },
-        Rate { of: "operations (read)", limit: Limit::Minute(1500.0) },
+        Rate { of: "lists", limit: Limit::Minute(1500.0) },
+        Rate { of: "operations", limit: Limit::Minute(1500.0) },
         Rate { of: "mutations", limit: Limit::Minute(1500.0) },
     ];
     const MOST: [(u64, u64); 4] = [(100, 1200), (200, 1500), (100, 800), (100, 800)];
@@ -260,8 +260,8 @@ impl Rated for Google {
         let path = request.path.split('?').next().unwrap_or_default();
         match request.method.as_str() {
             _ if !path.starts_with("/compute/") => None,
-            "GET" if path.contains("/operations") => Some("operations (read)"),
-            "GET" if ["disks", "instances", "snapshots", "zones"].iter().any(|list| path.ends_with(list)) => Some("lists (read)"),
+            "GET" if path.contains("/operations") => Some("operations"),
+            "GET" if ["disks", "instances", "snapshots", "zones"].iter().any(|list| path.ends_with(list)) => Some("lists"),
             "GET" => Some("reads"),
             _ => Some("mutations"),
         }

@@ -14,9 +14,7 @@ fn gce_official_suite_has_nothing_against_it() {
     let Some(google) = Google::start().map(Arc::new) else { return };
     // The suite knows nothing of zones.
     google.order(&json!({"settings": {"zones": [ZONE]}}));
-    let here = Arc::downgrade(&google);
-    let machine =
-        Machine::start(google.address, move || here.upgrade().map_or_else(Vec::new, |google| attached(&google.state())));
+    let machine = Machine::start(&google, google.address, |google| attached(&google.state()));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
         ("LONGSHORE_GCE_DISKS", machine.sysfs()),
