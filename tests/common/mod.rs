@@ -267,9 +267,9 @@ impl Harness {
         self.arguments.push(argument.to_owned());
     }
 
-    /// The driver of another program that has `serve`.
-    pub fn set_program(&mut self, program: PathBuf) {
-        self.program = Some(program);
+    /// The next driver that is started is of another program that has `serve`; `None`: the one that was built with the tests.
+    pub fn set_program(&mut self, program: Option<PathBuf>) {
+        self.program = program;
     }
 
     /// Drivers run on a machine of their own from now on, with what is mounted now. Their network is one of their own, too, unless their

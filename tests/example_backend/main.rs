@@ -49,7 +49,7 @@ fn printed(program: &Path, arguments: &[&str]) -> String {
 /// A driver whose first backend is of the type `example`.
 fn harness() -> Harness {
     let mut harness = Harness::new(Pool::Local);
-    harness.set_program(program());
+    harness.set_program(Some(program()));
     let records = harness.path("records");
     fs::create_dir(&records).expect("a directory");
     let backend = format!("{{name: scratch, type: example, directory: {}, capacity: 64MiB}}", records.display());

@@ -6,6 +6,8 @@
 //! known yet is never taken for known; what is known is compared with what the kernel, the pools and the journal show after each
 //! call, and with the bytes read at every target. Meanwhile others send calls about the same volume that must not
 //! change anything. `LONGSHORE_SOAK` is for how many seconds (120), `LONGSHORE_SOAK_SEED` what chance begins with.
+//! `LONGSHORE_SOAK_OLDER` is the driver of another version, built with the feature `faults`: each start takes the other one, as upgrades and
+//! rollbacks with volumes in use do.
 #![cfg(feature = "faults")]
 #![allow(clippy::disallowed_methods, reason = "what a deletion kept is removed, as an operator does")]
 
@@ -19,6 +21,7 @@ mod shared;
 mod worker;
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -53,7 +56,8 @@ fn volumes_under_kills_and_faults_lose_and_leave_nothing() {
         let mut harness = Harness::new_in(place, Pool::XfsAndExt4);
         // A spare place for each worker, to restore into.
         let shared = Shared::new(&harness, seed, VOLUMES + WORKERS);
-        let mut soak = Soak { harness: &mut harness, shared: &shared, kills: 0, faults: 0, slowest: Duration::ZERO };
+        let older = std::env::var_os("LONGSHORE_SOAK_OLDER").map(PathBuf::from);
+        let mut soak = Soak { harness: &mut harness, shared: &shared, older, kills: 0, faults: 0, slowest: Duration::ZERO };
         let begun = Instant::now();
         soak.run(Duration::from_secs(seconds));
         let (kills, faults, slowest) = (soak.kills, soak.faults, soak.slowest);
@@ -79,6 +83,8 @@ fn volumes_under_kills_and_faults_lose_and_leave_nothing() {
 struct Soak<'s> {
     harness: &'s mut Harness,
     shared: &'s Shared,
+    /// Every other start is of this driver.
+    older: Option<PathBuf>,
     kills: u64,
     faults: usize,
     slowest: Duration,
@@ -140,6 +146,7 @@ impl<'s> Soak<'s> {
         }
         self.harness.forget_log();
         self.harness.set("LONGSHORE_FAULT", fault);
+        self.harness.set_program(self.older.clone().filter(|_| self.shared.incarnation() % 2 == 0));
         let begun = Instant::now();
         if !self.harness.try_start() {
             self.shared.violation(None, &format!("it does not come up again:\n{}", self.harness.log()));

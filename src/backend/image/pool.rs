@@ -243,8 +243,8 @@ impl Pool {
     }
 
     fn open_now(&self, lock: bool) -> Result<(), String> {
-        // Another call may have opened it meanwhile.
-        if self.at_hand().is_some_and(|ready| ready.is_writable()) {
+        // Another call may have opened it meanwhile; or it was there all the time, and looking at it took too long. On this thread it may.
+        if self.current().is_some_and(|ready| ready.is_writable() && ready.is_in_place()) {
             return Ok(());
         }
         *lock_of(&self.refusal) = None;
@@ -352,5 +352,28 @@ fn verify_in_background(ready: &Arc<Ready>) {
     });
     if let Err(error) = started {
         tracing::warn!(pool = ready.name, %error, "damage of volumes is only seen when they are used");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// As on a disk that answers nothing for some seconds.
+    #[test]
+    fn pool_that_was_slow_to_look_at_is_used_again_and_not_in_the_way_of_itself() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let config = serde_json::json!({"name": "a", "path": directory.path().join("images")});
+        let config = serde_json::from_value(config).expect("a pool");
+        let pool = Pool::new(config, "image".parse().expect("a name"), Role { provision: true }, None, false).expect("made");
+        Pool::open_all(std::slice::from_ref(&pool)).expect("opened");
+        let (answer, hung) = mpsc::channel::<()>();
+        let look = pool.looking.start(move || hung.recv().is_ok());
+        assert!(pool.at_hand().is_none(), "it is slow");
+        assert!(pool.writable().expect("it is there").is_writable());
+        drop(answer);
+        drop(look);
     }
 }
