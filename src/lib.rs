@@ -29,7 +29,8 @@
 //! - A device is disconnected only once the kernel lets us have it exclusively: our own mountinfo shows nothing of other mount namespaces.
 //! - Of a volume that several nodes reach, the storage says which node has it: an attachment, a LUN's access list, a lease in the pool.
 //! - A snapshot is of one instant, or it is refused ([`backend::FreezeGuard::writers`]).
-//! - Nothing is deleted outside a directory of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]).
+//! - Nothing is deleted outside a directory of ours, and nothing recursively but what lies in a trash of ours ([`os::tree`]),
+//!   and the subvolume of a snapshot that was interrupted ([`os::subvolume`]).
 //! - Every side effect runs in [`os::step::step`], which names, times and counts it.
 //! - A scrape of the metrics costs the same however many volumes there are, and waits for no storage; no volume's id is a label.
 //! - The start waits for no storage: pools are opened, and what was interrupted is recovered, on threads of their own. The volumes to be

@@ -20,7 +20,11 @@ const BASE: &str = "pool/base";
 
 /// A driver with the backend `dir` on an xfs of its own, and `more` in the backend's configuration.
 fn harness(more: &str) -> Harness {
-    let harness = Harness::new(Pool::Xfs);
+    harness_on(Pool::Xfs, more)
+}
+
+fn harness_on(pool: Pool, more: &str) -> Harness {
+    let harness = Harness::new(pool);
     for name in [BASE, "pool/static"] {
         fs::create_dir(harness.path(name)).expect("a directory");
         fs::set_permissions(harness.path(name), PermissionsExt::from_mode(0o755)).expect("a mode");
@@ -121,8 +125,17 @@ fn await_empty(directory: &Path) {
 
 #[test]
 fn a_directory_lives_from_creation_to_the_trash() {
+    life(Pool::Xfs);
+}
+
+#[test]
+fn a_subvolume_lives_from_creation_to_the_trash() {
+    life(Pool::Btrfs);
+}
+
+fn life(pool: Pool) {
     isolated(|| {
-        let mut harness = harness("");
+        let mut harness = harness_on(pool, "");
         harness.start();
         let mut first = request("first");
         first.volume_capabilities = vec![for_many(capability(Some("ext4")))];
@@ -133,6 +146,8 @@ fn a_directory_lives_from_creation_to_the_trash() {
         let own = harness.path(BASE).join(volume.volume_id.strip_prefix("dir:").expect("an id"));
         let mode = own.metadata().expect("its directory").mode() & 0o7777;
         assert_eq!(mode, 0o755, "no chmod 0777");
+        let is_subvolume = own.metadata().expect("its directory").dev() != harness.path(BASE).metadata().expect("the base").dev();
+        assert_eq!(is_subvolume, pool == Pool::Btrfs);
 
         for _ in 0..2 {
             stage(&harness, &volume, "first").expect("staged");
@@ -477,8 +492,17 @@ fn directory_exchanged_with_a_link_or_another_during_the_calls_is_never_shown() 
 
 #[test]
 fn mount_inside_of_a_volume_is_neither_shown_nor_emptied() {
+    mount_inside(Pool::Xfs);
+}
+
+#[test]
+fn mount_inside_of_a_subvolume_is_neither_shown_nor_emptied() {
+    mount_inside(Pool::Btrfs);
+}
+
+fn mount_inside(pool: Pool) {
     isolated(|| {
-        let mut harness = harness("");
+        let mut harness = harness_on(pool, "");
         harness.start();
         let volume = made(&harness, request("holder")).expect("made");
         let own = harness.path(BASE).join(&volume.volume_id[4..]);

@@ -62,6 +62,14 @@ const NFS: Variant = Variant { name: "NFS", backend: "nfs", fstype: Some("nfs"),
 /// Of a node's own file system, with reflinks.
 const DIRECTORY: Variant =
     Variant { name: "directory", backend: "directory", pool: Pool::Xfs, fstype: Some("xfs"), calls: &Call::SHARE, ..PLAIN };
+/// What of it is otherwise where its volumes are subvolumes.
+const SUBVOLUME: Variant = Variant {
+    name: "directory on btrfs",
+    pool: Pool::Btrfs,
+    fstype: Some("btrfs"),
+    only: &[Call::Create, Call::Snapshot, Call::Restore, Call::DeleteSnapshot, Call::Delete],
+    ..DIRECTORY
+};
 const ISCSI: Variant = Variant { name: "iSCSI", backend: "iscsi", calls: &Call::SAN, ..PLAIN };
 const THIN: Variant =
     Variant { name: "LVM thin", backend: "lvm", calls: &Call::THIN, parameters: &[("deviceClass", "thin")], ..PLAIN };
@@ -408,10 +416,10 @@ tests! {
     killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Stage];
     every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage];
     every_step_fails_with_eio_nfs: "fault matrix EIO", eio, [NFS], &NFS_CALLS;
-    killed_before_every_step_directory: "crash matrix", crash, [DIRECTORY], &[];
+    killed_before_every_step_directory: "crash matrix", crash, [DIRECTORY, SUBVOLUME], &[];
     killed_within_every_step_directory: "crash matrix within steps", crash_within, [DIRECTORY], &[Call::Stage];
     every_step_hangs_directory: "hang matrix", hang, [DIRECTORY], &[Call::Stage];
-    every_step_fails_with_eio_directory: "fault matrix EIO", eio, [DIRECTORY], &[];
+    every_step_fails_with_eio_directory: "fault matrix EIO", eio, [DIRECTORY, SUBVOLUME], &[];
     every_step_fails_with_enospc_directory: "fault matrix ENOSPC", enospc, [DIRECTORY], &[];
     killed_before_every_step_iscsi: "crash matrix", crash, [ISCSI], &ISCSI_CALLS;
     every_step_fails_with_eio_iscsi: "fault matrix EIO", eio, [ISCSI], &ISCSI_CALLS;

@@ -57,6 +57,7 @@ pub mod single;
 pub mod single_flight;
 pub mod socket;
 pub mod step;
+pub mod subvolume;
 pub mod tree;
 pub mod udev;
 #[cfg(feature = "cinder")]

@@ -138,7 +138,10 @@ fn mounts(harness: &Harness, lines: &mut Vec<String>) {
         let Some(place) = fields[4].strip_prefix(&ours).filter(|place| !place.starts_with("pool")) else { continue };
         let (root, source) = (without_number(fields[3]), without_number(fields[dash + 2]));
         // ext4 of Linux 6.1 tells one of its defaults at times.
-        let (fstype, options, own) = (fields[dash + 1], fields[5], fields[dash + 3].replace(",mb_optimize_scan=0", ""));
+        let own = fields[dash + 3].replace(",mb_optimize_scan=0", "");
+        // The number of the subvolume on which a btrfs mount lies is another each time.
+        let own = own.split(',').filter(|option| !option.starts_with("subvolid=")).collect::<Vec<_>>().join(",");
+        let (fstype, options) = (fields[dash + 1], fields[5]);
         let metadata = fs::metadata(fields[4]).expect("a mount point");
         let size = if metadata.file_type().is_block_device() {
             let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));

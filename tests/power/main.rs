@@ -198,6 +198,12 @@ fn unsynced_writes_lost_below_directories_leave_volumes_that_a_node_stages_again
 
 #[test]
 #[ignore = "a ring of its own (scripts/test power)"]
+fn unsynced_writes_lost_below_subvolumes_leave_volumes_that_a_node_stages_again() {
+    on("btrfs", |fstype| node_keeps_volumes(fstype, &node::DIRECTORY));
+}
+
+#[test]
+#[ignore = "a ring of its own (scripts/test power)"]
 fn unsynced_writes_lost_on_whole_disks_leave_volumes_that_a_node_stages_again() {
     on("ext4", |fstype| node_keeps_volumes(fstype, &node::WHOLE_DISK));
 }

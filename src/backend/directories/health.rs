@@ -45,7 +45,7 @@ impl ReportHealth for Controller {
 
 impl Ready {
     fn directory_health(&self, record: &VolumeRecord) -> Health {
-        match self.inode(&record.directory) {
+        match self.number(&record.directory) {
             Ok(Some(_)) => match self.quota_problem(record) {
                 Ok(problem) => problem.into_iter().collect(),
                 Err(error) => vec![problem_of(&error, self.location.unreachable())],

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, Stat};
 
 use crate::os::dir::OpenDir;
 use crate::os::step::step;
-use crate::os::{self, lock};
+use crate::os::{self, lock, subvolume};
 use crate::volume::{Error, OnDelete, Result};
 
 use super::base::Ready;
@@ -68,12 +68,12 @@ impl Ready {
         self.root.directory(directory).map_err(|error| self.failure(error))
     }
 
-    /// What lies in a volume's place, with the directory that it lies in.
-    fn seen(&self, directory: &Path) -> Result<Option<(OpenDir, Stat)>> {
+    /// What lies in a volume's place, with its number, and the directory that it lies in.
+    fn seen(&self, directory: &Path) -> Result<Option<(OpenDir, Stat, u64)>> {
         let (parent, name) = parted(directory)?;
         let Some(parent) = self.at(parent)? else { return Ok(None) };
-        let stat = parent.stat(name).map_err(|error| self.failure(error))?;
-        Ok(stat.map(|stat| (parent, stat)))
+        let numbered = numbered(&parent, name).map_err(|error| self.failure(error))?;
+        Ok(numbered.map(|(stat, number)| (parent, stat, number)))
     }
 
     /// Puts a draft into its place, durably.
@@ -90,8 +90,8 @@ impl Ready {
         step("rename into place", &shown.display(), || {
             self.drafts.rename(local, &parent, name).or_else(|error| {
                 // A server may have done it, and its first answer was lost.
-                match parent.stat(name)? {
-                    Some(stat) if Some(stat.st_ino) == record.inode => Ok(()),
+                match numbered(&parent, name)? {
+                    Some((_, number)) if Some(number) == record.inode => Ok(()),
                     _ => Err(error),
                 }
             })
@@ -172,10 +172,10 @@ impl Ready {
                 seen => seen?,
             };
             match seen {
-                Some((parent, stat)) if record.inode == Some(stat.st_ino) => {
+                Some((parent, _, number)) if record.inode == Some(number) => {
                     self.throw_away(&parent, name, &format!("{local}~{}", record.created))?;
                 }
-                Some((parent, stat)) if is_claim(&stat) => {
+                Some((parent, stat, _)) if is_claim(&stat) => {
                     step("remove claim", &shown.display(), || parent.remove_directory(name).or_else(not_empty))
                         .map_err(|error| self.failure(error))?;
                 }
@@ -196,6 +196,12 @@ impl Ready {
             }
         }
         Ok(())
+    }
+
+    /// As [`Ready::number`].
+    pub fn draft_number(&self, local: &str) -> Result<Option<u64>> {
+        let numbered = numbered(&self.drafts, local.as_ref()).map_err(|error| self.failure(error))?;
+        Ok(numbered.map(|(_, number)| number))
     }
 
     /// Renames something into the trash, durably; the rest is the sweeper's.
@@ -222,7 +228,7 @@ impl Ready {
             let _places = lock(&self.places);
             let (_, name) = parted(&record.directory)?;
             // Another directory in its place is not what was deleted.
-            if let Some((parent, _)) = self.seen(&record.directory)?.filter(|(_, stat)| record.inode == Some(stat.st_ino)) {
+            if let Some((parent, ..)) = self.seen(&record.directory)?.filter(|(.., number)| record.inode == Some(*number)) {
                 match way {
                     OnDelete::Delete | OnDelete::Scrub => self.throw_away(&parent, name, &format!("{local}~{at}"))?,
                     OnDelete::Retain => {}
@@ -290,20 +296,26 @@ impl Ready {
         Ok(())
     }
 
-    /// The inode of what lies in a volume's place.
+    /// The number of what lies in a volume's place, by which another one there is told from it.
     ///
     /// # Errors
     /// `Unverified` where it is no directory.
-    pub fn inode(&self, directory: &Path) -> Result<Option<u64>> {
+    pub fn number(&self, directory: &Path) -> Result<Option<u64>> {
         match self.seen(directory)? {
             None => Ok(None),
-            Some((_, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(Some(stat.st_ino)),
+            Some((_, stat, number)) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(Some(number)),
             Some(_) => Err(Error::Unverified {
                 device: self.root.path_of(directory).display().to_string(),
                 reason: "something else is where a volume's directory was; see what it is, and remove it by hand".to_owned(),
             }),
         }
     }
+}
+
+/// What is called `name`, with its [`subvolume::number`].
+fn numbered(parent: &OpenDir, name: &std::ffi::OsStr) -> os::Result<Option<(Stat, u64)>> {
+    let stat = parent.stat(name)?;
+    stat.map(|stat| Ok((stat, subvolume::number(parent, name, &stat)?))).transpose()
 }
 
 /// An empty directory cannot be seen to be so by its attributes; but nobody works with one of mode 0.

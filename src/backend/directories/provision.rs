@@ -9,7 +9,7 @@ use crate::backend::{CapacityAnswer, CapacityQuery, Expand, Provision, Quiesce, 
 use crate::os::dir::OpenDir;
 use crate::os::lock;
 use crate::os::step::step;
-use crate::os::tree;
+use crate::os::{subvolume, tree};
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
 use super::Controller;
@@ -72,7 +72,7 @@ impl Provision for Controller {
                     return Err(Error::InUse { object: format!("volume {id}"), by });
                 }
                 let at = record::now();
-                record.inode = ready.inode(&record.directory)?;
+                record.inode = ready.number(&record.directory)?;
                 record.phase = Phase::Deleting { at };
                 ready.write_record(&record)?;
                 ready.index.put_volume(local, &record.directory, record.capacity.0, false);
@@ -303,17 +303,28 @@ impl Ready {
     }
 }
 
-/// A draft with its record, empty, or with a copy into it under way.
+/// A draft with its record, empty, or with all of its source, or with a copy into it under way.
 fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) -> Result<()> {
     let local = record.id.local().to_owned();
     ready.discard_draft(&local)?;
+    let failed = |error| ready.failure(error);
     let shown = ready.drafts.path_of(&local);
-    step("make directory", &shown.display(), || ready.drafts.make_directory(&local, 0o700))
-        .map_err(|error| ready.failure(error))?;
-    record.inode = ready.drafts.stat(&local).map_err(|error| ready.failure(error))?.map(|stat| stat.st_ino);
+    if let Some(Origin { directory, .. }) = &origin
+        && subvolume::is_open(directory).map_err(failed)?
+        && step("make snapshot", &shown.display(), || subvolume::snapshot(directory, &ready.drafts, &local, false))
+            .map_err(failed)?
+    {
+        record.inode = ready.draft_number(&local)?;
+        return ready.begin_quota(record);
+    }
+    step("make directory", &shown.display(), || match subvolume::are_possible(&ready.drafts) {
+        true => subvolume::create(&ready.drafts, &local, 0o700),
+        false => ready.drafts.make_directory(&local, 0o700),
+    })
+    .map_err(failed)?;
+    record.inode = ready.draft_number(&local)?;
     ready.begin_quota(record)?;
     let Some(origin) = origin else { return Ok(()) };
-    let failed = |error| ready.failure(error);
     let links = links_name(&local);
     step("make directory", &ready.drafts.path_of(&links).display(), || ready.drafts.make_directory(&links, 0o700))
         .map_err(failed)?;

@@ -62,7 +62,7 @@ pub(super) struct VolumeRecord {
     pub parameters: Value,
     /// Nanoseconds since 1970.
     pub created: u64,
-    /// Of the directory that is being made, or taken away: so that another in its place is left alone.
+    /// Of the directory that is being made, or taken away (`os::subvolume::number`): so that another in its place is left alone.
     pub inode: Option<u64>,
     /// What DeleteVolume does with the data, where that was changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,11 +84,11 @@ pub(super) struct SnapshotRecord {
     pub source: VolumeId,
     /// The least capacity of a volume that is made of it.
     pub size: Bytes,
-    /// When its copy was begun, in nanoseconds since 1970.
+    /// When its making was begun, in nanoseconds since 1970.
     pub created: u64,
-    /// All of it is copied.
+    /// All of it is there.
     pub ready: bool,
-    /// What was copied; counts as provisioned.
+    /// What was copied, or what a subvolume has allocated; counts as provisioned.
     pub taken: Bytes,
     /// Whether it may be consistent file by file only, as its class says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

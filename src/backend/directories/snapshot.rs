@@ -1,4 +1,4 @@
-//! Snapshots: whole copies of a volume's directory, on the same base, made in the background.
+//! Snapshots: whole copies of a volume's directory, on the same base, made in the background; of a subvolume of btrfs its own snapshot.
 //!
 //! A base is in use by machines that we know nothing of, so nothing can be frozen. A snapshot is of one instant where nothing in the
 //! volume changed while it was copied, which is checked afterwards; else it is refused, unless its class takes what is consistent file
@@ -12,7 +12,7 @@ use crate::backend::{Quiesce, SnapshotSpec, Snapshots};
 use crate::os::dir::OpenDir;
 use crate::os::step::step;
 use crate::os::tree::{self, ChangeTime, Control, Copied};
-use crate::os::{self, lock};
+use crate::os::{self, lock, subvolume};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::Controller;
@@ -160,15 +160,18 @@ impl Ready {
             return Ok(None);
         }
         let directory = self.snapshots.existing(local).map_err(failed)?;
-        // What was copied by a process that ended.
+        // What was made by a process that ended.
         for name in [DATA, LINKS] {
-            if directory.stat(name).map_err(failed)?.is_some() {
-                self.throw_away(&directory, name.as_ref(), &format!("{local}~{name}~{}", record::now()))?;
+            match directory.stat(name).map_err(failed)? {
+                None => {}
+                // It is read-only, and cannot be moved.
+                Some(stat) if subvolume::is_one(&directory, &stat) => {
+                    step("remove snapshot", &directory.path_of(name).display(), || subvolume::remove(&directory, name.as_ref()))
+                        .map_err(failed)?
+                }
+                Some(_) => self.throw_away(&directory, name.as_ref(), &format!("{local}~{name}~{}", record::now()))?,
             }
-            step("make directory", &directory.path_of(name).display(), || directory.make_directory(name, 0o700))
-                .map_err(failed)?;
         }
-        let (to, links) = (directory.existing(DATA).map_err(failed)?, directory.existing(LINKS).map_err(failed)?);
         let volume = self.record(record.source.local())?.ok_or_else(|| Error::volume_not_found(&record.source))?;
         let from = self
             .at(&volume.directory)?
@@ -177,13 +180,7 @@ impl Ready {
         // Held until it is in there: at its end the copy takes itself out.
         let mut works = lock(&self.works);
         let work = Work::start(Source::Volume(record.source.local().to_owned()), move |control| {
-            let copy = || tree::copy(&from, &to, &links, control);
-            let copied = if record.by_file {
-                copy().map_err(|error| own.failure(error))?
-            } else {
-                own.copy_unchanged(&record.source, &from, control, copy)?
-            };
-            directory.remove_directory(LINKS).map_err(|error| own.failure(error))?;
+            let copied = own.fill_snapshot(&record, &from, &directory, control)?;
             record.ready = true;
             record.taken = Bytes(copied.bytes);
             own.write_snapshot(&record)?;
@@ -193,6 +190,28 @@ impl Ready {
         })?;
         works.insert(key, Arc::clone(&work));
         Ok(Some(work))
+    }
+
+    fn fill_snapshot(&self, record: &SnapshotRecord, from: &OpenDir, directory: &OpenDir, control: &Control) -> Result<Copied> {
+        let failed = |error| self.failure(error);
+        let shown = directory.path_of(DATA);
+        if subvolume::is_open(from).map_err(failed)?
+            && step("make snapshot", &shown.display(), || subvolume::snapshot(from, directory, DATA, true)).map_err(failed)?
+        {
+            return directory.existing(DATA).and_then(|data| tree::contents(&data, control)).map_err(failed);
+        }
+        for name in [DATA, LINKS] {
+            step("make directory", &directory.path_of(name).display(), || directory.make_directory(name, 0o700))
+                .map_err(failed)?;
+        }
+        let (to, links) = (directory.existing(DATA).map_err(failed)?, directory.existing(LINKS).map_err(failed)?);
+        let copy = || tree::copy(from, &to, &links, control);
+        let copied = match record.by_file {
+            true => copy().map_err(failed)?,
+            false => self.copy_unchanged(&record.source, from, control, copy)?,
+        };
+        directory.remove_directory(LINKS).map_err(failed)?;
+        Ok(copied)
     }
 
     /// Takes a snapshot away, whatever there is of it.

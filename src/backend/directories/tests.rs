@@ -13,7 +13,9 @@ use crate::backend::nfs::{NfsConfig, NfsParameters, ShareConfig, locations_on, r
 use crate::backend::{
     CapacityQuery, Expand, FreezeGuard, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
 };
+use crate::os::fs::testing::{Scratch, in_namespace};
 use crate::os::mount::testing::Hung;
+use crate::os::subvolume;
 use crate::volume::{
     ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
@@ -43,7 +45,20 @@ struct Ground {
 }
 
 fn ground(shares: &[&str]) -> Ground {
-    let directory = tempfile::tempdir().expect("a directory");
+    ground_in(&std::env::temp_dir(), shares)
+}
+
+/// Runs `test` with a directory on btrfs, where volumes are subvolumes.
+fn on_btrfs(test: impl FnOnce(&Path) + Send) {
+    in_namespace(|| {
+        if let Some(scratch) = Scratch::mounted("btrfs", 300 << 20) {
+            test(scratch.path());
+        }
+    });
+}
+
+fn ground_in(parent: &Path, shares: &[&str]) -> Ground {
+    let directory = tempfile::tempdir_in(parent).expect("a directory");
     for name in shares.iter().chain(&["outside", "state"]) {
         std::fs::create_dir(directory.path().join(name)).expect("made");
         std::fs::set_permissions(directory.path().join(name), PermissionsExt::from_mode(0o755)).expect("set");
@@ -313,6 +328,11 @@ fn on_delete_may_be_modified() {
 
 #[test]
 fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
+    assert_next_process_ends_everything(&std::env::temp_dir());
+    on_btrfs(assert_next_process_ends_everything);
+}
+
+fn assert_next_process_ends_everything(on: &Path) {
     let interrupted: [Interrupted; 8] = [
         ("a draft without a record", |ground| std::fs::create_dir(ground.at("a/.longshore/drafts/one")).expect("made"), false),
         (
@@ -367,7 +387,7 @@ fn a_kill_anywhere_leaves_nothing_that_the_next_process_does_not_end() {
     ];
     for (state, make, made) in interrupted {
         for repeat in [false, true] {
-            let ground = ground(&["a"]);
+            let ground = ground_in(on, &["a"]);
             let controller = ground.open();
             controller.probe().expect("there");
             if made {
@@ -447,7 +467,12 @@ fn provisioned_capacity_is_limited_to_the_share() {
 
 #[test]
 fn snapshots_are_whole_and_outlive_their_volume() {
-    let ground = ground(&["a"]);
+    assert_snapshots_are_whole(&std::env::temp_dir());
+    on_btrfs(assert_snapshots_are_whole);
+}
+
+fn assert_snapshots_are_whole(on: &Path) {
+    let ground = ground_in(on, &["a"]);
     let controller = ground.open();
     create(&controller, &spec("one", &[("mountPermissions", "0750"), ("uid", "7")])).expect("made");
     std::fs::create_dir(ground.at("a/one/dir")).expect("made");
@@ -684,6 +709,98 @@ fn a_snapshot_that_was_interrupted_is_made_anew() {
     await_ready(&controller, &taken.id);
     assert_eq!(std::fs::read(directory.join("data/file")).expect("there"), b"data");
     assert!(!directory.join("data/stray").exists());
+}
+
+#[test]
+fn interrupted_snapshot_of_a_subvolume_is_made_anew() {
+    on_btrfs(|on| {
+        let ground = ground_in(on, &["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        let taken = snapshot_of_one(&controller);
+        drop(controller);
+        std::fs::write(ground.at("a/one/file"), "data").expect("written");
+        let directory = ground.at("a/.longshore/snapshots/s");
+        let text = std::fs::read_to_string(directory.join("meta.json")).expect("read");
+        std::fs::write(directory.join("meta.json"), text.replace("\"ready\": true", "\"ready\": false")).expect("written");
+        std::fs::create_dir(directory.join("links")).expect("made");
+        let controller = ground.open();
+        controller.probe().expect("there");
+        await_ready(&controller, &taken.id);
+        assert_eq!(std::fs::read(directory.join("data/file")).expect("there"), b"data");
+        assert_eq!(std::fs::write(directory.join("data/file"), "").expect_err("read-only").raw_os_error(), Some(libc::EROFS));
+        controller.delete_snapshot(&taken.id).expect("deleted");
+        controller.delete(&id("one")).expect("deleted");
+        ground.assert_nothing_left();
+    });
+}
+
+/// Elsewhere this is refused (`copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file`).
+#[test]
+fn snapshot_and_clone_of_a_written_subvolume_are_of_one_instant() {
+    on_btrfs(|on| {
+        let ground = ground_in(on, &["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        let place = ground.at("a/one");
+        let write = |name: &str, number: u64| {
+            std::fs::write(place.join("new"), number.to_string()).expect("written");
+            std::fs::rename(place.join("new"), place.join(name)).expect("replaced");
+        };
+        let both = |number: u64| ["first", "second"].into_iter().for_each(|name| write(name, number));
+        both(0);
+        let over = AtomicBool::new(false);
+        let copies = std::thread::scope(|scope| {
+            scope.spawn(|| (1..).take_while(|_| !over.load(Ordering::Relaxed)).for_each(both));
+            let copies: Vec<u64> = (0..20)
+                .map(|round| {
+                    let taken = snapshot_of_one(&controller);
+                    let local = format!("clone-{round}");
+                    let clone = VolumeSpec { source: Some(ContentSource::Volume(id("one"))), ..spec(&local, &[]) };
+                    at_last(|| create(&controller, &clone)).expect("cloned");
+                    let first = ["a/.longshore/snapshots/s/data".to_owned(), format!("a/{local}")].map(|copy| {
+                        let read = |name| {
+                            let text = std::fs::read_to_string(ground.at(&copy).join(name)).expect("read");
+                            text.parse::<u64>().expect("a number")
+                        };
+                        let (first, second) = (read("first"), read("second"));
+                        assert!(first == second || first == second + 1, "{copy}: {first}, {second}");
+                        first
+                    });
+                    controller.delete_snapshot(&taken.id).expect("deleted");
+                    controller.delete(&clone.id).expect("deleted");
+                    first[0]
+                })
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            copies
+        });
+        assert!(copies[0] < copies[19], "nothing was written meanwhile: this proves nothing: {copies:?}");
+        controller.delete(&id("one")).expect("deleted");
+        ground.assert_nothing_left();
+    });
+}
+
+/// It is copied file by file, as any directory: what another subvolume has is in no snapshot.
+#[test]
+fn volume_with_a_subvolume_in_it_is_copied_whole() {
+    on_btrfs(|on| {
+        let ground = ground_in(on, &["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        let open = crate::os::dir::OpenDir::open(&ground.at("a/one")).expect("opened");
+        subvolume::create(&open, "inner", 0o755).expect("made");
+        std::fs::write(ground.at("a/one/inner/file"), "data").expect("written");
+        let taken = snapshot_of_one(&controller);
+        let restored = VolumeSpec { source: Some(ContentSource::Snapshot(taken.id.clone())), ..spec("restored", &[]) };
+        at_last(|| create(&controller, &restored)).expect("restored");
+        assert_eq!(std::fs::read(ground.at("a/restored/inner/file")).expect("copied"), b"data");
+        controller.delete_snapshot(&taken.id).expect("deleted");
+        for local in ["one", "restored"] {
+            controller.delete(&id(local)).expect("deleted");
+        }
+        ground.assert_nothing_left();
+    });
 }
 
 /// A caller that read the record before the copy ended asks for the copy after it.

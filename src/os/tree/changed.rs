@@ -1,4 +1,4 @@
-//! Whether a tree was changed while it was copied.
+//! Trees that are looked at: whether one was changed while it was copied, and how much it takes.
 //!
 //! Each change sets the change time of what it changes: that of a file when it is written, that of a directory when an entry comes or
 //! goes. Nobody can set it by hand. So a tree in which nothing has a change time since the copy began was the same all the time.
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::Control;
 use super::attributes::Attributes;
+use super::copy::Copied;
 use super::walk::{Level, Walk};
 use crate::os::dir::OpenDir;
 use crate::os::{Error, Result};
@@ -74,9 +75,34 @@ impl ChangeTime {
 /// # Errors
 /// `Io`; `Unexpected` where it was stopped.
 pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Result<Option<PathBuf>> {
-    let changed = |directory: &OpenDir, name: &OsStr| -> Result<Option<FileType>> {
+    look(tree, control, |directory, name| {
         Ok(ChangeTime::of(directory, name)?.filter(|(time, _)| *time < since).map(|(_, kind)| kind))
-    };
+    })
+}
+
+/// How many entries there are in a tree that does not change, and bytes that are allocated to them.
+///
+/// # Errors
+/// As [`changed_since`].
+pub fn contents(tree: &OpenDir, control: &Control) -> Result<Copied> {
+    let mut contents = Copied::default();
+    look(tree, control, |directory, name| {
+        // Each directory is looked at by its name and by itself.
+        let stat = if name.is_empty() { None } else { directory.stat(name)? };
+        contents.entries += u64::from(stat.is_some());
+        contents.bytes += stat.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or_default() * 512);
+        Ok(Some(stat.map_or(FileType::Directory, |stat| FileType::from_raw_mode(stat.st_mode))))
+    })?;
+    Ok(contents)
+}
+
+/// Looks at each entry of a tree by its directory and name, and at each directory with the name "" when all in it was looked at, until `kind`
+/// answers with none: that is the path which is returned.
+fn look(
+    tree: &OpenDir,
+    control: &Control,
+    mut kind: impl FnMut(&OpenDir, &OsStr) -> Result<Option<FileType>>,
+) -> Result<Option<PathBuf>> {
     let attributes = |directory: &OpenDir| Attributes::of(directory).map_err(|errno| Error::io("stat", directory.shown(), errno));
     let mut walk = Walk::new(tree, tree, attributes(tree)?)?;
     let mut directory = tree.try_clone()?;
@@ -85,7 +111,7 @@ pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Re
         let mut below = Vec::new();
         let mut result = Ok(());
         directory.each_entry(|entry| {
-            match changed(&directory, &entry.name) {
+            match kind(&directory, &entry.name) {
                 Ok(Some(FileType::Directory)) => below.push(entry.name),
                 Ok(Some(_)) => {}
                 Ok(None) => found = Some(directory.path_of(&entry.name)),
@@ -99,7 +125,7 @@ pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Re
         })?;
         result?;
         // Last: an entry that came or went while they were read.
-        if changed(&directory, OsStr::new(""))?.is_none() {
+        if kind(&directory, OsStr::new(""))?.is_none() {
             found.get_or_insert_with(|| directory.shown().to_owned());
         }
         if found.is_some() {

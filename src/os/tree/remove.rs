@@ -11,7 +11,7 @@ use rustix::fs::FileType;
 
 use super::{Control, Report};
 use crate::os::dir::{Entry, OpenDir};
-use crate::os::{Error, Result};
+use crate::os::{Error, Result, subvolume};
 
 /// Entries between two pauses.
 const BATCH: usize = 256;
@@ -77,7 +77,7 @@ impl Removal<'_> {
     /// Something that lies in the trash itself.
     fn remove_tree(&mut self, entry: &Entry) -> Result<()> {
         let unlinked = if entry.kind == Some(FileType::Directory) { None } else { self.unlink(self.trash, &entry.name)? };
-        if unlinked.is_some() {
+        if unlinked.is_some() || self.remove_subvolume(self.trash, &entry.name)? {
             return Ok(());
         }
         let opened = match self.trash.directory(&entry.name) {
@@ -124,8 +124,20 @@ impl Removal<'_> {
         let moved = directory.rename(&entry.name, self.trash, unused_name());
         match moved {
             Err(error) if error.is_missing() => Ok(()),
+            // One that is read-only cannot be moved.
+            Err(error) if error.errno() == Some(libc::EROFS) && self.remove_subvolume(directory, &entry.name)? => Ok(()),
             moved => moved,
         }
+    }
+
+    /// Whether it was a subvolume of btrfs, which goes at once. What is in one could not be moved up: it is another tree.
+    fn remove_subvolume(&mut self, directory: &OpenDir, name: &OsStr) -> Result<bool> {
+        if !directory.stat(name)?.is_some_and(|stat| subvolume::is_one(directory, &stat)) {
+            return Ok(false);
+        }
+        subvolume::remove(directory, name)?;
+        self.done();
+        Ok(true)
     }
 
     /// `None` where it is a directory.
