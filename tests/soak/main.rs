@@ -146,7 +146,7 @@ impl<'s> Soak<'s> {
         }
         self.harness.forget_log();
         self.harness.set("LONGSHORE_FAULT", fault);
-        self.harness.set_program(self.older.clone().filter(|_| self.shared.incarnation() % 2 == 0));
+        self.harness.set_program(self.older.clone().filter(|_| self.shared.incarnation().is_multiple_of(2)));
         let begun = Instant::now();
         if !self.harness.try_start() {
             self.shared.violation(None, &format!("it does not come up again:\n{}", self.harness.log()));
