@@ -296,7 +296,7 @@ impl Ready {
         Ok(())
     }
 
-    /// The number of what lies in a volume's place, by which another one there is told from it.
+    /// The number of what lies in a volume's place, by which another one there is distinguished from it.
     ///
     /// # Errors
     /// `Unverified` where it is no directory.
