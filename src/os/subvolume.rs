@@ -108,7 +108,7 @@ pub fn number(parent: &OpenDir, name: &OsStr, stat: &Stat) -> Result<u64> {
 /// # Errors
 /// `Io`: EEXIST where anything is there.
 pub fn create(parent: &OpenDir, name: &str, mode: u32) -> Result<()> {
-    let arguments = named(parent, name, 0, 0)?;
+    let arguments = named(parent, name.as_ref(), 0, 0)?;
     // SAFETY: the descriptor is open, and `arguments` is laid out as the kernel's struct, which it reads.
     unsafe { ioctl::create(parent.as_fd().as_raw_fd(), &raw const arguments) }
         .map_err(|errno| failed("create subvolume", parent, name, errno))?;
@@ -128,7 +128,7 @@ pub fn snapshot(of: &OpenDir, parent: &OpenDir, name: &str, read_only: bool) -> 
     if !inside(of, id)?.is_empty() {
         return Ok(false);
     }
-    let arguments = named(parent, name, of.as_fd().as_raw_fd().into(), if read_only { READ_ONLY } else { 0 })?;
+    let arguments = named(parent, name.as_ref(), of.as_fd().as_raw_fd().into(), if read_only { READ_ONLY } else { 0 })?;
     // SAFETY: the descriptors are open, and `arguments` is laid out as the kernel's struct, which it reads.
     match unsafe { ioctl::snapshot(parent.as_fd().as_raw_fd(), &raw const arguments) } {
         Ok(_) => {}
@@ -156,14 +156,20 @@ pub fn remove(parent: &OpenDir, name: &OsStr) -> Result<()> {
     let mut ids = vec![id_of(&directory)?];
     drop(directory);
     while let Some(id) = ids.last().copied() {
-        let mut arguments = named(parent, "", 0, BY_ID)?;
-        arguments.name[..8].copy_from_slice(&id.to_ne_bytes());
+        // By its name, in case it is moved away meanwhile; those in it have their names in directories that are not open.
+        let arguments = if ids.len() == 1 {
+            named(parent, name, 0, 0)?
+        } else {
+            let mut arguments = named(parent, OsStr::new(""), 0, BY_ID)?;
+            arguments.name[..8].copy_from_slice(&id.to_ne_bytes());
+            arguments
+        };
         // SAFETY: the descriptor is open, and `arguments` is laid out as the kernel's struct, which it reads.
         match unsafe { ioctl::destroy(parent.as_fd().as_raw_fd(), &raw const arguments) } {
             Ok(_) | Err(nix::Error::ENOENT) => drop(ids.pop()),
             // Those in it go first.
             Err(nix::Error::ENOTEMPTY) if ids.len() < MOST => ids.extend(inside(parent, id)?),
-            Err(errno) => return Err(failed("remove subvolume", parent, &name.to_string_lossy(), errno)),
+            Err(errno) => return Err(failed("remove subvolume", parent, name, errno)),
         }
     }
     Ok(())
@@ -210,19 +216,18 @@ fn inside(directory: &OpenDir, id: u64) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-fn named(parent: &OpenDir, name: &str, fd: i64, flags: u64) -> Result<ioctl::Arguments> {
+fn named(parent: &OpenDir, name: &OsStr, fd: i64, flags: u64) -> Result<ioctl::Arguments> {
     let mut arguments = ioctl::Arguments { fd, transaction: 0, flags, unused: [0; 4], name: [0; 4040] };
     // The last byte stays NUL.
-    let fits = name.len() < arguments.name.len() && !name.contains('/');
-    if !fits {
+    if name.len() >= arguments.name.len() || name.as_bytes().contains(&b'/') {
         return Err(failed("name subvolume", parent, name, nix::Error::ENAMETOOLONG));
     }
-    arguments.name[..name.len()].copy_from_slice(OsStr::new(name).as_bytes());
+    arguments.name[..name.len()].copy_from_slice(name.as_bytes());
     Ok(arguments)
 }
 
-fn failed(action: &'static str, parent: &OpenDir, name: &str, errno: nix::Error) -> Error {
-    Error::io(action, parent.path_of(name), errno)
+fn failed(action: &'static str, parent: &OpenDir, name: impl AsRef<OsStr>, errno: nix::Error) -> Error {
+    Error::io(action, parent.path_of(name.as_ref()), errno)
 }
 
 #[cfg(test)]
@@ -304,6 +309,12 @@ mod tests {
             }
             let (from, to) = (volume.join("directory/second"), volume.join("directory/inner/read-only"));
             tool("btrfs", &["subvolume", "snapshot", "-r", from.to_str().unwrap(), to.to_str().unwrap()]).unwrap();
+            let odd = OpenDir::open(&volume.join("directory")).unwrap();
+            let raw = OsStr::from_bytes(b"not UTF-8: \xff");
+            snapshot(&OpenDir::open(&volume.join("directory/second")).unwrap(), &odd, "odd", true).unwrap();
+            odd.rename("odd", &odd, raw).unwrap();
+            remove(&odd, raw).unwrap();
+            assert!(odd.stat(raw).unwrap().is_none());
             let place = volume.join("directory/second/mounted");
             fs::create_dir(&place).unwrap();
             let mounted = Mounted::new(Path::new("tmpfs"), &place, "tmpfs");

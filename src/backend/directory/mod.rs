@@ -1,7 +1,8 @@
 //! Directories of a node's own file system.
 //!
 //! The controller's side is [`super::directories`]'s: a directory per volume in a base directory (a subvolume on btrfs), snapshots and clones
-//! by copying (reflinks where the file system has them; snapshots of subvolumes), deletion in the background, capacities by project quotas. A node binds the directory ([`connect`]).
+//! by copying (reflinks where the file system has them; snapshots of subvolumes), deletion in the background, capacities by project quotas.
+//! A node binds the directory ([`connect`]).
 //! Volumes that are made lie in the base directory; a static volume is any directory below one that the configuration allows.
 //!
 //! Invariants:
