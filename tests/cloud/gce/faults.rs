@@ -73,7 +73,7 @@ fn gce_late_detachment_does_not_remove_the_next_attachment() {
     let mut driver = start(&google);
     let id = driver.create("data").expect("created");
     driver.attach(&id, "n1").expect("attached");
-    google.fault(json!({"method": "instances.detachDisk", "kind": "late", "delay": 5.5}));
+    google.fault(json!({"method": "instances.detachDisk", "kind": "late", "delay": 3600}));
     driver.persistent = false;
     assert!(!is_final(code(driver.detach(&id, "n1")).0));
     // The next controller knows of it only from the cloud.
@@ -81,6 +81,7 @@ fn gce_late_detachment_does_not_remove_the_next_attachment() {
     driver.harness.start();
     let (refused, message) = code(driver.attach(&id, "n1"));
     assert!(!is_final(refused) && message.contains("detachDisk"), "{message}");
+    google.order(&json!({"hurry": true}));
     driver.persistent = true;
     driver.attach(&id, "n1").expect("attached after the detachment has ended");
     assert_eq!(google.state()["running"], json!([]));
@@ -188,11 +189,12 @@ fn gce_name_that_is_being_deleted_is_waited_for() {
     let Some(google) = Google::start() else { return };
     let mut driver = start(&google);
     let id = driver.create("data").expect("created");
-    google.fault(json!({"method": "disks.delete", "kind": "late", "delay": 4}));
+    google.fault(json!({"method": "disks.delete", "kind": "late", "delay": 3600}));
     driver.persistent = false;
     assert!(!is_final(code(driver.delete(&id)).0));
     let (refused, message) = code(driver.create("data"));
     assert!(!is_final(refused), "{message}");
+    google.order(&json!({"hurry": true}));
     driver.persistent = true;
     let second = driver.create("data").expect("created");
     assert_ne!(id, second);

@@ -437,6 +437,9 @@ class Handler(BaseHTTPRequestHandler):
                         instances[(f"zones/{zone}", name)]["status"] = status
                     if order.pop("forget", False):
                         faults.clear()
+                    if order.pop("hurry", False):
+                        for entry in operations.values():
+                            entry[0] = 0
                     for at in range(order.pop("crowd", 0)):
                         link = f"{BASE}{PROJECT}/zones/{ZONES[0]}/instances/m{at}"
                         attached = [{"deviceName": "longshore-" + disk["id"], "source": disk["selfLink"], "mode": "READ_ONLY"} for disk in disks.values()]
