@@ -155,6 +155,7 @@ pub fn remove(parent: &OpenDir, name: &OsStr) -> Result<()> {
     }
     let mut ids = vec![id_of(&directory)?];
     drop(directory);
+    let mut found = 0;
     while let Some(id) = ids.last().copied() {
         // By its name, in case it is moved away meanwhile; those in it have their names in directories that are not open.
         let arguments = if ids.len() == 1 {
@@ -168,7 +169,14 @@ pub fn remove(parent: &OpenDir, name: &OsStr) -> Result<()> {
         match unsafe { ioctl::destroy(parent.as_fd().as_raw_fd(), &raw const arguments) } {
             Ok(_) | Err(nix::Error::ENOENT) => drop(ids.pop()),
             // Those in it go first.
-            Err(nix::Error::ENOTEMPTY) if ids.len() < MOST => ids.extend(inside(parent, id)?),
+            Err(errno @ nix::Error::ENOTEMPTY) => {
+                let children = inside(parent, id)?;
+                found += children.len();
+                if children.is_empty() || found > MOST {
+                    return Err(failed("remove subvolume", parent, name, errno));
+                }
+                ids.extend(children);
+            }
             Err(errno) => return Err(failed("remove subvolume", parent, name, errno)),
         }
     }
@@ -236,13 +244,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::os::fs::testing::{Mounted, Scratch, in_namespace, tool};
+    use crate::os::fs::testing::{self, Mounted, Scratch, tool};
 
     fn on_btrfs(test: impl FnOnce(&Path, OpenDir) + Send) {
-        in_namespace(|| {
-            let Some(scratch) = Scratch::mounted("btrfs", 200 << 20) else { return };
-            test(scratch.path(), OpenDir::open(scratch.path()).unwrap());
-        });
+        testing::on_btrfs(|at| test(at, OpenDir::open(at).unwrap()));
     }
 
     fn names(directory: &Path) -> Vec<String> {

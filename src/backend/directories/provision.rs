@@ -310,9 +310,7 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
     let failed = |error| ready.failure(error);
     let shown = ready.drafts.path_of(&local);
     if let Some(Origin { directory, .. }) = &origin
-        && subvolume::is_open(directory).map_err(failed)?
-        && step("make snapshot", &shown.display(), || subvolume::snapshot(directory, &ready.drafts, &local, false))
-            .map_err(failed)?
+        && ready.snapshot_subvolume(directory, &ready.drafts, &local, false)?
     {
         record.inode = ready.draft_number(&local)?;
         return ready.begin_quota(record);

@@ -194,10 +194,7 @@ impl Ready {
 
     fn fill_snapshot(&self, record: &SnapshotRecord, from: &OpenDir, directory: &OpenDir, control: &Control) -> Result<Copied> {
         let failed = |error| self.failure(error);
-        let shown = directory.path_of(DATA);
-        if subvolume::is_open(from).map_err(failed)?
-            && step("make snapshot", &shown.display(), || subvolume::snapshot(from, directory, DATA, true)).map_err(failed)?
-        {
+        if self.snapshot_subvolume(from, directory, DATA, true)? {
             return directory.existing(DATA).and_then(|data| tree::contents(&data, control)).map_err(failed);
         }
         for name in [DATA, LINKS] {
@@ -212,6 +209,15 @@ impl Ready {
         };
         directory.remove_directory(LINKS).map_err(failed)?;
         Ok(copied)
+    }
+
+    /// As [`subvolume::snapshot`]; without a step where the source is a directory as elsewhere.
+    pub(super) fn snapshot_subvolume(&self, from: &OpenDir, to: &OpenDir, name: &str, read_only: bool) -> Result<bool> {
+        let made = subvolume::is_open(from).and_then(|is_one| match is_one {
+            true => step("make snapshot", &to.path_of(name).display(), || subvolume::snapshot(from, to, name, read_only)),
+            false => Ok(false),
+        });
+        made.map_err(|error| self.failure(error))
     }
 
     /// Takes a snapshot away, whatever there is of it.

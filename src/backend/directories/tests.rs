@@ -13,7 +13,7 @@ use crate::backend::nfs::{NfsConfig, NfsParameters, ShareConfig, locations_on, r
 use crate::backend::{
     CapacityQuery, Expand, FreezeGuard, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
 };
-use crate::os::fs::testing::{Scratch, in_namespace};
+use crate::os::fs::testing::on_btrfs;
 use crate::os::mount::testing::Hung;
 use crate::os::subvolume;
 use crate::volume::{
@@ -46,15 +46,6 @@ struct Ground {
 
 fn ground(shares: &[&str]) -> Ground {
     ground_in(&std::env::temp_dir(), shares)
-}
-
-/// Runs `test` with a directory on btrfs, where volumes are subvolumes.
-fn on_btrfs(test: impl FnOnce(&Path) + Send) {
-    in_namespace(|| {
-        if let Some(scratch) = Scratch::mounted("btrfs", 300 << 20) {
-            test(scratch.path());
-        }
-    });
 }
 
 fn ground_in(parent: &Path, shares: &[&str]) -> Ground {

@@ -14,6 +14,15 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
     test_support::in_namespace(test);
 }
 
+/// As `in_namespace`, with a directory on an empty btrfs.
+pub(crate) fn on_btrfs(test: impl FnOnce(&Path) + Send) {
+    in_namespace(|| {
+        if let Some(scratch) = Scratch::mounted("btrfs", 300 << 20) {
+            test(scratch.path());
+        }
+    });
+}
+
 /// Runs a tool and wants it to succeed; none (said aloud) where it is not installed.
 pub(crate) fn tool(name: &'static str, arguments: &[&str]) -> Option<String> {
     let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
