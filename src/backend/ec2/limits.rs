@@ -2,7 +2,8 @@
 //!
 //! DescribeInstanceTypes says it (`EbsInfo.MaximumEbsAttachments`, `AttachmentLimitType`); the table here is for nodes, which may not ask,
 //! and for when there is no answer. Its numbers are AWS's ("Amazon EBS volume limits for Amazon EC2 instances", EC2 user guide), and
-//! where that is silent those of aws-ebs-csi-driver 1.5x. They have the primary network interface and the instance store's disks taken
+//! where that is silent, or older, those of aws-ebs-csi-driver (August 2026). They have the primary network interface and the disks of the
+//! instance store taken
 //! off already. Of a type that it does not know it says what the least of the present ones take.
 
 use serde::{Deserialize, Serialize};
@@ -89,8 +90,9 @@ const XEN: &[&str] = &[
 
 /// Families, whole or by how they begin (`*`), whose limit is the volumes' alone.
 const DEDICATED: &[&str] = &[
-    "c7a", "c7i", "c7i-flex", "c8*", "f2", "g6", "g6e", "g6f", "g7e", "gr6", "gr6f", "hpc7a", "i7i", "i7ie", "i8*", "m7a", "m7i",
-    "m7i-flex", "m8*", "p4d", "p4de", "p5", "p5e", "p5en", "p6-*", "r7a", "r7i", "r7iz", "r8*", "trn2*", "u7i*", "x8*",
+    "c7a", "c7i", "c7i-flex", "c8*", "c9*", "f2", "g6", "g6e", "g6f", "g7", "g7e", "gr6", "gr6f", "hpc7a", "hpc8a", "i7i",
+    "i7ie", "i8*", "m7a", "m7i", "m7i-flex", "m8*", "m9*", "p4d", "p4de", "p5", "p5e", "p5en", "p6-*", "r7a", "r7i", "r7iz",
+    "r8*", "trn2*", "u7i*", "x8*",
 ];
 
 /// Families, as above, and of them the sizes that take another number than others of their kind; `*` is any.
@@ -99,12 +101,15 @@ type Exception = (&'static [&'static str], &'static [(&'static str, u64)]);
 /// The first line that fits.
 const EXCEPTIONS: &[Exception] = &[
     // Dedicated.
-    (&["c8gn", "m8gn", "r8gn"], &[("48xlarge", 64), ("metal-48xl", 39)]),
-    (&["c8gb", "r8gb"], &[("metal-48xl", 78)]),
+    (&["c8gb", "c8gn", "m8gb", "m8gn", "r8gb", "r8gn"], &[("metal-48xl", 78)]),
+    (
+        &["c8ib", "c8in", "m8ib", "m8idb", "m8idn", "m8in", "r8ib", "r8idb", "r8idn", "r8in"],
+        &[("metal-48xl", 64), ("metal-96xl", 78)],
+    ),
     (&["c8a", "m8a", "r8a"], &[("metal-24xl", 64)]),
-    (&["c8i", "m8i", "r8i", "x8i"], &[("metal-48xl", 64)]),
-    (&["x8aedz"], &[("12xlarge", 64), ("24xlarge", 128), ("metal-12xl", 64), ("metal-24xl", 79)]),
-    (&["hpc7a"], &[("*", 27)]),
+    (&["c8i", "c8id", "m8i", "m8id", "r8i", "r8id", "x8i"], &[("metal-48xl", 64)]),
+    (&["m8azn", "x8aedz"], &[("12xlarge", 64), ("24xlarge", 128), ("metal-12xl", 64), ("metal-24xl", 79)]),
+    (&["hpc7a", "hpc8a"], &[("*", 27)]),
     (&["p4d", "p4de"], &[("*", 28)]),
     (&["p5", "p5e", "p5en", "p6-*", "trn2*"], &[("48xlarge", 64)]),
     // Shared, with disks or accelerators that take places.
@@ -138,7 +143,7 @@ const EXCEPTIONS: &[Exception] = &[
     (&["inf1"], &[("6xlarge", 23), ("24xlarge", 11), ("*", 26)]),
     (&["inf2"], &[("24xlarge", 28), ("48xlarge", 28), ("*", 26)]),
     (&["mac1"], &[("*", 16)]),
-    (&["mac2*", "mac-m4max"], &[("*", 10)]),
+    (&["mac2*", "mac-m3ultra", "mac-m4max"], &[("*", 10)]),
     (&["p3dn"], &[("*", 17)]),
     (&["trn1"], &[("32xlarge", 28), ("*", 25)]),
     (&["vt1"], &[("6xlarge", 23), ("*", 25)]),
@@ -223,8 +228,10 @@ mod tests {
             ("r7iz.metal-16xl", alone(39)),
             ("r7iz.32xlarge", alone(88)),
             ("c7a.metal-48xl", alone(79)),
-            ("c8gn.48xlarge", alone(64)),
-            ("c8gn.metal-48xl", alone(39)),
+            ("c8gn.48xlarge", alone(128)),
+            ("c8gn.metal-48xl", alone(78)),
+            ("c8in.metal-96xl", alone(78)),
+            ("m9g.large", alone(32)),
             ("c8gn.metal-24xl", alone(39)),
             ("m8gb.48xlarge", alone(128)),
             ("m8a.metal-24xl", alone(64)),
