@@ -21,6 +21,7 @@ use tokio::runtime::{Builder, Runtime};
 use tracing::subscriber::NoSubscriber;
 
 use super::refusal::{CloudErrorKind, Refusal};
+use super::rest::encoded;
 use super::retry::Repeat;
 
 /// To come to a connection, TLS included.
@@ -85,8 +86,11 @@ impl Lost {
 
 /// Whether a secret may be sent to this URL: over TLS, or to this very machine.
 pub fn may_hear_secrets(url: &str) -> bool {
-    let host = url.strip_prefix("http://").map(|rest| rest.split(['/', ':']).next().unwrap_or_default());
-    !url.contains('@') && (url.starts_with("https://") || matches!(host, Some("127.0.0.1" | "localhost")))
+    let Some((scheme, rest)) = url.split_once("://") else { return false };
+    // Before an `@` would be a user; in a path it is a letter like others.
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_this_machine = || matches!(authority.split(':').next(), Some("127.0.0.1" | "localhost"));
+    !authority.contains('@') && (scheme == "https" || (scheme == "http" && is_this_machine()))
 }
 
 /// A request with JSON, or nothing, for a body.
@@ -103,6 +107,21 @@ pub fn json_request(method: &str, url: &str, headers: &[(&str, &str)], body: &st
         builder = builder.header(*name, *value);
     }
     let request = builder.body(SdkBody::from(body)).map_err(|error| Lost::Unsent("request", error.to_string()))?;
+    HttpRequest::try_from(request).map_err(|error| Lost::Unsent("request", error.to_string()))
+}
+
+/// A request with a form for a body (OAuth 2.0).
+///
+/// # Errors
+/// `Unsent` for what is no URL.
+pub fn form_request(url: &str, form: &[(&str, &str)]) -> Result<HttpRequest, Lost> {
+    let body: Vec<String> = form.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
+    let request = ::http::Request::builder()
+        .method("POST")
+        .uri(url)
+        .header("content-type", "application/x-www-form-urlencoded")
+        .body(SdkBody::from(body.join("&")))
+        .map_err(|error| Lost::Unsent("request", error.to_string()))?;
     HttpRequest::try_from(request).map_err(|error| Lost::Unsent("request", error.to_string()))
 }
 
@@ -283,6 +302,9 @@ mod tests {
             ("http://example.com", false),
             ("http://127.0.0.1.example.com", false),
             ("http://127.0.0.1:80@example.com", false),
+            ("http://127.0.0.1:80\\@example.com", false),
+            ("https://user@example.com", false),
+            ("https://example.com/accounts/a@b:generate", true),
             ("", false),
         ] {
             assert_eq!(may_hear_secrets(url), is, "{url}");

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tokio::sync::Mutex;
 
 use super::http::{Lost, Reply};
@@ -60,4 +61,14 @@ impl<T: Clone> Tokens<T> {
         }
         Ok((reply, token.text))
     }
+}
+
+/// The one word of a refusal that has no secret (RFC 6749, section 5.2): `, invalid_client`.
+pub fn error_word(body: &str) -> String {
+    let answer: Value = serde_json::from_str(body).unwrap_or_default();
+    let word = answer
+        .get("error")
+        .and_then(Value::as_str)
+        .filter(|word| word.len() < 64 && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
+    word.map(|word| format!(", {word}")).unwrap_or_default()
 }

@@ -1,6 +1,7 @@
 //! What the operator configures.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use crate::backend::cloud::ExistingDisks;
 use crate::backend::cloud::http::may_hear_secrets;
 use crate::volume::{BackendName, Error, Result};
 
+use super::api::CredentialsFile;
 use super::record::check_label;
 
 /// Persistent disks and Hyperdisks of Compute Engine, of one project and region.
@@ -30,6 +32,10 @@ pub struct GceConfig {
     /// Where the API answers, if not at `https://compute.googleapis.com`: the address of a Private Service Connect endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// A file with the key of a service account, or with the configuration of workload identity federation, whose token is in a file, too
+    /// (absolute path). Default: `GOOGLE_APPLICATION_CREDENTIALS`, or else the service account of the metadata server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_file: Option<PathBuf>,
     /// Labels of all disks and snapshots.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -50,6 +56,11 @@ pub struct GceConfig {
 }
 
 impl GceConfig {
+    pub fn credentials_file(&self) -> Option<CredentialsFile> {
+        let from_environment = || std::env::var_os("GOOGLE_APPLICATION_CREDENTIALS").filter(|path| !path.is_empty());
+        self.credentials_file.clone().or_else(|| from_environment().map(PathBuf::from)).map(CredentialsFile)
+    }
+
     /// Checks what needs no cloud.
     ///
     /// # Errors
@@ -73,6 +84,9 @@ impl GceConfig {
         if let Some(url) = self.endpoint.as_ref().filter(|url| !may_hear_secrets(url)) {
             let reason = format!("{url:?}: write https://…, since an access token is sent there (http:// only to 127.0.0.1)");
             return Err(Error::invalid("endpoint", reason));
+        }
+        if let Some(path) = self.credentials_file.as_ref().filter(|path| !path.is_absolute()) {
+            return Err(Error::invalid("credentialsFile", format!("{} is no absolute path", path.display())));
         }
         for (key, value) in &self.labels {
             check_label(key, value).map_err(|reason| Error::invalid("labels", reason))?;
@@ -107,6 +121,7 @@ mod tests {
             ("endpoint: 'http://example.com'", "endpoint"),
             ("endpoint: 'http://127.0.0.1.example.com'", "endpoint"),
             ("endpoint: 'http://127.0.0.1:80@example.com'", "endpoint"),
+            ("credentialsFile: key.json", "credentialsFile"),
             ("labels: {A: b}", "labels"),
             ("volumeAttachLimit: 0", "volumeAttachLimit"),
             ("existingDisks: use, project: p", "existingDisks"),

@@ -75,6 +75,7 @@ fn client(config: &GceConfig, clock: Clock, requests: CloudRequests) -> Result<A
         project: config.project.clone(),
         region: config.region.clone(),
         endpoint: config.endpoint.clone(),
+        credentials: config.credentials_file(),
         ..api::Settings::default()
     };
     let api = api::Gce::new(settings, clock, requests)

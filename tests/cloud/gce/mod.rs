@@ -13,7 +13,7 @@ use longshore::csi;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::common::{self, Harness, Pool, capability, skipped};
+use super::common::{self, Harness, Pool, capability, skipped, text};
 use super::driver::{GIB, is_final};
 use super::emulated::Passed;
 use super::moto;
@@ -21,6 +21,7 @@ use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;
 
+mod credentials;
 mod faults;
 mod lifecycle;
 mod sanity;
@@ -122,7 +123,7 @@ pub fn node(name: &str) -> String {
 }
 
 impl Emulated for Google {
-    const SECRETS: &'static [&'static str] = &[TOKEN];
+    const SECRETS: &'static [&'static str] = &[TOKEN, "ya29.federated-secret", "ya29.impersonated-secret"];
 
     fn assert_empty(&self, when: &str) {
         assert_eq!((self.disks(), self.snapshots()), (vec![], vec![]), "something is left {when}");
@@ -208,13 +209,14 @@ fn driver_of(google: &Google, cluster: &str) -> Driver {
     driver_with(google, cluster, "")
 }
 
-/// With `more` of the configuration.
+/// With `more` of the configuration, `$SCRATCH` being its directory.
 fn driver_with(google: &Google, cluster: &str, more: &str) -> Driver {
     let mut harness = Harness::new(Pool::Local);
     let config = format!(
         "backends:\n  - name: pd\n    type: gce\n    cluster: {cluster}\n    region: europe-west3\n    endpoint: http://{}\n    \
-         labels: {{team: storage}}\n    {more}\n",
-        google.address
+         labels: {{team: storage}}\n    {}\n",
+        google.address,
+        more.replace("$SCRATCH/", &text(&harness.path(""))),
     );
     fs::write(harness.path("config.yaml"), config).expect("the configuration");
     harness.set_node_id(&node("n1"));

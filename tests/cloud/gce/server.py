@@ -1,6 +1,9 @@
 """Compute Engine, as far as the driver speaks to it, and the metadata server. Requests and responses are checked against Google's own
 description of the API (the discovery document in google-api-python-client); what they do is ours.
 
+Beside the API the servers of its access tokens are here: whether a token that the key of a service account signed is good, Google's own library
+says.
+
 Serves until its standard input ends; the port is on standard output. Tests speak to it at /test: GET has all that there is, POST sets what is
 to go wrong and who may do what.
 """
@@ -8,12 +11,20 @@ import base64, hashlib, json, os, re, socket, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+import google.auth.exceptions, google.auth.jwt
 import importlib.util
 package = importlib.util.find_spec("googleapiclient").submodule_search_locations[0]
 DOCUMENT = json.load(open(os.path.join(package, "discovery_cache/documents/compute.v1.json")))
-SCHEMAS = DOCUMENT["schemas"]
+SCHEMAS = dict(DOCUMENT["schemas"])
+for other in ["sts.v1", "iamcredentials.v1"]:
+    SCHEMAS.update(json.load(open(os.path.join(package, f"discovery_cache/documents/{other}.json")))["schemas"])
 PROJECT, REGION, ZONES = "p-1", "europe-west3", ["europe-west3-a", "europe-west3-b", "europe-west3-c"]
 TOKEN = "ya29.a-secret-token"
+ACCOUNT, POOL = "longshore@p-1.iam.gserviceaccount.com", "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/k"
+SUBJECT, FEDERATED, IMPERSONATED = "a-token-of-the-cluster", "ya29.federated-secret", "ya29.impersonated-secret"
+COMPUTE, IAM = "https://www.googleapis.com/auth/compute", "https://www.googleapis.com/auth/iam"
 BASE = "https://www.googleapis.com/compute/v1/projects/"
 USED = ["disks", "regionDisks", "instances", "zoneOperations", "regionOperations", "globalOperations", "snapshots", "zones"]
 
@@ -358,8 +369,57 @@ def perform(method, path, query, body):
     return answer
 
 
+# Public keys by their ids, what tokens were exchanged with, and what the metadata server was asked.
+keys, exchanges, looked_up = {}, [], []
+
+
+def new_key():
+    """The file of a new key of the service account, whose other keys are deleted."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    keys.clear()
+    kid = number()
+    keys[kid] = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return {"type": "service_account", "project_id": PROJECT, "private_key_id": kid, "private_key": private.decode(),
+            "client_email": ACCOUNT, "token_uri": "https://oauth2.googleapis.com/token"}
+
+
+def is_signed(token):
+    """AIP-4111: "Self-signed JWT"."""
+    try:
+        claims = google.auth.jwt.decode(token, certs=keys)
+    except (ValueError, google.auth.exceptions.GoogleAuthError):
+        return False
+    return claims["iss"] == claims["sub"] == ACCOUNT and COMPUTE in claims.get("scope", "").split() and "aud" not in claims \
+        and claims["exp"] - claims["iat"] <= 3600
+
+
+def exchanged(path, headers, body):
+    """Security Token Service, and "generateAccessToken" of the Service Account Credentials API."""
+    if path == "/v1/token":
+        form = {key: values[0] for key, values in parse_qs(body).items()}
+        exchanges.append(form)
+        camel = {re.sub("_(.)", lambda match: match[1].upper(), key): value for key, value in form.items()}
+        violations.extend(check({"$ref": "GoogleIdentityStsV1ExchangeTokenRequest"}, camel, "sts.token", True))
+        wanted = {"grant_type": "urn:ietf:params:oauth:grant-type:token-exchange", "audience": POOL, "subject_token": SUBJECT,
+                  "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
+                  "subject_token_type": "urn:ietf:params:oauth:token-type:jwt"}
+        if {key: form.get(key) for key in wanted} != wanted or form.get("scope") not in (COMPUTE, IAM):
+            return 400, {"error": "invalid_grant", "error_description": f"not {SUBJECT}"}
+        return 200, {"access_token": FEDERATED, "expires_in": 3599, "token_type": "Bearer",
+                     "issued_token_type": "urn:ietf:params:oauth:token-type:access_token"}
+    body = json.loads(body)
+    body = {key: value for key, value in body.items() if value is not None}
+    exchanges.append(body)
+    violations.extend(check({"$ref": "GenerateAccessTokenRequest"}, body, "generateAccessToken", True))
+    if headers.get("authorization") != f"Bearer {FEDERATED}" or exchanges[-2]["scope"] != IAM or body["scope"] != [COMPUTE]:
+        return 403, {"error": {"code": 403, "message": "Permission 'iam.serviceAccounts.getAccessToken' denied", "status": "PERMISSION_DENIED"}}
+    return 200, {"accessToken": IMPERSONATED, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))}
+
+
 def answer_to(verb, url, headers, body):
-    if headers.get("authorization") != f"Bearer {TOKEN}":
+    token = headers.get("authorization", "").removeprefix("Bearer ")
+    if token not in (TOKEN, FEDERATED, IMPERSONATED) and not is_signed(token):
         raise Refused(401, "authError", "Request had invalid authentication credentials.")
     target = next(((method, description, match) for known, pattern, method, description in routes
                    if known == verb and (match := pattern.fullmatch(url.path))), None)
@@ -418,13 +478,19 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
         what = url.path.removeprefix("/computeMetadata/v1/")
         if what != url.path:
+            looked_up.append(what)
             known = METADATA.get(what) if self.headers.get("metadata-flavor") == "Google" else None
             return self.respond(200 if known else 404, known or "")
         with lock:
             pump()
+            if url.path == "/v1/token" or url.path == f"/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken":
+                status, answer = exchanged(url.path, self.headers, body)
+                return self.respond(status, json.dumps(answer))
             if url.path == "/test":
+                key = None
                 if body:
                     order = json.loads(body)
+                    key = new_key() if order.pop("key", False) else None
                     faults.extend(order.pop("faults", []))
                     settings.update(order.pop("settings", {}))
                     for name, kind in order.pop("instances", {}).items():
@@ -455,7 +521,7 @@ class Handler(BaseHTTPRequestHandler):
                 running = [entry[4] for entry in operations.values() if entry[4]["status"] != "DONE"]
                 return self.respond(200, json.dumps({
                     "disks": list(disks.values()), "snapshots": list(snapshots.values()), "instances": list(instances.values()),
-                    "violations": violations, "counts": counts, "running": running, "faults": faults, "used": sorted(used)}))
+                    "key": key, "exchanges": exchanges, "looked_up": looked_up, "violations": violations, "counts": counts, "running": running, "faults": faults, "used": sorted(used)}))
             try:
                 status, answer = 200, answer_to(self.command, url, self.headers, body)
             except Refused as refused:

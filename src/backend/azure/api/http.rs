@@ -5,15 +5,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
-use aws_smithy_types::body::SdkBody;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::metadata::Metadata;
-use crate::backend::cloud::http::{Lost, Reply, Sender, json_request};
-use crate::backend::cloud::rest::{Unsigned, encoded};
-use crate::backend::cloud::tokens::{Token, Tokens};
+use crate::backend::cloud::http::{Lost, Reply, Sender, form_request, json_request};
+use crate::backend::cloud::rest::Unsigned;
+use crate::backend::cloud::tokens::{Token, Tokens, error_word};
 
 /// So long before its end a token is asked for anew.
 const RENEW: Duration = Duration::from_secs(5 * 60);
@@ -86,16 +84,8 @@ impl Http {
                 form.push(("client_assertion", read.trim()));
             }
         }
-        let body: Vec<String> = form.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
         let url = format!("{authority}/{tenant_id}/oauth2/v2.0/token");
-        let unsent = |error: String| Lost::Unsent("request", error);
-        let request = ::http::Request::builder()
-            .method("POST")
-            .uri(&url)
-            .header("content-type", "application/x-www-form-urlencoded")
-            .body(SdkBody::from(body.join("&")))
-            .map_err(|error| unsent(error.to_string()))?;
-        let request = HttpRequest::try_from(request).map_err(|error| unsent(error.to_string()))?;
+        let request = form_request(&url, &form)?;
         let reply = self.sender.send(authority, request).await.map_err(|lost| match lost {
             Lost::Unsent(_, reason) | Lost::Sent(_, reason) => {
                 Lost::Credentials(format!("{authority} does not answer: {reason}"))
@@ -107,7 +97,7 @@ impl Http {
             status @ (400 | 401 | 403) => Err(Lost::NoCredentials(format!(
                 "{authority} refuses application {client_id} of tenant {tenant_id} (status {status}{}); check tenantId, clientId and what \
                  is in {}",
-                word(&reply.body),
+                error_word(&reply.body),
                 path.display()
             ))),
             status => Err(Lost::Credentials(format!("{authority} answers with status {status}"))),
@@ -124,14 +114,4 @@ impl Http {
         let request = json_request(unsigned.method, &url, &[("authorization", &format!("Bearer {token}"))], &unsigned.body)?;
         self.sender.send(&self.base, request).await
     }
-}
-
-/// The one word of an answer that has no secret: `invalid_client`.
-fn word(body: &str) -> String {
-    let answer: Value = serde_json::from_str(body).unwrap_or_default();
-    let word = answer
-        .get("error")
-        .and_then(Value::as_str)
-        .filter(|word| word.len() < 64 && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
-    word.map(|word| format!(", {word}")).unwrap_or_default()
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use tokio::sync::OnceCell;
 
 use super::super::metadata::{self, Metadata};
+use super::credentials::CredentialsFile;
 use crate::backend::cloud::http::{Lost, Reply, Sender, json_request};
 use crate::backend::cloud::rest::Unsigned;
 use crate::backend::cloud::tokens::{Token, Tokens};
@@ -31,26 +32,38 @@ pub(super) struct Http {
     sender: Sender,
     base: String,
     metadata: Metadata,
+    /// In place of the metadata server's service account.
+    credentials: Option<CredentialsFile>,
     project: OnceCell<String>,
     region: OnceCell<String>,
     tokens: Tokens<()>,
 }
 
 impl Http {
-    pub fn new(project: Option<String>, region: Option<String>, endpoint: Option<String>, within: Duration) -> Http {
+    pub fn new(
+        project: Option<String>,
+        region: Option<String>,
+        endpoint: Option<String>,
+        credentials: Option<CredentialsFile>,
+        within: Duration,
+    ) -> Http {
         Http {
             sender: Sender::new(within),
             base: endpoint.unwrap_or_else(|| ENDPOINT.to_owned()).trim_end_matches('/').to_owned(),
             metadata: Metadata::new(METADATA.min(within)),
+            credentials,
             project: OnceCell::new_with(project),
             region: OnceCell::new_with(region),
             tokens: Tokens::new(RENEW),
         }
     }
 
-    /// Given, or this machine's.
+    /// Given, or that of the credentials' file, or this machine's.
     pub async fn project(&self) -> Result<String, Lost> {
         let asked = self.project.get_or_try_init(|| async {
+            if let Some(project) = self.credentials.as_ref().and_then(CredentialsFile::project) {
+                return Ok(project);
+            }
             let missing = || Lost::NoCredentials("no project is configured, and the metadata server has none".to_owned());
             self.metadata.get(metadata::PROJECT).await?.filter(|project| !project.is_empty()).ok_or_else(missing)
         });
@@ -68,6 +81,9 @@ impl Http {
     }
 
     async fn given(&self) -> Result<Token<()>, Lost> {
+        if let Some(file) = &self.credentials {
+            return file.token(&self.sender).await;
+        }
         let begun = Instant::now();
         let missing = || Lost::NoCredentials("the metadata server has no service account for this machine or pod".to_owned());
         let text = self.metadata.get(metadata::TOKEN).await?.ok_or_else(missing)?;

@@ -28,11 +28,13 @@ use crate::metrics::CloudRequests;
 use crate::volume::digest::sha256_of;
 
 mod codes;
+mod credentials;
 mod http;
 #[cfg(test)]
 mod tests;
 mod types;
 
+pub use credentials::CredentialsFile;
 pub use types::{AttachedDisk, Disk, Instance, Operation, Snapshot, Zone};
 
 use http::Http;
@@ -50,6 +52,8 @@ pub struct Settings {
     pub region: Option<String>,
     /// Else Google's.
     pub endpoint: Option<String>,
+    /// Else the service account of the metadata server.
+    pub credentials: Option<CredentialsFile>,
     pub patience: Patience,
 }
 
@@ -93,7 +97,8 @@ impl Gce {
     /// Where the thread for the connections cannot be started.
     pub fn new(settings: Settings, clock: Clock, requests: CloudRequests) -> io::Result<Gce> {
         let retry = Retry::new(clock, Buckets::new(clock, published_limit), settings.patience, requests);
-        let http = Http::new(settings.project, settings.region, settings.endpoint, settings.patience.answer);
+        let Settings { project, region, endpoint, credentials, patience } = settings;
+        let http = Http::new(project, region, endpoint, credentials, patience.answer);
         Ok(Gce { http: Arc::new(http), retry, worker: Worker::new("gce")? })
     }
 
