@@ -174,13 +174,19 @@ impl AzureCloud {
             }
             DiskSource::Disk(disk) => json!({"createOption": "Copy", "sourceResourceId": self.resource("disks", Some(&disk.0))}),
         };
-        // Nothing is exported of a disk, from wherever.
+        let export = &settings.export;
         let mut properties = json!({
             "creationData": creation,
             "diskSizeGB": gib(spec.capacity),
-            "networkAccessPolicy": "DenyAll",
-            "publicNetworkAccess": "Disabled",
+            "networkAccessPolicy": export.policy,
+            "publicNetworkAccess": export.public,
         });
+        if let Some(id) = &export.disk_access_id {
+            properties["diskAccessId"] = id.as_str().into();
+        }
+        if settings.performance_plus {
+            properties["creationData"]["performancePlus"] = true.into();
+        }
         if let Some(size) = settings.logical_sector_size {
             properties["creationData"]["logicalSectorSize"] = size.into();
         }
@@ -200,7 +206,8 @@ impl AzureCloud {
             properties["maxShares"] = settings.max_shares.into();
         }
         if let Some(id) = &settings.disk_encryption_set_id {
-            properties["encryption"] = json!({"diskEncryptionSetId": id, "type": "EncryptionAtRestWithCustomerKey"});
+            let by = settings.encryption_type.as_deref().unwrap_or("EncryptionAtRestWithCustomerKey");
+            properties["encryption"] = json!({"diskEncryptionSetId": id, "type": by});
         }
         let mut body = json!({
             "location": self.place.location,

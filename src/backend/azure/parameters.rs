@@ -11,44 +11,45 @@ use super::record::check_tag;
 use super::skus::{Sku, tier_named, why_no_tier};
 
 /// Parameters of the other driver that this one refuses, and why.
-const REFUSED: [(&str, &str); 20] = [
+const REFUSED: [(&str, &str); 14] = [
     ("attachdiskinitialdelay", "an attachment is waited for by its operation"),
-    ("diskaccessid", "private links of disks are not offered"),
     ("diskname", "the driver chooses names"),
     ("enableasyncattach", "attachments are always waited for by their operation"),
-    ("enableperformanceplus", "is not offered"),
     ("fstype", "use csi.storage.k8s.io/fstype"),
     ("instantaccessdurationminutes", "is not offered"),
     ("dataaccessauthmode", "no data of a snapshot are exported"),
     ("location", "is in the backend's configuration"),
     ("perfprofile", "settings of a block device are not the driver's"),
     ("resourcegroup", "is in the backend's configuration"),
-    ("storageaccounttype", "use skuName"),
     ("subscriptionid", "is in the backend's configuration"),
     ("tagvaluedelimiter", "tags are separated by commas"),
     ("useragent", "is always the driver's own"),
     ("writeacceleratorenabled", "is not offered"),
     ("zoned", "zones are chosen by topology"),
-    ("networkaccesspolicy", "disks are always made with DenyAll: nothing is exported"),
-    ("publicnetworkaccess", "disks are always made with Disabled: nothing is exported"),
-    ("diskencryptiontype", "is that of the disk encryption set"),
 ];
 
 /// Those that are known, as they are written here.
-const KNOWN: [&str; 12] = [
+const KNOWN: [&str; 17] = [
     "DiskIOPSReadWrite",
     "DiskMBpsReadWrite",
     "LogicalSectorSize",
     "cachingMode",
+    "diskAccessID",
     "diskEncryptionSetID",
+    "diskEncryptionType",
     "enableBursting",
+    "enablePerformancePlus",
     "incremental",
     "kind",
     "maxShares",
+    "networkAccessPolicy",
     "performanceTier",
+    "publicNetworkAccess",
     "skuName",
     "tags",
 ];
+
+const ENCRYPTIONS: [&str; 2] = ["EncryptionAtRestWithCustomerKey", "EncryptionAtRestWithPlatformAndCustomerKeys"];
 
 /// The other driver takes these keys in any case.
 fn in_our_case(raw: &RawParameters) -> Result<RawParameters> {
@@ -58,9 +59,10 @@ fn in_our_case(raw: &RawParameters) -> Result<RawParameters> {
         if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == lower) {
             return Err(refuse(&key, why));
         }
-        let known = KNOWN.into_iter().find(|known| known.eq_ignore_ascii_case(&key));
+        let ours = if lower == "storageaccounttype" { "skuName" } else { &key };
+        let known = KNOWN.into_iter().find(|known| known.eq_ignore_ascii_case(ours));
         if values.insert(known.map_or_else(|| key.clone(), str::to_owned), value).is_some() {
-            return Err(refuse(&key, "it is there twice, in upper and lower case"));
+            return Err(refuse(&key, "it is there twice, in upper and lower case, or as skuName and storageAccountType"));
         }
     }
     Ok(RawParameters::new(values))
@@ -94,6 +96,21 @@ pub struct AzureParameters {
     /// `/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskEncryptionSets/N`.
     #[serde(rename = "diskEncryptionSetID", default, skip_serializing_if = "Option::is_none")]
     pub disk_encryption_set_id: Option<String>,
+    /// `EncryptionAtRestWithCustomerKey` (default), or `EncryptionAtRestWithPlatformAndCustomerKeys`: as the disk encryption set has it.
+    #[serde(rename = "diskEncryptionType", default, skip_serializing_if = "Option::is_none")]
+    pub disk_encryption_type: Option<String>,
+    /// `true`: higher limits (Premium_LRS, StandardSSD_LRS, Standard_LRS, of more than 512 GiB).
+    #[serde(rename = "enablePerformancePlus", default, skip_serializing_if = "Option::is_none")]
+    pub enable_performance_plus: Option<String>,
+    /// `DenyAll` (default), `AllowPrivate` or `AllowAll`: whether the disk's data may be exported.
+    #[serde(rename = "networkAccessPolicy", default, skip_serializing_if = "Option::is_none")]
+    pub network_access_policy: Option<String>,
+    /// `Disabled` (default) or `Enabled`.
+    #[serde(rename = "publicNetworkAccess", default, skip_serializing_if = "Option::is_none")]
+    pub public_network_access: Option<String>,
+    /// `/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskAccesses/N`, with `AllowPrivate`.
+    #[serde(rename = "diskAccessID", default, skip_serializing_if = "Option::is_none")]
+    pub disk_access_id: Option<String>,
     /// How many machines may have it attached at once.
     #[serde(rename = "maxShares", default, skip_serializing_if = "Option::is_none")]
     pub max_shares: Option<Number>,
@@ -142,6 +159,21 @@ pub enum Caching {
     ReadOnly,
 }
 
+/// Who may export the data of a disk, by a URL or over a private link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    pub policy: String,
+    pub public: String,
+    pub disk_access_id: Option<String>,
+}
+
+impl Default for Export {
+    /// Nobody.
+    fn default() -> Export {
+        Export { policy: "DenyAll".to_owned(), public: "Disabled".to_owned(), disk_access_id: None }
+    }
+}
+
 /// How a disk is to be, or is: what is sent, and what the API describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSettings {
@@ -156,6 +188,13 @@ pub struct DiskSettings {
     pub bursting: Option<bool>,
     pub logical_sector_size: Option<u64>,
     pub disk_encryption_set_id: Option<String>,
+    /// Said when it is made, and never looked at afterwards; as the next two.
+    #[serde(default)]
+    pub encryption_type: Option<String>,
+    #[serde(default)]
+    pub performance_plus: bool,
+    #[serde(default)]
+    pub export: Export,
     pub max_shares: u64,
     /// To be set, of a change.
     #[serde(default)]
@@ -204,13 +243,22 @@ fn performance(sku: Sku, tier: Option<&String>, bursting: Option<&String>) -> Re
         let tier = tier_named(name).map(str::to_owned);
         tier.ok_or_else(|| refuse("performanceTier", format!("{name:?} is none; there are P1 to P80")))
     };
-    let bursts = |text: &String| match text.as_str() {
+    let bursting = bursting.map(|text| flag("enableBursting", text)).transpose()?.filter(|_| sku.has_tiers());
+    Ok((tier.map(named).transpose()?, bursting))
+}
+
+fn flag(field: &str, text: &str) -> Result<bool> {
+    match text {
         "true" => Ok(true),
         "false" => Ok(false),
-        other => Err(refuse("enableBursting", format!("{other:?} is neither true nor false"))),
-    };
-    let bursting = bursting.map(bursts).transpose()?.filter(|_| sku.has_tiers());
-    Ok((tier.map(named).transpose()?, bursting))
+        other => Err(refuse(field, format!("{other:?} is neither true nor false"))),
+    }
+}
+
+/// One of these words, as the API writes it.
+fn word(field: &str, text: &str, words: &[&str]) -> Result<String> {
+    let known = words.iter().find(|word| word.eq_ignore_ascii_case(text));
+    known.map(|word| (*word).to_owned()).ok_or_else(|| refuse(field, format!("{text:?} is none of {}", words.join(", "))))
 }
 
 fn tags(text: Option<&str>) -> Result<BTreeMap<String, String>> {
@@ -234,6 +282,9 @@ impl DiskSettings {
         }
         if self.bursting == Some(true) && !self.sku.may_burst(capacity) {
             return Err(refuse("enableBursting", format!("is for disks of more than 512 GiB, and this has {capacity}")));
+        }
+        if self.performance_plus && !self.sku.may_have_performance_plus(capacity) {
+            return Err(refuse("enablePerformancePlus", format!("is for disks of more than 512 GiB, and this has {capacity}")));
         }
         Ok(())
     }
@@ -321,9 +372,20 @@ impl AzureParameters {
                 ));
             }
         }
-        if let Some(id) = self.disk_encryption_set_id.as_ref().filter(|id| !is_encryption_set(id)) {
-            let form = "/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/diskEncryptionSets/N";
-            return Err(refuse("diskEncryptionSetID", format!("{id:?} is none; write {form}")));
+        check_resource("diskEncryptionSetID", "diskEncryptionSets", self.disk_encryption_set_id.as_deref())?;
+        let encryption_type = self.disk_encryption_type.as_deref();
+        let encryption_type = encryption_type.map(|text| word("diskEncryptionType", text, &ENCRYPTIONS)).transpose()?;
+        if encryption_type.is_some() && self.disk_encryption_set_id.is_none() {
+            return Err(refuse("diskEncryptionType", "is that of a disk encryption set; name one in diskEncryptionSetID"));
+        }
+        let performance_plus =
+            self.enable_performance_plus.as_deref().map(|text| flag("enablePerformancePlus", text)).transpose()?;
+        let performance_plus = performance_plus.unwrap_or(false);
+        if performance_plus && !sku.has_performance_plus() {
+            return Err(refuse(
+                "enablePerformancePlus",
+                format!("is for disks of types Premium_LRS, StandardSSD_LRS and Standard_LRS, not {sku}"),
+            ));
         }
         Ok(DiskSettings {
             sku,
@@ -334,17 +396,43 @@ impl AzureParameters {
             bursting: bursting.filter(|bursts| *bursts),
             logical_sector_size,
             disk_encryption_set_id: self.disk_encryption_set_id.clone(),
+            encryption_type,
+            performance_plus,
+            export: self.export()?,
             max_shares,
             tags: BTreeMap::new(),
         })
     }
+
+    fn export(&self) -> Result<Export> {
+        let mut export = Export::default();
+        if let Some(policy) = &self.network_access_policy {
+            export.policy = word("networkAccessPolicy", policy, &["DenyAll", "AllowPrivate", "AllowAll"])?;
+        }
+        if let Some(public) = &self.public_network_access {
+            export.public = word("publicNetworkAccess", public, &["Disabled", "Enabled"])?;
+        }
+        check_resource("diskAccessID", "diskAccesses", self.disk_access_id.as_deref())?;
+        if self.disk_access_id.is_some() != (export.policy == "AllowPrivate") {
+            return Err(refuse("diskAccessID", "goes with networkAccessPolicy: AllowPrivate, and that with it"));
+        }
+        export.disk_access_id = self.disk_access_id.clone();
+        Ok(export)
+    }
 }
 
-fn is_encryption_set(id: &str) -> bool {
-    let parts: Vec<String> = id.split('/').map(str::to_ascii_lowercase).collect();
-    let words: Vec<&str> = parts.iter().map(String::as_str).collect();
-    matches!(words.as_slice(), ["", "subscriptions", _, "resourcegroups", _, "providers", "microsoft.compute", "diskencryptionsets", name]
-        if !name.is_empty())
+fn check_resource(field: &str, kind: &str, id: Option<&str>) -> Result<()> {
+    let Some(id) = id else { return Ok(()) };
+    let form = format!("/subscriptions/S/resourceGroups/G/providers/Microsoft.Compute/{kind}/N");
+    let (parts, wanted): (Vec<&str>, Vec<&str>) = (id.split('/').collect(), form.split('/').collect());
+    let fits = |(part, wanted): (&&str, &&str)| match *wanted {
+        "S" | "G" | "N" => !part.is_empty(),
+        word => part.eq_ignore_ascii_case(word),
+    };
+    match parts.len() == wanted.len() && parts.iter().zip(&wanted).all(fits) {
+        true => Ok(()),
+        false => Err(refuse(field, format!("{id:?} is none; write {form}"))),
+    }
 }
 
 impl Mutable {
@@ -435,6 +523,20 @@ mod tests {
         assert_eq!(AzureParameters::read(&kept).expect("fine"), parameters);
         let over = Mutable::parse(&raw(&[("DiskIOPSReadWrite", "5000")])).expect("fine");
         assert_eq!(parameters.settings(&over, false).expect("fine").iops, Some(5000));
+        let access = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/diskAccesses/a";
+        let plus = AzureParameters::parse(&raw(&[
+            ("storageAccountType", "Premium_LRS"),
+            ("enablePerformancePlus", "true"),
+            ("networkAccessPolicy", "allowprivate"),
+            ("diskAccessID", access),
+            ("diskEncryptionSetID", set),
+            ("diskEncryptionType", "encryptionatrestwithplatformandcustomerkeys"),
+        ]));
+        let plus = plus.and_then(|parameters| parameters.settings(&Mutable::default(), false)).expect("fine");
+        assert_eq!((plus.sku, plus.encryption_type.as_deref()), (Sku::Premium, Some(ENCRYPTIONS[1])));
+        assert_eq!((plus.export.policy.as_str(), plus.export.disk_access_id.as_deref()), ("AllowPrivate", Some(access)));
+        plus.check_size(Bytes(513 << 30)).expect("fine");
+        plus.check_size(Bytes(512 << 30)).expect_err("too small");
         assert_eq!(AzureParameters::parse(&raw(&[])).expect("fine").sku().expect("fine"), Sku::StandardSsd);
         let cached = AzureParameters::parse(&raw(&[("cachingMode", "ReadOnly")])).expect("fine").caching().expect("fine");
         assert_eq!(effective_caching(cached, Sku::Premium, Bytes(1 << 30), 1), Caching::ReadOnly);
@@ -458,6 +560,13 @@ mod tests {
             (&[("enableBursting", "true"), ("skuName", "UltraSSD_LRS")], "enableBursting: is for disks of types"),
             (&[("enableBursting", "yes"), ("skuName", "Premium_LRS")], "neither true nor false"),
             (&[("kind", "Dedicated")], "kind"),
+            (&[("networkAccessPolicy", "DenySome")], "none of DenyAll, AllowPrivate, AllowAll"),
+            (&[("networkAccessPolicy", "AllowPrivate")], "diskAccessID: goes with"),
+            (&[("diskAccessID", "/subscriptions/s")], "diskAccesses/N"),
+            (&[("publicNetworkAccess", "true")], "publicNetworkAccess"),
+            (&[("diskEncryptionType", "EncryptionAtRestWithCustomerKey")], "name one in diskEncryptionSetID"),
+            (&[("enablePerformancePlus", "true"), ("skuName", "PremiumV2_LRS")], "enablePerformancePlus: is for disks of types"),
+            (&[("skuName", "Premium_LRS"), ("storageAccountType", "Premium_LRS")], "twice"),
             (&[("tags", "a")], "tags: \"a\" is no tag"),
             (&[("Perfprofile", "basic")], "Perfprofile: settings"),
             (&[("resourceGroup", "g")], "is in the backend's configuration"),

@@ -10,8 +10,8 @@ const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 /// Hosts cache no disk of this size or more ("Disk caching").
 const UNCACHED: u64 = 4 * TIB;
-/// A smaller disk has no bursting on demand, nor one of exactly this size ("Enable on-demand bursting", limitations).
-const BURSTS_FROM: u64 = 512 * GIB;
+/// Disks of up to this size have neither bursting on demand nor performance plus ("Enable on-demand bursting", limitations).
+const SMALL: u64 = 512 * GIB;
 /// Performance tiers, each with the largest disk, in GiB, whose own it is ("Performance tiers for managed disks").
 const TIERS: [(&str, u64); 14] = [
     ("P1", 4),
@@ -114,7 +114,17 @@ impl Sku {
 
     /// Whether a disk of this type and size may burst on demand.
     pub fn may_burst(self, capacity: Bytes) -> bool {
-        self.has_tiers() && capacity.0 > BURSTS_FROM
+        self.has_tiers() && capacity.0 > SMALL
+    }
+
+    /// Whether it may have performance plus ("Increase IOPS and throughput limits", limitations).
+    pub fn has_performance_plus(self) -> bool {
+        matches!(self, Sku::Standard | Sku::StandardSsd | Sku::Premium)
+    }
+
+    /// Whether a disk of this type and size may have it.
+    pub fn may_have_performance_plus(self, capacity: Bytes) -> bool {
+        self.has_performance_plus() && capacity.0 > SMALL
     }
 
     /// How many machines may have it attached at once ("Share an Azure managed disk"), whatever its size; a smaller disk takes fewer.

@@ -613,6 +613,7 @@ impl State {
             "diskSizeGB",
             "networkAccessPolicy",
             "publicNetworkAccess",
+            "diskAccessId",
             "diskIOPSReadWrite",
             "diskMBpsReadWrite",
             "maxShares",
@@ -621,7 +622,11 @@ impl State {
             "burstingEnabled",
         ];
         self.check_fields("disk's properties", properties, &fields)?;
-        self.check_fields("creation", &properties["creationData"], &["createOption", "sourceResourceId", "logicalSectorSize"])?;
+        self.check_fields(
+            "creation",
+            &properties["creationData"],
+            &["createOption", "sourceResourceId", "logicalSectorSize", "performancePlus"],
+        )?;
         let sku = body["sku"]["name"].as_str().unwrap_or_default();
         let is_fast = ["PremiumV2_LRS", "UltraSSD_LRS"].contains(&sku);
         let is_zrs = sku.ends_with("_ZRS");
@@ -633,6 +638,8 @@ impl State {
             && (zones == 0 || (zones == 1 && !is_zrs && body["zones"][0].as_str().is_some_and(|zone| self.zones.contains(&zone))))
             && (is_fast || (properties["diskIOPSReadWrite"].is_null() && properties["creationData"]["logicalSectorSize"].is_null()))
             && properties["diskSizeGB"].as_u64().is_some_and(|size| (1..=65536).contains(&size))
+            && (properties["creationData"]["performancePlus"].is_null() || properties["diskSizeGB"].as_u64() > Some(512))
+            && properties["diskAccessId"].is_null() != (properties["networkAccessPolicy"] == "AllowPrivate")
             && performs(sku, properties["diskSizeGB"].as_u64(), properties);
         if !valid {
             return Err(self.bad(format!("disk {name}: {body}")));

@@ -115,7 +115,30 @@ fn azure_disk_has_what_its_class_says() {
     let caching = azure.machine("far", |machine| machine["properties"]["storageProfile"]["dataDisks"][0]["caching"].clone());
     assert_eq!(caching, "ReadOnly");
     driver.detach(&volume.volume_id, "far").expect("detached");
+    assert_eq!(disk["properties"]["networkAccessPolicy"], "DenyAll");
     driver.delete(&volume.volume_id).expect("deleted");
+
+    let access = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/diskAccesses/a";
+    let exported = [
+        ("storageAccountType", "Standard_LRS"),
+        ("enablePerformancePlus", "true"),
+        ("networkAccessPolicy", "AllowPrivate"),
+        ("diskAccessID", access),
+        ("publicNetworkAccess", "Enabled"),
+        ("diskEncryptionSetID", set),
+        ("diskEncryptionType", "EncryptionAtRestWithPlatformAndCustomerKeys"),
+    ];
+    let mut request = creation("exported");
+    request.capacity_range = Some(csi::CapacityRange { required_bytes: 600 * GIB, limit_bytes: 0 });
+    let id = driver.create_as(with(&exported, request)).expect("created").volume_id;
+    let properties = azure.disk()["properties"].clone();
+    assert_eq!((&properties["networkAccessPolicy"], &properties["diskAccessId"]), (&json!("AllowPrivate"), &json!(access)));
+    assert_eq!(
+        (&properties["publicNetworkAccess"], &properties["creationData"]["performancePlus"]),
+        (&json!("Enabled"), &json!(true))
+    );
+    assert_eq!(properties["encryption"]["type"], "EncryptionAtRestWithPlatformAndCustomerKeys");
+    driver.delete(&id).expect("deleted");
     driver.assert_clean(&azure, "at the end");
 }
 
