@@ -172,7 +172,11 @@ impl Driver {
 
     /// Made, and ready to be used.
     pub fn snapshot(&self, name: &str, of: &str) -> Called<String> {
-        let request = csi::CreateSnapshotRequest { name: name.to_owned(), source_volume_id: of.to_owned(), ..Default::default() };
+        let (name, source_volume_id) = (name.to_owned(), of.to_owned());
+        self.snapshot_as(csi::CreateSnapshotRequest { name, source_volume_id, ..Default::default() })
+    }
+
+    pub fn snapshot_as(&self, request: csi::CreateSnapshotRequest) -> Called<String> {
         let begun = Instant::now();
         loop {
             let made = self.call(|mut client| {

@@ -412,6 +412,9 @@ impl Cloud for GceCloud {
         if !settings.locations.is_empty() {
             body["storageLocations"] = json!(settings.locations);
         }
+        if settings.is_archive {
+            body["snapshotType"] = "ARCHIVE".into();
+        }
         let operation: api::Operation = self.api.send(&api::change(ACTION, "POST", "global/snapshots", &spec.key).body(body))?;
         let operation = convert::operation_id(&operation);
         let end = self.clock.now() + INSTANT;

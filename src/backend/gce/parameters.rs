@@ -95,7 +95,7 @@ pub struct SnapshotParameters {
     /// One region or multi-region, such as `eu`.
     #[serde(default)]
     pub storage_locations: Option<String>,
-    /// `snapshots`; `images` is refused.
+    /// `snapshots` (default), or `archive`: cheaper to keep, and slower to restore; `images` is refused.
     #[serde(default)]
     pub snapshot_type: Option<String>,
     #[serde(default)]
@@ -106,6 +106,7 @@ pub struct SnapshotParameters {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotSettings {
     pub locations: Vec<String>,
+    pub is_archive: bool,
 }
 
 /// How a disk is to be, or is: what is sent, and what the API describes.
@@ -291,14 +292,16 @@ impl SnapshotParameters {
     /// `Invalid`, naming the parameter.
     pub fn parse(raw: &RawParameters) -> Result<(SnapshotSettings, BTreeMap<String, String>)> {
         let parameters: SnapshotParameters = in_lower_case(raw)?.parse()?;
-        if let Some(other) = parameters.snapshot_type.as_deref().filter(|kind| *kind != "snapshots") {
-            return Err(refuse("snapshot-type", format!("{other:?} is not offered; leave it out, or write snapshots")));
-        }
+        let is_archive = match parameters.snapshot_type.as_deref() {
+            None | Some("snapshots") => false,
+            Some("archive") => true,
+            Some(other) => return Err(refuse("snapshot-type", format!("{other:?} is not offered; write snapshots or archive"))),
+        };
         let locations: Vec<String> = list(parameters.storage_locations.as_deref()).map(str::to_owned).collect();
         if locations.len() > 1 {
             return Err(refuse("storage-locations", "a snapshot is in one region or multi-region"));
         }
-        Ok((SnapshotSettings { locations }, labels(parameters.labels.as_deref())?))
+        Ok((SnapshotSettings { locations, is_archive }, labels(parameters.labels.as_deref())?))
     }
 }
 
@@ -411,7 +414,8 @@ mod tests {
         }
         let (settings, labels) =
             SnapshotParameters::parse(&raw(&[("storage-locations", "eu"), ("labels", "a=b")])).expect("fine");
-        assert_eq!((settings.locations, labels.len()), (vec!["eu".to_owned()], 1));
+        assert_eq!((settings.locations, settings.is_archive, labels.len()), (vec!["eu".to_owned()], false, 1));
+        assert!(SnapshotParameters::parse(&raw(&[("snapshot-type", "archive")])).expect("fine").0.is_archive);
     }
 
     #[test]

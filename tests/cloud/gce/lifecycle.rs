@@ -63,6 +63,26 @@ fn gce_life_of_a_volume() {
     driver.assert_clean(&google, "at the end");
 }
 
+#[test]
+fn gce_archive_snapshot_is_restored_as_any_other() {
+    let Some(google) = Google::start() else { return };
+    let driver = start(&google);
+    let id = driver.create("data").expect("created");
+    let request = csi::CreateSnapshotRequest {
+        name: "kept".to_owned(),
+        source_volume_id: id.clone(),
+        parameters: HashMap::from([("snapshot-type".to_owned(), "archive".to_owned())]),
+        ..Default::default()
+    };
+    let snapshot = driver.snapshot_as(request).expect("a snapshot");
+    assert_eq!(google.snapshots()[0]["snapshotType"], "ARCHIVE");
+    let restored = driver.create_as(driver.restored_from("restored", &snapshot)).expect("restored").volume_id;
+    driver.delete_snapshot(&snapshot).expect("deleted");
+    driver.delete(&restored).expect("deleted");
+    driver.delete(&id).expect("deleted");
+    driver.assert_clean(&google, "at the end");
+}
+
 /// The name is free again, and the next disk has another number: the id of the first one means nothing any more.
 #[test]
 fn gce_later_disk_of_the_same_name_is_another() {
