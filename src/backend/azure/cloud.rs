@@ -14,8 +14,8 @@ use crate::backend::cloud::retry::Repeat;
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
     CloudSnapshot, CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, DiskState,
-    Idempotency, Instance, Operation, OperationChange, OperationId, OperationState, Refusal, SnapshotState, Tags, Take, Which,
-    WhichOperations, invalid, read_settings, refusal,
+    Idempotency, Instance, Operation, OperationChange, OperationId, OperationState, OperationVisibility, Refusal, SnapshotState,
+    Tags, Take, Which, WhichOperations, invalid, read_settings, refusal,
 };
 use crate::volume::{Bytes, NodeId};
 
@@ -44,8 +44,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
         stuck: Duration::from_secs(300),
     },
     batches: Batches { ids: 10, values: 4, attachments: 16 },
-    has_operations: true,
-    shows_operations: true,
+    operations: OperationVisibility::Described,
     failed_may_have_data: false,
     shows_identity: false,
     longest_value: LONGEST,

@@ -68,7 +68,7 @@ pub trait Cloud: Send + Sync + 'static {
 
     fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>>;
 
-    /// Operations, where the cloud has them ([`CloudConstants::has_operations`]).
+    /// Operations, where the cloud has them ([`super::OperationVisibility`]).
     fn operations(&self, _which: &WhichOperations) -> Answer<Vec<Operation>> {
         Ok(Vec::new())
     }

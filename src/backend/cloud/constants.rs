@@ -39,6 +39,17 @@ pub struct Batches {
     pub attachments: usize,
 }
 
+/// What a cloud tells of operations that it still works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperationVisibility {
+    /// It has none.
+    None,
+    /// By id and by disk ([`super::Cloud::operations`]).
+    Listed,
+    /// So, too; and those that are in the way of others show in the description of their disk: one that shows none is not asked about again.
+    Described,
+}
+
 /// What is constant in a cloud.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloudConstants {
@@ -46,10 +57,7 @@ pub struct CloudConstants {
     pub snapshots: Idempotency,
     pub consistency: Consistency,
     pub batches: Batches,
-    /// Whether it tells of operations by id and by disk ([`super::Cloud::operations`]).
-    pub has_operations: bool,
-    /// Whether those that are in the way of others show in the description of their disk: then a disk that shows none is not asked about again.
-    pub shows_operations: bool,
+    pub operations: OperationVisibility,
     /// Whether a disk that was used may be reported as one that could not be made: its first attachment is noted in its tag then, whatever
     /// it was made of.
     pub failed_may_have_data: bool,

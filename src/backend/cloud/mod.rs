@@ -77,7 +77,7 @@ pub use api::{
 };
 pub use attach::{DEVICE as CONTEXT_DEVICE, VOLUME as CONTEXT_DISK};
 pub use backend::{CloudBackend, CloudOptions};
-pub use constants::{Batches, CloudConstants, Consistency, Idempotency};
+pub use constants::{Batches, CloudConstants, Consistency, Idempotency, OperationVisibility};
 pub use existing::{ExistingDisks, NamedDisk};
 pub use ids::OperationId;
 pub use machine::MachineState;

@@ -1,6 +1,6 @@
 //! Operations are waited for.
 //!
-//! Where a cloud has them ([`super::CloudConstants::has_operations`]), a request that was accepted has succeeded only once its operation
+//! Where a cloud has them ([`OperationVisibility`]), a request that was accepted has succeeded only once its operation
 //! has. One whose end is not known still runs somewhere: what it does may come after the next request (a late detach removes the next
 //! attachment, gcp-compute-persistent-disk-csi-driver issue 965). So before a disk is attached, detached or deleted, all operations that
 //! attach, detach, create or delete it have ended, whichever process began them: the cloud is asked, not this process' memory. Others, such
@@ -10,6 +10,7 @@ use crate::volume::{Error, Result, VolumeId};
 
 use super::accepted::{Accepted, Operation, OperationChange, OperationState, still_running};
 use super::api::{Answer, Attachment, AttachmentState, Disk, DiskId, DiskState, Refusal};
+use super::constants::OperationVisibility;
 use super::controller::Controller;
 use super::ids::OperationId;
 use super::pollers::OperationKey;
@@ -46,8 +47,12 @@ impl Controller {
     /// # Errors
     /// `InProgress`, naming the operation that has not ended.
     pub fn await_operations_of(&self, id: &VolumeId, disk: &DiskId, seen: Option<&Disk>) -> Result<bool> {
-        let is_quiet = self.constants.shows_operations && seen.is_some_and(|seen| !shows_operation(seen));
-        if !self.constants.has_operations || is_quiet {
+        let is_quiet = match self.constants.operations {
+            OperationVisibility::None => true,
+            OperationVisibility::Listed => false,
+            OperationVisibility::Described => seen.is_some_and(|seen| !shows_operation(seen)),
+        };
+        if is_quiet {
             return Ok(false);
         }
         let key = OperationKey::Of(disk.clone());
@@ -73,7 +78,7 @@ impl Controller {
 
     /// The error of the last operation about a disk that failed, where the cloud tells of one.
     pub fn failure_of(&self, disk: &DiskId) -> Option<Refusal> {
-        if !self.constants.has_operations {
+        if self.constants.operations == OperationVisibility::None {
             return None;
         }
         let seen = self.pollers.operations.look(&OperationKey::Of(disk.clone())).unwrap_or_default();

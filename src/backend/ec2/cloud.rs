@@ -9,7 +9,7 @@ use crate::backend::cloud::pages::Pages;
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, Changing, Cloud, CloudConstants, CloudErrorKind, CloudSnapshot,
     CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, Idempotency, Instance,
-    MachineState, Page, Take, Which, pages,
+    MachineState, OperationVisibility, Page, Take, Which, pages,
 };
 use crate::volume::NodeId;
 
@@ -32,8 +32,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
     },
     batches: Batches { ids: MOST_IDS, values: MOST_VALUES, attachments: 1 },
     // Disks, attachments and snapshots say themselves how far they are.
-    has_operations: false,
-    shows_operations: false,
+    operations: OperationVisibility::None,
     failed_may_have_data: false,
     shows_identity: true,
     // EC2 user guide, "Tag restrictions".

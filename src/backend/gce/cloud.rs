@@ -9,8 +9,8 @@ use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
     CloudSnapshot, CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, DiskState,
-    Idempotency, Instance, Operation, OperationId, Refusal, SnapshotState, Tags, Take, Which, WhichOperations, invalid,
-    read_settings, refusal,
+    Idempotency, Instance, Operation, OperationId, OperationVisibility, Refusal, SnapshotState, Tags, Take, Which,
+    WhichOperations, invalid, read_settings, refusal,
 };
 use crate::volume::NodeId;
 
@@ -40,8 +40,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
         stuck: Duration::from_secs(300),
     },
     batches: Batches { ids: 10, values: 4, attachments: 1 },
-    has_operations: true,
-    shows_operations: false,
+    operations: OperationVisibility::Listed,
     failed_may_have_data: false,
     shows_identity: true,
     longest_value: LONGEST,
