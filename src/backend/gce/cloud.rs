@@ -1,6 +1,8 @@
 //! Compute Engine as a [`Cloud`]: its words made those of all clouds.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -17,7 +19,7 @@ use crate::volume::NodeId;
 use super::api::{self, Gce, Request};
 use super::convert::{self, gib};
 use super::limits;
-use super::names::{self, InstanceName, Place};
+use super::names::{self, Called, InstanceName, Place};
 use super::parameters::{DiskSettings, MANY_READERS, SnapshotSettings};
 use super::record::{self, LONGEST, Record};
 
@@ -28,6 +30,10 @@ const ATTEMPTS: u32 = 4;
 /// How long a snapshot may take until it is of one instant: until then its source is frozen.
 const INSTANT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(500);
+/// For so long what was described is used again by the requests of the same call.
+const LATELY: Duration = Duration::from_secs(30);
+/// How many descriptions are kept.
+const MOST: usize = 1024;
 
 /// Descriptions by name or number are those of the moment; only lists may be out of date.
 const CONSTANTS: CloudConstants = CloudConstants {
@@ -51,18 +57,74 @@ pub struct GceCloud {
     api: Gce,
     clock: Clock,
     /// The region's, as they were asked for once.
-    zones: std::sync::OnceLock<Vec<String>>,
+    zones: OnceLock<Vec<String>>,
+    /// By number, when it was described.
+    described: Mutex<BTreeMap<u64, (Duration, Described)>>,
+}
+
+/// What requests say of a disk beside its number.
+#[derive(Debug)]
+struct Described {
+    /// It never changes.
+    name: String,
+    access_mode: Option<String>,
+    /// With their fingerprint, by which the API refuses a change of others than these; taken by the request that changes them.
+    labels: Option<(BTreeMap<String, String>, String)>,
+}
+
+impl From<&api::Disk> for Described {
+    fn from(disk: &api::Disk) -> Described {
+        let api::Disk { name, access_mode, labels, label_fingerprint, .. } = disk.clone();
+        Described { name, access_mode, labels: Some((labels, label_fingerprint)) }
+    }
 }
 
 impl GceCloud {
     pub fn new(api: Gce, clock: Clock) -> GceCloud {
-        GceCloud { api, clock, zones: std::sync::OnceLock::new() }
+        GceCloud { api, clock, zones: OnceLock::new(), described: Mutex::default() }
+    }
+
+    fn remember(&self, disk: &api::Disk) {
+        let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        if described.len() >= MOST {
+            described.retain(|_, (when, _)| *when + LATELY > now);
+        }
+        if described.len() < MOST {
+            described.insert(disk.id, (now, Described::from(disk)));
+        }
+    }
+
+    /// What `take` takes of a disk that was described a moment ago, or else of what it is now.
+    fn lately<T>(
+        &self,
+        action: &'static str,
+        id: &DiskId,
+        take: impl Fn(&mut Described) -> Option<T>,
+    ) -> Answer<(Place, u64, T)> {
+        let kept = |number: u64| {
+            let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+            let (when, disk) = described.get_mut(&number)?;
+            (*when + LATELY > self.clock.now()).then(|| take(disk))?
+        };
+        if let Some((place, Called::Number(number))) = names::parse_disk(id)
+            && let Some(taken) = kept(number)
+        {
+            return Ok((place, number, taken));
+        }
+        let (place, disk) = self.disk(action, id)?;
+        let now = || kept(disk.id).or_else(|| take(&mut Described::from(&disk)));
+        let unused = || refusal(CloudErrorKind::Unavailable, action, "description", format!("that of {id} lacks something"));
+        Ok((place, disk.id, now().ok_or_else(unused)?))
     }
 
     /// A disk, by its name or number.
     fn look(&self, place: &Place, which: &str) -> Answer<Option<api::Disk>> {
         let action = place.action("disks.get", "regionDisks.get");
         let found: Option<api::Disk> = self.api.look(&Request::get(action, format!("{}/disks/{which}", place.path())))?;
+        if let Some(disk) = &found {
+            self.remember(disk);
+        }
         found.map(|disk| self.with_all_users(disk)).transpose()
     }
 
@@ -296,12 +358,11 @@ impl Cloud for GceCloud {
         let changed = Record::changed(tags).map_err(|reason| invalid("disks.setLabels", "labels", reason))?;
         let mut attempt = 1;
         loop {
-            let (place, now) = self.disk("disks.setLabels", disk)?;
-            let mut labels = now.labels;
+            let (place, number, (mut labels, fingerprint)) = self.lately("disks.setLabels", disk, |disk| disk.labels.take())?;
             labels.extend(changed.clone());
             let action = place.action("disks.setLabels", "regionDisks.setLabels");
-            let path = format!("{}/disks/{}/setLabels", place.path(), now.id);
-            let body = json!({"labels": labels, "labelFingerprint": now.label_fingerprint});
+            let path = format!("{}/disks/{number}/setLabels", place.path());
+            let body = json!({"labels": labels, "labelFingerprint": fingerprint});
             match self.begin(&api::change(action, "POST", path, &disk.0).body(body), ()) {
                 // Another program changed them since they were read: its labels must stay.
                 Err(refusal) if refusal.code == "conditionNotMet" && attempt < ATTEMPTS => attempt += 1,
@@ -322,10 +383,12 @@ impl Cloud for GceCloud {
         const ACTION: &str = "instances.attachDisk";
         let [spec] = disks else { return Err(invalid(ACTION, "disks", "one disk at a time".to_owned())) };
         let node = self.named(ACTION, instance)?;
-        let (place, disk) = self.disk(ACTION, &spec.disk)?;
-        let reads = spec.access.read_only || spec.access.mode.is_read_only() || disk.access_mode.as_deref() == Some(MANY_READERS);
+        // Its number was seen in this call, and is looked at again once it is attached.
+        let take = |disk: &mut Described| Some((disk.name.clone(), disk.access_mode.clone()));
+        let (place, _, (name, access_mode)) = self.lately(ACTION, &spec.disk, take)?;
+        let reads = spec.access.read_only || spec.access.mode.is_read_only() || access_mode.as_deref() == Some(MANY_READERS);
         let body = json!({
-            "source": self.url(&format!("{}/disks/{}", place.path(), disk.name))?,
+            "source": self.url(&format!("{}/disks/{name}", place.path()))?,
             "deviceName": spec.device.as_str(),
             "mode": if reads { "READ_ONLY" } else { "READ_WRITE" },
             "autoDelete": false,

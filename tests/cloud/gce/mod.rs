@@ -246,7 +246,7 @@ impl Rated for Google {
         Rate { of: "operations", limit: Limit::Minute(1500.0) },
         Rate { of: "mutations", limit: Limit::Minute(1500.0) },
     ];
-    const MOST: [(u64, u64); 4] = [(100, 1200), (200, 1500), (100, 800), (100, 800)];
+    const MOST: [(u64, u64); 4] = [(100, 1200), (200, 1100), (100, 800), (100, 800)];
 
     fn address(&mut self) -> &mut SocketAddr {
         &mut self.address
