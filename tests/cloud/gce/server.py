@@ -107,6 +107,8 @@ def check(schema, value, path, sent):
 
 lock = threading.RLock()
 disks, snapshots, instances, operations, answered = {}, {}, {}, {}, {}
+# The operations that are not done, and where what has a number is.
+running, names = {}, {}
 violations, counts, faults, used = [], {}, [], set()
 settings = {"delay": 0.05, "rights": None, "page": 500, "room": 16, "zones": ZONES}
 last = 10**18
@@ -132,10 +134,16 @@ def missing(path):
 
 def found(all, scope, which, kind):
     """By name or number."""
-    for (place, name), resource in all.items():
-        if place == scope and which in (name, resource["id"]):
+    for key in [(scope, which), names.get(which)]:
+        resource = all.get(key)
+        if resource is not None and key[0] == scope and which in (key[1], resource["id"]):
             return resource
     raise missing(f"{scope}/{kind}/{which}")
+
+
+def keep(all, scope, name, resource):
+    all[(scope, name)] = resource
+    names[resource["id"]] = (scope, name)
 
 
 def fault(method, kinds):
@@ -160,15 +168,12 @@ def begin(method, scope, target, target_id, kind, effect, request, undo=lambda: 
             operation[key] = f"{BASE}{PROJECT}/{scope}"
     late, fails = fault(method, ["late"]), fault(method, ["fail"])
     end = time.time() + (late["delay"] if late else settings["delay"])
-    operations[(scope, name)] = [end, effect, undo, fails, operation]
+    operations[(scope, name)] = running[(scope, name)] = [end, effect, undo, fails, operation]
     return operation
 
 
 def pump():
-    for entry in operations.values():
-        end, effect, undo, fails, operation = entry
-        if operation["status"] == "DONE":
-            continue
+    for key, (end, effect, undo, fails, operation) in list(running.items()):
         if time.time() < end:
             operation["status"] = "RUNNING"
             continue
@@ -181,6 +186,7 @@ def pump():
             errors = [{"code": refused.reason, "message": refused.message}] if refused.reason else []
             operation.update(error={"errors": errors}, httpErrorStatusCode=refused.status, httpErrorMessage="BAD REQUEST")
         operation.update(status="DONE", progress=100, endTime=now())
+        del running[key]
 
 
 def matches(resource, text):
@@ -237,7 +243,7 @@ def disks_(action, method, scope, path, query, body):
                 raise Refused(400, "invalid", "sizeGb is less than the snapshot's")
         if "sourceDisk" in body:
             made["sourceDiskId"] = found(disks, *resource_of(body["sourceDisk"]), "disks")["id"]
-        disks[(scope, name)] = made
+        keep(disks, scope, name, made)
         return begin(method, scope, made["selfLink"], made["id"], "insert", lambda: made.update(status="READY"), request,
                      lambda: disks.pop((scope, name), None))
     disk = found(disks, scope, path.get("disk") or path["resource"], "disks")
@@ -276,7 +282,7 @@ def instances_(action, method, scope, path, query, body):
     link = f"{BASE}{PROJECT}/{scope}/instances/{machine['name']}"
     if action == "get":
         return machine
-    pending = [entry for entry in operations.values() if entry[4]["status"] != "DONE" and entry[4]["targetLink"] == link]
+    pending = [entry for entry in running.values() if entry[4]["targetLink"] == link]
     if len(pending) >= 32:
         raise Refused(403, "rateLimitExceeded", "Too many pending operations on a resource.")
     if action == "attachDisk":
@@ -303,9 +309,9 @@ def instances_(action, method, scope, path, query, body):
         def detach():
             for attached in [disk for disk in machine["disks"] if disk["deviceName"] == device]:
                 machine["disks"].remove(attached)
-                for disk in disks.values():
-                    if disk["selfLink"] == attached["source"]:
-                        disk["users"].remove(link)
+                disk = disks.get(resource_of(attached["source"]))
+                if disk:
+                    disk["users"].remove(link)
         return begin(method, scope, link, machine["id"], "detachDisk", detach, query.get("requestId"))
     raise Refused(501, "notImplemented", method)
 
@@ -318,7 +324,7 @@ def snapshots_(action, method, scope, path, query, body):
         disk = found(disks, *resource_of(body["sourceDisk"]), "disks")
         made = dict(body, id=number(), status="CREATING", diskSizeGb=disk["sizeGb"], sourceDisk=disk["selfLink"], sourceDiskId=disk["id"],
                     creationTimestamp=now(), kind="compute#snapshot", selfLink=f"{BASE}{PROJECT}/global/snapshots/{name}")
-        snapshots[(scope, name)] = made
+        keep(snapshots, scope, name, made)
         return begin(method, scope, made["selfLink"], made["id"], "insert", lambda: made.update(status="READY"), query.get("requestId"),
                      lambda: snapshots.pop((scope, name), None))
     if action == "list":
@@ -357,7 +363,8 @@ def perform(method, path, query, body):
                  for at, zone in enumerate(settings["zones"])]
         answer = page(zones + [{"id": "9", "name": "us-east1-b", "status": "UP", "region": f"{BASE}{PROJECT}/regions/us-east1"}], query, "compute#zoneList")
     elif action == "list":
-        answer = page([entry[4] for (place, _), entry in operations.items() if place == scope], query, "compute#operationList")
+        some = running if query.get("filter") == 'status != "DONE"' else operations
+        answer = page([entry[4] for (place, _), entry in some.items() if place == scope], query, "compute#operationList")
     elif action == "get":
         if (scope, path["operation"]) not in operations:
             raise missing(f"{scope}/operations/{path['operation']}")
@@ -504,7 +511,7 @@ class Handler(BaseHTTPRequestHandler):
                     if order.pop("forget", False):
                         faults.clear()
                     if order.pop("hurry", False):
-                        for entry in operations.values():
+                        for entry in running.values():
                             entry[0] = 0
                     for at in range(order.pop("crowd", 0)):
                         link = f"{BASE}{PROJECT}/zones/{ZONES[0]}/instances/m{at}"
@@ -518,10 +525,10 @@ class Handler(BaseHTTPRequestHandler):
                     change = order.pop("describe", None)
                     for disk in disks.values() if change else []:
                         disk["description"] = disk["description"].replace(change["from"], change["to"])
-                running = [entry[4] for entry in operations.values() if entry[4]["status"] != "DONE"]
                 return self.respond(200, json.dumps({
                     "disks": list(disks.values()), "snapshots": list(snapshots.values()), "instances": list(instances.values()),
-                    "key": key, "exchanges": exchanges, "looked_up": looked_up, "violations": violations, "counts": counts, "running": running, "faults": faults, "used": sorted(used)}))
+                    "key": key, "exchanges": exchanges, "looked_up": looked_up, "violations": violations, "counts": counts,
+                    "running": [entry[4] for entry in running.values()], "faults": faults, "used": sorted(used)}))
             try:
                 status, answer = 200, answer_to(self.command, url, self.headers, body)
             except Refused as refused:
