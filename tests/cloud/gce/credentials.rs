@@ -57,7 +57,7 @@ fn gce_tokens_are_signed_by_the_key_of_a_service_account() {
     // The key is deleted, and there is another in its place.
     let key = google.new_key();
     let (_, message) = code(driver.delete(&id));
-    assert!(message.contains("authError"), "{message}");
+    assert!(message.contains("credentials.json (status 401)"), "{message}");
     fs::write(driver.harness.path("credentials.json"), key.to_string()).expect("the key");
     driver.delete(&id).expect("deleted");
     google.assert_metadata_server_gave_no_token();

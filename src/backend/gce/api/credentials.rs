@@ -22,7 +22,7 @@ use crate::backend::cloud::tokens::{Token, error_word};
 const COMPUTE: &str = "https://www.googleapis.com/auth/compute";
 /// What one must be good for that another is asked for with ("Service Account Credentials API").
 const IAM: &str = "https://www.googleapis.com/auth/iam";
-/// The longest life of a token that is signed by the key of a service account.
+/// The longest life of a token that is signed by the key of a service account, or asked for one.
 const LIFE: Duration = Duration::from_secs(3600);
 /// Google's clock may be behind ours.
 const SKEW: Duration = Duration::from_secs(10);
@@ -77,7 +77,6 @@ struct Exchanged {
 #[serde(rename_all = "camelCase")]
 struct Impersonated {
     access_token: String,
-    expire_time: String,
 }
 
 /// A file of credentials.
@@ -156,8 +155,7 @@ impl CredentialsFile {
         let bearer = format!("Bearer {}", given.access_token);
         let reply = asked(sender, url, json_request("POST", url, &[("authorization", &bearer)], &body)?).await?;
         let given: Impersonated = self.granted(url, &reply)?;
-        let end = humantime::parse_rfc3339(&given.expire_time).ok().and_then(|end| end.duration_since(SystemTime::now()).ok());
-        Ok(Token { text: given.access_token, end: begun + end.unwrap_or_default().min(LIFE), with: () })
+        Ok(Token { text: given.access_token, end: begun + LIFE, with: () })
     }
 
     fn granted<T: for<'a> Deserialize<'a>>(&self, url: &str, reply: &Reply) -> Result<T, Lost> {

@@ -96,7 +96,17 @@ impl Http {
     /// Sends a request, below the project.
     pub async fn send(&self, unsigned: &Unsigned) -> Result<(Reply, String), Lost> {
         let project = self.project().await?;
-        self.tokens.send([self.given(), self.given()], |token| self.attempt(unsigned, &project, token.text)).await
+        let attempt = |token: Token<()>| self.attempt(unsigned, &project, token.text);
+        let (reply, token) = self.tokens.send([self.given(), self.given()], attempt).await?;
+        if reply.status == 401 {
+            let whose = self.credentials.as_ref().map_or("the metadata server".to_owned(), |file| file.0.display().to_string());
+            return Err(Lost::NoCredentials(format!(
+                "{} refuses the access token of {whose} (status 401); its key or its service account may be disabled or deleted, or this \
+                 machine's clock be wrong",
+                self.base
+            )));
+        }
+        Ok((reply, token))
     }
 
     async fn attempt(&self, unsigned: &Unsigned, project: &str, token: String) -> Result<Reply, Lost> {
