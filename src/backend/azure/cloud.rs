@@ -1,13 +1,13 @@
 //! Azure as a [`Cloud`]: its words made those of all clouds.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::backend::cloud::ask_each::ask_each;
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::rest::Request;
 use crate::backend::cloud::retry::Repeat;
@@ -43,7 +43,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
         startup_grace: Duration::from_secs(5),
         stuck: Duration::from_secs(300),
     },
-    batches: Batches { ids: 10, values: 4, attachments: 16 },
+    batches: Batches { one_by_one: true, ids: 10, values: 4, attachments: 16 },
     operations: OperationVisibility::Described,
     failed_may_have_data: false,
     shows_identity: false,
@@ -119,18 +119,11 @@ impl AzureCloud {
 
     /// Disks of these names, with the machines that have them: each machine is asked once, after all disks.
     fn described(&self, all: &[String]) -> Answer<(Vec<api::Disk>, Machines)> {
-        let mut disks = Vec::new();
-        for name in all {
-            disks.extend(self.disk(name)?);
-        }
-        let mut machines = Machines::new();
-        for holder in disks.iter().flat_map(convert::holders) {
-            if let Entry::Vacant(unknown) = machines.entry(holder) {
-                let machine = self.machine(unknown.key())?;
-                unknown.insert(machine);
-            }
-        }
-        Ok((disks, machines))
+        let disks = ask_each(all, |name| self.disk(name))?;
+        let holders: BTreeSet<MachineName> = disks.iter().flat_map(convert::holders).collect();
+        let holders: Vec<MachineName> = holders.into_iter().collect();
+        let machines = ask_each(&holders, |holder| Ok(Some((holder.clone(), self.machine(holder)?))))?;
+        Ok((disks, machines.into_iter().collect()))
     }
 
     fn shown(&self, all: &[String], take: Take<'_, Disk>) -> Answer<()> {
@@ -495,7 +488,7 @@ impl Cloud for AzureCloud {
     /// By the address that its request was answered with; of disks only what runs, by the descriptions of the disk and its machines.
     fn operations(&self, which: &WhichOperations) -> Answer<Vec<Operation>> {
         match which {
-            WhichOperations::Ids(ids) => ids.iter().filter_map(|id| self.operation(id).transpose()).collect(),
+            WhichOperations::Ids(ids) => ask_each(ids, |id| self.operation(id)),
             WhichOperations::Of(disks) => {
                 let (found, machines) = self.described(&disks.iter().map(|disk| disk.0.clone()).collect::<Vec<_>>())?;
                 Ok(found.iter().flat_map(|disk| convert::operations_of(disk, &machines)).collect())
@@ -517,20 +510,16 @@ impl Cloud for AzureCloud {
                 return Err(invalid("snapshots.list", "tags", "a snapshot of Azure is looked for by its name".to_owned()));
             }
         };
-        for name in names {
-            take(self.snapshot(name)?.map(convert::snapshot).into_iter().collect());
-        }
+        take(ask_each(&names, |name| Ok(self.snapshot(name)?.map(convert::snapshot)))?);
         Ok(())
     }
 
     /// What is no name of a machine is none.
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
-        let mut all = Vec::new();
-        for id in ids {
-            let Some(name) = MachineName::parse(id.as_str()) else { continue };
-            all.extend(self.machine(&name)?.map(|found| convert::instance(&found, id, &self.place.group)));
-        }
-        Ok(all)
+        ask_each(ids, |id| {
+            let Some(name) = MachineName::parse(id.as_str()) else { return Ok(None) };
+            Ok(self.machine(&name)?.map(|found| convert::instance(&found, id, &self.place.group)))
+        })
     }
 
     /// Those of the region that this subscription has.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::backend::cloud::ask_each::ask_each;
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::rest::Request;
 use crate::backend::cloud::retry::Repeat;
@@ -44,7 +45,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
         startup_grace: Duration::from_secs(10),
         stuck: Duration::from_secs(300),
     },
-    batches: Batches { ids: 10, values: 4, attachments: 1 },
+    batches: Batches { one_by_one: true, ids: 10, values: 4, attachments: 1 },
     operations: OperationVisibility::Listed,
     failed_may_have_data: true,
     shows_identity: true,
@@ -335,10 +336,7 @@ impl Cloud for CinderCloud {
     fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                for id in ids {
-                    let found = self.volume(&id.0)?;
-                    take(found.map(|volume| self.disk(volume)).transpose()?.into_iter().collect());
-                }
+                take(ask_each(ids, |id| self.volume(&id.0)?.map(|volume| self.disk(volume)).transpose())?);
                 Ok(())
             }
             Which::Tagged { key, values } => tagged(key, values).try_for_each(|tags| self.disks_with(&tags, take)),
@@ -471,17 +469,15 @@ impl Cloud for CinderCloud {
     /// Cinder has none of its own: what runs, and how it ended, is in a volume's status and in messages.
     fn operations(&self, which: &WhichOperations) -> Answer<Vec<Operation>> {
         match which {
-            WhichOperations::Ids(ids) => ids.iter().filter_map(|id| self.operation(id).transpose()).collect(),
-            WhichOperations::Of(disks) => disks.iter().filter_map(|disk| self.operation_of(disk).transpose()).collect(),
+            WhichOperations::Ids(ids) => ask_each(ids, |id| self.operation(id)),
+            WhichOperations::Of(disks) => ask_each(disks, |disk| self.operation_of(disk)),
         }
     }
 
     fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                for id in ids {
-                    take(self.snapshot(&id.0)?.map(convert::snapshot).into_iter().collect());
-                }
+                take(ask_each(ids, |id| Ok(self.snapshot(&id.0)?.map(convert::snapshot)))?);
                 Ok(())
             }
             Which::Tagged { key, values } => tagged(key, values).try_for_each(|tags| self.snapshots_with(&tags, take)),
@@ -494,13 +490,12 @@ impl Cloud for CinderCloud {
 
     /// What is no UUID is no server.
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
-        let mut all = Vec::new();
-        for id in ids.iter().filter(|id| is_uuid(id.as_str())) {
+        let ids: Vec<&NodeId> = ids.iter().filter(|id| is_uuid(id.as_str())).collect();
+        ask_each(&ids, |id| {
             let request = Request::get("show server", format!("servers/{id}"));
             let found: Option<api::Server> = self.api.look(Service::Compute, &request, "server")?;
-            all.extend(found.and_then(|server| convert::instance(server, id, &self.zones, self.limit)));
-        }
-        Ok(all)
+            Ok(found.and_then(|server| convert::instance(server, id, &self.zones, self.limit)))
+        })
     }
 
     /// Cinder's.

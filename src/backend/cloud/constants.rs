@@ -31,6 +31,8 @@ pub struct Consistency {
 /// The most of what one request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batches {
+    /// Whether a look-up sends a request for each id or name all the same, as many at a time: then nobody waits long for others.
+    pub one_by_one: bool,
     /// Ids of disks, of snapshots, of machines.
     pub ids: usize,
     /// Values of one tag, or names.

@@ -15,6 +15,8 @@
 mod accepted;
 mod address;
 mod api;
+#[cfg(any(feature = "azure", feature = "cinder", feature = "gce"))]
+pub mod ask_each;
 mod attach;
 mod attachment_history;
 mod backend;

@@ -21,7 +21,9 @@ use super::clock::Clock;
 const WINDOW: Duration = Duration::from_millis(50);
 /// How long after a request the next one is sent, for each question that waits for it: who asks alone is answered at once, and of hundreds
 /// each can wait for as many others as possible, since all together wait for what the cloud lets through.
-const SPACING: Duration = Duration::from_millis(100);
+pub(super) const SPACING: Duration = Duration::from_millis(100);
+/// The same where each key is a request of its own, and only what is the same for several is saved.
+pub(super) const NARROW_SPACING: Duration = Duration::from_millis(20);
 /// The most of it.
 const MOST_SPACING: Duration = Duration::from_secs(4);
 /// How long a look-up may take in all. A request has a deadline of its own, and others may be before it.
@@ -58,6 +60,7 @@ pub(super) struct Poller<S: Source> {
 struct Shared<S: Source> {
     source: S,
     clock: Clock,
+    spacing: Duration,
     state: Mutex<State<S>>,
     changed: Condvar,
 }
@@ -91,9 +94,9 @@ impl<S: Source> Request<S> {
 }
 
 impl<S: Source> Poller<S> {
-    pub fn new(source: S, clock: Clock) -> Poller<S> {
+    pub fn new(source: S, clock: Clock, spacing: Duration) -> Poller<S> {
         let state = Mutex::new(State { asks: Vec::new(), runs: false, stopped: false, last: None });
-        Poller { shared: Arc::new(Shared { source, clock, state, changed: Condvar::new() }) }
+        Poller { shared: Arc::new(Shared { source, clock, spacing, state, changed: Condvar::new() }) }
     }
 
     /// What there is of `key` now: nothing, one, or several.
@@ -199,7 +202,7 @@ impl<S: Source> Shared<S> {
             }
             let now = self.clock.now();
             let waiting = state.asks.iter().filter(|ask| !ask.is_further).count();
-            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(waiting));
+            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(self.spacing, waiting));
             match state.asks.iter().map(|ask| ask.due).min().map(|due| due.max(spaced.unwrap_or_default())) {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
@@ -297,8 +300,8 @@ fn next(now: Duration, age: Duration) -> Duration {
     Duration::from_millis((millis / span + 1) * span)
 }
 
-fn spacing(asks: usize) -> Duration {
-    SPACING.saturating_mul(u32::try_from(asks).unwrap_or(u32::MAX)).min(MOST_SPACING)
+fn spacing(each: Duration, asks: usize) -> Duration {
+    each.saturating_mul(u32::try_from(asks).unwrap_or(u32::MAX)).min(MOST_SPACING)
 }
 
 fn unanswered(code: &str, message: &str) -> Refusal {

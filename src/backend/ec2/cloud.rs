@@ -30,7 +30,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
         // What takes seconds has taken minutes.
         stuck: Duration::from_secs(300),
     },
-    batches: Batches { ids: MOST_IDS, values: MOST_VALUES, attachments: 1 },
+    batches: Batches { one_by_one: false, ids: MOST_IDS, values: MOST_VALUES, attachments: 1 },
     // Disks, attachments and snapshots say themselves how far they are.
     operations: OperationVisibility::None,
     failed_may_have_data: false,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::backend::cloud::ask_each::ask_each;
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
@@ -45,7 +46,7 @@ const CONSTANTS: CloudConstants = CloudConstants {
         startup_grace: Duration::from_secs(5),
         stuck: Duration::from_secs(300),
     },
-    batches: Batches { ids: 10, values: 4, attachments: 1 },
+    batches: Batches { one_by_one: true, ids: 10, values: 4, attachments: 1 },
     operations: OperationVisibility::Listed,
     failed_may_have_data: false,
     shows_identity: true,
@@ -271,25 +272,23 @@ impl Cloud for GceCloud {
         CONSTANTS
     }
 
-    /// By number or name one after the other: the answer is of the moment, and what is not there is not there. A list by a filter has
+    /// By number or name, each in a request of its own: the answer is of the moment, and what is not there is not there. A list by a filter has
     /// neither.
     fn disks(&self, which: &Which<DiskId>, take: Take<'_, Disk>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                for id in ids {
-                    let Some((place, called)) = names::parse_disk(id) else { continue };
+                let look = |id: &DiskId| {
+                    let Some((place, called)) = names::parse_disk(id) else { return Ok(None) };
                     let found = self.look(&place, &called.to_string())?.filter(|disk| called.is(disk.id, &disk.name));
-                    take(found.and_then(|disk| convert::disk_called(disk, id)).into_iter().collect());
-                }
+                    Ok(found.and_then(|disk| convert::disk_called(disk, id)))
+                };
+                take(ask_each(ids, look)?);
                 Ok(())
             }
             Which::Named(names) => {
                 let places = self.places()?;
-                for name in names {
-                    for place in &places {
-                        take(self.look(place, name)?.and_then(convert::disk).into_iter().collect());
-                    }
-                }
+                let all: Vec<_> = names.iter().flat_map(|name| places.iter().map(move |place| (place, name))).collect();
+                take(ask_each(&all, |(place, name)| Ok(self.look(place, name)?.and_then(convert::disk)))?);
                 Ok(())
             }
             Which::All { tags } => {
@@ -516,37 +515,31 @@ impl Cloud for GceCloud {
 
     /// As `disks`. Of disks only what runs is listed: how an operation ended, its own request has heard.
     fn operations(&self, which: &WhichOperations) -> Answer<Vec<Operation>> {
-        let mut all = Vec::new();
         match which {
             WhichOperations::Ids(ids) => {
-                for id in ids {
-                    all.extend(self.operation(id)?.as_ref().and_then(|found| convert::operation(found, &[])));
-                }
+                ask_each(ids, |id| Ok(self.operation(id)?.as_ref().and_then(|found| convert::operation(found, &[]))))
             }
             WhichOperations::Of(disks) => {
+                let mut all = Vec::new();
                 let mut places = disks.iter().map(|disk| self.places_of(disk)).collect::<Answer<Vec<_>>>()?.concat();
                 places.sort();
                 places.dedup();
                 for place in places {
                     self.running(&place, &mut |found| all.extend(convert::operation(&found, disks)))?;
                 }
+                Ok(all)
             }
         }
-        Ok(all)
     }
 
     fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                for id in ids {
-                    take(self.snapshot(id)?.map(convert::snapshot).into_iter().collect());
-                }
+                take(ask_each(ids, |id| Ok(self.snapshot(id)?.map(convert::snapshot)))?);
                 Ok(())
             }
             Which::Named(names) => {
-                for name in names {
-                    take(self.snapshot_named(name)?.map(convert::snapshot).into_iter().collect());
-                }
+                take(ask_each(names, |name| Ok(self.snapshot_named(name)?.map(convert::snapshot)))?);
                 Ok(())
             }
             Which::All { tags } => {
@@ -563,15 +556,13 @@ impl Cloud for GceCloud {
 
     /// What is no name of an instance is none.
     fn instances(&self, ids: &[NodeId]) -> Answer<Vec<Instance>> {
-        let mut all = Vec::new();
-        for asked in ids.iter().filter_map(|id| InstanceName::parse(id.as_str())) {
-            let found = self.instance(&asked)?;
-            all.extend(found.and_then(|found| {
+        let asked: Vec<InstanceName> = ids.iter().filter_map(|id| InstanceName::parse(id.as_str())).collect();
+        ask_each(&asked, |asked| {
+            Ok(self.instance(asked)?.and_then(|found| {
                 let limit = limits::of_type(names::last(&found.machine_type));
-                convert::instance(&found, &asked, limit)
-            }));
-        }
-        Ok(all)
+                convert::instance(&found, asked, limit)
+            }))
+        })
     }
 
     fn zones(&self) -> Answer<Vec<String>> {

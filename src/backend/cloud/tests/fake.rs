@@ -69,7 +69,7 @@ pub const CONSTANTS: CloudConstants = CloudConstants {
         startup_grace: Duration::from_secs(15),
         stuck: Duration::from_secs(300),
     },
-    batches: Batches { ids: 500, values: 200, attachments: 1 },
+    batches: Batches { one_by_one: false, ids: 500, values: 200, attachments: 1 },
     operations: OperationVisibility::None,
     failed_may_have_data: false,
     shows_identity: true,

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::super::poller::{Poller, Source};
+use super::super::poller::{Poller, SPACING, Source};
 use super::super::{Answer, CloudErrorKind};
 use super::fake::refusal;
 use super::*;
@@ -44,7 +44,7 @@ impl Drop for Numbers {
 fn numbers() -> (Arc<Numbers>, Poller<Arc<Numbers>>, Clock) {
     let clock = Clock::fast(SPEED, Duration::ZERO);
     let numbers = Arc::new(Numbers::default());
-    (Arc::clone(&numbers), Poller::new(numbers, clock), clock)
+    (Arc::clone(&numbers), Poller::new(numbers, clock, SPACING), clock)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn questions_of_one_moment_are_few_requests() {
 fn one_who_asks_about_many_at_once_waits_no_longer_than_one_who_asks_about_one() {
     // Not a faster one: a busy machine is not to be mistaken for a wait.
     let clock = Clock::fast(1, Duration::ZERO);
-    let poller = Poller::new(Arc::new(Numbers::default()), clock);
+    let poller = Poller::new(Arc::new(Numbers::default()), clock, SPACING);
     let keys: Vec<u32> = (0..500).collect();
     poller.look_all(&keys).expect("answered");
     let begun = clock.now();

@@ -290,7 +290,7 @@ impl Cloud for StandIn {
                 startup_grace: Duration::from_secs(5),
                 stuck: Duration::from_secs(120),
             },
-            batches: Batches { ids: 10, values: 10, attachments: 3 },
+            batches: Batches { one_by_one: true, ids: 10, values: 10, attachments: 3 },
             operations: OperationVisibility::Listed,
             failed_may_have_data: false,
             shows_identity: !self.has_names,
