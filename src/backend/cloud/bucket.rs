@@ -52,6 +52,7 @@ pub enum Purpose {
 pub struct Buckets {
     clock: Clock,
     limit: Box<dyn Fn(&str) -> Limit + Send + Sync>,
+    group: fn(&'static str) -> &'static str,
     lines: Mutex<Lines>,
 }
 
@@ -68,7 +69,16 @@ struct Line {
 impl Buckets {
     /// `limit` says what the cloud allows of an action.
     pub fn new(clock: Clock, limit: impl Fn(&str) -> Limit + Send + Sync + 'static) -> Buckets {
-        Buckets { clock, limit: Box::new(limit), lines: Mutex::default() }
+        Buckets::of_groups(clock, limit, |action| action)
+    }
+
+    /// Where several actions take from one bucket: `group` is that of an action, and `limit` what the cloud allows of a group.
+    pub fn of_groups(
+        clock: Clock,
+        limit: impl Fn(&str) -> Limit + Send + Sync + 'static,
+        group: fn(&'static str) -> &'static str,
+    ) -> Buckets {
+        Buckets { clock, limit: Box::new(limit), group, lines: Mutex::default() }
     }
 
     /// Waits until a request of `action` may be sent; answers how long that was.
@@ -76,6 +86,7 @@ impl Buckets {
     /// # Errors
     /// `Throttled`, at once, where it would not be sent before `deadline`, a time of the clock.
     pub fn take(&self, action: &'static str, purpose: Purpose, deadline: Duration) -> Answer<Duration> {
+        let action = (self.group)(action);
         let own = match purpose {
             Purpose::Call => Duration::ZERO,
             Purpose::List => self.pass((action, Purpose::List), deadline)?,
@@ -119,7 +130,7 @@ impl Buckets {
 
     /// The cloud refused a request of `action` as one too many, and wants none before `retry_after` has passed, where it says so.
     pub fn throttled(&self, action: &'static str, retry_after: Option<Duration>) {
-        let now = self.clock.now();
+        let (now, action) = (self.clock.now(), (self.group)(action));
         let mut lines = self.lines();
         for purpose in [Purpose::Call, Purpose::List] {
             let line = self.line(&mut lines, (action, purpose), now);
@@ -132,7 +143,7 @@ impl Buckets {
 
     /// A reply says how many requests of `action` are left (Azure: `x-ms-ratelimit-remaining-…`): others may have taken from the same quota.
     pub fn remaining(&self, action: &'static str, left: f64) {
-        let now = self.clock.now();
+        let (now, action) = (self.clock.now(), (self.group)(action));
         let mut lines = self.lines();
         for (purpose, share) in [(Purpose::Call, 1.0), (Purpose::List, LISTS)] {
             let bucket = &mut self.line(&mut lines, (action, purpose), now).bucket;

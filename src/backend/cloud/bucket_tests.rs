@@ -220,3 +220,15 @@ fn remaining_quota_of_a_reply_is_all_that_is_left() {
     buckets.remaining("A", 1000.0);
     assert_eq!(left(Purpose::Call), 0);
 }
+
+#[test]
+fn actions_of_a_group_take_from_one_bucket() {
+    let limit = |_: &str| Limit { capacity: 10.0, refill: 0.001 };
+    let buckets = Buckets::of_groups(Clock::default(), limit, |action| if action == "other" { action } else { "group" });
+    let take = |action| buckets.take(action, Purpose::Call, Duration::ZERO).map(drop);
+    for action in ["one", "two", "one", "two", "one", "two", "one", "two", "one"] {
+        take(action).expect("there is one left");
+    }
+    take("two").expect_err("another has taken it");
+    take("other").expect("of its own");
+}

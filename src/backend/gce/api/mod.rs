@@ -96,7 +96,8 @@ impl Gce {
     /// # Errors
     /// Where the thread for the connections cannot be started.
     pub fn new(settings: Settings, clock: Clock, requests: CloudRequests) -> io::Result<Gce> {
-        let retry = Retry::new(clock, Buckets::new(clock, published_limit), settings.patience, requests);
+        let buckets = Buckets::of_groups(clock, |_| PUBLISHED, group);
+        let retry = Retry::new(clock, buckets, settings.patience, requests);
         let Settings { project, region, endpoint, credentials, patience } = settings;
         let http = Http::new(project, region, endpoint, credentials, patience.answer);
         Ok(Gce { http: Arc::new(http), retry, worker: Worker::new("gce")? })
@@ -179,14 +180,19 @@ fn refuse_incomplete(request: &Request, why: Option<String>) -> Answer<()> {
     }
 }
 
-/// What Google allows a project in a region by default: 1,500 requests per minute for each of several groups of methods ("Compute Engine API
-/// rate quotas"), in windows of a minute. A share of that here, since other programs of the project take from it, too.
-pub fn published_limit(action: &str) -> Limit {
+/// The group of methods whose requests Google counts together.
+fn group(action: &'static str) -> &'static str {
     match action {
-        _ if action.ends_with(".get") || action.to_ascii_lowercase().ends_with("list") => Limit { capacity: 200.0, refill: 20.0 },
-        _ => Limit { capacity: 100.0, refill: 15.0 },
+        _ if action.ends_with("Operations.get") => "operations",
+        _ if action.ends_with(".get") => "reads",
+        _ if action.to_ascii_lowercase().ends_with("list") => "lists",
+        _ => "mutations",
     }
 }
+
+/// What Google allows a project in a region by default: 1,500 requests per minute for each of several groups of methods ("Compute Engine API
+/// rate quotas"), in windows of a minute. A share of that here, since other programs of the project take from it, too.
+const PUBLISHED: Limit = Limit { capacity: 150.0, refill: 20.0 };
 
 /// What a refusal has in its body.
 #[derive(Deserialize)]
