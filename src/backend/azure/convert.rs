@@ -12,7 +12,7 @@ use crate::volume::{Bytes, NodeId};
 use super::api;
 use super::limits;
 use super::names::{self, MachineName};
-use super::parameters::{Caching, DiskSettings, Export};
+use super::parameters::{Caching, DiskSettings};
 use super::record;
 use super::skus::{Sku, own_tier};
 
@@ -78,11 +78,9 @@ pub(super) fn disk(found: api::Disk, machines: &Machines) -> Disk {
         bursting: properties.bursting_enabled,
         logical_sector_size: properties.creation_data.logical_sector_size,
         disk_encryption_set_id: properties.encryption.disk_encryption_set_id,
-        encryption_type: None,
-        performance_plus: false,
-        export: Export::default(),
         max_shares: properties.max_shares.unwrap_or(1),
-        tags: BTreeMap::new(),
+        // What is only said when it is made.
+        ..DiskSettings::default()
     };
     Disk {
         name: Some(id.0.clone()),

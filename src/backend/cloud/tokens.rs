@@ -1,11 +1,13 @@
 //! An access token is kept while it is good, and asked for anew before its end, or once after the API has refused it.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use super::http::{Lost, Reply};
+use super::http::{Lost, Reply, Sender};
 
 /// A token, with what came with it.
 #[derive(Clone)]
@@ -61,6 +63,26 @@ impl<T: Clone> Tokens<T> {
         }
         Ok((reply, token.text))
     }
+}
+
+/// What a file of credentials has.
+///
+/// # Errors
+/// `Credentials`: it may be mounted later.
+pub fn read_credentials(path: &Path) -> Result<String, Lost> {
+    let unread = |error| Lost::Credentials(format!("read {}: {error}; mount the credentials there", path.display()));
+    std::fs::read_to_string(path).map_err(unread)
+}
+
+/// Sends a request for a token to a server that gives them.
+///
+/// # Errors
+/// `Credentials` where it does not answer: nothing was sent to the cloud.
+pub async fn ask_for_token(sender: &Sender, server: &str, request: HttpRequest) -> Result<Reply, Lost> {
+    sender.send(server, request).await.map_err(|lost| match lost {
+        Lost::Unsent(_, reason) | Lost::Sent(_, reason) => Lost::Credentials(format!("{server} does not answer: {reason}")),
+        other => other,
+    })
 }
 
 /// The one word of a refusal that has no secret (RFC 6749, section 5.2): `, invalid_client`.

@@ -98,8 +98,7 @@ fn gce_tokens_are_exchanged_for_those_of_the_cluster() {
 /// What Google's own client asks for with this file.
 fn by_googles_client(google: &Google, file: &Path) -> Vec<Value> {
     let before = google.exchanges().len();
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/gce/bin/python");
-    let script = include_str!("exchange.py");
+    let (python, script) = (python().expect("the emulator runs by it"), include_str!("exchange.py"));
     let status = Command::new(python).args(["-c", script]).arg(file).stdin(Stdio::null()).status().expect("python");
     assert!(status.success(), "Google's client got no token");
     google.exchanges().split_off(before)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,12 @@ pub struct Google {
     process: Child,
 }
 
+/// A Python with Google's packages, installed at the first need.
+fn python() -> Result<PathBuf, String> {
+    let requirements = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cloud/gce/requirements.txt"));
+    common::tools::python("gce", requirements)
+}
+
 impl Drop for Google {
     fn drop(&mut self) {
         self.process.kill().ok();
@@ -47,9 +53,7 @@ impl Drop for Google {
 impl Google {
     /// With two machines; `None`, and said, where it cannot be installed.
     pub fn start() -> Option<Google> {
-        let requirements = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cloud/gce/requirements.txt"));
-        let started =
-            common::tools::python("gce", requirements).and_then(|python| moto::serve_by(&python, &[include_str!("server.py")]));
+        let started = python().and_then(|python| moto::serve_by(&python, &[include_str!("server.py")]));
         match started {
             Ok((address, process)) => {
                 let google = Google { address, process };

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::super::metadata::Metadata;
 use crate::backend::cloud::http::{Lost, Reply, Sender, form_request, json_request};
 use crate::backend::cloud::rest::Unsigned;
-use crate::backend::cloud::tokens::{Token, Tokens, error_word};
+use crate::backend::cloud::tokens::{Token, Tokens, ask_for_token, error_word, read_credentials};
 
 /// So long before its end a token is asked for anew.
 const RENEW: Duration = Duration::from_secs(5 * 60);
@@ -73,8 +73,7 @@ impl Http {
     /// "Microsoft identity platform and the OAuth 2.0 client credentials flow".
     async fn application(&self, authority: &str, tenant_id: &str, client_id: &str, proof: &Proof) -> Result<String, Lost> {
         let (Proof::Secret(path) | Proof::Federated(path)) = proof;
-        let read = std::fs::read_to_string(path)
-            .map_err(|error| Lost::Credentials(format!("read {}: {error}; mount the credentials there", path.display())))?;
+        let read = read_credentials(path)?;
         let scope = format!("{}/.default", self.base);
         let mut form = vec![("grant_type", "client_credentials"), ("client_id", client_id), ("scope", &scope)];
         match proof {
@@ -85,13 +84,7 @@ impl Http {
             }
         }
         let url = format!("{authority}/{tenant_id}/oauth2/v2.0/token");
-        let request = form_request(&url, &form)?;
-        let reply = self.sender.send(authority, request).await.map_err(|lost| match lost {
-            Lost::Unsent(_, reason) | Lost::Sent(_, reason) => {
-                Lost::Credentials(format!("{authority} does not answer: {reason}"))
-            }
-            other => other,
-        })?;
+        let reply = ask_for_token(&self.sender, authority, form_request(&url, &form)?).await?;
         match reply.status {
             200 => Ok(reply.body),
             status @ (400 | 401 | 403) => Err(Lost::NoCredentials(format!(

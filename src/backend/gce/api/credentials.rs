@@ -3,10 +3,9 @@
 //! Two kinds are known: the key of a service account, by which the access token is signed here and no server is asked for it (AIP-4111), and
 //! workload identity federation with a token of another provider in a file (AIP-4117). Files are read for each token: both are renewed.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use aws_smithy_types::base64;
 use ring::rand::SystemRandom;
 use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
@@ -16,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::backend::cloud::http::{Lost, Reply, Sender, form_request, json_request, may_hear_secrets};
-use crate::backend::cloud::tokens::{Token, error_word};
+use crate::backend::cloud::tokens::{Token, ask_for_token, error_word, read_credentials};
 
 /// What a token may be used for.
 const COMPUTE: &str = "https://www.googleapis.com/auth/compute";
@@ -106,7 +105,8 @@ impl CredentialsFile {
 
     fn read(&self) -> Result<Kind, Lost> {
         // What is in it is not repeated.
-        serde_json::from_str(&read(&self.0)?).map_err(|_| self.unusable("it is not what Google writes for a type it has"))
+        serde_json::from_str(&read_credentials(&self.0)?)
+            .map_err(|_| self.unusable("it is not what Google writes for a type it has"))
     }
 
     fn unusable(&self, reason: &str) -> Lost {
@@ -124,7 +124,7 @@ impl CredentialsFile {
         let Some(file) = &federation.credential_source.file else {
             return Err(self.unusable("its credential_source has no file; others are not supported"));
         };
-        let subject = read(file)?;
+        let subject = read_credentials(file)?;
         let subject = match &federation.credential_source.format.subject_token_field_name {
             None => subject,
             Some(field) => {
@@ -142,7 +142,7 @@ impl CredentialsFile {
             ("subject_token_type", &federation.subject_token_type),
         ];
         let url = &federation.token_url;
-        let reply = asked(sender, url, form_request(url, &form)?).await?;
+        let reply = ask_for_token(sender, url, form_request(url, &form)?).await?;
         let given: Exchanged = self.granted(url, &reply)?;
         let Some(url) = impersonation else {
             return Ok(Token {
@@ -153,7 +153,7 @@ impl CredentialsFile {
         };
         let body = json!({"scope": [COMPUTE], "lifetime": format!("{}s", LIFE.as_secs())}).to_string();
         let bearer = format!("Bearer {}", given.access_token);
-        let reply = asked(sender, url, json_request("POST", url, &[("authorization", &bearer)], &body)?).await?;
+        let reply = ask_for_token(sender, url, json_request("POST", url, &[("authorization", &bearer)], &body)?).await?;
         let given: Impersonated = self.granted(url, &reply)?;
         Ok(Token { text: given.access_token, end: begun + LIFE, with: () })
     }
@@ -170,18 +170,6 @@ impl CredentialsFile {
             status => Err(Lost::Credentials(format!("{url} answers with status {status}"))),
         }
     }
-}
-
-fn read(path: &Path) -> Result<String, Lost> {
-    let unread = |error| Lost::Credentials(format!("read {}: {error}; mount the credentials there", path.display()));
-    std::fs::read_to_string(path).map_err(unread)
-}
-
-async fn asked(sender: &Sender, url: &str, request: HttpRequest) -> Result<Reply, Lost> {
-    sender.send(url, request).await.map_err(|lost| match lost {
-        Lost::Unsent(_, reason) | Lost::Sent(_, reason) => Lost::Credentials(format!("{url} does not answer: {reason}")),
-        other => other,
-    })
 }
 
 /// A token as AIP-4111 has it: with a scope, and without an audience.
