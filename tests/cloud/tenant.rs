@@ -35,12 +35,14 @@ pub struct Driver {
     /// The id of a node of this name.
     pub nodes: fn(&str) -> String,
     pub creation: fn(&str) -> csi::CreateVolumeRequest,
+    /// The parameters of the VolumeSnapshotClass.
+    pub snapshot_class: HashMap<String, String>,
 }
 
 impl Driver {
     /// Around a driver that is configured, and not started yet.
     pub fn of(harness: Harness, nodes: fn(&str) -> String, creation: fn(&str) -> csi::CreateVolumeRequest) -> Driver {
-        Driver { harness, persistent: true, patience: Duration::from_secs(20), nodes, creation }
+        Driver { harness, persistent: true, patience: Duration::from_secs(20), nodes, creation, snapshot_class: HashMap::new() }
     }
 
     pub fn started(mut self) -> Driver {
@@ -173,7 +175,8 @@ impl Driver {
     /// Made, and ready to be used.
     pub fn snapshot(&self, name: &str, of: &str) -> Called<String> {
         let (name, source_volume_id) = (name.to_owned(), of.to_owned());
-        self.snapshot_as(csi::CreateSnapshotRequest { name, source_volume_id, ..Default::default() })
+        let parameters = self.snapshot_class.clone();
+        self.snapshot_as(csi::CreateSnapshotRequest { name, source_volume_id, parameters, ..Default::default() })
     }
 
     pub fn snapshot_as(&self, request: csi::CreateSnapshotRequest) -> Called<String> {
@@ -300,6 +303,8 @@ pub trait Stage: Emulated + Sized {
     const BACKEND: &'static str;
     /// What changes of a volume: a VolumeAttributesClass.
     const MUTABLE: &'static [(&'static str, &'static str)];
+    /// Those that the matrices are about.
+    const CALLS: &'static [Call] = &CALLS;
 
     /// `None`, and said, where it cannot be had.
     fn open() -> Option<Self>;
@@ -322,6 +327,10 @@ pub trait Stage: Emulated + Sized {
     fn forget(&self);
     /// What there is, without what is another in each cell.
     fn summary(&self) -> Vec<String>;
+    /// Whether what a call has begun is found by its name alone, without an id.
+    fn can_be_undone(_: Call) -> bool {
+        true
+    }
 }
 
 /// A driver, and a volume of a name of its own for each cell.
@@ -408,9 +417,9 @@ impl<C: Stage> Story<C> {
 pub fn lost<C: Stage>(kind: &'static str) {
     let Some(mut story) = Story::<C>::start() else { return };
     let mut cells = 0;
-    for (number, call) in CALLS.into_iter().enumerate() {
+    for (number, call) in C::CALLS.iter().copied().enumerate() {
         let expected = story.undisturbed(call);
-        for again in [true, false] {
+        for again in [true, false].into_iter().filter(|again| *again || C::can_be_undone(call)) {
             // Once, so that the client's own attempt comes through; and so often that the call ends.
             for times in [1, 4] {
                 if is_short() && (times == 1) == (again == number.is_multiple_of(2)) {
@@ -443,9 +452,9 @@ pub fn lost<C: Stage>(kind: &'static str) {
 pub fn killed_before_every_step<C: Stage>() {
     let Some(mut story) = Story::<C>::start() else { return };
     let (mut cells, mut kills) = (0, 0);
-    for call in CALLS {
+    for call in C::CALLS.iter().copied() {
         let expected = story.undisturbed(call);
-        for again in [true, false] {
+        for again in [true, false].into_iter().filter(|again| *again || C::can_be_undone(call)) {
             for step in (1..).filter(|step| !is_left_out(*step, again)) {
                 let when = format!("{call:?}, killed at step {step} and {}", if again { "made again" } else { "undone" });
                 story.prepare(call);

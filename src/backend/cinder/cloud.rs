@@ -11,7 +11,7 @@ use crate::backend::cloud::ask_each::ask_each;
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::rest::Request;
 use crate::backend::cloud::retry::Repeat;
-use crate::backend::cloud::tags::NAME;
+use crate::backend::cloud::tags::{NAME, TEMPORARY};
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
     CloudSnapshot, CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, DiskState,
@@ -23,9 +23,11 @@ use crate::volume::{Bytes, NodeId};
 use super::api::{self, OpenStack, Service};
 use super::convert::{self, gib};
 use super::metadata::is_uuid;
-use super::parameters::DiskSettings;
+use super::parameters::{DiskSettings, SnapshotSettings};
 use super::record::{self, LONGEST};
 use super::zones::ZoneMap;
+
+mod backups;
 
 /// How long a snapshot or a copy may take until it is of one instant: until then its source is frozen.
 const INSTANT: Duration = Duration::from_secs(15);
@@ -67,11 +69,15 @@ pub struct CinderCloud {
     /// How many volumes a machine takes, its root among them where that is one: Nova does not say which it is.
     limit: u64,
     asked: Mutex<BTreeMap<DiskId, Asked>>,
+    /// Whether snapshots may be backups.
+    backups: bool,
+    /// The tags of volumes that are restored of backups, by their descriptions.
+    restoring: Mutex<BTreeMap<String, Tags>>,
 }
 
 impl CinderCloud {
-    pub fn new(api: OpenStack, clock: Clock, zones: ZoneMap, limit: u64) -> CinderCloud {
-        CinderCloud { api, clock, zones, limit, asked: Mutex::default() }
+    pub fn new(api: OpenStack, clock: Clock, zones: ZoneMap, limit: u64, backups: bool) -> CinderCloud {
+        CinderCloud { api, clock, zones, limit, asked: Mutex::default(), backups, restoring: Mutex::default() }
     }
 
     fn volume(&self, id: &str) -> Answer<Option<api::Volume>> {
@@ -89,6 +95,7 @@ impl CinderCloud {
     }
 
     fn disk(&self, volume: api::Volume) -> Answer<Disk> {
+        let volume = self.with_own_metadata(volume)?;
         let listed = match convert::is_between(&volume) {
             true => {
                 let request = Request::get("list attachments", "attachments/detail").query("volume_id", &volume.id);
@@ -118,11 +125,20 @@ impl CinderCloud {
         Ok(())
     }
 
+    /// Without backups.
     fn snapshots_with(&self, tags: &Tags, take: Take<'_, CloudSnapshot>) -> Answer<()> {
         let request = Request::get("list snapshots", "snapshots/detail").query("metadata", record::metadata(tags).to_string());
         self.api.list(&request.for_list(), "snapshots", |page: Vec<api::Snapshot>| {
             take(page.into_iter().map(convert::snapshot).filter(|found| has_all(&found.tags, tags)).collect());
         })
+    }
+
+    fn all_snapshots_with(&self, tags: &Tags, take: Take<'_, CloudSnapshot>) -> Answer<()> {
+        // What is only the way to a copy is no backup.
+        match self.backups && !tags.contains_key(TEMPORARY) {
+            true => self.snapshots_and_backups_with(tags, take),
+            false => self.snapshots_with(tags, take),
+        }
     }
 
     /// Sends an action of a volume.
@@ -155,7 +171,8 @@ impl CinderCloud {
             Ok(_) => {}
             // Another call has asked for it; that deletion may have ended since.
             Err(refusal)
-                if refusal.because == CloudErrorKind::InUse && matches!(status()?.as_deref(), Some("deleting") | None) => {}
+                if matches!(refusal.because, CloudErrorKind::InUse | CloudErrorKind::TooSoon)
+                    && matches!(status()?.as_deref(), Some("deleting") | None) => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(Accepted { result: (), operation: Some(operation) })
@@ -222,6 +239,7 @@ impl CinderCloud {
                 let state = self.deletion("delete snapshot", snapshot, found.as_ref().map(|found| found.status.as_str()))?;
                 (state, Vec::new())
             }
+            ["delete", "backups", backup] => (self.backup_deletion(backup)?, Vec::new()),
             _ => return Ok(None),
         };
         Ok(Some(Operation { id: id.clone(), disks, changes: OperationChange::Existence, action: "delete".to_owned(), state }))
@@ -267,7 +285,13 @@ impl CinderCloud {
         }
         match &spec.source {
             DiskSource::Empty => {}
-            DiskSource::Snapshot(snapshot) => put("snapshot_id", snapshot.0.clone().into()),
+            DiskSource::Snapshot(snapshot) => match record::backup(snapshot) {
+                Some(backup) => {
+                    put("backup_id", backup.into());
+                    put("description", record::restored_mark(&spec.tags).into());
+                }
+                None => put("snapshot_id", snapshot.0.clone().into()),
+            },
             DiskSource::Disk(source) => put("source_volid", source.0.clone().into()),
         }
         Ok(json!({"volume": volume}))
@@ -349,6 +373,12 @@ impl Cloud for CinderCloud {
 
     /// Of a copy it waits until that is of one instant.
     fn create_disk(&self, spec: &DiskSpec) -> Answer<Accepted<Disk>> {
+        if let DiskSource::Snapshot(snapshot) = &spec.source
+            && record::backup(snapshot).is_some()
+            && let Some(found) = self.restored(spec)?
+        {
+            return Ok(Accepted::done(found));
+        }
         let request = Request::change("create volume", "POST", "volumes", Repeat::Doubles).body(self.body(spec)?);
         let mut made: api::Volume = self.api.get(Service::Volume, &request, "volume")?;
         if let DiskSource::Disk(_) = spec.source {
@@ -440,12 +470,16 @@ impl Cloud for CinderCloud {
     /// It is of one instant once it is no longer in creation. A volume in use is snapshotted with `force` (until microversion 3.66).
     fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
         const ACTION: &str = "create snapshot";
-        let snapshot = json!({
+        let settings: SnapshotSettings = read_settings(ACTION, &spec.settings)?;
+        let mut snapshot = json!({
             "volume_id": spec.disk.0,
             "name": spec.tags.get(NAME),
             "force": true,
             "metadata": record::metadata(&spec.tags),
         });
+        if settings.is_backup {
+            snapshot["metadata"][record::FOR_BACKUP] = "true".into();
+        }
         let request = Request::change(ACTION, "POST", "snapshots", Repeat::Doubles).body(json!({"snapshot": snapshot}));
         let made: api::Snapshot = self.api.get(Service::Volume, &request, "snapshot")?;
         let look = || self.snapshot(&made.id).map_err(|refusal| Refusal { maybe_done: true, ..refusal });
@@ -458,8 +492,15 @@ impl Cloud for CinderCloud {
         Ok(Accepted::done(made))
     }
 
+    fn finish_snapshot(&self, begun: &CloudSnapshot, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
+        self.back_up(begun, spec)
+    }
+
     fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>> {
         const ACTION: &str = "delete snapshot";
+        if let Some(backup) = record::backup(snapshot) {
+            return self.delete_backup(backup);
+        }
         self.known(ACTION, &snapshot.0)?;
         let request = Request::change(ACTION, "DELETE", format!("snapshots/{snapshot}"), Repeat::Harmless);
         let status = || Ok(self.snapshot(&snapshot.0)?.map(|snapshot| snapshot.status));
@@ -477,11 +518,14 @@ impl Cloud for CinderCloud {
     fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                take(ask_each(ids, |id| Ok(self.snapshot(&id.0)?.map(convert::snapshot)))?);
+                take(ask_each(ids, |id| match record::backup(id) {
+                    Some(backup) => self.backup_by_id(backup),
+                    None => Ok(self.snapshot(&id.0)?.map(convert::snapshot)),
+                })?);
                 Ok(())
             }
-            Which::Tagged { key, values } => tagged(key, values).try_for_each(|tags| self.snapshots_with(&tags, take)),
-            Which::All { tags } => self.snapshots_with(tags, take),
+            Which::Tagged { key, values } => tagged(key, values).try_for_each(|tags| self.all_snapshots_with(&tags, take)),
+            Which::All { tags } => self.all_snapshots_with(tags, take),
             Which::Named(_) => {
                 Err(invalid("list snapshots", "name", "a name of Cinder's may be that of several snapshots".to_owned()))
             }

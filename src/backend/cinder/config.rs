@@ -37,6 +37,10 @@ pub struct CinderConfig {
     /// Every machine can have every volume attached, whatever their zones: no topology.
     #[serde(default)]
     pub any_zone: bool,
+    /// A VolumeSnapshotClass may say `type: backup`: what is saved by cinder-backup is a snapshot then. It needs Cinder's microversion 3.51
+    /// (Rocky), and further rights. Leave it on as long as there are backups.
+    #[serde(default)]
+    pub backups: bool,
     /// Metadata of all volumes and snapshots.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,

@@ -52,7 +52,12 @@ pub(super) fn disk(volume: api::Volume, listed: Option<Vec<api::Attachment>>, zo
         Some(listed) => listed.into_iter().filter_map(|of| listed_attachment(of, &volume)).collect(),
         None => volume.attachments.iter().filter_map(|of| shown_attachment(of, &volume)).collect(),
     };
-    let tags = record::tags(volume.metadata);
+    let mut tags = record::tags(volume.metadata);
+    let restored_of = tags.get(record::RESTORED_OF).map(|backup| record::snapshot_of_backup(backup));
+    // Its metadata is that of the volume that was backed up: nothing in it is about this one.
+    if volume.description.is_some_and(|text| record::is_restored_mark(&text) && text != record::restored_mark(&tags)) {
+        tags.clear();
+    }
     let settings = DiskSettings { kind: volume.volume_type, availability: volume.availability_zone.clone(), may_migrate: false };
     Disk {
         name: None,
@@ -62,8 +67,8 @@ pub(super) fn disk(volume: api::Volume, listed: Option<Vec<api::Attachment>>, zo
         site: None,
         tags,
         attachments,
-        source: match (volume.snapshot_id, volume.source_volid) {
-            (Some(snapshot), _) => DiskSource::Snapshot(CloudSnapshotId(snapshot)),
+        source: match (volume.snapshot_id.map(CloudSnapshotId).or(restored_of), volume.source_volid) {
+            (Some(snapshot), _) => DiskSource::Snapshot(snapshot),
             (None, Some(source)) => DiskSource::Disk(DiskId(source)),
             // It is not empty, whatever it was made of.
             (None, None) if volume.bootable == "true" => DiskSource::Snapshot(CloudSnapshotId("image".to_owned())),
@@ -82,7 +87,7 @@ fn state(status: &str, tags: &Tags, is_free: bool) -> DiskState {
     match status {
         "creating" | "downloading" => DiskState::Creating,
         "deleting" => DiskState::Deleting,
-        "error" if was_never_attached && is_free => DiskState::Failed,
+        "error" | "error_restoring" if was_never_attached && is_free => DiskState::Failed,
         _ if status.starts_with("error") => DiskState::Unusable,
         "available" => DiskState::Available,
         _ if is_free && is_busy(status) => DiskState::Available,
@@ -122,6 +127,8 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         // creating, deleting.
         _ => SnapshotState::Pending,
     };
+    let is_for_backup = state != SnapshotState::Failed && snapshot.metadata.contains_key(record::FOR_BACKUP);
+    let state = if is_for_backup { SnapshotState::Unfinished } else { state };
     let progress = snapshot.progress.trim_end_matches('%').parse().unwrap_or(0);
     CloudSnapshot {
         id: CloudSnapshotId(snapshot.id),
@@ -132,6 +139,27 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         created: snapshot.created_at.unwrap_or(UNIX_EPOCH),
         progress: if state == SnapshotState::Completed { 100 } else { progress },
         tags: record::tags(snapshot.metadata),
+    }
+}
+
+/// A backup, as the snapshot that it is.
+pub(super) fn backup(backup: api::Backup) -> CloudSnapshot {
+    let state = match backup.status.as_str() {
+        "available" | "restoring" => SnapshotState::Completed,
+        status if status.starts_with("error") => SnapshotState::Failed,
+        // creating, deleting.
+        _ => SnapshotState::Pending,
+    };
+    CloudSnapshot {
+        id: record::snapshot_of_backup(&backup.id),
+        name: None,
+        disk: DiskId(backup.volume_id),
+        state,
+        capacity: bytes(backup.size),
+        // Of the snapshot that it is made of.
+        created: backup.data_timestamp.or(backup.created_at).unwrap_or(UNIX_EPOCH),
+        progress: if state == SnapshotState::Completed { 100 } else { 0 },
+        tags: record::tags(backup.metadata),
     }
 }
 
@@ -222,6 +250,53 @@ mod tests {
         }
         let held = json!({"status": "error", "attachments": [{"server_id": SERVER, "attachment_id": "x"}]});
         assert_eq!(read_disk(held).state, DiskState::Unusable);
+    }
+
+    /// cinder-backup puts the metadata of the volume that was backed up in place of a restored volume's own.
+    #[test]
+    fn restored_volume_is_not_what_anothers_metadata_says() {
+        let own = json!({"longshore.dev:cluster": "c", "longshore.dev:backend": "vol", "longshore.dev:volume": "restored"});
+        let mark = record::restored_mark(&record::tags(serde_json::from_value(own.clone()).expect("texts")));
+        let described = |metadata: &Value| read_disk(json!({"description": mark, "metadata": metadata}));
+        assert_eq!(described(&own).tags["longshore.dev/volume"], "restored");
+        let mut theirs = own;
+        (theirs["longshore.dev:volume"], theirs["src_backup_id"]) = (json!("source"), json!("b"));
+        let replaced = described(&theirs);
+        assert_eq!((replaced.tags.len(), replaced.source), (0, DiskSource::Snapshot(record::snapshot_of_backup("b"))));
+        // What a person restores has no such description.
+        let by_hand = read_disk(json!({"metadata": theirs}));
+        assert_eq!((by_hand.tags["longshore.dev/volume"].as_str(), by_hand.source == DiskSource::Empty), ("source", false));
+        // A backup for which there was no cinder-backup.
+        assert_eq!(read_disk(json!({"status": null})).state, DiskState::InUse);
+    }
+
+    #[test]
+    fn backup_is_a_snapshot_of_the_instant_of_its_data() {
+        let read = |status: &str| {
+            let made = json!({"id": "b", "status": status, "size": 3, "volume_id": "v", "snapshot_id": "s",
+                "data_timestamp": "2026-11-25T01:02:03.000000", "created_at": "2026-11-25T02:00:00.000000"});
+            backup(serde_json::from_value(made).expect("a backup"))
+        };
+        for (status, state) in [
+            ("creating", SnapshotState::Pending),
+            ("available", SnapshotState::Completed),
+            ("restoring", SnapshotState::Completed),
+            ("deleting", SnapshotState::Pending),
+            ("error", SnapshotState::Failed),
+            ("error_deleting", SnapshotState::Failed),
+        ] {
+            assert_eq!(read(status).state, state, "{status}");
+        }
+        let whole = read("available");
+        assert_eq!((whole.id, whole.capacity, whole.disk.0.as_str()), (record::snapshot_of_backup("b"), Bytes(3 << 30), "v"));
+        assert_eq!(Some(whole.created), api::moment("2026-11-25T01:02:03.000000"));
+        let of = |metadata: Value, status: &str| {
+            let made = json!({"id": "s", "status": status, "size": 3, "volume_id": "v", "metadata": metadata});
+            snapshot(serde_json::from_value(made).expect("a snapshot")).state
+        };
+        assert_eq!(of(json!({"longshore.dev:backup": "true"}), "available"), SnapshotState::Unfinished);
+        assert_eq!(of(json!({"longshore.dev:backup": "true"}), "error"), SnapshotState::Failed);
+        assert_eq!(of(json!({}), "available"), SnapshotState::Completed);
     }
 
     #[test]

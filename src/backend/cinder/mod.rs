@@ -48,11 +48,12 @@ pub fn open(config: CinderConfig, role: Role, requests: CloudRequests, identity:
     let zones = config.zones();
     let limit = config.volume_attach_limit.unwrap_or(VOLUMES);
     let site = identity.filter(|_| role.connect).map(|identity| Site { identity, zone: config.zone.clone() });
-    let policy = CinderPolicy { metadata: config.metadata.clone(), site: site.clone(), zones: zones.clone() };
+    let policy =
+        CinderPolicy { metadata: config.metadata.clone(), site: site.clone(), zones: zones.clone(), backups: config.backups };
     let node = Node::new(site, limit, Disks::default());
     let clock = Clock::default();
     let cloud = role.provision.then(|| client(&config, clock, requests)).transpose()?;
-    let cloud = cloud.map(|api| Arc::new(CinderCloud::new(api, clock, zones, limit)) as Arc<dyn Cloud>);
+    let cloud = cloud.map(|api| Arc::new(CinderCloud::new(api, clock, zones, limit, config.backups)) as Arc<dyn Cloud>);
     Ok(CloudBackend::new(CloudOptions {
         name: config.name,
         cluster: config.cluster.unwrap_or_default(),
@@ -75,7 +76,7 @@ fn client(config: &CinderConfig, clock: Clock, requests: CloudRequests) -> Resul
         return Err(Error::invalid("cluster", format!("backend {}: {reason}", config.name)));
     }
     let file = CloudsFile { path: config.clouds_file(), cloud: config.cloud().to_owned() };
-    let settings = Settings { file, patience: Patience::default() };
+    let settings = Settings { file, patience: Patience::default(), backups: config.backups };
     api::OpenStack::new(settings, clock, requests)
         .map_err(|error| Error::BackendUnavailable { backend: config.name.to_string(), reason: error.to_string() })
 }

@@ -33,12 +33,25 @@ pub struct Retype {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SnapshotParameters {
-    /// `snapshot`; `backup` is refused.
+    /// `snapshot` (default), or `backup` where the configuration allows it: saved by cinder-backup.
     #[serde(rename = "type", default)]
     pub kind: Option<String>,
     /// `true` and `false` are accepted: a volume in use is snapshotted either way.
     #[serde(default)]
     pub force_create: Option<String>,
+    /// Of a backup: the zone of cinder-backup. Default: Cinder's choice.
+    #[serde(default)]
+    pub availability: Option<String>,
+    /// Seconds. Accepted, and not needed: no call waits for a backup.
+    #[serde(default)]
+    pub backup_max_duration_seconds_per_gb: Option<String>,
+}
+
+/// How a snapshot is to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotSettings {
+    pub is_backup: bool,
+    pub availability: Option<String>,
 }
 
 /// How a volume is to be, or is: what is sent, and what Cinder describes.
@@ -118,17 +131,30 @@ impl Retype {
 }
 
 impl SnapshotParameters {
+    /// `backups`: whether the configuration allows them.
+    ///
     /// # Errors
     /// `Invalid`, naming the parameter.
-    pub fn check(raw: &RawParameters) -> Result<()> {
+    pub fn parse(raw: &RawParameters, backups: bool) -> Result<SnapshotSettings> {
         let parameters: SnapshotParameters = raw.clone().parse()?;
-        match parameters.kind.as_deref() {
-            None | Some("snapshot") => {}
-            Some(other) => return Err(refuse("type", format!("{other:?} is not offered; leave it out, or write snapshot"))),
+        let is_backup = match parameters.kind.as_deref() {
+            None | Some("snapshot") => false,
+            Some("backup") if backups => true,
+            Some("backup") => {
+                return Err(refuse("type", "backup needs `backups: true` in the configuration of this backend"));
+            }
+            Some(other) => return Err(refuse("type", format!("{other:?} is neither snapshot nor backup"))),
+        };
+        if let Some(other) = parameters.force_create.filter(|text| !["true", "false"].contains(&text.as_str())) {
+            return Err(refuse("force-create", format!("{other:?} is neither true nor false")));
         }
-        match parameters.force_create.as_deref() {
-            None | Some("true" | "false") => Ok(()),
-            Some(other) => Err(refuse("force-create", format!("{other:?} is neither true nor false"))),
+        check_name("availability", parameters.availability.as_ref())?;
+        if let Some(other) = parameters.backup_max_duration_seconds_per_gb.filter(|text| text.parse::<u64>().is_err()) {
+            return Err(refuse("backup-max-duration-seconds-per-gb", format!("{other:?} is no number of seconds")));
+        }
+        match parameters.availability {
+            Some(_) if !is_backup => Err(refuse("availability", "only a backup has a zone of its own; write type: backup")),
+            availability => Ok(SnapshotSettings { is_backup, availability }),
         }
     }
 }
@@ -165,9 +191,23 @@ mod tests {
         }
         Retype::parse(&raw(&[("migration-policy", "always")])).expect_err("no policy");
         Retype::parse(&raw(&[("availability", "az1")])).expect_err("it cannot change");
-        for pairs in [&[("type", "backup")][..], &[("force-create", "yes")], &[("availability", "az1")]] {
-            SnapshotParameters::check(&raw(pairs)).expect_err("not offered");
+        for (pairs, backups, words) in [
+            (&[("type", "backup")][..], false, "backups: true"),
+            (&[("type", "image")], true, "neither snapshot nor backup"),
+            (&[("force-create", "yes")], true, "force-create"),
+            (&[("availability", "az1")], true, "type: backup"),
+            (&[("type", "backup"), ("availability", "")], true, "availability"),
+            (&[("backup-max-duration-seconds-per-gb", "long")], true, "backup-max-duration-seconds-per-gb"),
+        ] {
+            let error = SnapshotParameters::parse(&raw(pairs), backups).expect_err(words).to_string();
+            assert!(error.contains(words), "{error}");
         }
-        SnapshotParameters::check(&raw(&[("type", "snapshot"), ("force-create", "true")])).expect("fine");
+        let plain = SnapshotParameters::parse(&raw(&[("type", "snapshot"), ("force-create", "true")]), false).expect("fine");
+        assert_eq!(plain, SnapshotSettings::default());
+        // As the VolumeSnapshotClass of cinder-csi-plugin has it.
+        let backup =
+            [("type", "backup"), ("force-create", "true"), ("backup-max-duration-seconds-per-gb", "20"), ("availability", "az1")];
+        let backup = SnapshotParameters::parse(&raw(&backup), true).expect("fine");
+        assert_eq!((backup.is_backup, backup.availability.as_deref()), (true, Some("az1")));
     }
 }

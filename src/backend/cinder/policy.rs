@@ -25,6 +25,8 @@ pub struct CinderPolicy {
     /// Of this node, where volumes are connected.
     pub site: Option<Site>,
     pub zones: ZoneMap,
+    /// A snapshot may be a backup.
+    pub backups: bool,
 }
 
 impl Policy for CinderPolicy {
@@ -102,12 +104,12 @@ impl Policy for CinderPolicy {
     }
 
     fn check_snapshot(&self, raw: &RawParameters) -> Result<()> {
-        SnapshotParameters::check(raw)
+        SnapshotParameters::parse(raw, self.backups).map(drop)
     }
 
     fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft> {
-        SnapshotParameters::check(&spec.parameters)?;
-        Ok(Draft { tags: self.metadata.clone(), ..Draft::default() })
+        let settings = SnapshotParameters::parse(&spec.parameters, self.backups)?;
+        Ok(Draft { settings: to_json(&settings)?, tags: self.metadata.clone(), ..Draft::default() })
     }
 }
 
@@ -118,7 +120,7 @@ mod tests {
     #[test]
     fn zones_of_nova_are_made_those_of_cinder() {
         let zones = ZoneMap { is_any: false, by_compute: [("az1".to_owned(), "ceph".to_owned())].into() };
-        let policy = CinderPolicy { metadata: Tags::new(), site: None, zones };
+        let policy = CinderPolicy { metadata: Tags::new(), site: None, zones, backups: false };
         let topology = |pairs: &[(&str, &str)]| -> Topology {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };

@@ -4,12 +4,23 @@
 use serde_json::Value;
 use serde_json::map::Map;
 
-use crate::backend::cloud::Tags;
-use crate::backend::cloud::tags::OURS;
+use crate::backend::cloud::tags::{BACKEND, CLUSTER, OURS, VOLUME};
+use crate::backend::cloud::{CloudSnapshotId, Tags};
+use crate::volume::digest::sha256_of;
+
+use super::metadata::is_uuid;
 
 /// Of a key and of a value, in characters.
 pub const LONGEST: usize = 255;
 const KEPT: &str = "longshore.dev:";
+/// In the metadata of a snapshot of which a backup is made.
+pub const FOR_BACKUP: &str = "longshore.dev:backup";
+/// In a volume's metadata: the backup that it was restored of (cinder/backup/manager.py, `restore_backup`).
+pub const RESTORED_OF: &str = "src_backup_id";
+/// How the description of a volume begins that was made of a backup.
+const RESTORED: &str = "longshore.dev/restored/";
+/// How the id of a snapshot begins that is a backup.
+const BACKUP: &str = "backup_";
 
 fn kept_key(key: &str) -> String {
     key.strip_prefix(OURS).map_or_else(|| key.to_owned(), |rest| format!("{KEPT}{rest}"))
@@ -26,6 +37,26 @@ pub fn tags(metadata: Tags) -> Tags {
         (key.strip_prefix(KEPT).map_or_else(|| key.clone(), |rest| format!("{OURS}{rest}")), value)
     };
     metadata.into_iter().map(tag).collect()
+}
+
+/// The id by which a backup is a snapshot.
+pub fn snapshot_of_backup(backup: &str) -> CloudSnapshotId {
+    CloudSnapshotId(format!("{BACKUP}{backup}"))
+}
+
+/// The backup that a snapshot is, if it is one.
+pub fn backup(snapshot: &CloudSnapshotId) -> Option<&str> {
+    snapshot.0.strip_prefix(BACKUP).filter(|id| is_uuid(id))
+}
+
+/// What the description of the volume of these tags says where it is made of a backup, whatever becomes of its metadata.
+pub fn restored_mark(tags: &Tags) -> String {
+    let parts = [CLUSTER, BACKEND, VOLUME].map(|key| tags.get(key).map_or("", String::as_str));
+    format!("{RESTORED}{}", sha256_of(parts))
+}
+
+pub fn is_restored_mark(description: &str) -> bool {
+    description.starts_with(RESTORED)
 }
 
 /// Whether a user may have this metadata on a volume.
@@ -48,7 +79,7 @@ pub fn check_metadata(key: &str, value: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cloud::tags::{CLUSTER, PARAMETERS};
+    use crate::backend::cloud::tags::PARAMETERS;
 
     #[test]
     fn tags_are_given_back_as_they_were() {
@@ -60,6 +91,23 @@ mod tests {
             check_metadata(key.trim_start_matches(KEPT), "").expect("a key of Cinder's");
         }
         assert_eq!(tags(serde_json::from_value(kept).expect("texts")), all);
+    }
+
+    #[test]
+    fn backup_is_a_snapshot_by_its_id_and_a_restored_volume_itself_by_its_description() {
+        let id = "0b3c0a54-0e0e-4d0b-8a4a-1f0c7a3a7a2b";
+        assert_eq!(backup(&snapshot_of_backup(id)), Some(id));
+        for other in [id, "backup_", "backup_../volumes", &format!("backup_{id}/x")] {
+            assert_eq!(backup(&CloudSnapshotId(other.to_owned())), None, "{other}");
+        }
+        let of = |cluster: &str, volume: &str| -> Tags {
+            [(CLUSTER, cluster), (BACKEND, "vol"), (VOLUME, volume)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+        };
+        let mark = restored_mark(&of("c", "data"));
+        assert!(is_restored_mark(&mark) && mark.len() <= LONGEST, "{mark}");
+        for other in [of("d", "data"), of("c", "other"), Tags::new()] {
+            assert_ne!(restored_mark(&other), mark);
+        }
     }
 
     #[test]

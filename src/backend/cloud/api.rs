@@ -63,8 +63,14 @@ pub trait Cloud: Send + Sync + 'static {
     /// The last change of each of these, where there was one; at most [`super::Batches::ids`].
     fn changes(&self, disks: &[DiskId]) -> Answer<Vec<Changing>>;
 
-    /// Begins a snapshot; a repeat is recognised as [`CloudConstants::snapshots`] says.
+    /// Begins a snapshot; a repeat is recognised as [`CloudConstants::snapshots`] says. Its source is frozen until this returns.
     fn create_snapshot(&self, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>>;
+
+    /// Makes of one that is [`SnapshotState::Unfinished`] what `spec` asks for, while its source is no longer frozen. Called again, it makes
+    /// no second one.
+    fn finish_snapshot(&self, begun: &CloudSnapshot, _spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
+        Ok(Accepted::done(begun.clone()))
+    }
 
     fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>>;
 
@@ -271,6 +277,16 @@ pub enum SnapshotState {
     Pending,
     Completed,
     Failed,
+    /// It holds the data of its instant, and is not what was asked for yet: [`Cloud::finish_snapshot`] makes that of it, with an id of its
+    /// own. Its id is given to nobody.
+    Unfinished,
+}
+
+impl SnapshotState {
+    /// Whether a CO may see it.
+    pub(super) fn is_shown(self) -> bool {
+        matches!(self, SnapshotState::Pending | SnapshotState::Completed)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

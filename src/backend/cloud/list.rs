@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
 
-use super::api::{Answer, CloudSnapshot, Disk, SnapshotState, Take, Which};
+use super::api::{Answer, CloudSnapshot, Disk, Take, Which};
 use super::controller::Controller;
 use super::lists::Kept;
 use super::packed::{Pack, Packed, Packer};
@@ -54,9 +54,7 @@ impl Controller {
         let all = self.all_snapshots(after.is_some())?;
         let from = after.map_or(0, |after| all.count_before(|found| self.owner.snapshot_id(found).is_none_or(|id| id <= *after)));
         let there = |found: &CloudSnapshot| {
-            found.state != SnapshotState::Failed
-                && found.tags.contains_key(super::tags::SNAPSHOT)
-                && !self.memory.is_gone(&found.id.0)
+            found.state.is_shown() && found.tags.contains_key(super::tags::SNAPSHOT) && !self.memory.is_gone(&found.id.0)
         };
         let taken = all.iter_from(from).filter(there).filter_map(|found| self.listed_snapshot(&found));
         let page: Vec<Snapshot> = taken.filter(|taken| source.is_none_or(|source| taken.source == *source)).take(max).collect();

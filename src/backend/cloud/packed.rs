@@ -227,7 +227,8 @@ const ATTACHMENT_STATES: [AttachmentState; 5] = [
     AttachmentState::Detached,
     AttachmentState::Busy,
 ];
-const SNAPSHOT_STATES: [SnapshotState; 3] = [SnapshotState::Pending, SnapshotState::Completed, SnapshotState::Failed];
+const SNAPSHOT_STATES: [SnapshotState; 4] =
+    [SnapshotState::Pending, SnapshotState::Completed, SnapshotState::Failed, SnapshotState::Unfinished];
 
 impl Pack for Disk {
     fn pack(&self, packer: &mut Packer) {

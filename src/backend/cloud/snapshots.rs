@@ -42,7 +42,7 @@ impl Snapshots for Controller {
     fn find_snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>> {
         let (what, key, object) = (snapshot_what(id), snapshot_tag(id), format!("snapshot {id}"));
         let found = self.taken(&Sought { what: &what, object: &object, key: &key, recorded: id.recorded() })?;
-        let is_usable = |found: &CloudSnapshot| found.state != SnapshotState::Failed && !self.memory.is_torn(&what);
+        let is_usable = |found: &CloudSnapshot| found.state.is_shown() && !self.memory.is_torn(&what);
         found.filter(is_usable).map(|found| self.owner.taken(&found)).transpose()
     }
 
@@ -78,7 +78,7 @@ impl Controller {
         let found = found.ok_or_else(|| Error::snapshot_not_found(id))?;
         match found.state {
             SnapshotState::Completed => Ok(found),
-            SnapshotState::Pending => {
+            SnapshotState::Pending | SnapshotState::Unfinished => {
                 let reason = format!("the cloud has saved {} % of it ({})", found.progress, found.id);
                 Err(Error::InProgress { object, reason })
             }
@@ -97,22 +97,68 @@ impl Controller {
         quiesce: &dyn Quiesce,
     ) -> Result<CloudSnapshot> {
         let Taking { what, object, key, source } = taking;
+        let mut begun = None;
         if let Some(found) = self.taken_or_hidden(&Sought { what, object, key, recorded: None })? {
             let why = match found.state {
-                _ if self.memory.is_torn(what) => "its source was written to while it was taken",
-                SnapshotState::Failed => "the cloud could not make it",
+                _ if self.memory.is_torn(what) => Some("its source was written to while it was taken"),
+                SnapshotState::Failed => Some("the cloud could not make it"),
                 SnapshotState::Pending | SnapshotState::Completed => return Ok(found),
+                SnapshotState::Unfinished => None,
             };
-            tracing::warn!(%object, snapshot = %found.id, why, "it is deleted, and made again");
-            self.delete_taken(what, object, &found)?;
+            match why {
+                Some(why) => {
+                    tracing::warn!(%object, snapshot = %found.id, why, "it is deleted, and made again");
+                    self.delete_taken(what, object, &found)?;
+                }
+                None => begun = Some(found),
+            }
         }
         self.memory.untorn(what);
         let disk = self.disk(source)?.ok_or_else(|| Error::volume_not_found(source))?;
         let request_key = self.request_key(self.constants.snapshots, what, self.memory.generation(what));
         let tags = tags.into_iter().chain(self.contents_tag(&disk)).collect();
         let spec = CloudSnapshotSpec { key: request_key, disk: disk.id, tags, settings };
+        let begun = match begun {
+            Some(begun) => begun,
+            None => self.take_frozen(taking, &spec, quiesce)?,
+        };
+        if begun.state != SnapshotState::Unfinished {
+            return Ok(begun);
+        }
+        let finished = step("finish snapshot", object, || self.cloud.finish_snapshot(&begun, &spec));
+        let finished = self.finish("finish snapshot", finished);
+        match finished {
+            Ok(finished) => {
+                self.memory.made(what, &finished.id.0);
+                Ok(finished)
+            }
+            Err(refusal) => {
+                let is_to_continue = refusal.maybe_done
+                    || matches!(
+                        refusal.because,
+                        CloudErrorKind::Running
+                            | CloudErrorKind::TooSoon
+                            | CloudErrorKind::Throttled
+                            | CloudErrorKind::Unavailable
+                    );
+                let error = self.refused("finish snapshot", object, refusal);
+                // The next call finds what was begun, and continues.
+                if is_to_continue {
+                    return Err(error);
+                }
+                Err(match self.delete_taken(what, object, &begun) {
+                    Ok(_) => error.rolled_back(),
+                    Err(left) => error.leaving(left.to_string()),
+                })
+            }
+        }
+    }
+
+    /// Takes one while its source is frozen.
+    fn take_frozen(&self, taking: &Taking<'_>, spec: &CloudSnapshotSpec, quiesce: &dyn Quiesce) -> Result<CloudSnapshot> {
+        let Taking { what, object, source, .. } = taking;
         let held = quiesce.freeze(std::slice::from_ref(*source))?;
-        let begun = step("create snapshot", object, || self.cloud.create_snapshot(&spec));
+        let begun = step("create snapshot", object, || self.cloud.create_snapshot(spec));
         // It is of the instant of its request: nothing need be held while it is saved.
         let kept_still = held.release();
         // Whatever ends this call, the next one must not treat it as whole.
@@ -154,7 +200,9 @@ impl Controller {
         let id = sought.recorded.or(known.as_ref().map(|known| known.id.as_str())).map(str::to_owned);
         if let Some(id) = &id {
             let seen = self.pollers.snapshots.look(&Key::Id(id.clone())).map_err(unknown)?;
-            if let Some(found) = self.checked_snapshot(sought, id, &seen)? {
+            // What was begun may have been finished by a request whose answer was lost: that has an id of its own.
+            let is_it = |found: &CloudSnapshot| sought.recorded.is_some() || found.state != SnapshotState::Unfinished;
+            if let Some(found) = self.checked_snapshot(sought, id, &seen)?.filter(is_it) {
                 return Ok(Some(found));
             }
         }
@@ -306,7 +354,8 @@ fn rank(state: SnapshotState) -> u8 {
     match state {
         SnapshotState::Completed => 0,
         SnapshotState::Pending => 1,
-        SnapshotState::Failed => 2,
+        SnapshotState::Unfinished => 2,
+        SnapshotState::Failed => 3,
     }
 }
 

@@ -9,6 +9,8 @@
 //! - What makes, deletes, extends and retypes is accepted with 202, and ends later, or in an error with a message about it
 //!   (cinder/volume/manager.py, cinder/message/message_field.py). Names are not unique, and there is no token: each request makes another.
 //! - In which status what is refused: `delete`, `_extend`, `retype` and `begin_detaching` of cinder/volume/api.py.
+//! - A backup of a snapshot makes that `backing-up` meanwhile (cinder/backup/api.py, `create`), and a volume that is made of a backup has the metadata
+//!   of the volume that was backed up in the end, and none of its own (cinder/backup/driver.py, `_restore_vol_meta`).
 //! - Quotas are refused with 413 (cinder/exception.py, `QuotaError`).
 //! - Lists come in pages with a link (cinder/api/common.py, `get_items_links`), attachments that come only in the list of attachments
 //!   (cinder/api/v3/attachments.py).
@@ -31,11 +33,13 @@ use super::{PASSWORD, SECRET, TOKEN, node};
 pub const PROJECT: &str = "0123456789abcdef0123456789abcdef";
 const ZONES: [&str; 2] = ["ceph-a", "ceph-b"];
 /// Of a volume, in a request that makes one.
-const VOLUME_FIELDS: [&str; 8] =
-    ["name", "description", "size", "volume_type", "metadata", "availability_zone", "snapshot_id", "source_volid"];
+const VOLUME_FIELDS: [&str; 9] =
+    ["name", "description", "size", "volume_type", "metadata", "availability_zone", "snapshot_id", "source_volid", "backup_id"];
 const SNAPSHOT_FIELDS: [&str; 4] = ["name", "volume_id", "force", "metadata"];
 /// What lists may be filtered by, and how they are paged.
-const QUERIES: [&str; 5] = ["metadata", "limit", "marker", "volume_id", "resource_uuid"];
+const QUERIES: [&str; 6] = ["metadata", "name", "limit", "marker", "volume_id", "resource_uuid"];
+const BACKUP_FIELDS: [&str; 6] = ["name", "volume_id", "snapshot_id", "force", "metadata", "availability_zone"];
+const BACKUP_QUERIES: [&str; 3] = ["name", "limit", "marker"];
 
 /// What becomes of requests of one kind.
 #[derive(Clone, Debug)]
@@ -60,6 +64,7 @@ pub enum Trouble {
 pub struct State {
     pub volumes: BTreeMap<String, Value>,
     pub snapshots: BTreeMap<String, Value>,
+    pub backups: BTreeMap<String, Value>,
     pub attachments: BTreeMap<String, Value>,
     /// By their ids.
     pub servers: BTreeMap<String, Value>,
@@ -77,6 +82,8 @@ pub struct State {
     /// How many a server takes.
     pub room: usize,
     pub page: usize,
+    /// By backup: its volume's metadata.
+    backed_up: BTreeMap<String, Value>,
     made: u64,
 }
 
@@ -124,6 +131,11 @@ fn name_of(method: &str, parts: &[&str], body: &Value) -> &'static str {
         ("GET", ["snapshots", "detail"]) => "list snapshots",
         ("GET", ["snapshots", _]) => "show snapshot",
         ("DELETE", ["snapshots", _]) => "delete snapshot",
+        ("PUT", ["volumes", _, "metadata"]) => "replace metadata",
+        ("POST", ["backups"]) => "create backup",
+        ("GET", ["backups", "detail"]) => "list backups",
+        ("GET", ["backups", _]) => "show backup",
+        ("DELETE", ["backups", _]) => "delete backup",
         ("GET", ["attachments", "detail"]) => "list attachments",
         ("GET", ["messages"]) => "list messages",
         ("GET", ["types"]) => "list types",
@@ -314,11 +326,17 @@ impl State {
             );
         }
         let version = request.headers.get("openstack-api-version").map(String::as_str).unwrap_or_default();
-        if version != (if service == "volume" { "volume 3.42" } else { "compute 2.60" }) {
+        let versions: &[&str] = match service {
+            "volume" if name.contains("backup") => &["volume 3.51"],
+            "volume" => &["volume 3.42", "volume 3.51"],
+            _ => &["compute 2.60"],
+        };
+        if !versions.contains(&version) {
             self.wrong(format!("{name}: microversion {version:?}"));
         }
         let query = Request { body: String::new(), ..request.clone() }.parameters();
-        for key in query.keys().filter(|key| !QUERIES.contains(&key.as_str())) {
+        let queries: &[&str] = if name.contains("backup") { &BACKUP_QUERIES } else { &QUERIES };
+        for key in query.keys().filter(|key| !queries.contains(&key.as_str())) {
             self.wrong(format!("{name}: Invalid filters {key} are found in query options."));
         }
         if name == "unknown" {
@@ -406,6 +424,29 @@ impl State {
                 Some(snapshot) => ok(200, json!({"snapshot": snapshot})),
                 None => missing("Snapshot", &id),
             },
+            "create backup" => self.create_backup(body, trouble),
+            "list backups" => self.list("backups", &self.backups.clone(), query),
+            "show backup" => match self.backups.get(&id) {
+                Some(backup) => ok(200, json!({"backup": backup})),
+                None => missing("Backup", &id),
+            },
+            "delete backup" => {
+                let Some(backup) = self.backups.get_mut(&id) else { return missing("Backup", &id) };
+                if !["available", "error"].contains(&text(backup, "status")) {
+                    return refuse(400, "Invalid backup: Backup status must be available or error");
+                }
+                backup["status"] = json!("deleting");
+                let (well, ill) = (id.clone(), id.clone());
+                self.end(
+                    trouble,
+                    move |state| drop(state.backups.remove(&well)),
+                    move |state, message| {
+                        let backup = state.backups.get_mut(&ill).expect("it is there");
+                        (backup["status"], backup["fail_reason"]) = (json!("error"), json!(message));
+                    },
+                );
+                ok(202, Value::Null)
+            }
             "list attachments" => {
                 let of = |one: &&Value| query.get("volume_id").is_none_or(|volume| one["volume_id"] == **volume);
                 let found: Vec<&Value> = self.attachments.values().filter(of).collect();
@@ -460,6 +501,11 @@ impl State {
                 let now = volume["metadata"].clone();
                 self.check(name, body, &["metadata"]);
                 ok(200, json!({"metadata": now}))
+            }
+            "replace metadata" => {
+                volume["metadata"] = body["metadata"].clone();
+                self.check(name, body, &["metadata"]);
+                ok(200, body.clone())
             }
             "delete volume" => {
                 if !["available", "error", "error_restoring", "error_extending", "error_managing"].contains(&status.as_str())
@@ -563,6 +609,16 @@ impl State {
                 Some(_) => return refuse(400, "Invalid snapshot: Originating snapshot status must be one of 'available' values"),
                 None => return refuse(404, format!("Snapshot {snapshot} could not be found.")),
             },
+            _ if asked["backup_id"].is_string() => match self.backups.get_mut(text(asked, "backup_id")) {
+                Some(backup) if backup["status"] == "available" => {
+                    backup["status"] = json!("restoring");
+                    Some(backup.clone())
+                }
+                Some(_) => {
+                    return refuse(400, "Invalid input received: Originating backup status must be one of 'available' values");
+                }
+                None => return refuse(404, format!("Backup {} could not be found.", text(asked, "backup_id"))),
+            },
             (None, Some(volume)) => match self.volumes.get(volume) {
                 Some(volume) if ["available", "in-use"].contains(&text(volume, "status")) => {
                     kind = asked["volume_type"].as_str().unwrap_or(text(volume, "volume_type")).to_owned();
@@ -580,20 +636,30 @@ impl State {
         let volume = json!({
             "id": id, "name": asked["name"], "status": "creating", "size": size, "availability_zone": zone, "volume_type": kind,
             "metadata": asked["metadata"], "attachments": [], "snapshot_id": asked["snapshot_id"], "source_volid": asked["source_volid"],
-            "multiattach": kind == "shared", "bootable": "false", "created_at": State::now(),
+            "multiattach": kind == "shared", "bootable": "false", "created_at": State::now(), "description": asked["description"],
         });
+        let backup = asked["backup_id"].as_str().map(str::to_owned);
         self.volumes.insert(id.clone(), volume.clone());
-        let ill = id.clone();
+        let (ill, of) = (id.clone(), backup.clone());
         self.end(
             trouble,
             move |state| {
-                if let Some(volume) = state.volumes.get_mut(&id) {
-                    volume["status"] = json!("available");
+                let Some(volume) = state.volumes.get_mut(&id) else { return };
+                volume["status"] = json!("available");
+                if let Some(backup) = backup {
+                    volume["metadata"] = state.backed_up[&backup].clone();
+                    volume["metadata"]["src_backup_id"] = json!(backup);
+                    state.backups.get_mut(&backup).expect("it is there")["status"] = json!("available");
                 }
             },
             move |state, message| {
                 state.complain(&ill, message);
-                state.volumes.get_mut(&ill).expect("it is there")["status"] = json!("error");
+                let volume = state.volumes.get_mut(&ill).expect("it is there");
+                volume["status"] = json!(if of.is_some() { "error_restoring" } else { "error" });
+                if let Some(backup) = of {
+                    volume["metadata"] = state.backed_up[&backup].clone();
+                    state.backups.get_mut(&backup).expect("it is there")["status"] = json!("available");
+                }
             },
         );
         ok(202, json!({"volume": volume}))
@@ -626,10 +692,52 @@ impl State {
         ok(202, json!({"snapshot": snapshot}))
     }
 
+    fn create_backup(&mut self, body: &Value, trouble: Option<&Trouble>) -> Reply {
+        let asked = &body["backup"];
+        self.check("create backup", asked, &BACKUP_FIELDS);
+        let (snapshot, volume) = (text(asked, "snapshot_id").to_owned(), text(asked, "volume_id"));
+        let Some(of) = self.volumes.get(volume) else { return refuse(404, format!("Volume {volume} could not be found.")) };
+        let Some(made_of) = self.snapshots.get_mut(&snapshot) else {
+            return refuse(404, format!("Snapshot {snapshot} could not be found."));
+        };
+        let status = text(made_of, "status").to_owned();
+        if status != "available" || made_of["volume_id"] != *volume {
+            let reason = format!("Snapshot to be backed up must be available, but the current status is \"{status}\".");
+            return refuse(400, format!("Invalid snapshot: {reason}"));
+        }
+        made_of["status"] = json!("backing-up");
+        let (size, metadata, instant) = (of["size"].clone(), of["metadata"].clone(), made_of["created_at"].clone());
+        let id = self.new_id();
+        let backup = json!({"id": id, "name": asked["name"], "status": "creating", "size": size, "volume_id": volume,
+            "snapshot_id": snapshot, "metadata": asked["metadata"], "fail_reason": null, "created_at": State::now(),
+            "data_timestamp": instant, "availability_zone": asked["availability_zone"]});
+        self.backups.insert(id.clone(), backup);
+        self.backed_up.insert(id.clone(), metadata);
+        let (well, ill) = ((id.clone(), snapshot.clone()), (id.clone(), snapshot));
+        let whole = |state: &mut State, snapshot: &str| {
+            state.snapshots.get_mut(snapshot).expect("it is there")["status"] = json!("available");
+        };
+        self.end(
+            trouble,
+            move |state| {
+                whole(state, &well.1);
+                state.backups.get_mut(&well.0).expect("it is there")["status"] = json!("available");
+            },
+            move |state, message| {
+                whole(state, &ill.1);
+                let backup = state.backups.get_mut(&ill.0).expect("it is there");
+                (backup["status"], backup["fail_reason"]) = (json!("error"), json!(message));
+                state.complain(&ill.0, message);
+            },
+        );
+        ok(202, json!({"backup": {"id": id, "name": asked["name"], "links": []}}))
+    }
+
     fn list(&mut self, kind: &str, all: &BTreeMap<String, Value>, query: &BTreeMap<String, String>) -> Reply {
         let wanted: Value = query.get("metadata").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let has_all = |one: &&Value| wanted.as_object().into_iter().flatten().all(|(key, value)| one["metadata"][key] == *value);
-        let mut found: Vec<&Value> = all.values().filter(has_all).collect();
+        let is_named = |one: &&Value| query.get("name").is_none_or(|name| one["name"] == **name);
+        let mut found: Vec<&Value> = all.values().filter(has_all).filter(is_named).collect();
         let from = match query.get("marker") {
             None => 0,
             Some(marker) => match found.iter().position(|one| one["id"] == **marker) {

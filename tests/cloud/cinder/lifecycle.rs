@@ -76,7 +76,7 @@ fn cinder_life_of_a_volume() {
 #[test]
 fn cinder_rights_are_those_of_the_document() {
     let cloud = OpenStack::start(None);
-    let driver = start(&cloud);
+    let driver = driver_with(&cloud, "test", "backups: true").started();
     let mut shared = creation("shared");
     shared.parameters.insert("type".to_owned(), "shared".to_owned());
     shared.volume_capabilities = vec![shared_block()];
@@ -87,6 +87,12 @@ fn cinder_rights_are_those_of_the_document() {
     driver.expand(&id, 20).expect("grown");
     driver.modify(&id, &[("type", "fast")]).expect("changed");
     let snapshot = driver.snapshot("then", &id).expect("a snapshot");
+    let backed_up = Driver { snapshot_class: HashMap::from([("type".to_owned(), "backup".to_owned())]), ..driver };
+    let backup = backed_up.snapshot("saved", &id).expect("a backup");
+    let restored = backed_up.create_as(backed_up.restored_from("restored", &backup)).expect("restored").volume_id;
+    backed_up.delete(&restored).expect("deleted");
+    backed_up.delete_snapshot(&backup).expect("deleted");
+    let driver = backed_up;
     driver.list();
     driver.call(|mut client| async move { client.list_snapshots(csi::ListSnapshotsRequest::default()).await }).expect("a list");
     driver.call(|mut client| async move { client.get_capacity(csi::GetCapacityRequest::default()).await }).expect("a capacity");

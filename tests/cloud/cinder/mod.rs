@@ -16,6 +16,7 @@ use super::scale::{self, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;
 
+mod backups;
 mod emulator;
 mod faults;
 mod lifecycle;
@@ -93,6 +94,7 @@ impl Emulated for OpenStack {
         let state = self.state();
         assert!(state.volumes.is_empty(), "volumes are left {when}: {:#?}", state.volumes);
         assert!(state.snapshots.is_empty(), "snapshots are left {when}: {:#?}", state.snapshots);
+        assert!(state.backups.is_empty(), "backups are left {when}: {:#?}", state.backups);
         assert!(state.attachments.is_empty(), "attachments are left {when}: {:#?}", state.attachments);
         assert_eq!(state.violations, Vec::<String>::new());
     }
@@ -150,8 +152,10 @@ impl Stage for OpenStack {
         let state = self.state();
         let volume = |one: &Value| ["size", "volume_type", "status"].map(|field| one[field].to_string()).join(" ");
         let snapshot = |one: &Value| one["status"].to_string();
+        let backup = |one: &Value| format!("backup {}", one["status"]);
         let server = |one: &Value| one["os-extended-volumes:volumes_attached"].as_array().expect("a list").len().to_string();
         let all = state.volumes.values().map(volume).chain(state.snapshots.values().map(snapshot));
+        let all = all.chain(state.backups.values().map(backup));
         let mut all: Vec<String> = all.chain(state.servers.values().map(server)).collect();
         all.sort();
         all

@@ -19,6 +19,9 @@ auth_strategy = noauth
 transport_url = fake://
 enabled_backends = files
 default_volume_type = ssd
+backup_driver = __main__.FileBackup
+backup_driver_stats_polling_interval = 10
+periodic_interval = 1
 state_path = {WORK}/state
 osapi_volume_listen = 127.0.0.1
 osapi_volume_listen_port = {PORT}
@@ -45,7 +48,7 @@ volume_backend_name = files
 """
 with open(os.path.join(WORK, "cinder.conf"), "w") as file:
     file.write(CONFIG)
-for name in ("state", "lock", "volumes"):
+for name in ("state", "lock", "volumes", "backups"):
     os.makedirs(os.path.join(WORK, name))
 
 from oslo_config import cfg
@@ -58,8 +61,49 @@ from cinder import context, coordination, objects, rpc, service, utils, version
 from cinder.common import config
 from cinder.db import api, migration
 objects.register_all()
-from cinder.cmd import volume as command
-from cinder.volume import api as volume_api, configuration, driver, manager, volume_types
+from cinder.backup import driver as backup_driver
+from cinder.cmd import backup as _backup, volume as command
+from cinder.volume import api as volume_api, configuration, driver, manager, volume_types, volume_utils
+
+
+def copy_data(data, file):
+    """All that is no hole."""
+    at, end = 0, os.fstat(data.fileno()).st_size
+    while at < end:
+        try:
+            at = os.lseek(data.fileno(), at, os.SEEK_DATA)
+        except OSError:
+            break
+        hole = os.lseek(data.fileno(), at, os.SEEK_HOLE)
+        os.pwrite(file.fileno(), os.pread(data.fileno(), hole - at, at), at)
+        at = hole
+
+
+class FileBackup(backup_driver.BackupDriver):
+    """A backup is a sparse file, and the volume's metadata beside it, which Cinder's own drivers save and restore as this one does."""
+
+    def path(self, backup):
+        return os.path.join(WORK, "backups", backup.id)
+
+    def backup(self, backup, volume_file, backup_metadata=True):
+        with open(self.path(backup), "wb") as file:
+            copy_data(volume_file, file)
+            file.truncate(os.fstat(volume_file.fileno()).st_size)
+        with open(self.path(backup) + ".json", "w") as file:
+            file.write(self.get_metadata(backup.volume_id))
+
+    def restore(self, backup, volume_id, volume_file, volume_is_new):
+        with open(self.path(backup), "rb") as data:
+            copy_data(data, volume_file)
+        with open(self.path(backup) + ".json") as file:
+            self.put_metadata(volume_id, file.read())
+
+    def delete_backup(self, backup):
+        for name in (self.path(backup), self.path(backup) + ".json"):
+            os.unlink(name)
+
+    def check_for_setup_error(self):
+        pass
 
 
 class FileDriver(driver.VolumeDriver):
@@ -75,15 +119,7 @@ class FileDriver(driver.VolumeDriver):
 
     def copy(self, source, to, size):
         with open(self.path(source), "rb") as data, open(self.path(to), "wb") as file:
-            at, end = 0, os.fstat(data.fileno()).st_size
-            while at < end:
-                try:
-                    at = os.lseek(data.fileno(), at, os.SEEK_DATA)
-                except OSError:
-                    break
-                hole = os.lseek(data.fileno(), at, os.SEEK_HOLE)
-                os.pwrite(file.fileno(), os.pread(data.fileno(), hole - at, at), at)
-                at = hole
+            copy_data(data, file)
             file.truncate(size << 30)
 
     def create_volume_from_snapshot(self, volume, snapshot):
@@ -116,6 +152,10 @@ class FileDriver(driver.VolumeDriver):
     def nothing(self, *arguments, **more):
         pass
 
+    def initialize_connection_snapshot(self, snapshot, connector):
+        return {"driver_volume_type": "local", "data": {"device_path": self.path(snapshot)}}
+
+    create_export_snapshot = remove_export_snapshot = terminate_connection_snapshot = nothing
     check_for_setup_error = do_setup = ensure_export = create_export = remove_export = terminate_connection = nothing
 
 
@@ -128,11 +168,15 @@ for name, specs in (("ssd", {}), ("fast", {}), ("shared", {"multiattach": "<is> 
     volume_types.create(context.get_admin_context(), name, specs)
 # Nova has a token of a service (CVE-2023-2088); without Keystone there are none.
 volume_api.API.is_service_request = staticmethod(lambda context: True)
+# What cinder-backup reads from is a file: it needs none of the host's initiators, and no sudo to ask for them.
+volume_utils.brick_get_connector_properties = lambda *arguments, **more: {"host": "one"}
 rpc.init(CONF)
 launcher = oslo_service.ServiceLauncher(CONF, restart_method="mutate")
 CONF.register_opt(command.host_opt, group="files")
 launcher.launch_service(service.Service.create(host="one@files", service_name="files", binary="cinder-volume", coordination=True))
 launcher.launch_service(service.Service.create(binary="cinder-scheduler"))
+semaphore = utils.semaphore_factory(4, 1)
+launcher.launch_service(service.Service.create(binary="cinder-backup", service_name="backup", coordination=True, process_number=1, semaphore=semaphore))
 launcher.launch_service(service.WSGIService("osapi_volume"))
 print(PORT, flush=True)
 launcher.wait()

@@ -1,6 +1,7 @@
 //! A real Cinder (29.0.0 from PyPI): its API, scheduler and volume service in one process (`real.py`), with a driver that keeps volumes in files.
 //! Keystone and Nova are stand-ins: Cinder runs without Keystone (`auth_strategy = noauth`), and what Nova asks Cinder for, the emulator asks.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Child;
 
@@ -13,7 +14,7 @@ const SLOW: u32 = 4;
 struct Real {
     process: Child,
     cloud: OpenStack,
-    _scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
 }
 
 impl Drop for Real {
@@ -32,7 +33,7 @@ impl Real {
         let started = common::tools::python("cinder", requirements)
             .and_then(|python| moto::serve_by(&python, &[include_str!("real.py"), &place]));
         match started {
-            Ok((address, process)) => Some(Real { process, cloud: OpenStack::start(Some(address)), _scratch: scratch }),
+            Ok((address, process)) => Some(Real { process, cloud: OpenStack::start(Some(address)), scratch }),
             Err(why) => {
                 skipped(&why);
                 None
@@ -57,7 +58,7 @@ impl Real {
 fn cinder_real_service_keeps_volumes_through_their_lives() {
     let Some(real) = Real::start() else { return };
     let cloud = &real.cloud;
-    let mut driver = driver_of(cloud, "test");
+    let mut driver = driver_with(cloud, "test", "backups: true");
     let config = driver.harness.path("config.yaml");
     let zones = fs::read_to_string(&config).expect("the configuration").replace(VOLUME_ZONE, "nova");
     fs::write(&config, zones).expect("the configuration");
@@ -110,6 +111,31 @@ fn cinder_real_service_keeps_volumes_through_their_lives() {
     let copy = made(driver.clone_of("copy", &id), 2);
     assert_eq!(real.volume("restored")["size"], 3);
     assert_eq!(real.volume("copy")["source_volid"], volume["id"]);
+
+    // cinder-backup, which replaces the metadata of what it restores.
+    let file = |name: &str| {
+        let id = real.volume(name)["id"].as_str().expect("an id").to_owned();
+        real.scratch.path().join("volumes").join(id)
+    };
+    let written = fs::OpenOptions::new().write(true).open(file("data")).expect("the volume");
+    written.write_all_at(b"at its begin", 0).and_then(|()| written.write_all_at(b"and further on", GIB as u64)).expect("written");
+    let driver = Driver { snapshot_class: HashMap::from([("type".to_owned(), "backup".to_owned())]), ..driver };
+    let backup = driver.snapshot("saved", &id).expect("a backup");
+    assert_eq!(driver.snapshot("saved", &id).expect("again"), backup);
+    assert_eq!((real.all("backups").len(), real.all("snapshots").len()), (1, 1), "its temporary snapshot is gone");
+    let mut request = driver.restored_from("from-backup", &backup);
+    request.capacity_range = Some(csi::CapacityRange { required_bytes: 3 * GIB, limit_bytes: 0 });
+    let from_backup = driver.create_as(request).expect("restored").volume_id;
+    let made = real.volume("from-backup");
+    assert_eq!((&made["size"], &made["metadata"]["longshore.dev:volume"]), (&json!(3), &json!("from-backup")));
+    let read = fs::File::open(file("from-backup")).expect("the volume");
+    let mut text = [0; 14];
+    read.read_exact_at(&mut text, GIB as u64).expect("read");
+    assert_eq!(&text, b"and further on");
+    driver.delete(&from_backup).expect("deleted");
+    driver.delete_snapshot(&backup).expect("deleted");
+    driver.delete_snapshot(&backup).expect("again");
+    assert_eq!(real.all("backups"), Vec::<Value>::new());
 
     // Two volumes on a page (osapi_max_limit).
     let listed = driver.list();

@@ -34,7 +34,7 @@ fn missing(action: &str, message: &str) -> CloudErrorKind {
     if message.contains("could not be found") && is("Instance") {
         return NoInstance;
     }
-    if message.contains("could not be found") && (is("Volume") || is("Snapshot")) && action != "list volumes" {
+    if message.contains("could not be found") && (is("Volume") || is("Snapshot") || is("Backup")) && action != "list volumes" {
         return NotFound;
     }
     Other
@@ -50,7 +50,11 @@ fn refused(action: &str, status: u16, message: &str) -> CloudErrorKind {
         }
         // What the state of the machine may explain, or the volume's own.
         "detach volume" => InUse,
-        "delete volume" | "delete snapshot" => InUse,
+        "delete backup" if names("tatus must be") => TooSoon,
+        "delete volume" | "delete snapshot" | "delete backup" => InUse,
+        // While another volume is made of it.
+        "create volume" if names("Originating backup status") => TooSoon,
+        "create backup" if names("must be available") => TooSoon,
         "extend volume" | "retype volume" | "create snapshot" if names("tatus must be") || names("status is") => TooSoon,
         "extend volume" if names("must be greater") => TooSoon,
         "retype volume" if names("Retype needs volume to be in") => TooSoon,
@@ -131,6 +135,23 @@ mod tests {
                 TooSoon,
             ),
             ("create volume", 400, "Invalid input received: Volume size must be greater than snapshot's", Invalid),
+            ("show backup", 404, "Backup 1 could not be found.", NotFound),
+            ("create volume", 404, "Backup 1 could not be found.", NotFound),
+            (
+                "create volume",
+                400,
+                "Invalid input received: Originating backup status must be one of 'available' values",
+                TooSoon,
+            ),
+            (
+                "create backup",
+                400,
+                "Invalid snapshot: Snapshot to be backed up must be available, but the current status is \"backing-up\".",
+                TooSoon,
+            ),
+            ("create backup", 413, "BackupLimitExceeded: Maximum number of backups allowed (10) exceeded", Quota),
+            ("delete backup", 400, "Invalid backup: Backup status must be available or error", TooSoon),
+            ("delete backup", 400, "Invalid backup: Incremental backups exist for this backup.", InUse),
             ("create volume", 503, "", Unavailable),
             ("create volume", 409, "something new", Other),
         ] {

@@ -35,10 +35,11 @@ impl Service {
         }
     }
 
-    /// The microversion that our requests need. Cinder: 3.27 lists attachments, 3.42 expands a volume that is in use. Nova: 2.60 attaches
-    /// volumes for several machines.
-    fn version(self) -> &'static str {
+    /// The microversion that our requests need. Cinder: 3.27 lists attachments, 3.42 expands a volume that is in use, 3.43 has metadata of
+    /// backups, 3.47 makes volumes of them, 3.51 has their zones. Nova: 2.60 attaches volumes for several machines.
+    fn version(self, backups: bool) -> &'static str {
         match self {
+            Service::Volume if backups => "volume 3.51",
             Service::Volume => "volume 3.42",
             Service::Compute => "compute 2.60",
         }
@@ -98,19 +99,22 @@ struct Endpoint {
 pub(super) struct Http {
     file: CloudsFile,
     within: Duration,
+    backups: bool,
     tokens: Tokens<Session>,
     /// With the authorities that it trusts.
     sender: Mutex<Option<(Vec<u8>, Arc<Sender>)>>,
 }
 
 impl Http {
-    pub fn new(file: CloudsFile, within: Duration) -> Http {
-        Http { file, within, tokens: Tokens::new(RENEW), sender: Mutex::default() }
+    pub fn new(file: CloudsFile, within: Duration, backups: bool) -> Http {
+        Http { file, within, backups, tokens: Tokens::new(RENEW), sender: Mutex::default() }
     }
 
     /// Sends a request; with the token that it was sent with, to keep it out of messages.
     pub async fn send(&self, service: Service, unsigned: &Unsigned) -> Result<(Reply, String), Lost> {
-        self.tokens.send([self.given(), self.given()], |token| attempt(token, service, unsigned)).await
+        self.tokens
+            .send([self.given(), self.given()], |token| attempt(token, service, service.version(self.backups), unsigned))
+            .await
     }
 
     /// Asks Keystone for a token. The file is read each time: credentials may have been exchanged.
@@ -175,9 +179,9 @@ impl Http {
     }
 }
 
-async fn attempt(token: Token<Session>, service: Service, unsigned: &Unsigned) -> Result<Reply, Lost> {
+async fn attempt(token: Token<Session>, service: Service, version: &str, unsigned: &Unsigned) -> Result<Reply, Lost> {
     let base = token.with.endpoint(service);
-    let headers = [("x-auth-token", token.text.as_str()), ("openstack-api-version", service.version())];
+    let headers = [("x-auth-token", token.text.as_str()), ("openstack-api-version", version)];
     let request = json_request(unsigned.method, &format!("{base}/{}", unsigned.path), &headers, &unsigned.body)?;
     token.with.sender.send(base, request).await
 }

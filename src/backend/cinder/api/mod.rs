@@ -32,7 +32,9 @@ mod tests;
 mod types;
 
 pub use http::Service;
-pub use types::{Attachment, Message, Server, Snapshot, Volume, VolumeAttachment, VolumeType, Zone};
+#[cfg(test)]
+pub use types::moment;
+pub use types::{Attachment, Backup, Made, Message, Server, Snapshot, Volume, VolumeAttachment, VolumeType, Zone};
 
 use http::Http;
 use types::Link;
@@ -45,6 +47,8 @@ const PAGE: &str = "1000";
 pub struct Settings {
     pub file: CloudsFile,
     pub patience: Patience,
+    /// Requests about backups are sent.
+    pub backups: bool,
 }
 
 /// A client for one project.
@@ -65,7 +69,7 @@ impl OpenStack {
     /// Where the thread for the connections cannot be started.
     pub fn new(settings: Settings, clock: Clock, requests: CloudRequests) -> io::Result<OpenStack> {
         let retry = Retry::new(clock, Buckets::new(clock, own_limit), settings.patience, requests);
-        let http = Http::new(settings.file, settings.patience.answer);
+        let http = Http::new(settings.file, settings.patience.answer, settings.backups);
         Ok(OpenStack { http: Arc::new(http), retry, worker: Worker::new("cinder")? })
     }
 

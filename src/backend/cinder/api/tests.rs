@@ -38,7 +38,7 @@ fn next_page_is_that_behind_the_marker() {
 
 #[test]
 fn time_without_a_zone_is_utc() {
-    let with = types::moment("2026-11-26T01:02:03.000000Z").expect("a time");
-    assert_eq!(types::moment("2026-11-26T01:02:03.000000"), Some(with));
-    assert_eq!(types::moment("yesterday"), None);
+    let with = moment("2026-11-26T01:02:03.000000Z").expect("a time");
+    assert_eq!(moment("2026-11-26T01:02:03.000000"), Some(with));
+    assert_eq!(moment("yesterday"), None);
 }

@@ -17,9 +17,15 @@ fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>
     Ok(Option::<String>::deserialize(deserializer)?.as_deref().and_then(moment))
 }
 
+fn or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.unwrap_or_default())
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Volume {
     pub id: String,
+    /// Empty where it is null: a backup for which there was no cinder-backup (cinder/scheduler/manager.py, `create_backup`).
+    #[serde(deserialize_with = "or_empty")]
     pub status: String,
     /// In GiB.
     pub size: u64,
@@ -39,6 +45,8 @@ pub struct Volume {
     pub source_volid: Option<String>,
     #[serde(default)]
     pub multiattach: bool,
+    #[serde(default)]
+    pub description: Option<String>,
     /// `true` for one that was made of an image, or may be booted for another reason.
     #[serde(default)]
     pub bootable: String,
@@ -85,6 +93,35 @@ pub struct Snapshot {
     pub progress: String,
     #[serde(default, deserialize_with = "time")]
     pub created_at: Option<SystemTime>,
+}
+
+/// A backup (microversion 3.43, for its metadata).
+#[derive(Clone, Debug, Deserialize)]
+pub struct Backup {
+    pub id: String,
+    pub status: String,
+    /// In GiB, its volume's.
+    #[serde(default)]
+    pub size: u64,
+    pub volume_id: String,
+    /// Of which it was made; named also when that is gone.
+    #[serde(default)]
+    pub snapshot_id: Option<String>,
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    #[serde(default)]
+    pub fail_reason: Option<String>,
+    /// Of which instant its data is.
+    #[serde(default, deserialize_with = "time")]
+    pub data_timestamp: Option<SystemTime>,
+    #[serde(default, deserialize_with = "time")]
+    pub created_at: Option<SystemTime>,
+}
+
+/// What a request has made, of which the answer says no more.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Made {
+    pub id: String,
 }
 
 /// What went wrong behind a request that was accepted (microversion 3.3, "Messages").

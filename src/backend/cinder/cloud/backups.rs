@@ -1,0 +1,227 @@
+//! Backups as snapshots, where the VolumeSnapshotClass says `type: backup`: they lie elsewhere than their volume, and outlive it.
+//!
+//! A backup is made of a temporary snapshot, which is of one instant and lets the volume be attached and detached meanwhile; cinder-csi-plugin
+//! does the same. The temporary snapshot is deleted once the backup is whole. Until then the backup is not reported as ready, since a volume
+//! with a snapshot cannot be deleted.
+//!
+//! When a backup has been restored, cinder-backup replaces all metadata of the new volume by that of the volume that was backed up
+//! (cinder/backup/driver.py, `_restore_vol_meta`): tags that say it is another volume. The description is left as it is
+//! (`_restore_vol_base_meta`). So it says whose the volume is ([`record::restored_mark`]), and the metadata is set again afterwards.
+
+use std::sync::PoisonError;
+
+use super::*;
+use crate::backend::cloud::tags::SNAPSHOT;
+
+/// How long the snapshot that a backup is made of may take in one call. Nothing is frozen meanwhile.
+const TEMPORARY: Duration = Duration::from_secs(30);
+
+impl CinderCloud {
+    fn check_backups(&self, action: &'static str) -> Answer<()> {
+        let reason = "a snapshot that is a backup is only used with `backups: true` in the configuration of this backend";
+        self.backups.then_some(()).ok_or_else(|| invalid(action, "backups", reason.to_owned()))
+    }
+
+    fn backup(&self, id: &str) -> Answer<Option<api::Backup>> {
+        const ACTION: &str = "show backup";
+        self.check_backups(ACTION)?;
+        self.api.look(Service::Volume, &Request::get(ACTION, format!("backups/{id}")), "backup")
+    }
+
+    /// Those with this name; it is all that backups can be looked for by, of what is known before they are made.
+    fn backups_named(&self, name: Option<&String>) -> Answer<Vec<api::Backup>> {
+        let request = Request::get("list backups", "backups/detail");
+        let request = name.into_iter().fold(request, |request, name| request.query("name", name));
+        let mut all = Vec::new();
+        self.api.list(&request, "backups", |page| all.extend(page))?;
+        Ok(all)
+    }
+
+    /// The snapshot that a backup was made of, while it is there.
+    fn temporary(&self, backup: &api::Backup) -> Answer<Option<api::Snapshot>> {
+        let found = backup.snapshot_id.as_ref().map(|id| self.snapshot(id)).transpose()?.flatten();
+        Ok(found.filter(|found| found.metadata.contains_key(record::FOR_BACKUP)))
+    }
+
+    fn delete_temporary(&self, temporary: &api::Snapshot) -> Answer<()> {
+        match temporary.status.as_str() {
+            "deleting" => return Ok(()),
+            // For good, where the scheduler found no cinder-backup (cinder/scheduler/manager.py, `create_backup`).
+            "backing-up" => {
+                let reason = format!(
+                    "snapshot {0} is backing-up; if no backup of it is being made, an administrator resets it: \
+                     openstack volume snapshot set --state available {0}",
+                    temporary.id
+                );
+                return Err(refusal(CloudErrorKind::InUse, "delete snapshot", "backing-up", reason));
+            }
+            _ => {}
+        }
+        let path = format!("snapshots/{}", temporary.id);
+        let request = Request::change("delete snapshot", "DELETE", path, Repeat::Harmless);
+        match self.api.send(Service::Volume, &request) {
+            Err(refusal) if refusal.because != CloudErrorKind::NotFound => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
+    /// As a snapshot. Has the temporary snapshot of a whole backup deleted.
+    fn shown(&self, backup: api::Backup, temporary: Option<&api::Snapshot>) -> CloudSnapshot {
+        let shown = convert::backup(backup);
+        let Some(temporary) = temporary.filter(|_| shown.state == SnapshotState::Completed) else { return shown };
+        if let Err(refusal) = self.delete_temporary(temporary) {
+            tracing::warn!(backup = %shown.id, snapshot = temporary.id, %refusal,
+                "the backup is whole, and the snapshot that it was made of cannot be deleted yet");
+        }
+        CloudSnapshot { state: SnapshotState::Pending, ..shown }
+    }
+
+    pub(super) fn backup_by_id(&self, id: &str) -> Answer<Option<CloudSnapshot>> {
+        let Some(backup) = self.backup(id)? else { return Ok(None) };
+        if backup.status.starts_with("error") {
+            tracing::warn!(
+                backup = id,
+                status = backup.status,
+                reason = backup.fail_reason,
+                "Cinder could not make or delete it"
+            );
+        }
+        let temporary = self.temporary(&backup)?;
+        Ok(Some(self.shown(backup, temporary.as_ref())))
+    }
+
+    /// Snapshots and backups with these tags. A snapshot of which a backup is made is not in it.
+    pub(super) fn snapshots_and_backups_with(&self, tags: &Tags, take: Take<'_, CloudSnapshot>) -> Answer<()> {
+        let mut snapshots = Vec::new();
+        self.snapshots_with(tags, &mut |page| snapshots.extend(page))?;
+        for backup in self.backups_named(tags.get(SNAPSHOT))? {
+            if !has_all(&record::tags(backup.metadata.clone()), tags) {
+                continue;
+            }
+            let is_of = |found: &CloudSnapshot| backup.snapshot_id.as_ref() == Some(&found.id.0);
+            // What is no longer listed is gone.
+            let temporary = match snapshots.iter().position(is_of) {
+                Some(place) => {
+                    snapshots.swap_remove(place);
+                    self.temporary(&backup)?
+                }
+                None => None,
+            };
+            take(vec![self.shown(backup, temporary.as_ref())]);
+        }
+        take(snapshots);
+        Ok(())
+    }
+
+    /// Makes a backup of its temporary snapshot.
+    pub(super) fn back_up(&self, begun: &CloudSnapshot, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
+        const ACTION: &str = "create backup";
+        self.check_backups(ACTION)?;
+        let settings: SnapshotSettings = read_settings(ACTION, &spec.settings)?;
+        let name = spec.tags.get(SNAPSHOT);
+        // An earlier request may have made it whose answer was lost.
+        let before = self.backups_named(name)?.into_iter().find(|made| made.snapshot_id.as_ref() == Some(&begun.id.0));
+        let look = || self.snapshot(&begun.id.0);
+        let temporary = self.wait(TEMPORARY, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
+        if let Some(made) = before {
+            return Ok(Accepted::done(self.shown(made, temporary.as_ref())));
+        }
+        let unfinished = |reason: String| refusal(CloudErrorKind::Running, ACTION, "not yet", reason);
+        match temporary.as_ref().map(|temporary| temporary.status.as_str()) {
+            Some("available") => {}
+            Some(status) if status.starts_with("error") => return Err(self.message(ACTION, &begun.id.0, status)?),
+            Some(status) => return Err(unfinished(format!("snapshot {}, of which it is to be made, is {status}", begun.id))),
+            None => return Err(unfinished(format!("snapshot {}, of which it was to be made, is gone", begun.id))),
+        }
+        let mut backup = json!({
+            "volume_id": spec.disk.0,
+            "snapshot_id": begun.id.0,
+            "name": name,
+            "force": true,
+            "metadata": record::metadata(&spec.tags),
+        });
+        if let Some(zone) = settings.availability {
+            backup["availability_zone"] = zone.into();
+        }
+        let request = Request::change(ACTION, "POST", "backups", Repeat::Doubles).body(json!({"backup": backup}));
+        let made: api::Made = self.api.get(Service::Volume, &request, "backup")?;
+        let backup = self.backup(&made.id).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
+        let backup = backup.ok_or_else(|| unfinished(format!("backup {} was accepted, and is not there", made.id)))?;
+        Ok(Accepted::done(self.shown(backup, temporary.as_ref())))
+    }
+
+    /// With the snapshot that it was made of, which goes first: once the backup is gone, nothing names it.
+    pub(super) fn delete_backup(&self, id: &str) -> Answer<Accepted<()>> {
+        const ACTION: &str = "delete backup";
+        let Some(backup) = self.backup(id)? else {
+            return Err(refusal(CloudErrorKind::NotFound, ACTION, "id", format!("there is no backup {id}")));
+        };
+        if backup.status == "creating" {
+            let reason = format!("backup {id} is still being made, and Cinder deletes it only afterwards");
+            return Err(refusal(CloudErrorKind::Running, ACTION, "creating", reason));
+        }
+        if let Some(temporary) = self.temporary(&backup)? {
+            self.delete_temporary(&temporary)?;
+            if let Some(left) = self.wait(INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
+                let reason = format!("snapshot {}, of which backup {id} was made, is {}", left.id, left.status);
+                return Err(refusal(CloudErrorKind::Running, ACTION, "snapshot", reason));
+            }
+        }
+        let request = Request::change(ACTION, "DELETE", format!("backups/{id}"), Repeat::Harmless);
+        let status = || Ok(self.backup(id)?.map(|backup| backup.status));
+        self.delete(&request, OperationId(format!("delete/backups/{id}")), status)
+    }
+
+    /// How the deletion of a backup goes.
+    pub(super) fn backup_deletion(&self, id: &str) -> Answer<OperationState> {
+        let found = self.backup(id)?;
+        self.deletion("delete backup", id, found.as_ref().map(|found| found.status.as_str()))
+    }
+
+    /// The volume that an earlier request for the same has made of a backup, if its metadata has been replaced since: else it is found by that.
+    pub(super) fn restored(&self, spec: &DiskSpec) -> Answer<Option<Disk>> {
+        let mark = record::restored_mark(&spec.tags);
+        let name = spec.tags.get(NAME).cloned().unwrap_or_default();
+        let mut found = None;
+        self.api.list(
+            &Request::get("list volumes", "volumes/detail").query("name", name),
+            "volumes",
+            |page: Vec<api::Volume>| {
+                found = found.take().or_else(|| page.into_iter().find(|volume| volume.description.as_ref() == Some(&mark)));
+            },
+        )?;
+        self.keep_tags(mark, spec.tags.clone());
+        found.map(|volume| self.disk(volume)).transpose()
+    }
+
+    /// What a volume that is restored of a backup is to carry, for when its metadata has been replaced.
+    fn keep_tags(&self, mark: String, tags: Tags) {
+        let mut all = self.restoring.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST {
+            all.clear();
+        }
+        all.insert(mark, tags);
+    }
+
+    /// A volume, with its own metadata again where a backup's has replaced it and this process knows its own. Nobody else replaces it: that was
+    /// the last that the restoration did with it.
+    pub(super) fn with_own_metadata(&self, volume: api::Volume) -> Answer<api::Volume> {
+        let Some(mark) = volume.description.clone().filter(|text| record::is_restored_mark(text)) else { return Ok(volume) };
+        let tags = record::tags(volume.metadata.clone());
+        if record::restored_mark(&tags) == mark {
+            // Another process may have asked for it.
+            if volume.status == "creating" {
+                self.keep_tags(mark, tags);
+            }
+            return Ok(volume);
+        }
+        let own = self.restoring.lock().unwrap_or_else(PoisonError::into_inner).get(&mark).cloned();
+        let Some(mut own) = own else { return Ok(volume) };
+        own.extend(tags.get_key_value(record::RESTORED_OF).map(|(key, backup)| (key.clone(), backup.clone())));
+        let path = format!("volumes/{}/metadata", volume.id);
+        let request = Request::change("replace metadata", "PUT", path, Repeat::Harmless);
+        let answer: Tags =
+            self.api.get(Service::Volume, &request.body(json!({"metadata": record::metadata(&own)})), "metadata")?;
+        Ok(api::Volume { metadata: answer, ..volume })
+    }
+}
