@@ -19,6 +19,10 @@ fn program() -> PathBuf {
     let _starting = common::starting();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--locked", "--offline", "--quiet", "--example", "example-backend"]);
+    // With others the driver of all tests would be replaced.
+    for (feature, is_on) in [("faults", cfg!(feature = "faults")), ("otlp", cfg!(feature = "otlp"))] {
+        cargo.args(is_on.then_some(["--features", feature]).into_iter().flatten());
+    }
     // What the cargo of the tests says of this package: build scripts that read it would run again, and all behind them be compiled again.
     for (name, _) in std::env::vars_os() {
         let is_of_package =
