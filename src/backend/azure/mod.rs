@@ -34,6 +34,7 @@ use cloud::{AzureCloud, Place};
 use connect::{Host, Node};
 use disks::Disks;
 use metadata::{Identity, Metadata, Site};
+use parameters::ConfiguredPlace;
 use policy::AzurePolicy;
 
 /// Opens the backend; nobody is asked anything yet. `identity` is this machine's where the role is to connect.
@@ -50,7 +51,12 @@ pub fn open(config: AzureConfig, role: Role, requests: CloudRequests, identity: 
     if role.connect && group.is_none() {
         return Err(missing(&config, "resourceGroup", "a node needs it: in which the disks are that it connects"));
     }
-    let policy = AzurePolicy { tags: config.tags.clone(), site: site.clone(), without_zones: config.without_zones };
+    let place = ConfiguredPlace {
+        subscription: config.subscription_id.clone(),
+        resource_group: config.resource_group.clone(),
+        location: config.location.clone(),
+    };
+    let policy = AzurePolicy { tags: config.tags.clone(), site: site.clone(), without_zones: config.without_zones, place };
     let host = Host { metadata: Metadata::new(config.metadata_endpoint.as_deref()), group: group.clone().unwrap_or_default() };
     let node = Node::new(site, config.volume_attach_limit, host, Disks::default());
     let clock = Clock::default();

@@ -10,6 +10,8 @@ use crate::volume::{Bytes, Error, Number, RawParameters, Result};
 use super::record::check_tag;
 use super::skus::{Sku, tier_named, why_no_tier};
 
+const ELSEWHERE: &str = "is another than in the backend's configuration; have a backend for each";
+
 /// Parameters of the other driver that this one refuses, and why.
 const REFUSED: [(&str, &str); 14] = [
     ("attachdiskinitialdelay", "an attachment is waited for by its operation"),
@@ -18,10 +20,10 @@ const REFUSED: [(&str, &str); 14] = [
     ("fstype", "use csi.storage.k8s.io/fstype"),
     ("instantaccessdurationminutes", "is not offered"),
     ("dataaccessauthmode", "no data of a snapshot are exported"),
-    ("location", "is in the backend's configuration"),
+    ("location", ELSEWHERE),
     ("perfprofile", "settings of a block device are not the driver's"),
-    ("resourcegroup", "is in the backend's configuration"),
-    ("subscriptionid", "is in the backend's configuration"),
+    ("resourcegroup", ELSEWHERE),
+    ("subscriptionid", ELSEWHERE),
     ("tagvaluedelimiter", "tags are separated by commas"),
     ("useragent", "is always the driver's own"),
     ("writeacceleratorenabled", "is not offered"),
@@ -50,6 +52,30 @@ const KNOWN: [&str; 17] = [
 ];
 
 const ENCRYPTIONS: [&str; 2] = ["EncryptionAtRestWithCustomerKey", "EncryptionAtRestWithPlatformAndCustomerKeys"];
+
+/// Where a backend's disks and snapshots are. A class may say the same.
+#[derive(Clone, Debug, Default)]
+pub struct ConfiguredPlace {
+    pub subscription: Option<String>,
+    pub resource_group: Option<String>,
+    pub location: Option<String>,
+}
+
+impl ConfiguredPlace {
+    /// The parameters without what says this place.
+    pub fn strip(&self, raw: &RawParameters) -> RawParameters {
+        let is_here = |key: &str, value: &str| {
+            let here = match key.to_ascii_lowercase().as_str() {
+                "location" => &self.location,
+                "resourcegroup" => &self.resource_group,
+                "subscriptionid" => &self.subscription,
+                _ => return false,
+            };
+            here.as_deref().is_some_and(|here| here.eq_ignore_ascii_case(value))
+        };
+        RawParameters::new(raw.clone().split_prefixed("").into_iter().filter(|(key, value)| !is_here(key, value)))
+    }
+}
 
 /// The other driver takes these keys in any case.
 fn in_our_case(raw: &RawParameters) -> Result<RawParameters> {
@@ -569,7 +595,7 @@ mod tests {
             (&[("skuName", "Premium_LRS"), ("storageAccountType", "Premium_LRS")], "twice"),
             (&[("tags", "a")], "tags: \"a\" is no tag"),
             (&[("Perfprofile", "basic")], "Perfprofile: settings"),
-            (&[("resourceGroup", "g")], "is in the backend's configuration"),
+            (&[("resourceGroup", "g")], "another than in the backend's configuration"),
             (&[("skuName", "Premium_LRS"), ("skuname", "Premium_LRS")], "twice"),
             (&[("sku", "Premium_LRS")], "sku"),
         ] {
@@ -581,6 +607,19 @@ mod tests {
         SnapshotParameters::parse(&raw(&[("incremental", "false")])).expect_err("not offered");
         SnapshotParameters::parse(&raw(&[("resourceGroup", "g")])).expect_err("not offered");
         assert_eq!(SnapshotParameters::parse(&raw(&[("incremental", "true"), ("tags", "a=b")])).expect("fine").len(), 1);
+    }
+
+    #[test]
+    fn class_may_say_where_the_backend_is() {
+        let text = |text: &str| Some(text.to_owned());
+        let place = ConfiguredPlace { subscription: text("0b3c"), resource_group: text("Storage"), location: text("westeurope") };
+        let same =
+            [("resourceGroup", "storage"), ("subscriptionID", "0B3C"), ("location", "westeurope"), ("skuName", "Premium_LRS")];
+        assert_eq!(AzureParameters::parse(&place.strip(&raw(&same))).expect("fine").sku().expect("fine"), Sku::Premium);
+        for (key, value) in [("resourcegroup", "other"), ("subscriptionId", "1"), ("Location", "eastus")] {
+            AzureParameters::parse(&place.strip(&raw(&[(key, value)]))).expect_err(key);
+        }
+        AzureParameters::parse(&ConfiguredPlace::default().strip(&raw(&[("location", "")]))).expect_err("it is not known here");
     }
 
     #[test]

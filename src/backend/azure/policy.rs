@@ -11,7 +11,7 @@ use crate::volume::{AccessMode, Bytes, RawParameters, Result, Topology};
 
 use super::convert::CACHING;
 use super::metadata::Site;
-use super::parameters::{AzureParameters, Caching, DiskSettings, Mutable, SnapshotParameters};
+use super::parameters::{AzureParameters, Caching, ConfiguredPlace, DiskSettings, Mutable, SnapshotParameters};
 
 /// Further keys by which a StorageClass may name a zone: Kubernetes' own label, and that of azuredisk-csi-driver. They are never returned:
 /// all keys that a plugin returns have one prefix (CSI spec, Topology).
@@ -24,6 +24,8 @@ pub struct AzurePolicy {
     /// Of this node, where volumes are connected.
     pub site: Option<Site>,
     pub without_zones: bool,
+    /// Where disks and snapshots are.
+    pub place: ConfiguredPlace,
 }
 
 impl AzurePolicy {
@@ -47,7 +49,7 @@ impl Policy for AzurePolicy {
     }
 
     fn parameters(&self, raw: &RawParameters) -> Result<Value> {
-        to_json(&AzureParameters::parse(raw)?)
+        to_json(&AzureParameters::parse(&self.place.strip(raw))?)
     }
 
     /// The disk has its tags: they are not recorded once more.
@@ -90,7 +92,7 @@ impl Policy for AzurePolicy {
 
     fn draft(&self, spec: &VolumeSpec) -> Result<Draft> {
         let parameters = AzureParameters::read(&spec.parameters["backend"])?;
-        let mutable = Mutable::parse(&spec.mutable)?;
+        let mutable = Mutable::parse(&self.place.strip(&spec.mutable))?;
         let settings = parameters.settings(&mutable, spec.several_nodes)?;
         settings.check_size(spec.capacity)?;
         let mut tags = self.tags(parameters.tags()?);
@@ -114,12 +116,12 @@ impl Policy for AzurePolicy {
     }
 
     fn check_mutable(&self, raw: &RawParameters) -> Result<()> {
-        Mutable::parse(raw).map(drop)
+        Mutable::parse(&self.place.strip(raw)).map(drop)
     }
 
     fn amend(&self, disk: &Disk, capacity: Bytes, raw: &RawParameters) -> Result<Option<Value>> {
         let now = DiskSettings::read(&disk.settings)?;
-        let Some(wanted) = Mutable::parse(raw)?.resolve(&now, &disk.tags)? else { return Ok(None) };
+        let Some(wanted) = Mutable::parse(&self.place.strip(raw))?.resolve(&now, &disk.tags)? else { return Ok(None) };
         // What the disk has already it can have.
         let tier = wanted.tier.clone().filter(|tier| now.tier.as_ref() != Some(tier));
         let bursting = wanted.bursting.filter(|bursts| now.bursting != Some(*bursts));
@@ -128,11 +130,11 @@ impl Policy for AzurePolicy {
     }
 
     fn check_snapshot(&self, raw: &RawParameters) -> Result<()> {
-        SnapshotParameters::parse(raw).map(drop)
+        SnapshotParameters::parse(&self.place.strip(raw)).map(drop)
     }
 
     fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft> {
-        Ok(Draft { tags: self.tags(SnapshotParameters::parse(&spec.parameters)?), ..Draft::default() })
+        Ok(Draft { tags: self.tags(SnapshotParameters::parse(&self.place.strip(&spec.parameters))?), ..Draft::default() })
     }
 }
 
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn each_accepted_key_names_a_zone() {
-        let policy = AzurePolicy { tags: Tags::new(), site: None, without_zones: false };
+        let policy = AzurePolicy { tags: Tags::new(), site: None, without_zones: false, place: ConfiguredPlace::default() };
         let topology = |pairs: &[(&str, &str)]| -> Topology {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
