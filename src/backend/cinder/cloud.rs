@@ -11,7 +11,7 @@ use crate::backend::cloud::ask_each::ask_each;
 use crate::backend::cloud::clock::Clock;
 use crate::backend::cloud::rest::Request;
 use crate::backend::cloud::retry::Repeat;
-use crate::backend::cloud::tags::{NAME, TEMPORARY};
+use crate::backend::cloud::tags::{NAME, SOURCE, TEMPORARY};
 use crate::backend::cloud::{
     Accepted, Answer, AttachSpec, Batches, Blocks, Change, ChangeState, Changing, Cloud, CloudConstants, CloudErrorKind,
     CloudSnapshot, CloudSnapshotId, CloudSnapshotSpec, Consistency, DeviceAddress, Disk, DiskId, DiskSource, DiskSpec, DiskState,
@@ -95,7 +95,7 @@ impl CinderCloud {
     }
 
     fn disk(&self, volume: api::Volume) -> Answer<Disk> {
-        let volume = self.with_own_metadata(volume)?;
+        let volume = self.with_own_metadata(volume);
         let listed = match convert::is_between(&volume) {
             true => {
                 let request = Request::get("list attachments", "attachments/detail").query("volume_id", &volume.id);
@@ -113,6 +113,7 @@ impl CinderCloud {
         let request = Request::get("list volumes", "volumes/detail").query("metadata", record::metadata(tags).to_string());
         let mut between = Vec::new();
         self.api.list(&request.for_list(), "volumes", |page: Vec<api::Volume>| {
+            page.iter().for_each(|volume| self.note_restored(volume));
             let (later, now): (Vec<_>, Vec<_>) = page.into_iter().partition(convert::is_between);
             between.extend(later);
             let disks = now.into_iter().map(|volume| convert::disk(volume, None, &self.zones));
@@ -248,9 +249,18 @@ impl CinderCloud {
     /// What runs about a volume, by its status, or what failed.
     fn operation_of(&self, disk: &DiskId) -> Answer<Option<Operation>> {
         let Some(volume) = self.volume(&disk.0)? else { return Ok(None) };
-        let status = volume.status;
+        let status = volume.status.clone();
         let state = match status.as_str() {
             _ if convert::is_busy(&status) => OperationState::Running,
+            // The message is about the backup (cinder/backup/manager.py, `restore_backup`).
+            "error_restoring" => {
+                let own = record::tags(self.with_own_metadata(api::Volume { status: status.clone(), ..volume }).metadata);
+                self.failed(
+                    "restore backup",
+                    own.get(SOURCE).and_then(|source| record::backup_in(source)).unwrap_or(&disk.0),
+                    &status,
+                )?
+            }
             _ if status.starts_with("error") => self.failed("change volume", &disk.0, &status)?,
             _ => return Ok(None),
         };

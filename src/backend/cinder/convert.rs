@@ -2,7 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use crate::backend::cloud::tags::{BLANK, NEVER_ATTACHED};
+use crate::backend::cloud::tags::{BLANK, NEVER_ATTACHED, OURS};
 use crate::backend::cloud::{
     Attachment, AttachmentState, CloudSnapshot, CloudSnapshotId, DeviceAddress, Disk, DiskId, DiskSource, DiskState, Instance,
     MachineState, SnapshotState, Tags, Zones,
@@ -54,9 +54,13 @@ pub(super) fn disk(volume: api::Volume, listed: Option<Vec<api::Attachment>>, zo
     };
     let mut tags = record::tags(volume.metadata);
     let restored_of = tags.get(record::RESTORED_OF).map(|backup| record::snapshot_of_backup(backup));
-    // Its metadata is that of the volume that was backed up: nothing in it is about this one.
-    if volume.description.is_some_and(|text| record::is_restored_mark(&text) && text != record::restored_mark(&tags)) {
-        tags.clear();
+    // Its metadata is that of the volume that was backed up: nothing in it is about this one. A person may have restored it, too.
+    let is_its_own = match volume.description.filter(|text| record::is_restored_mark(text)) {
+        Some(mark) => mark == record::restored_mark(&tags),
+        None => restored_of.is_none(),
+    };
+    if !is_its_own {
+        tags.retain(|key, _| !key.starts_with(OURS));
     }
     let settings = DiskSettings { kind: volume.volume_type, availability: volume.availability_zone.clone(), may_migrate: false };
     Disk {
@@ -143,19 +147,19 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
 }
 
 /// A backup, as the snapshot that it is.
-pub(super) fn backup(backup: api::Backup) -> CloudSnapshot {
+pub(super) fn backup(backup: api::Backup, has_temporary: bool) -> CloudSnapshot {
     let state = match backup.status.as_str() {
-        "available" | "restoring" => SnapshotState::Completed,
+        "available" | "restoring" if !has_temporary => SnapshotState::Completed,
         status if status.starts_with("error") => SnapshotState::Failed,
         // creating, deleting.
-        _ => SnapshotState::Pending,
+        _ => SnapshotState::Unfinished,
     };
     CloudSnapshot {
         id: record::snapshot_of_backup(&backup.id),
         name: None,
         disk: DiskId(backup.volume_id),
         state,
-        capacity: bytes(backup.size),
+        capacity: bytes(backup.size.unwrap_or_default()),
         // Of the snapshot that it is made of.
         created: backup.data_timestamp.or(backup.created_at).unwrap_or(UNIX_EPOCH),
         progress: if state == SnapshotState::Completed { 100 } else { 0 },
@@ -255,17 +259,17 @@ mod tests {
     /// cinder-backup puts the metadata of the volume that was backed up in place of a restored volume's own.
     #[test]
     fn restored_volume_is_not_what_anothers_metadata_says() {
-        let own = json!({"longshore.dev:cluster": "c", "longshore.dev:backend": "vol", "longshore.dev:volume": "restored"});
+        let own = json!({"longshore.dev:cluster": "c", "longshore.dev:volume": "restored", "longshore.dev:source": "snapshot/x"});
         let mark = record::restored_mark(&record::tags(serde_json::from_value(own.clone()).expect("texts")));
         let described = |metadata: &Value| read_disk(json!({"description": mark, "metadata": metadata}));
         assert_eq!(described(&own).tags["longshore.dev/volume"], "restored");
         let mut theirs = own;
         (theirs["longshore.dev:volume"], theirs["src_backup_id"]) = (json!("source"), json!("b"));
         let replaced = described(&theirs);
-        assert_eq!((replaced.tags.len(), replaced.source), (0, DiskSource::Snapshot(record::snapshot_of_backup("b"))));
+        let is_ours = |disk: &Disk| disk.tags.keys().any(|key| key.starts_with(OURS));
+        assert_eq!((is_ours(&replaced), replaced.source), (false, DiskSource::Snapshot(record::snapshot_of_backup("b"))));
         // What a person restores has no such description.
-        let by_hand = read_disk(json!({"metadata": theirs}));
-        assert_eq!((by_hand.tags["longshore.dev/volume"].as_str(), by_hand.source == DiskSource::Empty), ("source", false));
+        assert!(!is_ours(&read_disk(json!({"metadata": theirs}))));
         // A backup for which there was no cinder-backup.
         assert_eq!(read_disk(json!({"status": null})).state, DiskState::InUse);
     }
@@ -275,19 +279,20 @@ mod tests {
         let read = |status: &str| {
             let made = json!({"id": "b", "status": status, "size": 3, "volume_id": "v", "snapshot_id": "s",
                 "data_timestamp": "2026-11-25T01:02:03.000000", "created_at": "2026-11-25T02:00:00.000000"});
-            backup(serde_json::from_value(made).expect("a backup"))
+            serde_json::from_value::<api::Backup>(made).expect("a backup")
         };
         for (status, state) in [
-            ("creating", SnapshotState::Pending),
+            ("creating", SnapshotState::Unfinished),
             ("available", SnapshotState::Completed),
             ("restoring", SnapshotState::Completed),
-            ("deleting", SnapshotState::Pending),
+            ("deleting", SnapshotState::Unfinished),
             ("error", SnapshotState::Failed),
             ("error_deleting", SnapshotState::Failed),
         ] {
-            assert_eq!(read(status).state, state, "{status}");
+            assert_eq!(backup(read(status), false).state, state, "{status}");
         }
-        let whole = read("available");
+        assert_eq!(backup(read("available"), true).state, SnapshotState::Unfinished, "its temporary snapshot is there");
+        let whole = backup(read("available"), false);
         assert_eq!((whole.id, whole.capacity, whole.disk.0.as_str()), (record::snapshot_of_backup("b"), Bytes(3 << 30), "v"));
         assert_eq!(Some(whole.created), api::moment("2026-11-25T01:02:03.000000"));
         let of = |metadata: Value, status: &str| {

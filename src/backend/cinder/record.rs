@@ -4,7 +4,7 @@
 use serde_json::Value;
 use serde_json::map::Map;
 
-use crate::backend::cloud::tags::{BACKEND, CLUSTER, OURS, VOLUME};
+use crate::backend::cloud::tags::{BACKEND, CLUSTER, OURS, SOURCE, VOLUME};
 use crate::backend::cloud::{CloudSnapshotId, Tags};
 use crate::volume::digest::sha256_of;
 
@@ -49,9 +49,15 @@ pub fn backup(snapshot: &CloudSnapshotId) -> Option<&str> {
     snapshot.0.strip_prefix(BACKUP).filter(|id| is_uuid(id))
 }
 
-/// What the description of the volume of these tags says where it is made of a backup, whatever becomes of its metadata.
+/// The backup that a volume's tag of its source names.
+pub fn backup_in(source: &str) -> Option<&str> {
+    source.split_once(BACKUP)?.1.get(..36).filter(|id| is_uuid(id))
+}
+
+/// What the description of the volume of these tags says where it is made of a backup, whatever becomes of its metadata. A volume that was
+/// backed up has another source than a volume that is made of the backup.
 pub fn restored_mark(tags: &Tags) -> String {
-    let parts = [CLUSTER, BACKEND, VOLUME].map(|key| tags.get(key).map_or("", String::as_str));
+    let parts = [CLUSTER, BACKEND, VOLUME, SOURCE].map(|key| tags.get(key).map_or("", String::as_str));
     format!("{RESTORED}{}", sha256_of(parts))
 }
 
@@ -100,12 +106,15 @@ mod tests {
         for other in [id, "backup_", "backup_../volumes", &format!("backup_{id}/x")] {
             assert_eq!(backup(&CloudSnapshotId(other.to_owned())), None, "{other}");
         }
-        let of = |cluster: &str, volume: &str| -> Tags {
-            [(CLUSTER, cluster), (BACKEND, "vol"), (VOLUME, volume)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+        let source = format!("snapshot/vol:d-backup_{id}.then");
+        assert_eq!((backup_in(&source), backup_in("snapshot/vol:then"), backup_in("backup_1")), (Some(id), None, None));
+        let of = |cluster: &str, volume: &str, source: &str| -> Tags {
+            let all = [(CLUSTER, cluster), (BACKEND, "vol"), (VOLUME, volume), (SOURCE, source)];
+            all.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
         };
-        let mark = restored_mark(&of("c", "data"));
+        let mark = restored_mark(&of("c", "data", &source));
         assert!(is_restored_mark(&mark) && mark.len() <= LONGEST, "{mark}");
-        for other in [of("d", "data"), of("c", "other"), Tags::new()] {
+        for other in [of("d", "data", &source), of("c", "other", &source), of("c", "data", "snapshot/x"), Tags::new()] {
             assert_ne!(restored_mark(&other), mark);
         }
     }

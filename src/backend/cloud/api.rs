@@ -277,8 +277,8 @@ pub enum SnapshotState {
     Pending,
     Completed,
     Failed,
-    /// It holds the data of its instant, and is not what was asked for yet: [`Cloud::finish_snapshot`] makes that of it, with an id of its
-    /// own. Its id is given to nobody.
+    /// It holds the data of its instant, and is not what was asked for yet: [`Cloud::finish_snapshot`] makes that of it, or of another that has
+    /// an id of its own. Its id is given to nobody.
     Unfinished,
 }
 

@@ -169,6 +169,70 @@ fn cinder_volume_that_was_restored_meanwhile_is_found_by_its_description() {
     driver.assert_clean(&cloud, "at the end");
 }
 
+/// Outside of Kubernetes a volume is restored under its own name. What a person does with it afterwards is left alone.
+#[test]
+fn cinder_volume_is_restored_under_the_name_of_its_source() {
+    let (cloud, mut driver) = open();
+    let id = driver.create("data").expect("created");
+    let snapshot = driver.snapshot("then", &id).expect("a backup");
+    driver.delete(&id).expect("deleted");
+    let request = driver.restored_from("data", &snapshot);
+    let restored = driver.create_as(request.clone()).expect("restored");
+    assert_eq!(restored.content_source, request.volume_content_source);
+    assert_eq!(driver.create_as(request.clone()).expect("again").volume_id, restored.volume_id);
+    let made = volume(&cloud, "data");
+    let disk = made["id"].as_str().expect("an id").to_owned();
+    assert!(restored.volume_id.contains(&disk) && made["metadata"]["longshore.dev:source"].is_string(), "{made:#?}");
+
+    // A person restores a backup of it, and Cinder copies its name and its description, too.
+    let theirs = "0b3c0a54-0e0e-4d0b-8a4a-1f0c7a3a7a2b";
+    let mut copied = made.clone();
+    (copied["id"], copied["metadata"]["src_backup_id"]) = (json!(theirs), json!("1a2b3c4d-0e0e-4d0b-8a4a-1f0c7a3a7a2b"));
+    cloud.state().volumes.insert(theirs.to_owned(), copied.clone());
+    assert_eq!(driver.create_as(request.clone()).expect("again").volume_id, restored.volume_id);
+    driver.delete(&restored.volume_id).expect("deleted");
+    let second = driver.create_as(request).expect("another").volume_id;
+    assert_eq!(cloud.state().volumes.len(), 2);
+    assert_eq!(cloud.state().volumes[theirs], copied);
+    assert!(!second.contains(theirs));
+    cloud.state().volumes.remove(theirs);
+
+    // It is taken away from the driver.
+    let disk = volume(&cloud, "data")["id"].as_str().expect("an id").to_owned();
+    let taken = json!({"owner": "someone"});
+    cloud.state().volumes.get_mut(&disk).expect("ours")["metadata"] = taken.clone();
+    driver.persistent = false;
+    assert_eq!(code(driver.delete(&second)).0, Code::FailedPrecondition);
+    assert_eq!(cloud.state().volumes[&disk]["metadata"], taken, "its metadata is left as it is");
+    cloud.state().volumes.clear();
+    driver.persistent = true;
+    driver.delete_snapshot(&snapshot).expect("deleted");
+    driver.assert_clean(&cloud, "at the end");
+}
+
+/// Without the right to set metadata again, others' look-ups are answered all the same.
+#[test]
+fn cinder_restored_volume_is_not_whole_before_it_has_its_metadata() {
+    let (cloud, mut driver) = open();
+    let id = driver.create("data").expect("created");
+    let snapshot = driver.snapshot("then", &id).expect("a backup");
+    let denied = "Policy doesn't allow volume:update_volume_metadata to be performed.";
+    cloud.trouble("replace metadata", Trouble::Refuse { status: 403, message: denied, retry_after: None }, u32::MAX);
+    driver.persistent = false;
+    let request = driver.restored_from("restored", &snapshot);
+    assert!(!is_final(code(driver.create_as(request.clone())).0));
+    driver.attach(&id, "n1").expect("another volume");
+    driver.detach(&id, "n1").expect("another volume");
+    assert!(driver.harness.log().contains(denied), "{}", driver.harness.log());
+    cloud.forget_troubles();
+    driver.persistent = true;
+    let restored = driver.create_as(request).expect("restored").volume_id;
+    assert_eq!(volume(&cloud, "restored")["metadata"]["longshore.dev:volume"], "restored");
+    driver.delete_snapshot(&snapshot).expect("deleted");
+    [&id, &restored].into_iter().for_each(|id| driver.delete(id).expect("deleted"));
+    driver.assert_clean(&cloud, "at the end");
+}
+
 #[test]
 fn cinder_backup_that_fails_is_made_again_and_says_why() {
     let (cloud, mut driver) = open();
@@ -187,11 +251,10 @@ fn cinder_backup_that_fails_is_made_again_and_says_why() {
     assert_eq!(cloud.count("create backup"), 2, "without that which was refused");
     assert!(driver.harness.log().contains(why), "{}", driver.harness.log());
 
-    // The snapshot of which it was made is in use for longer than the backup takes.
     driver.delete_snapshot(&snapshot).expect("deleted");
     assert_eq!(counted(&cloud), (0, 0));
     cloud.trouble("delete snapshot", Trouble::Fail("snapshot is busy"), 1);
-    driver.snapshot("then", &id).expect("ready once the snapshot is gone");
+    driver.snapshot("then", &id).expect("ready once the snapshot of which it was made is gone");
     assert_eq!(counted(&cloud), (1, 0));
 
     // A restoration that fails leaves a volume, which is deleted and made again.

@@ -653,7 +653,8 @@ impl State {
                 }
             },
             move |state, message| {
-                state.complain(&ill, message);
+                // About the backup, if it is one that is restored (cinder/backup/manager.py, `restore_backup`).
+                state.complain(of.as_ref().unwrap_or(&ill), message);
                 let volume = state.volumes.get_mut(&ill).expect("it is there");
                 volume["status"] = json!(if of.is_some() { "error_restoring" } else { "error" });
                 if let Some(backup) = of {

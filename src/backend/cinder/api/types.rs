@@ -99,10 +99,11 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Backup {
     pub id: String,
+    #[serde(deserialize_with = "or_empty")]
     pub status: String,
     /// In GiB, its volume's.
     #[serde(default)]
-    pub size: u64,
+    pub size: Option<u64>,
     pub volume_id: String,
     /// Of which it was made; named also when that is gone.
     #[serde(default)]

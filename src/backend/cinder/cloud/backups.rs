@@ -1,14 +1,14 @@
 //! Backups as snapshots, where the VolumeSnapshotClass says `type: backup`: they lie elsewhere than their volume, and outlive it.
 //!
 //! A backup is made of a temporary snapshot, which is of one instant and lets the volume be attached and detached meanwhile; cinder-csi-plugin
-//! does the same. The temporary snapshot is deleted once the backup is whole. Until then the backup is not reported as ready, since a volume
-//! with a snapshot cannot be deleted.
+//! does the same. The temporary snapshot is deleted once the backup is whole, and only then the CO is given an id: csi-snapshotter keeps the
+//! first that it gets, and a backup may fail after hours.
 //!
 //! When a backup has been restored, cinder-backup replaces all metadata of the new volume by that of the volume that was backed up
 //! (cinder/backup/driver.py, `_restore_vol_meta`): tags that say it is another volume. The description is left as it is
 //! (`_restore_vol_base_meta`). So it says whose the volume is ([`record::restored_mark`]), and the metadata is set again afterwards.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 use super::*;
 use crate::backend::cloud::tags::SNAPSHOT;
@@ -65,17 +65,6 @@ impl CinderCloud {
         }
     }
 
-    /// As a snapshot. Has the temporary snapshot of a whole backup deleted.
-    fn shown(&self, backup: api::Backup, temporary: Option<&api::Snapshot>) -> CloudSnapshot {
-        let shown = convert::backup(backup);
-        let Some(temporary) = temporary.filter(|_| shown.state == SnapshotState::Completed) else { return shown };
-        if let Err(refusal) = self.delete_temporary(temporary) {
-            tracing::warn!(backup = %shown.id, snapshot = temporary.id, %refusal,
-                "the backup is whole, and the snapshot that it was made of cannot be deleted yet");
-        }
-        CloudSnapshot { state: SnapshotState::Pending, ..shown }
-    }
-
     pub(super) fn backup_by_id(&self, id: &str) -> Answer<Option<CloudSnapshot>> {
         let Some(backup) = self.backup(id)? else { return Ok(None) };
         if backup.status.starts_with("error") {
@@ -86,8 +75,8 @@ impl CinderCloud {
                 "Cinder could not make or delete it"
             );
         }
-        let temporary = self.temporary(&backup)?;
-        Ok(Some(self.shown(backup, temporary.as_ref())))
+        let has_temporary = self.temporary(&backup)?.is_some();
+        Ok(Some(convert::backup(backup, has_temporary)))
     }
 
     /// Snapshots and backups with these tags. A snapshot of which a backup is made is not in it.
@@ -100,33 +89,29 @@ impl CinderCloud {
             }
             let is_of = |found: &CloudSnapshot| backup.snapshot_id.as_ref() == Some(&found.id.0);
             // What is no longer listed is gone.
-            let temporary = match snapshots.iter().position(is_of) {
-                Some(place) => {
-                    snapshots.swap_remove(place);
-                    self.temporary(&backup)?
-                }
-                None => None,
-            };
-            take(vec![self.shown(backup, temporary.as_ref())]);
+            let temporary = snapshots.iter().position(is_of).map(|place| snapshots.swap_remove(place));
+            take(vec![convert::backup(backup, temporary.is_some())]);
         }
         take(snapshots);
         Ok(())
     }
 
-    /// Makes a backup of its temporary snapshot.
+    /// Makes a backup of its temporary snapshot, or completes one.
     pub(super) fn back_up(&self, begun: &CloudSnapshot, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
         const ACTION: &str = "create backup";
         self.check_backups(ACTION)?;
+        if let Some(backup) = record::backup(&begun.id) {
+            return self.complete(backup);
+        }
         let settings: SnapshotSettings = read_settings(ACTION, &spec.settings)?;
         let name = spec.tags.get(SNAPSHOT);
         // An earlier request may have made it whose answer was lost.
         let before = self.backups_named(name)?.into_iter().find(|made| made.snapshot_id.as_ref() == Some(&begun.id.0));
+        if let Some(made) = before {
+            return self.complete(&made.id);
+        }
         let look = || self.snapshot(&begun.id.0);
         let temporary = self.wait(TEMPORARY, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
-        if let Some(made) = before {
-            return Ok(Accepted::done(self.shown(made, temporary.as_ref())));
-        }
-        let unfinished = |reason: String| refusal(CloudErrorKind::Running, ACTION, "not yet", reason);
         match temporary.as_ref().map(|temporary| temporary.status.as_str()) {
             Some("available") => {}
             Some(status) if status.starts_with("error") => return Err(self.message(ACTION, &begun.id.0, status)?),
@@ -145,9 +130,28 @@ impl CinderCloud {
         }
         let request = Request::change(ACTION, "POST", "backups", Repeat::Doubles).body(json!({"backup": backup}));
         let made: api::Made = self.api.get(Service::Volume, &request, "backup")?;
-        let backup = self.backup(&made.id).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
-        let backup = backup.ok_or_else(|| unfinished(format!("backup {} was accepted, and is not there", made.id)))?;
-        Ok(Accepted::done(self.shown(backup, temporary.as_ref())))
+        self.complete(&made.id)
+    }
+
+    /// A backup, once it is whole and its temporary snapshot is gone.
+    fn complete(&self, id: &str) -> Answer<Accepted<CloudSnapshot>> {
+        let backup = self.backup(id)?.ok_or_else(|| unfinished(format!("backup {id} was accepted, and is not there")))?;
+        match backup.status.as_str() {
+            "available" | "restoring" => {}
+            // The next call deletes it, and makes another.
+            status if status.starts_with("error") => {
+                let reason = backup.fail_reason.unwrap_or_default();
+                return Err(unfinished(format!("backup {id} is in {status}, and will be made again: {reason}")));
+            }
+            status => return Err(unfinished(format!("backup {id} is {status}"))),
+        }
+        if let Some(temporary) = self.temporary(&backup)? {
+            self.delete_temporary(&temporary)?;
+            if let Some(left) = self.wait(INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
+                return Err(unfinished(format!("backup {id} is whole; its temporary snapshot {} is {}", left.id, left.status)));
+            }
+        }
+        Ok(Accepted::done(convert::backup(backup, false)))
     }
 
     /// With the snapshot that it was made of, which goes first: once the backup is gone, nothing names it.
@@ -182,46 +186,81 @@ impl CinderCloud {
     pub(super) fn restored(&self, spec: &DiskSpec) -> Answer<Option<Disk>> {
         let mark = record::restored_mark(&spec.tags);
         let name = spec.tags.get(NAME).cloned().unwrap_or_default();
+        // A person who restores a backup of a restored volume copies its description, too.
+        let is_of_this = |volume: &api::Volume| match (volume.metadata.get(record::RESTORED_OF), &spec.source) {
+            (Some(of), DiskSource::Snapshot(snapshot)) => record::backup(snapshot) == Some(of),
+            _ => true,
+        };
+        let is_it = |volume: &api::Volume| volume.description.as_ref() == Some(&mark) && is_of_this(volume);
         let mut found = None;
         self.api.list(
             &Request::get("list volumes", "volumes/detail").query("name", name),
             "volumes",
             |page: Vec<api::Volume>| {
-                found = found.take().or_else(|| page.into_iter().find(|volume| volume.description.as_ref() == Some(&mark)));
+                found = found.take().or_else(|| page.into_iter().find(is_it));
             },
         )?;
-        self.keep_tags(mark, spec.tags.clone());
+        self.keep_tags(mark.clone(), spec.tags.clone());
         found.map(|volume| self.disk(volume)).transpose()
+    }
+
+    /// Remembers what a volume carries that is being restored, for when that is replaced; another process may have asked for it.
+    pub(super) fn note_restored(&self, volume: &api::Volume) {
+        let Some(mark) = volume.description.as_ref().filter(|text| record::is_restored_mark(text)) else { return };
+        let tags = record::tags(volume.metadata.clone());
+        match record::restored_mark(&tags) == *mark {
+            true if volume.status == "creating" => self.keep_tags(mark.clone(), tags),
+            // From now on nobody but people changes it.
+            true => drop(self.restoring().remove(mark)),
+            false => {}
+        }
+    }
+
+    fn restoring(&self) -> MutexGuard<'_, BTreeMap<String, Tags>> {
+        self.restoring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a volume that is restored of a backup is to carry, for when its metadata has been replaced.
     fn keep_tags(&self, mark: String, tags: Tags) {
-        let mut all = self.restoring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.restoring();
         if all.len() >= MOST {
             all.clear();
         }
         all.insert(mark, tags);
     }
 
-    /// A volume, with its own metadata again where a backup's has replaced it and this process knows its own. Nobody else replaces it: that was
-    /// the last that the restoration did with it.
-    pub(super) fn with_own_metadata(&self, volume: api::Volume) -> Answer<api::Volume> {
-        let Some(mark) = volume.description.clone().filter(|text| record::is_restored_mark(text)) else { return Ok(volume) };
+    /// A volume, with its own metadata again where a backup's has replaced it and this process knows its own. Nobody replaces it after that: it
+    /// was the last that the restoration did with it.
+    pub(super) fn with_own_metadata(&self, volume: api::Volume) -> api::Volume {
+        self.note_restored(&volume);
+        let Some(mark) = volume.description.clone().filter(|text| record::is_restored_mark(text)) else { return volume };
         let tags = record::tags(volume.metadata.clone());
-        if record::restored_mark(&tags) == mark {
-            // Another process may have asked for it.
-            if volume.status == "creating" {
-                self.keep_tags(mark, tags);
-            }
-            return Ok(volume);
-        }
-        let own = self.restoring.lock().unwrap_or_else(PoisonError::into_inner).get(&mark).cloned();
-        let Some(mut own) = own else { return Ok(volume) };
+        let Some(mut own) = self.restoring().get(&mark).filter(|_| record::restored_mark(&tags) != mark).cloned() else {
+            return volume;
+        };
         own.extend(tags.get_key_value(record::RESTORED_OF).map(|(key, backup)| (key.clone(), backup.clone())));
         let path = format!("volumes/{}/metadata", volume.id);
         let request = Request::change("replace metadata", "PUT", path, Repeat::Harmless);
-        let answer: Tags =
-            self.api.get(Service::Volume, &request.body(json!({"metadata": record::metadata(&own)})), "metadata")?;
-        Ok(api::Volume { metadata: answer, ..volume })
+        let metadata = record::metadata(&own);
+        let set = self.api.send(Service::Volume, &request.body(json!({"metadata": metadata})));
+        let metadata = serde_json::from_value(metadata).unwrap_or_default();
+        match set {
+            Ok(_) => {
+                if volume.status != "creating" {
+                    self.restoring().remove(&mark);
+                }
+                api::Volume { metadata, ..volume }
+            }
+            // It is not whole before it has its own. The look-up may be about others, too.
+            Err(refusal) => {
+                tracing::warn!(volume = volume.id, %refusal, "the metadata of a restored volume cannot be set");
+                let status = if volume.status.starts_with("error") { volume.status } else { "creating".to_owned() };
+                api::Volume { metadata, status, ..volume }
+            }
+        }
     }
+}
+
+fn unfinished(reason: String) -> Refusal {
+    refusal(CloudErrorKind::Running, "create backup", "not yet", reason)
 }
