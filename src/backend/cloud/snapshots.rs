@@ -133,17 +133,18 @@ impl Controller {
                 Ok(finished)
             }
             Err(refusal) => {
-                let is_to_continue = refusal.maybe_done
-                    || matches!(
+                let is_for_good = !refusal.maybe_done
+                    && matches!(
                         refusal.because,
-                        CloudErrorKind::Running
-                            | CloudErrorKind::TooSoon
-                            | CloudErrorKind::Throttled
-                            | CloudErrorKind::Unavailable
+                        CloudErrorKind::Quota
+                            | CloudErrorKind::NoCapacity
+                            | CloudErrorKind::Invalid
+                            | CloudErrorKind::Denied
+                            | CloudErrorKind::Key
                     );
                 let error = self.refused("finish snapshot", object, refusal);
                 // The next call finds what was begun, and continues.
-                if is_to_continue {
+                if !is_for_good {
                     return Err(error);
                 }
                 Err(match self.delete_taken(what, object, &begun) {

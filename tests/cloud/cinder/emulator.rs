@@ -414,8 +414,8 @@ impl State {
         match name {
             "create volume" => self.create_volume(body, trouble),
             "create snapshot" => self.create_snapshot(body, trouble),
-            "list volumes" => self.list("volumes", &self.volumes.clone(), query),
-            "list snapshots" => self.list("snapshots", &self.snapshots.clone(), query),
+            "list volumes" => list("volumes", &self.volumes, query, self.page),
+            "list snapshots" => list("snapshots", &self.snapshots, query, self.page),
             "show volume" => match self.volumes.get(&id) {
                 Some(volume) => ok(200, json!({"volume": volume})),
                 None => missing("Volume", &id),
@@ -425,7 +425,7 @@ impl State {
                 None => missing("Snapshot", &id),
             },
             "create backup" => self.create_backup(body, trouble),
-            "list backups" => self.list("backups", &self.backups.clone(), query),
+            "list backups" => list("backups", &self.backups, query, self.page),
             "show backup" => match self.backups.get(&id) {
                 Some(backup) => ok(200, json!({"backup": backup})),
                 None => missing("Backup", &id),
@@ -734,30 +734,6 @@ impl State {
         ok(202, json!({"backup": {"id": id, "name": asked["name"], "links": []}}))
     }
 
-    fn list(&mut self, kind: &str, all: &BTreeMap<String, Value>, query: &BTreeMap<String, String>) -> Reply {
-        let wanted: Value = query.get("metadata").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let has_all = |one: &&Value| wanted.as_object().into_iter().flatten().all(|(key, value)| one["metadata"][key] == *value);
-        let is_named = |one: &&Value| query.get("name").is_none_or(|name| one["name"] == **name);
-        let mut found: Vec<&Value> = all.values().filter(has_all).filter(is_named).collect();
-        let from = match query.get("marker") {
-            None => 0,
-            Some(marker) => match found.iter().position(|one| one["id"] == **marker) {
-                Some(place) => place + 1,
-                None => return refuse(404, format!("Volume {marker} could not be found.")),
-            },
-        };
-        let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX).min(self.page);
-        let more = found.len() > from + limit;
-        found = found.into_iter().skip(from).take(limit).collect();
-        let mut answer = json!({kind: found});
-        if more {
-            let last = text(found.last().expect("a page"), "id").to_owned();
-            answer[format!("{kind}_links")] =
-                json!([{"rel": "next", "href": format!("http://cinder.internal:8776/v3/{kind}?limit={limit}&marker={last}")}]);
-        }
-        ok(200, answer)
-    }
-
     fn nova(&mut self, name: &'static str, parts: &[&str], body: &Value, trouble: Option<&Trouble>) -> Reply {
         let server_id = parts[1].to_owned();
         let Some(server) = self.servers.get(&server_id) else {
@@ -887,6 +863,31 @@ impl State {
         held.push(json!({"id": id, "attachment": attachment}));
         ok(200, json!({"volumeAttachment": {"id": id, "serverId": server_id, "volumeId": id, "device": "/dev/vdb"}}))
     }
+}
+
+/// The page of a list that is asked for.
+fn list(kind: &str, all: &BTreeMap<String, Value>, query: &BTreeMap<String, String>, page: usize) -> Reply {
+    let wanted: Value = query.get("metadata").and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let has_all = |one: &&Value| wanted.as_object().into_iter().flatten().all(|(key, value)| one["metadata"][key] == *value);
+    let is_named = |one: &&Value| query.get("name").is_none_or(|name| one["name"] == **name);
+    let mut found: Vec<&Value> = all.values().filter(has_all).filter(is_named).collect();
+    let from = match query.get("marker") {
+        None => 0,
+        Some(marker) => match found.iter().position(|one| one["id"] == **marker) {
+            Some(place) => place + 1,
+            None => return refuse(404, format!("Volume {marker} could not be found.")),
+        },
+    };
+    let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX).min(page);
+    let more = found.len() > from + limit;
+    found = found.into_iter().skip(from).take(limit).collect();
+    let mut answer = json!({kind: found});
+    if more {
+        let last = text(found.last().expect("a page"), "id").to_owned();
+        answer[format!("{kind}_links")] =
+            json!([{"rel": "next", "href": format!("http://cinder.internal:8776/v3/{kind}?limit={limit}&marker={last}")}]);
+    }
+    ok(200, answer)
 }
 
 /// A request to a real Cinder: without Keystone its tokens are the user and the project.
