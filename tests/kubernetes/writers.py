@@ -15,8 +15,8 @@ from observed import DRIVER, LOCAL, differences, driver_is_ready, driver_process
 
 # The namespace of pods of which none is said.
 LIFE = "life"
-# Of the suite's images: a shell.
-IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+# A shell, by a name that is the same whatever the suite calls its own (`images`).
+IMAGE = "longshore.test/shell:1"
 # Appends the next number to a file of each volume, and has it on disk before it continues.
 WRITE_FILES = """
 while :; do
