@@ -113,7 +113,7 @@ impl CinderCloud {
         let request = Request::get("list volumes", "volumes/detail").query("metadata", record::metadata(tags).to_string());
         let mut between = Vec::new();
         self.api.list(&request.for_list(), "volumes", |page: Vec<api::Volume>| {
-            page.iter().for_each(|volume| self.note_restored(volume));
+            page.iter().for_each(|volume| drop(self.note_restored(volume)));
             let (later, now): (Vec<_>, Vec<_>) = page.into_iter().partition(convert::is_between);
             between.extend(later);
             let disks = now.into_iter().map(|volume| convert::disk(volume, None, &self.zones));

@@ -97,20 +97,18 @@ impl Controller {
         quiesce: &dyn Quiesce,
     ) -> Result<CloudSnapshot> {
         let Taking { what, object, key, source } = taking;
-        let mut begun = None;
-        if let Some(found) = self.taken_or_hidden(&Sought { what, object, key, recorded: None })? {
+        let mut begun = self.taken_or_hidden(&Sought { what, object, key, recorded: None })?;
+        if let Some(found) = &begun {
             let why = match found.state {
                 _ if self.memory.is_torn(what) => Some("its source was written to while it was taken"),
                 SnapshotState::Failed => Some("the cloud could not make it"),
-                SnapshotState::Pending | SnapshotState::Completed => return Ok(found),
+                SnapshotState::Pending | SnapshotState::Completed => return Ok(found.clone()),
                 SnapshotState::Unfinished => None,
             };
-            match why {
-                Some(why) => {
-                    tracing::warn!(%object, snapshot = %found.id, why, "it is deleted, and made again");
-                    self.delete_taken(what, object, &found)?;
-                }
-                None => begun = Some(found),
+            if let Some(why) = why {
+                tracing::warn!(%object, snapshot = %found.id, why, "it is deleted, and made again");
+                self.delete_taken(what, object, found)?;
+                begun = None;
             }
         }
         self.memory.untorn(what);
@@ -122,12 +120,17 @@ impl Controller {
             Some(begun) => begun,
             None => self.take_frozen(taking, &spec, quiesce)?,
         };
-        if begun.state != SnapshotState::Unfinished {
-            return Ok(begun);
+        match begun.state {
+            SnapshotState::Unfinished => self.finish_taken(taking, &begun, &spec),
+            _ => Ok(begun),
         }
-        let finished = step("finish snapshot", object, || self.cloud.finish_snapshot(&begun, &spec));
-        let finished = self.finish("finish snapshot", finished);
-        match finished {
+    }
+
+    /// Makes of what was begun what is asked for.
+    fn finish_taken(&self, taking: &Taking<'_>, begun: &CloudSnapshot, spec: &CloudSnapshotSpec) -> Result<CloudSnapshot> {
+        let Taking { what, object, .. } = taking;
+        let finished = step("finish snapshot", object, || self.cloud.finish_snapshot(begun, spec));
+        match self.finish("finish snapshot", finished) {
             Ok(finished) => {
                 self.memory.made(what, &finished.id.0);
                 Ok(finished)
@@ -147,7 +150,7 @@ impl Controller {
                 if !is_for_good {
                     return Err(error);
                 }
-                Err(match self.delete_taken(what, object, &begun) {
+                Err(match self.delete_taken(what, object, begun) {
                     Ok(_) => error.rolled_back(),
                     Err(left) => error.leaving(left.to_string()),
                 })

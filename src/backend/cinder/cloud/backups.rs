@@ -57,11 +57,22 @@ impl CinderCloud {
             }
             _ => {}
         }
-        let path = format!("snapshots/{}", temporary.id);
-        let request = Request::change("delete snapshot", "DELETE", path, Repeat::Harmless);
-        match self.api.send(Service::Volume, &request) {
+        match self.delete_snapshot(&CloudSnapshotId(temporary.id.clone())) {
             Err(refusal) if refusal.because != CloudErrorKind::NotFound => Err(refusal),
             _ => Ok(()),
+        }
+    }
+
+    /// Removes the snapshot that a backup was made of, if it is there, and waits until it is gone.
+    fn remove_temporary(&self, action: &'static str, backup: &api::Backup) -> Answer<()> {
+        let Some(temporary) = self.temporary(backup)? else { return Ok(()) };
+        self.delete_temporary(&temporary)?;
+        match self.wait(INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
+            None => Ok(()),
+            Some(left) => {
+                let reason = format!("snapshot {}, of which backup {} was made, is {}", left.id, backup.id, left.status);
+                Err(refusal(CloudErrorKind::Running, action, "snapshot", reason))
+            }
         }
     }
 
@@ -145,12 +156,7 @@ impl CinderCloud {
             }
             status => return Err(unfinished(format!("backup {id} is {status}"))),
         }
-        if let Some(temporary) = self.temporary(&backup)? {
-            self.delete_temporary(&temporary)?;
-            if let Some(left) = self.wait(INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
-                return Err(unfinished(format!("backup {id} is whole; its temporary snapshot {} is {}", left.id, left.status)));
-            }
-        }
+        self.remove_temporary("create backup", &backup)?;
         Ok(Accepted::done(convert::backup(backup, false)))
     }
 
@@ -164,13 +170,7 @@ impl CinderCloud {
             let reason = format!("backup {id} is still being made, and Cinder deletes it only afterwards");
             return Err(refusal(CloudErrorKind::Running, ACTION, "creating", reason));
         }
-        if let Some(temporary) = self.temporary(&backup)? {
-            self.delete_temporary(&temporary)?;
-            if let Some(left) = self.wait(INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
-                let reason = format!("snapshot {}, of which backup {id} was made, is {}", left.id, left.status);
-                return Err(refusal(CloudErrorKind::Running, ACTION, "snapshot", reason));
-            }
-        }
+        self.remove_temporary(ACTION, &backup)?;
         let request = Request::change(ACTION, "DELETE", format!("backups/{id}"), Repeat::Harmless);
         let status = || Ok(self.backup(id)?.map(|backup| backup.status));
         self.delete(&request, OperationId(format!("delete/backups/{id}")), status)
@@ -204,16 +204,21 @@ impl CinderCloud {
         found.map(|volume| self.disk(volume)).transpose()
     }
 
-    /// Remembers what a volume carries that is being restored, for when that is replaced; another process may have asked for it.
-    pub(super) fn note_restored(&self, volume: &api::Volume) {
-        let Some(mark) = volume.description.as_ref().filter(|text| record::is_restored_mark(text)) else { return };
+    /// Remembers what a volume carries that is being restored, for when that is replaced; another process may have asked for it. Answers what
+    /// this process knows of one whose metadata has been replaced, with its mark.
+    pub(super) fn note_restored(&self, volume: &api::Volume) -> Option<(String, Tags)> {
+        let mark = volume.description.clone().filter(|text| record::is_restored_mark(text))?;
         let tags = record::tags(volume.metadata.clone());
-        match record::restored_mark(&tags) == *mark {
-            true if volume.status == "creating" => self.keep_tags(mark.clone(), tags),
-            // From now on nobody but people changes it.
-            true => drop(self.restoring().remove(mark)),
-            false => {}
+        if record::restored_mark(&tags) != mark {
+            let own = self.restoring().get(&mark).cloned()?;
+            return Some((mark, own));
         }
+        match volume.status.as_str() {
+            "creating" => self.keep_tags(mark, tags),
+            // From now on nobody but people changes it.
+            _ => drop(self.restoring().remove(&mark)),
+        }
+        None
     }
 
     fn restoring(&self) -> MutexGuard<'_, BTreeMap<String, Tags>> {
@@ -232,13 +237,8 @@ impl CinderCloud {
     /// A volume, with its own metadata again where a backup's has replaced it and this process knows its own. Nobody replaces it after that: it
     /// was the last that the restoration did with it.
     pub(super) fn with_own_metadata(&self, volume: api::Volume) -> api::Volume {
-        self.note_restored(&volume);
-        let Some(mark) = volume.description.clone().filter(|text| record::is_restored_mark(text)) else { return volume };
-        let tags = record::tags(volume.metadata.clone());
-        let Some(mut own) = self.restoring().get(&mark).filter(|_| record::restored_mark(&tags) != mark).cloned() else {
-            return volume;
-        };
-        own.extend(tags.get_key_value(record::RESTORED_OF).map(|(key, backup)| (key.clone(), backup.clone())));
+        let Some((mark, mut own)) = self.note_restored(&volume) else { return volume };
+        own.extend(volume.metadata.get_key_value(record::RESTORED_OF).map(|(key, backup)| (key.clone(), backup.clone())));
         let path = format!("volumes/{}/metadata", volume.id);
         let request = Request::change("replace metadata", "PUT", path, Repeat::Harmless);
         let metadata = record::metadata(&own);
