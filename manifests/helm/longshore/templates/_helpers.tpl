@@ -30,6 +30,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end }}
 
+{{/* Whether there are CSIStorageCapacity objects. Of a driver whose volumes are on no node csi-provisioner deletes each that it makes: what it
+     asked for selects nodes by no label, what the API server returns has no labels, and it takes the one for another than the other
+     (WorkItem.equals of external-provisioner 6.3.0). Pods that wait for them would never be scheduled. */}}
+{{- define "longshore.storageCapacity" -}}{{ if and (eq .Values.deployment "local") .Values.csiDriver.storageCapacity }}true{{ end }}{{- end }}
+
 {{/* The component of a node's pod: what tells the DaemonSets of kinds of nodes apart. */}}
 {{- define "longshore.nodeComponent" -}}node{{ with .kind }}-{{ . }}{{ end }}{{- end }}
 
