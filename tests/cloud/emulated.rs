@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -50,6 +50,12 @@ impl From<Reply> for Passed {
     }
 }
 
+/// Where servers listen: also for other network namespaces, if that is said.
+fn address() -> IpAddr {
+    let said = std::env::var("LONGSHORE_EMULATOR").ok();
+    said.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.parse().expect("LONGSHORE_EMULATOR is an address"))
+}
+
 /// A server on a port of its own, until it is dropped.
 pub struct Server {
     pub address: SocketAddr,
@@ -59,7 +65,7 @@ pub struct Server {
 impl Server {
     /// `answer` is given the server's address; where it has none the connection is cut.
     pub fn start<R: Into<Passed>>(answer: impl Fn(&Request, SocketAddr) -> Option<R> + Send + Sync + 'static) -> Server {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let listener = TcpListener::bind((address(), 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = Server { address, ended: Arc::default() };
         let (answer, ended) = (Arc::new(answer), server.ended.clone());

@@ -34,18 +34,27 @@ struct Device {
     entry: PathBuf,
 }
 
+/// The disks of a machine.
+pub struct Disks {
+    /// With `sysfs`.
+    at: PathBuf,
+    /// What the disks hold, by their names.
+    files: PathBuf,
+    devices: BTreeMap<String, Device>,
+}
+
 pub struct Machine {
     /// Of the proxy.
     pub address: SocketAddr,
     /// `None` at the end: a request that comes then changes nothing any more.
-    devices: Arc<Mutex<Option<BTreeMap<String, Device>>>>,
+    disks: Arc<Mutex<Option<Disks>>>,
     directory: TempDir,
     _proxy: Server,
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.disks.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -58,19 +67,16 @@ impl Machine {
     ) -> Machine {
         let directory = tempfile::Builder::new().prefix("longshore-machine").tempdir_in("/var/tmp").expect("a directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("it can be read");
-        for part in ["sysfs/block", "new", "files"] {
-            fs::create_dir_all(directory.path().join(part)).expect("a directory");
-        }
-        let devices = Arc::new(Mutex::new(Some(BTreeMap::new())));
-        let (cloud, shown, at) = (Arc::downgrade(cloud), devices.clone(), directory.path().to_owned());
+        let disks = Disks::new(directory.path().to_owned(), directory.path().join("files"));
+        let disks = Arc::new(Mutex::new(Some(disks)));
+        let (cloud, shown) = (Arc::downgrade(cloud), disks.clone());
         let update = move || {
-            if let (Some(devices), Some(cloud)) = (shown.lock().unwrap_or_else(PoisonError::into_inner).as_mut(), cloud.upgrade())
-            {
-                update(devices, &at, attached(&cloud));
+            if let (Some(disks), Some(cloud)) = (shown.lock().unwrap_or_else(PoisonError::into_inner).as_mut(), cloud.upgrade()) {
+                disks.update(attached(&cloud));
             }
         };
         let proxy = front::before(address, |_| None, update);
-        Machine { address: proxy.address, devices, directory, _proxy: proxy }
+        Machine { address: proxy.address, disks, directory, _proxy: proxy }
     }
 
     /// What is laid out like sysfs.
@@ -79,37 +85,47 @@ impl Machine {
     }
 }
 
-fn update(devices: &mut BTreeMap<String, Device>, at: &Path, attached: Vec<Attached>) {
-    devices.retain(|disk, device| {
-        let stays = attached.iter().any(|attached| attached.disk == *disk);
-        if !stays {
-            fs::remove_dir_all(&device.entry).expect("it is taken out");
+impl Disks {
+    pub fn new(at: PathBuf, files: PathBuf) -> Disks {
+        for part in [&at.join("sysfs/block"), &at.join("new"), &files] {
+            fs::create_dir_all(part).expect("a directory");
         }
-        stays
-    });
-    for Attached { disk, gib, files } in attached {
-        let file = at.join("files").join(&disk);
-        match devices.get_mut(&disk) {
-            Some(device) if device.gib == gib => {}
-            Some(device) => {
-                sized(&file, gib);
-                run("losetup", ["--set-capacity", &device.device.0]);
-                device.gib = gib;
+        Disks { at, files, devices: BTreeMap::new() }
+    }
+
+    /// From now on these are there.
+    pub fn update(&mut self, attached: Vec<Attached>) {
+        self.devices.retain(|disk, device| {
+            let stays = attached.iter().any(|attached| attached.disk == *disk);
+            if !stays {
+                fs::remove_dir_all(&device.entry).expect("it is taken out");
             }
-            None => {
-                sized(&file, gib);
-                let device = LoopDevice::over(&file);
-                let name = Path::new(&device.0).file_name().expect("a name").to_owned();
-                let (new, entry) = (at.join("new").join(&name), at.join("sysfs/block").join(&name));
-                fs::create_dir_all(new.join("device")).expect("a directory");
-                for kernel in ["dev", "diskseq"] {
-                    fs::copy(Path::new("/sys/block").join(&name).join(kernel), new.join(kernel)).expect("the kernel says so");
+            stays
+        });
+        for Attached { disk, gib, files } in attached {
+            let file = self.files.join(&disk);
+            match self.devices.get_mut(&disk) {
+                Some(device) if device.gib == gib => {}
+                Some(device) => {
+                    sized(&file, gib);
+                    run("losetup", ["--set-capacity", &device.device.0]);
+                    device.gib = gib;
                 }
-                for (file, text) in files {
-                    fs::write(new.join(file), text + "\n").expect("a file");
+                None => {
+                    sized(&file, gib);
+                    let device = LoopDevice::over(&file);
+                    let name = Path::new(&device.0).file_name().expect("a name").to_owned();
+                    let (new, entry) = (self.at.join("new").join(&name), self.at.join("sysfs/block").join(&name));
+                    fs::create_dir_all(new.join("device")).expect("a directory");
+                    for kernel in ["dev", "diskseq"] {
+                        fs::copy(Path::new("/sys/block").join(&name).join(kernel), new.join(kernel)).expect("the kernel says so");
+                    }
+                    for (file, text) in files {
+                        fs::write(new.join(file), text + "\n").expect("a file");
+                    }
+                    fs::rename(&new, &entry).expect("it comes");
+                    self.devices.insert(disk, Device { device, gib, entry });
                 }
-                fs::rename(&new, &entry).expect("it comes");
-                devices.insert(disk, Device { device, gib, entry });
             }
         }
     }

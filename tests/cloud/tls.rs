@@ -19,7 +19,7 @@ import datetime, ipaddress, os, socket, ssl, sys, threading
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-directory, cloud, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+directory, cloud, name = sys.argv[1], (sys.argv[2], int(sys.argv[3])), sys.argv[4]
 def certificate(common_name, key, issuer, issuer_key, *extensions):
     called = lambda text: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -44,7 +44,7 @@ private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFor
 write('authority.pem', authority)
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(write('own.pem', own), write('own.key', private))
-listener = socket.create_server(('127.0.0.1', 0))
+listener = socket.create_server((cloud[0], 0))
 def copy(source, sink):
     try:
         while data := source.recv(65536):
@@ -61,7 +61,7 @@ def serve(plain):
         client = context.wrap_socket(plain, server_side=True)
     except OSError:
         return plain.close()
-    inner = socket.create_connection(('127.0.0.1', cloud))
+    inner = socket.create_connection(cloud)
     threading.Thread(target=copy, args=(inner, client), daemon=True).start()
     copy(client, inner)
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
@@ -70,7 +70,7 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// Takes TLS for a server of this machine.
+/// Takes TLS for a server, where that is.
 pub struct TlsFront {
     pub address: SocketAddr,
     process: Child,
@@ -81,9 +81,9 @@ impl TlsFront {
     /// With a certificate for `name`.
     pub fn of(server: SocketAddr, name: &str) -> TlsFront {
         let directory = tempfile::tempdir().expect("a directory");
-        let (at, port) = (directory.path().display().to_string(), server.port().to_string());
-        let (address, process) = moto::serve(&[FRONT, &at, &port, name]).expect("as the cloud has it");
-        TlsFront { address, process, directory }
+        let [at, ip, port] = [directory.path().display().to_string(), server.ip().to_string(), server.port().to_string()];
+        let (address, process) = moto::serve(&[FRONT, &at, &ip, &port, name]).expect("as the cloud has it");
+        TlsFront { address: SocketAddr::new(server.ip(), address.port()), process, directory }
     }
 
     /// The authority that signed the certificate.

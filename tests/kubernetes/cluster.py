@@ -22,6 +22,8 @@ NAMESPACE = "longshore-system"
 VALUES, RAISED = "values.yaml", "values-raised.yaml"
 # Of local volumes, of the shared release, and of directories.
 POOLS = ("/var/lib/longshore/pool", "/mnt/cluster", "/var/lib/longshore/base")
+# Of disks of the stand-in for a cloud; those of a node, with what its config drive says, are in the directory of its name.
+MACHINES = f"{POOLS[1]}/machines"
 
 # Of pid 1 of a sandbox: it collects whatever ends, and its own end is that of all others.
 INIT = '"$@" <&0 & wait $!'

@@ -12,11 +12,13 @@ use tonic::Code;
 use super::common::{self, Harness, Pool, capability, skipped};
 use super::driver::{GIB, is_final};
 use super::emulated::Passed;
+use super::machine::Attached;
 use super::scale::{self, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;
 
 mod backups;
+mod cluster;
 mod emulator;
 mod faults;
 mod lifecycle;
@@ -36,7 +38,8 @@ const TOKEN: &str = "gAAAAA-a-secret-token";
 /// The id of a server of this name.
 fn node(name: &str) -> String {
     let digits: String = name.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("{digits:0>8}-1111-4111-8111-111111111111")
+    let digits = format!("{digits:0>8}");
+    format!("{}-1111-4111-8111-111111111111", &digits[digits.len() - 8..])
 }
 
 /// Ten GiB in the zone.
@@ -81,6 +84,18 @@ fn driver_with(cloud: &OpenStack, cluster: &str, more: &str) -> Driver {
     harness.set_node_id(&node("n1"));
     harness.set("LONGSHORE_CLOUD_SPEED", &SPEED.to_string());
     Driver::of(harness, node, creation)
+}
+
+/// As disks of virtio-blk on this server, which have 20 characters of the volume's id for a serial number.
+fn attached_to(cloud: &OpenStack, server: &str) -> Vec<Attached> {
+    let state = cloud.state();
+    let held = state.servers[server]["os-extended-volumes:volumes_attached"].as_array().expect("a list");
+    let shown = held.iter().map(|held| {
+        let disk = held["id"].as_str().expect("an id").to_owned();
+        let gib = state.volumes[&disk]["size"].as_u64().expect("a size");
+        Attached { gib, files: vec![("serial", disk[..20].to_owned())], disk }
+    });
+    shown.collect()
 }
 
 fn start(cloud: &OpenStack) -> Driver {

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use super::super::machine::{Attached, Machine};
+use super::super::machine::Machine;
 use super::super::sanity;
 use super::*;
 
@@ -13,7 +13,7 @@ fn cinder_official_suite_has_nothing_against_it() {
         return;
     }
     let cloud = Arc::new(OpenStack::start(None));
-    let machine = Machine::start(&cloud, cloud.address, attached);
+    let machine = Machine::start(&cloud, cloud.address, |cloud| attached_to(cloud, &node("n1")));
     // The controller is not root.
     let scratch = tempfile::tempdir().expect("a directory");
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).expect("it can be read");
@@ -29,16 +29,4 @@ fn cinder_official_suite_has_nothing_against_it() {
     ];
     sanity::run("cinder-deployed", "cinder deployed", environment);
     cloud.assert_empty("after the suite");
-}
-
-/// As disks of virtio-blk on `n1`, which have 20 characters of the volume's id for a serial number.
-fn attached(cloud: &OpenStack) -> Vec<Attached> {
-    let state = cloud.state();
-    let held = state.servers[&node("n1")]["os-extended-volumes:volumes_attached"].as_array().expect("a list");
-    let shown = held.iter().map(|held| {
-        let disk = held["id"].as_str().expect("an id").to_owned();
-        let gib = state.volumes[&disk]["size"].as_u64().expect("a size");
-        Attached { gib, files: vec![("serial", disk[..20].to_owned())], disk }
-    });
-    shown.collect()
 }
