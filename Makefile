@@ -38,6 +38,7 @@ test-e2e: ## for what `make test` has no time, and a release needs: Kubernetes' 
 	@tests/kubernetes/run plain
 	@tests/kubernetes/run plain-central
 	@tests/kubernetes/run nodes nodes-local nodes-shared nodes-alerts
+	@tests/kubernetes/run nodes-cloud nodes-cloud-cases
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
 	@scripts/deps test release

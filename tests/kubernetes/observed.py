@@ -20,6 +20,8 @@ class Release:
     journal: str
     # Whether all nodes have the pool.
     shared: bool
+    # Whether every node of a zone reaches its volumes, and only the one that they are attached to has them.
+    cloud: bool = False
 
     @property
     def socket(self):
@@ -33,6 +35,7 @@ class Release:
 
 LOCAL = Release("longshore", "longshore.csi.dev", POOLS[0], "/var/lib/longshore/journal", False)
 CENTRAL = Release("shared", "shared.longshore.csi.dev", f"{POOLS[1]}/longshore", "/var/lib/longshore-shared/journal", True)
+CLOUD = Release("openstack", "openstack.longshore.csi.dev", "", "/var/lib/longshore-openstack/journal", False, cloud=True)
 DRIVER, SOCKET, POOL, JOURNAL = LOCAL.driver, LOCAL.socket, LOCAL.pool, LOCAL.journal
 KUBELET = "/var/lib/kubelet"
 # The label with a local snapshot's node.
@@ -138,7 +141,7 @@ class Wanted:
 
     def __init__(self, node, release):
         self.pods = objects("pods", "--all-namespaces")
-        volumes = [one for one in objects("pv") if one["spec"].get("csi", {}).get("driver") == release.driver and nodes_of(one) in ([], [node.name])]
+        volumes = [one for one in objects("pv") if one["spec"].get("csi", {}).get("driver") == release.driver and (release.cloud or nodes_of(one) in ([], [node.name]))]
         claims = {(one["spec"]["claimRef"]["namespace"], one["spec"]["claimRef"]["name"]): one for one in volumes if "claimRef" in one["spec"]}
         self.volumes = {volume_of(one) for one in volumes}
         contents = [one for one in objects("volumesnapshotcontents") if one["spec"]["driver"] == release.driver
@@ -208,6 +211,7 @@ def journaled(node=FIRST, release=LOCAL):
 def staged_devices(node):
     """The loop devices that the journals of a node's drivers have."""
     found = set()
+    # Not those of a cloud: a machine that is off has its disks.
     for release in (LOCAL, CENTRAL):
         for path in glob.glob(f"{node.at(release.journal)}/*/stage.json"):
             try:
