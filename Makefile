@@ -38,7 +38,9 @@ test-e2e: ## for what `make test` has no time, and a release needs: Kubernetes' 
 	@tests/kubernetes/run plain
 	@tests/kubernetes/run plain-central
 	@tests/kubernetes/run nodes nodes-local nodes-shared nodes-alerts
-	@tests/kubernetes/run nodes-cloud nodes-cloud-cases
+	@tests/kubernetes/run cinder-cases cinder
+	@tests/kubernetes/run azure-cases azure
+	@tests/kubernetes/run gce-cases gce
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
 	@scripts/deps test release

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::wire::Request;
+use super::wire::{self, Request};
 
 /// An answer as it is sent. Names of headers are in lower case.
 pub struct Passed {
@@ -65,7 +65,15 @@ pub struct Server {
 impl Server {
     /// `answer` is given the server's address; where it has none the connection is cut.
     pub fn start<R: Into<Passed>>(answer: impl Fn(&Request, SocketAddr) -> Option<R> + Send + Sync + 'static) -> Server {
-        let listener = TcpListener::bind((address(), 0)).expect("a port");
+        Server::at(SocketAddr::new(address(), 0), answer)
+    }
+
+    /// At this address.
+    pub fn at<R: Into<Passed>>(
+        at: SocketAddr,
+        answer: impl Fn(&Request, SocketAddr) -> Option<R> + Send + Sync + 'static,
+    ) -> Server {
+        let listener = TcpListener::bind(at).expect("a port");
         let address = listener.local_addr().expect("an address");
         let server = Server { address, ended: Arc::default() };
         let (answer, ended) = (Arc::new(answer), server.ended.clone());
@@ -92,7 +100,9 @@ impl Drop for Server {
 
 fn serve<R: Into<Passed>>(mut stream: TcpStream, answer: impl Fn(&Request) -> Option<R>) {
     let mut reader = BufReader::new(stream.try_clone().expect("a connection"));
-    while let Some(request) = Request::read(&mut reader) {
+    let Ok(peer) = stream.peer_addr() else { return };
+    while let Some(mut request) = Request::read(&mut reader) {
+        request.headers.entry(wire::PEER.to_owned()).or_insert_with(|| peer.ip().to_string());
         let Some(reply) = answer(&request) else {
             stream.shutdown(Shutdown::Both).ok();
             return;

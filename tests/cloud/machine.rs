@@ -120,6 +120,7 @@ impl Disks {
                     for kernel in ["dev", "diskseq"] {
                         fs::copy(Path::new("/sys/block").join(&name).join(kernel), new.join(kernel)).expect("the kernel says so");
                     }
+                    fs::write(new.join("disk"), &disk).expect("a file");
                     for (file, text) in files {
                         fs::write(new.join(file), text + "\n").expect("a file");
                     }

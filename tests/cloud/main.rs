@@ -16,6 +16,7 @@ mod buckets;
 #[cfg(feature = "cinder")]
 mod cinder;
 mod clock;
+mod cluster;
 mod company;
 mod driver;
 #[cfg_attr(not(any(feature = "azure", feature = "cinder")), allow(dead_code, reason = "only the proxies of the others use it"))]

@@ -5,6 +5,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+/// The header by which a server knows who asks, also behind others.
+pub const PEER: &str = "x-forwarded-for";
+
 /// A request as it came.
 #[derive(Clone, Debug, Default)]
 pub struct Request {

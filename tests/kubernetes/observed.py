@@ -35,7 +35,7 @@ class Release:
 
 LOCAL = Release("longshore", "longshore.csi.dev", POOLS[0], "/var/lib/longshore/journal", False)
 CENTRAL = Release("shared", "shared.longshore.csi.dev", f"{POOLS[1]}/longshore", "/var/lib/longshore-shared/journal", True)
-CLOUD = Release("openstack", "openstack.longshore.csi.dev", "", "/var/lib/longshore-openstack/journal", False, cloud=True)
+CLOUD = Release("hosted", "hosted.longshore.csi.dev", "", "/var/lib/longshore-hosted/journal", False, cloud=True)
 DRIVER, SOCKET, POOL, JOURNAL = LOCAL.driver, LOCAL.socket, LOCAL.pool, LOCAL.journal
 KUBELET = "/var/lib/kubelet"
 # The label with a local snapshot's node.

@@ -219,7 +219,7 @@ impl Azure {
     /// From now on the metadata service says what it says now.
     pub fn let_host_lag(&self) {
         let mut state = self.state();
-        state.outdated = Some(state.reported_by_host());
+        state.outdated = Some(state.reported_by_host("n1"));
     }
 
     /// A person detaches a disk from `n1`, and nobody tells the driver.
@@ -342,9 +342,9 @@ impl State {
         humantime::format_rfc3339_micros(std::time::SystemTime::now()).to_string().replace('Z', "+00:00")
     }
 
-    /// The data disks of `n1` in the words of its metadata service: numbers are text ("Instance Metadata Service", storage profile).
-    fn reported_by_host(&self) -> Value {
-        let listed = &self.machines[&machine_path("n1")]["properties"]["storageProfile"]["dataDisks"];
+    /// The data disks of a machine in the words of its metadata service: numbers are text ("Instance Metadata Service", storage profile).
+    fn reported_by_host(&self, name: &str) -> Value {
+        let listed = &self.machines[&machine_path(name)]["properties"]["storageProfile"]["dataDisks"];
         let reported = listed.as_array().expect("a list").iter().map(|listed| {
             let size = &self.disks[listed["name"].as_str().expect("a name")]["properties"]["diskSizeGB"];
             json!({"lun": listed["lun"].to_string(), "name": listed["name"], "diskSizeGB": size.to_string(),
@@ -374,8 +374,9 @@ impl State {
                 let body = json!({"access_token": token(self), "expires_in": "3599", "resource": get("resource")});
                 return Reply(200, Vec::new(), body);
             }
-            let id = shouted(&machine_path("n1"));
-            let disks = self.outdated.clone().unwrap_or_else(|| self.reported_by_host());
+            let name = request.headers.get("x-machine").map_or("n1", String::as_str);
+            let id = shouted(&machine_path(name));
+            let disks = self.outdated.clone().unwrap_or_else(|| self.reported_by_host(name));
             let compute = json!({"resourceId": id, "location": LOCATION, "zone": "1", "vmSize": "Standard_D4s_v5",
                 "storageProfile": {"dataDisks": disks}});
             return Reply(200, Vec::new(), json!({"compute": compute}));

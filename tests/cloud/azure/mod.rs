@@ -11,10 +11,12 @@ use tonic::Code;
 use super::common::{Harness, Pool, capability};
 use super::driver::{GIB, is_final};
 use super::emulated::Passed;
+use super::machine::Attached;
 use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;
 
+mod cluster;
 mod emulator;
 mod faults;
 mod lifecycle;
@@ -70,6 +72,18 @@ fn driver_with(azure: &Azure, cluster: &str, more: &str) -> Driver {
     harness.set_node_id(&node("n1"));
     harness.set("LONGSHORE_CLOUD_SPEED", &SPEED.to_string());
     Driver::of(harness, node, creation)
+}
+
+/// As namespaces of an NVMe controller of this machine.
+fn attached_to(azure: &Azure, machine: &str) -> Vec<Attached> {
+    let luns = azure.luns(machine);
+    let state = azure.state();
+    let attached = luns.into_iter().map(|(lun, disk)| Attached {
+        gib: state.disks[&disk]["properties"]["diskSizeGB"].as_u64().expect("a size"),
+        files: vec![("device/model", "MSFT NVMe Accelerator v1.0".to_owned()), ("nsid", (lun + 2).to_string())],
+        disk,
+    });
+    attached.collect()
 }
 
 fn driver_of(azure: &Azure, cluster: &str) -> Driver {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::machine::{Attached, Machine};
+use super::super::machine::Machine;
 use super::super::sanity;
 use super::*;
 
@@ -14,7 +14,7 @@ fn azure_official_suite_has_nothing_against_it() {
     let azure = Arc::new(Azure::start());
     // The suite knows nothing of zones.
     azure.add_machine("n1", "Standard_D4s_v5", None);
-    let machine = Machine::start(&azure, azure.address, attached);
+    let machine = Machine::start(&azure, azure.address, |azure| attached_to(azure, "n1"));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
         ("LONGSHORE_AZURE_DISKS", machine.sysfs()),
@@ -26,16 +26,4 @@ fn azure_official_suite_has_nothing_against_it() {
     ];
     sanity::run("azure-deployed", "azure deployed", environment);
     azure.assert_empty("after the suite");
-}
-
-/// As namespaces of an NVMe controller.
-fn attached(azure: &Azure) -> Vec<Attached> {
-    let luns = azure.luns("n1");
-    let state = azure.state();
-    let attached = luns.into_iter().map(|(lun, disk)| Attached {
-        gib: state.disks[&disk]["properties"]["diskSizeGB"].as_u64().expect("a size"),
-        files: vec![("device/model", "MSFT NVMe Accelerator v1.0".to_owned()), ("nsid", (lun + 2).to_string())],
-        disk,
-    });
-    attached.collect()
 }

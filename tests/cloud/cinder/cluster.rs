@@ -1,87 +1,47 @@
-//! The stand-in for OpenStack serves a whole Kubernetes of two nodes, which are its servers (tests/kubernetes, the phase `nodes-cloud`).
+//! The stand-in for OpenStack serves a whole Kubernetes.
 
-use std::collections::BTreeMap;
-use std::io::Read;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
 
-use super::super::common::run;
-use super::super::emulated::Server;
-use super::super::machine::Disks;
-use super::super::tls::TlsFront;
-use super::super::wire;
+use super::super::cluster::{Hosts, serve};
 use super::*;
 
-/// In the directory that `LONGSHORE_MACHINES` names, of each node `NODE` of `LONGSHORE_NODES`: its disks in `NODE/sysfs`, its config drive in
-/// `NODE/drive`; `clouds.yaml` with the certificate of its authority, `ca.pem`, when all is there. It serves HTTPS at `LONGSHORE_EMULATOR` until the end of its standard input. Then nothing may be left
-/// in the cloud.
 #[test]
-#[ignore = "tests/kubernetes runs it"]
+#[ignore = "tests/kubernetes/run nodes-cinder"]
 fn cinder_serves_a_cluster() {
-    let Some(place) = std::env::var_os("LONGSHORE_MACHINES").map(PathBuf::from) else {
-        skipped("tests/kubernetes/run nodes-cloud runs it");
-        return;
-    };
-    let nodes = std::env::var("LONGSHORE_NODES").expect("names of nodes");
-    let cloud = Arc::new(OpenStack::start(None));
-    let mut machines = Vec::new();
-    for name in nodes.split_whitespace() {
-        cloud.add_server(name, ZONE);
-        let drive = place.join(name).join("drive/openstack/latest");
-        fs::create_dir_all(&drive).expect("a config drive");
-        let said = json!({"uuid": node(name), "availability_zone": ZONE, "hostname": name});
-        fs::write(drive.join("meta_data.json"), said.to_string()).expect("its document");
-        machines.push((node(name), Disks::new(place.join(name), place.join("files"))));
-    }
-    let (asked, files, machines) = (Arc::clone(&cloud), place.join("files"), Mutex::new(machines));
-    let (inner, shown) = (cloud.address, Arc::new(OnceLock::<SocketAddr>::new()));
-    let outer = Arc::clone(&shown);
-    let plain = Server::start(move |request, _| {
-        let (status, headers, body) = wire::exchange(inner, request)?;
-        // One after the other, each with what is so then.
-        let mut machines = machines.lock().expect("no panic");
-        copy_contents(&asked, &files);
-        for (server, disks) in machines.iter_mut() {
-            disks.update(attached_to(&asked, server));
-        }
-        // Its own addresses in what it says, such as the catalog.
-        let body = body.replace(&format!("http://{inner}"), &format!("https://{}", outer.get()?));
-        Some(Passed { status, headers, body })
-    });
-    let tls = TlsFront::of(plain.address, &plain.address.ip().to_string());
-    shown.set(tls.address).expect("once");
-    fs::copy(tls.authority(), place.join("ca.pem")).expect("the authority");
-    let text = clouds(&cloud, false).replace(&format!("http://{inner}"), &format!("https://{}", tls.address));
-    let text = text.replace("    auth:", "    cacert: /etc/openstack/ca.pem\n    auth:");
-    fs::write(place.join("clouds.new"), text).expect("clouds.yaml");
-    fs::rename(place.join("clouds.new"), place.join("clouds.yaml")).expect("clouds.yaml");
-
-    std::io::stdin().read_to_end(&mut Vec::new()).expect("it is read to its end");
-    let counts = cloud.state().counts.clone();
-    println!("requests: {counts:?}");
-    let begun = Instant::now();
-    // What was deleted last is still being deleted.
-    while !cloud.state().volumes.is_empty() && begun.elapsed() < Duration::from_secs(60) {
-        std::thread::park_timeout(Duration::from_millis(100));
-    }
-    cloud.assert_empty("at the end");
+    serve(|| OpenStack::start(None));
 }
 
-/// A snapshot holds what its volume holds, and a volume what it is made of, from the moment at which it is there.
-fn copy_contents(cloud: &OpenStack, files: &Path) {
-    let state = cloud.state();
-    let of = |kind: &BTreeMap<String, Value>, sources: &[&str]| -> Vec<(String, String)> {
-        let source = |one: &Value| sources.iter().find_map(|field| one[field].as_str()).map(str::to_owned);
-        kind.iter().filter_map(|(id, one)| Some((id.clone(), source(one)?))).collect()
-    };
-    for (id, source) in
-        of(&state.snapshots, &["volume_id"]).into_iter().chain(of(&state.volumes, &["snapshot_id", "source_volid"]))
-    {
-        let (file, source) = (files.join(id), files.join(source));
-        if source.exists() && !file.exists() {
-            run("cp", ["--reflink=auto", "--sparse=always", &common::text(&source), &common::text(&file)]);
-        }
+impl Hosts for OpenStack {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn add_node(&self, name: &str) {
+        self.add_server(name, ZONE);
+    }
+
+    fn attached_to(&self, name: &str) -> Vec<Attached> {
+        attached_to(self, &node(name))
+    }
+
+    fn sources(&self) -> Vec<(String, String)> {
+        let state = self.state();
+        let of = |one: (&String, &Value), field: &str| Some((one.0.clone(), one.1[field].as_str()?.to_owned()));
+        let snapshots = state.snapshots.iter().filter_map(|one| of(one, "volume_id"));
+        snapshots
+            .chain(state.volumes.iter().filter_map(|one| of(one, "snapshot_id").or_else(|| of(one, "source_volid"))))
+            .collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.volumes.is_empty() && state.snapshots.is_empty() && state.attachments.is_empty()
+    }
+
+    fn backend(&self, url: &str) -> (Value, Vec<(&'static str, String)>) {
+        let clouds = clouds(self, false).replace(&format!("http://{}", self.address), url);
+        let clouds = clouds.replace("    auth:", "    cacert: /etc/cloud-ca/ca.pem\n    auth:");
+        let backend = json!({"name": "vol", "type": "cinder", "cluster": "tests", "cloudsFile": "/etc/cloud/clouds.yaml", "zones": {ZONE: VOLUME_ZONE}});
+        (backend, vec![("clouds.yaml", clouds)])
     }
 }

@@ -313,7 +313,8 @@ impl State {
         match service {
             "identity" => return self.token(body, address),
             "openstack" => {
-                return ok(200, json!({"uuid": node("n1"), "availability_zone": "az-a", "hostname": "n1"}));
+                let name = request.headers.get("x-machine").map_or("n1", String::as_str);
+                return ok(200, json!({"uuid": node(name), "availability_zone": "az-a", "hostname": name}));
             }
             _ => {}
         }

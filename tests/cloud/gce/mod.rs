@@ -21,6 +21,7 @@ use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
 use super::wire::Request;
 
+mod cluster;
 mod credentials;
 mod faults;
 mod lifecycle;

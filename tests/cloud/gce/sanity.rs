@@ -14,7 +14,7 @@ fn gce_official_suite_has_nothing_against_it() {
     let Some(google) = Google::start().map(Arc::new) else { return };
     // The suite knows nothing of zones.
     google.order(&json!({"settings": {"zones": [ZONE]}}));
-    let machine = Machine::start(&google, google.address, |google| attached(&google.state()));
+    let machine = Machine::start(&google, google.address, |google| attached_to(&google.state(), "n1"));
     let environment = [
         ("LONGSHORE_CLOUD_SPEED", SPEED.to_string()),
         ("LONGSHORE_GCE_DISKS", machine.sysfs()),
@@ -26,11 +26,11 @@ fn gce_official_suite_has_nothing_against_it() {
     google.assert_empty("after the suite");
 }
 
-/// As disks of NVMe on `n1`.
-fn attached(state: &Value) -> Vec<Attached> {
+/// As disks of NVMe on a machine.
+pub fn attached_to(state: &Value, name: &str) -> Vec<Attached> {
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let disks = list(&state["disks"]);
-    let machine = list(&state["instances"]).into_iter().find(|machine| machine["name"] == "n1").expect("it is there");
+    let machine = list(&state["instances"]).into_iter().find(|machine| machine["name"] == name).expect("it is there");
     let shown = list(&machine["disks"]).into_iter().filter(|attached| attached["boot"] != true).map(|attached| {
         let disk = disks.iter().find(|disk| disk["selfLink"] == attached["source"]).expect("it is there");
         let text = |value: &Value| value.as_str().expect("text").to_owned();

@@ -486,7 +486,8 @@ class Handler(BaseHTTPRequestHandler):
         what = url.path.removeprefix("/computeMetadata/v1/")
         if what != url.path:
             looked_up.append(what)
-            known = METADATA.get(what) if self.headers.get("metadata-flavor") == "Google" else None
+            about = dict(METADATA, **{"instance/name": self.headers.get("x-machine", METADATA["instance/name"])})
+            known = about.get(what) if self.headers.get("metadata-flavor") == "Google" else None
             return self.respond(200 if known else 404, known or "")
         with lock:
             pump()
@@ -494,10 +495,11 @@ class Handler(BaseHTTPRequestHandler):
                 status, answer = exchanged(url.path, self.headers, body)
                 return self.respond(status, json.dumps(answer))
             if url.path == "/test":
-                key = None
+                key, lean = None, False
                 if body:
                     order = json.loads(body)
                     key = new_key() if order.pop("key", False) else None
+                    lean = order.pop("lean", False)
                     faults.extend(order.pop("faults", []))
                     settings.update(order.pop("settings", {}))
                     for name, kind in order.pop("instances", {}).items():
@@ -527,7 +529,7 @@ class Handler(BaseHTTPRequestHandler):
                         disk["description"] = disk["description"].replace(change["from"], change["to"])
                 return self.respond(200, json.dumps({
                     "disks": list(disks.values()), "snapshots": list(snapshots.values()), "instances": list(instances.values()),
-                    "key": key, "exchanges": exchanges, "looked_up": looked_up, "violations": violations, "counts": counts,
+                    "key": key, "exchanges": [] if lean else exchanges, "looked_up": looked_up, "violations": violations, "counts": counts,
                     "running": [entry[4] for entry in running.values()], "faults": faults, "used": sorted(used)}))
             try:
                 status, answer = 200, answer_to(self.command, url, self.headers, body)
