@@ -55,8 +55,8 @@ def claim(name, namespace=LIFE, size="300Mi", storage_class="longshore-xfs", **s
 class Writer:
     """A pod that writes into its volumes: `volumes` file systems, an inline one as well, or one raw volume."""
 
-    def __init__(self, name, volumes=1, namespace=LIFE, inline=False, raw=False, storage_class="longshore-xfs", on=None):
-        self.name, self.namespace, self.raw, self.storage_class = name, namespace, raw, storage_class
+    def __init__(self, name, volumes=1, namespace=LIFE, inline=False, raw=False, storage_class="longshore-xfs", on=None, size="300Mi"):
+        self.name, self.namespace, self.raw, self.storage_class, self.size = name, namespace, raw, storage_class, size
         # The node that it must run on, if any.
         self.on = on
         self.claims = [f"{name}-{number}" for number in range(volumes)]
@@ -67,7 +67,7 @@ class Writer:
         self.written = {}
 
     def documents(self):
-        claims = [claim(one, self.namespace, storage_class=self.storage_class, **({"volumeMode": "Block"} if self.raw else {})) for one in self.claims]
+        claims = [claim(one, self.namespace, self.size, self.storage_class, **({"volumeMode": "Block"} if self.raw else {})) for one in self.claims]
         for one in claims:
             one["metadata"]["labels"] = self.labels
         return [*claims, self.pod()]
