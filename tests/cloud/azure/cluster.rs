@@ -6,7 +6,7 @@ use super::super::cluster::{Hosts, serve};
 use super::*;
 
 #[test]
-#[ignore = "tests/kubernetes/run nodes-azure"]
+#[ignore = "tests/kubernetes/run azure-cases"]
 fn azure_serves_a_cluster() {
     serve(Azure::start);
 }

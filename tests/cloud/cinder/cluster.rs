@@ -6,7 +6,7 @@ use super::super::cluster::{Hosts, serve};
 use super::*;
 
 #[test]
-#[ignore = "tests/kubernetes/run nodes-cinder"]
+#[ignore = "tests/kubernetes/run cinder-cases"]
 fn cinder_serves_a_cluster() {
     serve(|| OpenStack::start(None));
 }

@@ -8,7 +8,7 @@ use super::sanity::attached_to;
 use super::*;
 
 #[test]
-#[ignore = "tests/kubernetes/run gce"]
+#[ignore = "tests/kubernetes/run gce-cases"]
 fn gce_serves_a_cluster() {
     serve(|| Google::start().expect("it is installed"));
 }
