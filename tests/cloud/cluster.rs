@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::common::{run, skipped, text};
 use super::emulated::{Passed, Server};
+use super::front;
 use super::machine::{Attached, Disks};
 use super::tenant::Emulated;
 use super::tls::TlsFront;
@@ -60,19 +61,16 @@ pub fn serve<C: Hosts>(start: impl FnOnce() -> C) {
     let machines = nodes.iter().map(|(name, _)| (name.clone(), Disks::new(place.join(name), files.clone()))).collect::<Vec<_>>();
     let (inner, shown) = (cloud.address(), Arc::new(OnceLock::<SocketAddr>::new()));
     let (outer, asked, machines) = (Arc::clone(&shown), Arc::clone(&cloud), Mutex::new(machines));
-    let plain = Server::start(move |request, _| {
-        let (status, headers, body) = wire::exchange(inner, request)?;
+    let update = move || {
         // One after the other, each with what is so then.
         let mut machines = machines.lock().expect("no panic");
         copy_contents(&*asked, &files);
         for (name, disks) in machines.iter_mut() {
             disks.update(asked.attached_to(name));
         }
-        // Its own addresses in what it says, such as those of a catalog, or of an operation.
-        let (own, outer) = (format!("http://{inner}"), format!("https://{}", outer.get()?));
-        let headers = headers.into_iter().map(|(name, value)| (name, value.replace(&own, &outer))).collect();
-        Some(Passed { status, headers, body: body.replace(&own, &outer) })
-    });
+    };
+    let names = move |_| (format!("http://{inner}"), format!("https://{}", outer.get().expect("it is said before anyone asks")));
+    let plain = front::known_as(inner, names, |_| None, update);
     let tls = TlsFront::of(plain.address, &plain.address.ip().to_string());
     shown.set(tls.address).expect("once");
     let metadata = Server::at(METADATA.into(), move |request, _| {

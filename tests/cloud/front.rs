@@ -11,11 +11,22 @@ pub fn before(
     refuse: impl Fn(&Request) -> Option<Passed> + Send + Sync + 'static,
     after: impl Fn() + Send + Sync + 'static,
 ) -> Server {
+    known_as(cloud, move |own| (cloud.to_string(), own.to_string()), refuse, after)
+}
+
+/// The same, where clients know it by another address than its own: `names` is what the cloud calls itself, and what they are to hear instead, by the
+/// address of the proxy.
+pub fn known_as(
+    cloud: SocketAddr,
+    names: impl Fn(SocketAddr) -> (String, String) + Send + Sync + 'static,
+    refuse: impl Fn(&Request) -> Option<Passed> + Send + Sync + 'static,
+    after: impl Fn() + Send + Sync + 'static,
+) -> Server {
     Server::start(move |request, address| {
         if let Some(refused) = refuse(request) {
             return Some(refused);
         }
-        let (inner, outer) = (cloud.to_string(), address.to_string());
+        let (inner, outer) = names(address);
         let request = Request { body: request.body.replace(&outer, &inner), ..request.clone() };
         let answered = wire::exchange(cloud, &request);
         after();

@@ -93,3 +93,4 @@ def clean_up():
     uncordon(*nodes())
     kubectl("taint", "node", SECOND.name, f"{OUT_OF_SERVICE}-", check=False)
     kubectl("delete", "statefulset,pod,pvc", "--all", f"--namespace={LIFE}", "--timeout=120s", check=False)
+    kubectl("delete", "volumeattachment", "by-hand", "--ignore-not-found", check=False)

@@ -3,8 +3,6 @@
 use std::net::SocketAddr;
 
 use super::super::cluster::{Hosts, serve};
-use super::super::machine::Attached;
-use super::sanity::attached_to;
 use super::*;
 
 #[test]

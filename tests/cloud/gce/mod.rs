@@ -16,6 +16,7 @@ use tonic::Code;
 use super::common::{self, Harness, Pool, capability, skipped, text};
 use super::driver::{GIB, is_final};
 use super::emulated::Passed;
+use super::machine::Attached;
 use super::moto;
 use super::scale::{self, Limit, Rate, Rated};
 use super::tenant::{Call, Driver, Emulated, SPEED, Stage, code, shared_block};
@@ -125,6 +126,23 @@ pub fn documented_rights() -> Vec<String> {
 /// The id of a machine of the project.
 pub fn node(name: &str) -> String {
     format!("projects/p-1/zones/{ZONE}/instances/{name}")
+}
+
+/// As disks of NVMe on a machine.
+fn attached_to(state: &Value, name: &str) -> Vec<Attached> {
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let disks = list(&state["disks"]);
+    let machine = list(&state["instances"]).into_iter().find(|machine| machine["name"] == name).expect("it is there");
+    let shown = list(&machine["disks"]).into_iter().filter(|attached| attached["boot"] != true).map(|attached| {
+        let disk = disks.iter().find(|disk| disk["selfLink"] == attached["source"]).expect("it is there");
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        Attached {
+            disk: text(&disk["id"]),
+            gib: text(&disk["sizeGb"]).parse().expect("a size"),
+            files: vec![("device/model", "nvme_card-pd".to_owned()), ("attached-as", text(&attached["deviceName"]))],
+        }
+    });
+    shown.collect()
 }
 
 impl Emulated for Google {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::machine::{Attached, Machine};
+use super::super::machine::Machine;
 use super::super::sanity;
 use super::*;
 
@@ -24,21 +24,4 @@ fn gce_official_suite_has_nothing_against_it() {
     ];
     sanity::run("gce-deployed", "gce deployed", environment);
     google.assert_empty("after the suite");
-}
-
-/// As disks of NVMe on a machine.
-pub fn attached_to(state: &Value, name: &str) -> Vec<Attached> {
-    let list = |value: &Value| value.as_array().expect("a list").clone();
-    let disks = list(&state["disks"]);
-    let machine = list(&state["instances"]).into_iter().find(|machine| machine["name"] == name).expect("it is there");
-    let shown = list(&machine["disks"]).into_iter().filter(|attached| attached["boot"] != true).map(|attached| {
-        let disk = disks.iter().find(|disk| disk["selfLink"] == attached["source"]).expect("it is there");
-        let text = |value: &Value| value.as_str().expect("text").to_owned();
-        Attached {
-            disk: text(&disk["id"]),
-            gib: text(&disk["sizeGb"]).parse().expect("a size"),
-            files: vec![("device/model", "nvme_card-pd".to_owned()), ("attached-as", text(&attached["deviceName"]))],
-        }
-    });
-    shown.collect()
 }
