@@ -19,12 +19,11 @@ use std::process::{Command, Stdio};
 use common::{
     Harness, LoopDevice, Pool, capability, create, isolated, mounts_at, publish_request, run, skipped, stage_request, text,
 };
-use fuser::BackgroundSession;
 use longshore::csi;
 use longshore::csi::volume_capability::access_mode::Mode;
 use longshore::os::copy;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use one_file::Storage;
+use one_file::{Served, Storage};
 use tonic::{Code, Status};
 
 const MIB: u64 = 1 << 20;
@@ -430,16 +429,16 @@ impl Storage for Faulty {
     }
 }
 
-/// The volume's image is a file over FUSE from now on, until the session is dropped. `backing` has its bytes.
-fn faulty(proof: &Proof, name: &str, fault: Fault, backing: &Path) -> BackgroundSession {
+/// The volume's image is a file over FUSE from now on, until its end. `backing` has its bytes.
+fn faulty(proof: &Proof, name: &str, fault: Fault, backing: &Path) -> Served {
     let point = proof.harness.path("fuse").join(name);
     fs::create_dir_all(&point).expect("a mount point");
     let file = File::options().read(true).write(true).open(backing).expect("the bytes");
-    let session = one_file::serve(Faulty { file, fault }, &point);
+    let served = one_file::serve(Faulty { file, fault }, &point);
     let image = proof.image(name);
     let none: Option<&str> = None;
     mount(Some(&point.join(one_file::NAME)), &image, none, MsFlags::MS_BIND, none).expect("the image is over FUSE");
-    session
+    served
 }
 
 fn unreadable(proof: &mut Proof) {
@@ -468,7 +467,7 @@ fn unreadable(proof: &mut Proof) {
             File::create(&backing).and_then(|file| file.set_len(end)).expect("a file");
             assert!(fill(&backing));
             let before = bytes(&backing);
-            let session = faulty(proof, name, fault, &backing);
+            let served = faulty(proof, name, fault, &backing);
             let answer = proof.stage(name, capability);
             if bytes(&backing) != before {
                 proof.formatted.push(format!("{name}: {answer:?}"));
@@ -477,7 +476,7 @@ fn unreadable(proof: &mut Proof) {
             proof.harness.assert_nothing_left();
             proof.unstage(name);
             umount2(&image, MntFlags::empty()).expect("unmounted");
-            session.umount_and_join().expect("the end of FUSE");
+            served.end();
         }
         proof.devices += 1;
     }

@@ -2,13 +2,14 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
     BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
     ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
+use nix::mount::{MntFlags, umount2};
 
 /// What it is called below the mount point.
 pub const NAME: &str = "file";
@@ -24,9 +25,25 @@ pub trait Storage: Send + Sync + 'static {
     fn sync(&self) {}
 }
 
-/// Serves the file at this mount point until the session is dropped.
-pub fn serve(storage: impl Storage, point: &Path) -> BackgroundSession {
-    fuser::spawn_mount(OneFile(storage), point, &fuser::Config::default()).expect("FUSE")
+/// The file, served at its mount point.
+pub struct Served {
+    session: BackgroundSession,
+    point: PathBuf,
+}
+
+/// Serves the file at this mount point until `end`.
+pub fn serve(storage: impl Storage, point: &Path) -> Served {
+    let session = fuser::spawn_mount(OneFile(storage), point, &fuser::Config::default()).expect("FUSE");
+    Served { session, point: point.to_owned() }
+}
+
+impl Served {
+    /// Unmounts the file, and waits until nobody has it open. The kernel closes the file of a loop device a moment after it is
+    /// unbound, in whichever process looked at it last.
+    pub fn end(self) {
+        umount2(&self.point, MntFlags::MNT_DETACH).expect("the end of FUSE");
+        self.session.join().expect("the end of FUSE");
+    }
 }
 
 struct OneFile<S>(S);

@@ -207,7 +207,7 @@ fn record<R>(
     let clock = Clock::default();
     fs::create_dir_all(&point).expect("a mount point");
     let file = File::options().read(true).write(true).open(file).expect("a file");
-    let session = one_file::serve(Recorder { file, log: clock.clone() }, &point);
+    let served = one_file::serve(Recorder { file, log: clock.clone() }, &point);
     let mounted = Mounted::over(&point.join(one_file::NAME), fstype, harness, new);
     prepare(harness);
     harness.forget_log();
@@ -219,7 +219,7 @@ fn record<R>(
     clear_node(harness);
     drop(mounted);
     await_unbound(&point.join(one_file::NAME));
-    session.umount_and_join().expect("the end of FUSE");
+    served.end();
     reboot(harness);
     (result, log, first)
 }
