@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, publish_request, skipped, stage_request, text};
 use longshore::csi;
 use longshore::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tonic::Code;
+
+const NONE: Option<&str> = None;
 
 /// A volume that is staged and published.
 struct Placed {
@@ -269,6 +272,55 @@ fn a_raw_block_volume_keeps_its_bytes_and_read_only_stops_writes() {
     });
 }
 
+/// kubernetes, pkg/volume/csi/csi_block.go, `NewBlockVolumeMapper`: the path of a raw block volume's statistics is the kubelet's own bind mount.
+#[test]
+fn statistics_of_raw_block_are_of_where_the_kubelet_has_bound_the_device() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let [placed, other] = ["raw", "other"].map(|name| place(&harness, create(name, 16, None, "image")));
+        let bound = harness.path("kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev");
+        fs::create_dir_all(&bound).expect("a directory");
+        let bind = |name: &str, device: &Path| {
+            let point = bound.join(name);
+            fs::write(&point, "").expect("a file");
+            mount(Some(device), &point, NONE, MsFlags::MS_BIND, NONE).expect("bound");
+            point
+        };
+        let [ours, others] = [bind("pod", &placed.target), bind("other", &other.target)];
+        let file = bound.join("file");
+        fs::write(&file, "").expect("a file");
+        let stats = |path: &Path| {
+            let request = csi::NodeGetVolumeStatsRequest {
+                volume_id: placed.volume.volume_id.clone(),
+                volume_path: text(path),
+                staging_target_path: text(&placed.staging),
+            };
+            harness.block_on(harness.node().node_get_volume_stats(request)).map(|answer| answer.into_inner().usage)
+        };
+        assert_eq!(stats(&placed.target).expect("statistics")[0].total, 16 << 20);
+        assert_eq!(stats(&ours).expect("statistics")[0].total, 16 << 20);
+        for path in [&others, &file, &bound.join("nothing"), &other.target] {
+            assert_eq!(stats(path).expect_err("not of this volume").code(), Code::NotFound, "{}", path.display());
+        }
+        let grow = csi::NodeExpandVolumeRequest {
+            volume_id: placed.volume.volume_id.clone(),
+            volume_path: text(&ours),
+            ..Default::default()
+        };
+        let refused = harness.block_on(harness.node().node_expand_volume(grow)).expect_err("no place of the journal");
+        assert_eq!(refused.code(), Code::NotFound, "{refused}");
+        for point in [&ours, &others] {
+            umount2(point, MntFlags::empty()).expect("unmounted");
+        }
+        for placed in [&placed, &other] {
+            remove(&harness, placed);
+        }
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
+}
+
 #[test]
 fn a_read_only_publish_cannot_be_written_while_another_can() {
     isolated(|| {
@@ -331,7 +383,7 @@ fn publish_of_a_volume_that_is_not_staged_fails() {
 
         // After a stage that someone else unmounted, too: a pod must not write into the node's own disk.
         harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("staged");
-        nix::mount::umount2(&placed.staging, nix::mount::MntFlags::UMOUNT_NOFOLLOW).expect("unmounted behind its back");
+        umount2(&placed.staging, MntFlags::UMOUNT_NOFOLLOW).expect("unmounted behind its back");
         let refused = harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect_err("not staged");
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
         harness.block_on(harness.node().node_stage_volume(placed.stage_request())).expect("staged again");

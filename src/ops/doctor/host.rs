@@ -164,15 +164,7 @@ pub(super) fn loops(_: &Setup) -> Vec<Check> {
 
 /// Whether what the kernel makes appears here: a container has a /dev of its own unless it is given the node's.
 pub(super) fn devices(setup: &Setup) -> Vec<Check> {
-    let names = fs::read_dir("/sys/block").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    // What is called a/b is a!b in sysfs.
-    let node = |name: &str| Path::new("/dev").join(name.replace('!', "/"));
-    // One that comes or goes just now is not hidden.
-    let lacks = |name: &String| {
-        !node(name).exists() && udev::wait_for_node(&node(name), APPEARS).is_err() && Path::new("/sys/block").join(name).exists()
-    };
-    let mut names = names;
-    let mut checks = vec![match names.find(lacks) {
+    let mut checks = vec![match without_node(Path::new("/sys/block"), Path::new("/dev")) {
         None => Check::ok("devices", "/dev shows the kernel's block devices"),
         Some(first) => {
             let found = format!("/dev does not show {first}, which the kernel has");
@@ -190,6 +182,22 @@ pub(super) fn devices(setup: &Setup) -> Vec<Check> {
         });
     }
     checks
+}
+
+/// A disk below `sysfs` whose node is not below `dev`. One without a number is hidden by the kernel and has none: each path to an NVMe disk that
+/// may have several (`nvme0c0n1`), beside the disk itself (`nvme0n1`).
+fn without_node(sysfs: &Path, dev: &Path) -> Option<String> {
+    let mut names = fs::read_dir(sysfs).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let number = |name: &str| sysfs.join(name).join("dev");
+    // What is called a/b is a!b in sysfs.
+    let node = |name: &str| dev.join(name.replace('!', "/"));
+    // One that comes or goes just now is not missing.
+    names.find(|name| {
+        number(name).exists()
+            && !node(name).exists()
+            && udev::wait_for_node(&node(name), APPEARS).is_err()
+            && number(name).exists()
+    })
 }
 
 #[cfg(test)]
@@ -233,6 +241,23 @@ mod tests {
             }
         }
         assert!(named >= tools.len(), "{named}: the test has stopped finding what it looks for");
+    }
+
+    #[test]
+    fn hidden_paths_of_nvme_disks_need_no_node() {
+        let place = tempfile::tempdir().expect("a directory");
+        let [sysfs, dev] = ["sys", "dev"].map(|name| place.path().join(name));
+        for disk in ["nvme0n1", "nvme0c0n1", "cciss!c0d0"] {
+            fs::create_dir_all(sysfs.join(disk)).expect("a directory");
+        }
+        for (disk, number) in [("nvme0n1", "259:0"), ("cciss!c0d0", "104:0")] {
+            fs::write(sysfs.join(disk).join("dev"), number).expect("a number");
+        }
+        fs::create_dir_all(dev.join("cciss")).expect("a directory");
+        fs::write(dev.join("nvme0n1"), "").expect("a node");
+        assert_eq!(without_node(&sysfs, &dev).as_deref(), Some("cciss!c0d0"));
+        fs::write(dev.join("cciss/c0d0"), "").expect("a node");
+        assert_eq!(without_node(&sysfs, &dev), None);
     }
 
     #[test]

@@ -17,13 +17,17 @@ use super::journal::{Access, Phase, StageEntry};
 use super::observe::{self, MountState};
 use super::requests::{ExpandRequest, Handle};
 use super::sources::Sources;
-use super::{mapping, resolve, stats};
+use super::stats::{self, At, Place};
+use super::{mapping, resolve};
 
 pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
     let missing = || Error::NotFound { kind: "volume", id: request.handle.to_string() };
     let id = &resolve::volume_by_handle(node, &request.handle)?.ok_or_else(missing)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "expand")?;
-    let entry = stats::place(node, &Handle::Id(id.clone()), &request.path)?.entry;
+    let Place { entry, at, .. } = stats::place(node, &Handle::Id(id.clone()), &request.path)?;
+    if at == At::Elsewhere {
+        return Err(missing());
+    }
     if entry.phase != Phase::Staged || !node.same_boot(&entry) {
         return Err(not_staged(id, "its stage is not whole, or of before the last boot; stage it again"));
     }

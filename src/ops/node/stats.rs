@@ -21,15 +21,24 @@ use super::requests::{Handle, NodeInfo, Stats};
 use super::resolve;
 use super::sources::{self, Sources};
 
-/// A place at which a volume is, as the journal has it.
+/// A place of a volume.
 pub(super) struct Place<'a> {
     pub entry: StageEntry,
     pub root: &'a Root,
     /// As mountinfo shows it.
     pub path: PathBuf,
     pub block: bool,
-    /// The place is the staging path.
-    pub staging: bool,
+    pub at: At,
+}
+
+/// What a place is to the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    Staging,
+    Target,
+    /// Not in the journal. The kubelet asks about a raw block volume where it has bound the published device itself:
+    /// `volumeDevices/<volume>/dev/<pod>` (kubernetes, pkg/volume/csi/csi_block.go, `NewBlockVolumeMapper`).
+    Elsewhere,
 }
 
 /// It may hang with the storage, so it is a step: a call that comes meanwhile names it.
@@ -48,21 +57,25 @@ pub(super) fn id_of(node: &Node, handle: &Handle) -> Result<Option<VolumeId>> {
 /// The place `path` of the volume.
 ///
 /// # Errors
-/// `NotFound` where the journal does not have the volume there.
+/// `NotFound` where the journal does not have the volume there; of a raw block volume, only where it does not have the volume.
 pub(super) fn place<'a>(node: &'a Node, handle: &Handle, path: &Path) -> Result<Place<'a>> {
     let missing = || Error::NotFound { kind: "volume", id: format!("{handle} at {}", path.display()) };
     let id = id_of(node, handle)?.ok_or_else(missing)?;
     let entry = node.journal.stage(&id)?.ok_or_else(missing)?;
     let block = entry.access == super::journal::Access::Block;
     if entry.inline && path == entry.staging {
-        return Ok(Place { root: &node.state, path: entry.staging.clone(), entry, block, staging: true });
+        return Ok(Place { root: &node.state, path: entry.staging.clone(), entry, block, at: At::Staging });
     }
     let path = resolve::path(node, path).map_err(|_| missing())?;
     if path == entry.staging {
-        return Ok(Place { root: node.root_of(&entry), path, entry, block, staging: true });
+        return Ok(Place { root: node.root_of(&entry), path, entry, block, at: At::Staging });
     }
-    node.journal.target(&id, &path)?.ok_or_else(missing)?;
-    Ok(Place { root: &node.kubelet, path, entry, block, staging: false })
+    let at = match node.journal.target(&id, &path)? {
+        Some(_) => At::Target,
+        None if block => At::Elsewhere,
+        None => return Err(missing()),
+    };
+    Ok(Place { root: &node.kubelet, path, entry, block, at })
 }
 
 pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> {
@@ -101,7 +114,7 @@ fn stats_of(usage: os::fs::Usage) -> Stats {
 
 fn block_stats(node: &Node, place: &Place<'_>, source: &Source, missing: impl Fn() -> Error) -> Result<Stats> {
     let Source::Device(device) = source else { return Err(missing()) };
-    if !place.staging && !observe::shows_device(place.root, &place.path, device)? {
+    if place.at != At::Staging && !observe::shows_device(place.root, &place.path, device)? {
         return Err(missing());
     }
     let open = Device::open(&device.path, false)?;

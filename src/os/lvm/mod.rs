@@ -259,6 +259,8 @@ impl VolumeGroup {
             "global/use_lvmlockd=0".to_owned(),
             "global/use_lvmpolld=0".to_owned(),
             "global/notify_dbus=0".to_owned(),
+            // Else LVM 2.03.31 says why a report failed in the report, and not on standard error.
+            "log/report_command_log=0".to_owned(),
             "activation/monitoring=0".to_owned(),
             "activation/udev_sync=0".to_owned(),
             "activation/udev_rules=0".to_owned(),
