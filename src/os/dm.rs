@@ -41,6 +41,7 @@ mod ioctl {
     nix::ioctl_readwrite!(status, 0xfd, 7, Request);
     nix::ioctl_readwrite!(table_status, 0xfd, 12, Request);
     nix::ioctl_readwrite!(message, 0xfd, 14, Request);
+    nix::ioctl_readwrite!(get_target_version, 0xfd, 17, Request);
 }
 
 const ACTIVE_PRESENT: u32 = 1 << 5;
@@ -283,6 +284,23 @@ pub fn message(name: &str, text: &str) -> Result<()> {
     match unsafe { ioctl::message(control.as_raw_fd(), (&raw mut message).cast()) } {
         Ok(_) => Ok(()),
         Err(errno) => Err(Error::io("send a message to mapping", format!("{name} ({text})"), errno)),
+    }
+}
+
+/// Has the kernel load the module of a target (`thin-pool`, `snapshot`, `raid`), unless it has the target; answers whether it has it then.
+/// LVM's tools run modprobe for that, which finds no module in a container; the kernel runs the node's (drivers/md/dm-target.c,
+/// `load_module`).
+///
+/// # Errors
+/// `Io`, as where the caller has no CAP_SYS_ADMIN.
+pub fn load_target(name: &str) -> Result<bool> {
+    let Some(control) = control()? else { return Ok(false) };
+    let mut request = Request::of(name)?;
+    // SAFETY: the descriptor is open, and `request` is a dm_ioctl that says its own size: what does not fit is not written.
+    match unsafe { ioctl::get_target_version(control.as_raw_fd(), &raw mut request) } {
+        Ok(_) => Ok(true),
+        Err(Errno::EINVAL) => Ok(false),
+        Err(errno) => Err(Error::io("load the device-mapper target", name, errno)),
     }
 }
 

@@ -210,6 +210,18 @@ impl LvmConfig {
         local::class(&self.name, &self.classes, name)
     }
 
+    /// The device-mapper targets that volumes in this volume group need. A snapshot of a thin volume is none of the target `snapshot`, but
+    /// `lvcreate --snapshot` wants it.
+    pub(super) fn targets(&self, volume_group: &str) -> Vec<&'static str> {
+        let has = |is: fn(&DeviceClass) -> bool| self.classes.iter().any(|class| class.volume_group == volume_group && is(class));
+        let needed: [(&[&'static str], bool); 3] = [
+            (&["thin-pool", "snapshot"], has(|class| class.thin_pool.is_some())),
+            (&["raid"], has(|class| class.layout.is_raid())),
+            (&["integrity"], has(|class| class.raid_integrity)),
+        ];
+        needed.iter().filter(|(_, needed)| *needed).flat_map(|(targets, _)| *targets).copied().collect()
+    }
+
     /// What is to become of the data of a thick volume that was made in this class. Where the class makes no thick volumes in its volume
     /// group any more, or is gone, nobody knows what it said: then as the strictest of those says that do.
     pub(super) fn wipe(&self, volume_group: &str, class: Option<&str>) -> Wipe {

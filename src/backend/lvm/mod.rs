@@ -128,7 +128,8 @@ impl LvmBackend {
         let group = |class: &DeviceClass| {
             let name = &class.volume_group;
             let checksums = config.classes.iter().any(|class| class.volume_group == *name && class.raid_integrity);
-            (name.clone(), VolumeGroup::new(name, &class.devices, &backups).with_mismatches(checksums))
+            let group = VolumeGroup::new(name, &class.devices, &backups).with_mismatches(checksums);
+            (name.clone(), group.with_targets(config.targets(name)))
         };
         let groups = config.classes.iter().map(group).collect();
         let extender = purpose.provisions().then(|| Extender::start(&config.classes, &groups)).flatten();

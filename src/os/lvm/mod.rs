@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::process::{self, Output, Tool};
-use super::{Error, Result, lock};
+use super::{Error, Result, dm, lock};
 
 pub mod report;
 pub mod thin;
@@ -50,6 +50,7 @@ pub struct VolumeGroup {
     reports: Arc<Reports>,
     /// Whether reports have [`Lv::mismatches`], which LVM before 2.03.9 does not know.
     with_mismatches: bool,
+    targets: Vec<&'static str>,
 }
 
 /// What becomes of extents that a logical volume had.
@@ -189,7 +190,13 @@ impl VolumeGroup {
             changes_made: Arc::default(),
             reports: Arc::default(),
             with_mismatches: false,
+            targets: Vec::new(),
         }
+    }
+
+    /// Device-mapper targets that its commands need, beside those that the device-mapper always has.
+    pub fn with_targets(self, targets: Vec<&'static str>) -> VolumeGroup {
+        VolumeGroup { targets, ..self }
     }
 
     /// Reports have [`Lv::mismatches`], too.
@@ -323,6 +330,7 @@ impl VolumeGroup {
     }
 
     fn run(&self, held: &Arc<ChangeLock>, command: &'static str, freed: Freed, arguments: &[&str]) -> Result<()> {
+        self.load_targets();
         self.changes_made.fetch_add(1, Ordering::SeqCst);
         let mut all = self.arguments(command, freed);
         all.extend(["-qq", "--yes"].map(str::to_owned));
@@ -330,6 +338,23 @@ impl VolumeGroup {
         let output = process::run_detached(LVM, all, PATIENCE, Held(Arc::clone(held)));
         self.changes_made.fetch_add(1, Ordering::SeqCst);
         accepted(output?, command, &self.name).map(drop)
+    }
+
+    /// What is missing fails the command that needs it.
+    fn load_targets(&self) {
+        for target in &self.targets {
+            let module = target.replace('-', "_");
+            match dm::load_target(target) {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!(
+                    target_type = target,
+                    "the kernel has no device-mapper target {target} and cannot load it; `modprobe dm_{module}` on the node"
+                ),
+                Err(error) => {
+                    tracing::warn!(%error, target_type = target, "`modprobe dm_{module}` on the node, if it is missing")
+                }
+            }
+        }
     }
 }
 
