@@ -26,7 +26,7 @@ pub(super) fn expand(node: &Node, request: &ExpandRequest) -> Result<Bytes> {
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "expand")?;
     let Place { entry, at, .. } = stats::place(node, &Handle::Id(id.clone()), &request.path)?;
     if at == At::Elsewhere {
-        return Err(missing());
+        return Err(Error::NotFound { kind: "volume", id: format!("{id} at {}", request.path.display()) });
     }
     if entry.phase != Phase::Staged || !node.same_boot(&entry) {
         return Err(not_staged(id, "its stage is not whole, or of before the last boot; stage it again"));
