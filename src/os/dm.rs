@@ -1,4 +1,5 @@
-//! Device-mapper devices, by name (linux/dm-ioctl.h). Only to look and to remove: what makes one (cryptsetup) is a program.
+//! Device-mapper devices, by name, and targets (linux/dm-ioctl.h). Only to look, to remove, to send a message and to have a target loaded:
+//! what makes a device is a program (cryptsetup, LVM).
 //!
 //! A program that is killed may leave a device without a table, which sysfs shows on nothing and which its own tool
 //! then neither opens nor closes; so this asks the kernel itself.
