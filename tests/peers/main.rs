@@ -293,7 +293,21 @@ impl Peer {
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.harness.machine().expect("it is up").path(&self.staging().join(name))
+        let machine = self.harness.machine().expect("it is up");
+        if self.backend != Backend::Nfs {
+            return machine.path(&self.staging().join(name));
+        }
+        // Nothing is mounted at the staging path of a share's directory: the volume's is the only one that the share shows.
+        let visible = |directory: &Path| {
+            let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+            entries
+                .filter(|path| !path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")))
+                .collect::<Vec<_>>()
+        };
+        let shares = visible(&machine.path(&self.harness.path("state/nfs/nfs")));
+        let volumes = shares.iter().flat_map(|share| visible(&share.join("mount"))).collect::<Vec<_>>();
+        assert!(volumes.len() <= 1, "{volumes:?}");
+        volumes.first().map_or_else(|| machine.path(&self.staging()), Clone::clone).join(name)
     }
 
     /// Durably.

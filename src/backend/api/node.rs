@@ -23,7 +23,7 @@ pub enum Source {
     Directory(Directory),
 }
 
-/// A directory of a shared mount, to be bound wherever the volume is staged. Others may have the same directory, so that a mount is this
+/// A directory of a shared mount, to be bound wherever the volume is published. Others may have the same directory, so that a mount is this
 /// volume's by the journal's word for its place, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

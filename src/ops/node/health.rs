@@ -107,7 +107,7 @@ fn is_there(source: &Source) -> bool {
 /// Where it ought to be mounted. A published inline volume's staging mount goes with the driver's container, and is not needed any more.
 fn places(node: &Node, entry: &StageEntry, publish_path: Option<&Path>) -> Result<Vec<PathBuf>> {
     let mut places = Vec::new();
-    if entry.access != Access::Block && !(entry.inline && publish_path.is_some()) {
+    if entry.is_mounted_at_staging() && !(entry.inline && publish_path.is_some()) {
         places.push(entry.staging.clone());
     }
     if let Some(path) = publish_path {

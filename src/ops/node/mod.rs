@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// Makes the volume ready on this node: connected, formatted if it is proven blank, checked, grown, mounted at the
-    /// staging path; a raw block volume is connected only.
+    /// staging path; a raw block volume is connected only, and so is a directory of a network share.
     ///
     /// # Errors
     /// `Conflict` where it is staged otherwise; `InUse` where the staging path is taken; `Unverified` where the device

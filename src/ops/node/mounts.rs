@@ -28,12 +28,19 @@ pub(super) fn split_flags(flags: &MountFlags) -> Result<(Attributes, MountFlags)
     mount::split_options(flags).map_err(|error| Error::invalid("volume_capability.mount.mount_flags", error.to_string()))
 }
 
-/// Gives the file system of `source`, mounted at `path`, to the group. Answers whether anything had to be done.
+/// Gives the file system of `source`, staged at `path`, to the group. Answers whether anything had to be done.
 pub(super) fn apply_group(root: &Root, path: &Path, source: &Source, gid: u32, read_only: bool) -> Result<bool> {
     if read_only {
         return Ok(false);
     }
-    let place = observe::open(root, path, source)?;
+    let place = match source {
+        // A mount of its own, since `..` leads out of no mount, and the share's holds other volumes.
+        Source::Directory(directory) => {
+            let from = mount::open_in(&directory.mount, &directory.directory)?;
+            mount::clone_mount(from.as_fd(), &Attributes::default())?
+        }
+        source => observe::open(root, path, source)?,
+    };
     Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || fs_group::apply(place.as_fd(), path, gid))?)
 }
 

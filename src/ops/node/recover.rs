@@ -237,7 +237,9 @@ fn is_whole(node: &Node, entry: Option<&StageEntry>, targets: &[TargetEntry], mo
     let published = |target: &TargetEntry| {
         mounted.get(target.target.as_path()).is_some_and(|mounts| mounts.iter().all(|mount| observe::is_of(mount, &sources)))
     };
-    entry.phase == Phase::Staged && node.same_boot(entry) && !block && targets.iter().all(published)
+    // Earlier versions mounted it there, where no kubelet unstaged it.
+    let shared = entry.network_directory().is_some() && mounted.contains_key(entry.staging.as_path());
+    entry.phase == Phase::Staged && node.same_boot(entry) && !block && !shared && targets.iter().all(published)
 }
 
 pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path, Vec<&Mount>>) -> Result<()> {
@@ -252,6 +254,10 @@ fn recover_locked(node: &Node, volume: Interrupted) -> Result<()> {
     recover_targets(node, &id, entry.as_ref(), &targets)?;
     let Some(entry) = entry else { return Ok(()) };
     match entry.phase {
+        Phase::Staged if node.same_boot(&entry) && entry.network_directory().is_some() => {
+            let sources = Sources::observe(node, &id, Some(&entry))?;
+            unmount_all(node.root_of(&entry), &entry.staging, &sources.at_staging()).map(drop)
+        }
         Phase::Staged if node.same_boot(&entry) => Ok(()),
         Phase::Staged => {
             tracing::info!(volume = %id, "staged before the last boot; it must be staged again before it is published");

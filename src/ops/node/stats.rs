@@ -90,16 +90,20 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     // statfs of a bare directory would be the node's own disk.
     let mounts = Mounts::now()?;
     if let Source::Directory(directory) = &source {
-        let MountState::Ours(_) = observe::at(&mounts, &place.path, &sources.all)? else { return Err(missing()) };
+        // What is connected was seen to be mounted.
+        let path = if place.at == At::Staging { place.entry.shown_at() } else { place.path.clone() };
+        if path == place.path {
+            let MountState::Ours(_) = observe::at(&mounts, &path, &sources.all)? else { return Err(missing()) };
+        }
         sources::reach(node, &place.entry.id, &source)?;
         if directory.root.is_some() {
             let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;
             let connect = resolve::backend(node, &place.entry.id)?.connect();
             return step(MEASURE, &place.path.display(), || connect.usage(&place.entry.id, open.as_fd())).map(stats_of);
         }
-        let measure = || os::fs::usages(std::slice::from_ref(&place.path), PATIENCE);
-        let mut found = step(MEASURE, &place.path.display(), measure)?;
-        return found.remove(&place.path).map(stats_of).ok_or_else(missing);
+        let measure = || os::fs::usages(std::slice::from_ref(&path), PATIENCE);
+        let mut found = step(MEASURE, &path.display(), measure)?;
+        return found.remove(&path).map(stats_of).ok_or_else(missing);
     }
     let at = observe::at(&mounts, &place.path, std::slice::from_ref(&source))?;
     let MountState::Ours(_) = at else { return Err(missing()) };

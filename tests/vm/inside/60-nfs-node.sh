@@ -56,7 +56,9 @@ in_parallel() { # in_parallel COMMAND: over all volumes, five at a time
 for number in $(seq $volumes); do mkdir "data/tenant/$number"; done
 in_parallel up
 is 1 "$(shares | wc -l)" "mounts of the share for $volumes volumes"
-is $((2 * volumes)) "$(shown | wc -l)" "bind mounts"
+is "$volumes" "$(shown | wc -l)" "bind mounts"
+# The kubelet takes what has one device number and one root for mounts of one device, and unstages none while it sees another.
+is '' "$(shown | grep "^$DIR/kubelet/s/" || true)" "mounts at staging paths"
 is 1 "$(awk '$9 ~ /^nfs/ && $5 !~ "/proc/" { print $3 }' /proc/self/mountinfo | sort -u | wc -l)" "file systems of NFS in the kernel"
 for number in $(seq $volumes); do is "written in $number" "$(cat "data/tenant/$number/file")" "what volume $number has on the server"; done
 awk -v at="$DIR/kubelet/t/7" '$5 == at { print $6 }' /proc/self/mountinfo | grep nosuid | grep -q nodev || fail "a target lets suid programs or devices be"
@@ -109,20 +111,30 @@ nfs_publish gone gone "$(by_hand tenant/2)"
 rm -r data/tenant/2
 mkdir data/tenant/2
 touch data/tenant/2/anew
-for place in s t; do
-    if ls kubelet/$place/gone >answer 2>&1; then fail "$place did not go stale: this proves nothing"; fi
-    grep -q Stale answer || fail "$place: $(cat answer)"
-done
+if ls kubelet/t/gone >answer 2>&1; then fail "it did not go stale: this proves nothing"; fi
+grep -q Stale answer || fail "$(cat answer)"
 nfs_publish gone gone "$(by_hand tenant/2)"
 is anew "$(ls kubelet/t/gone)" "what is published after a repeated call"
 # shellcheck disable=SC2046
 call stage-volume gone --staging "$DIR/kubelet/s/gone" $(by_hand tenant/2) >/dev/null
-is anew "$(ls kubelet/s/gone)" "what is staged after a repeated call"
 nfs_publish gone gone "$(by_hand tenant/2)"
 is anew "$(ls kubelet/t/gone)" "what stays published"
 down_one gone
 nfs_unstage whole whole
 nothing_left "a directory that went stale"
+
+# Earlier versions had it mounted at the staging path, too: that goes when the driver starts, or with the unstage, and no pod loses it.
+nfs_stage whole whole "$(by_hand '')"
+nfs_publish whole whole "$(by_hand '')"
+kill_driver
+mount --bind "$(shares)" kubelet/s/whole
+start_driver
+is "$DIR/kubelet/t/whole" "$(shown)" "what is mounted after an update of the driver"
+ls kubelet/t/whole/secret >/dev/null
+mount --bind "$(shares)" kubelet/s/whole
+call node-get-volume-stats whole --path "$DIR/kubelet/s/whole" | jq -er '.usage[0].total' >/dev/null
+down_one whole
+nothing_left "an earlier version's mounts"
 
 # Every version, and options of the mount and of the bind. What differs is another mount.
 versions='3 4.0 4.1 4.2'

@@ -42,12 +42,14 @@ is '' "$(ls squashed/.longshore/drafts)" "drafts after a refusal"
 context=(--context server=127.0.0.1 --context "share=$DIR/squashed" --context subDir=a)
 mkdir -p "$staging"
 call stage-volume strict:a --staging "$staging" "${context[@]}" >/dev/null
-echo mine >"$staging/file"
-mkdir -p "$staging/full/deep" "$staging/closed"
-touch "$staging/full/file" "$staging/full/deep/file"
-chmod 0 "$staging/closed" "$staging/full/deep"
-chmod 0500 "$staging/full"
+call publish-volume strict:a --staging "$staging" --target "$target" "${context[@]}" >/dev/null
+echo mine >"$target/file"
+mkdir -p "$target/full/deep" "$target/closed"
+touch "$target/full/file" "$target/full/deep/file"
+chmod 0 "$target/closed" "$target/full/deep"
+chmod 0500 "$target/full"
 is '65534 65534' "$(stat -c %u squashed/a/file squashed/a/closed | xargs)" "whose the files are"
+call unpublish-volume strict:a --target "$target" >/dev/null
 call unstage-volume strict:a --staging "$staging" >/dev/null
 # A directory that is closed to all is emptied, too.
 delete strict:a

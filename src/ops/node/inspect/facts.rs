@@ -325,7 +325,8 @@ fn usage(journal: &[Entry], mounts: &MountTable, boot: &str, not_seen: &mut Vec<
     let index = mounts.index();
     let mut groups: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
     for entry in journal.iter().filter_map(|entry| entry.found.stage.as_ref()).filter(|entry| entry.boot == boot) {
-        if entry.access == Access::Block || index.at(&entry.staging).is_empty() {
+        let mount = entry.network_directory().map_or(&entry.staging, |directory| &directory.mount);
+        if entry.access == Access::Block || index.at(mount).is_empty() {
             continue;
         }
         let group = match &entry.source {
@@ -334,7 +335,7 @@ fn usage(journal: &[Entry], mounts: &MountTable, boot: &str, not_seen: &mut Vec<
             }
             _ => "",
         };
-        groups.entry(group).or_default().push(entry.staging.clone());
+        groups.entry(group).or_default().push(entry.shown_at());
     }
     let mut usage = HashMap::new();
     // Together, so that many dead ones cost the time of one.

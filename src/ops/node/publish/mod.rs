@@ -9,7 +9,7 @@ use crate::volume::{AccessMode, AccessType, Capability, Error, Outcome, Result, 
 
 use super::context::Node;
 use super::errors::{source_name, stacked, taken};
-use super::journal::{Access, Phase, StageEntry};
+use super::journal::{Phase, StageEntry};
 use super::mounts::mounted_target;
 use super::observe::{self, MountState};
 use super::requests::PublishRequest;
@@ -123,7 +123,7 @@ fn staged_source(node: &Node, entry: &StageEntry, mounts: &Mounts) -> Result<(So
     if matches!(source, Source::Directory(_)) && entry.source.as_ref() != Some(&source) {
         return Err(Error::Stale { object: source_name(&source), reason: "its share was mounted anew".to_owned() });
     }
-    if let Access::Filesystem { .. } = entry.access {
+    if entry.is_mounted_at_staging() {
         let staging = entry.staging.display();
         match observe::at(mounts, &entry.staging, std::slice::from_ref(&source))? {
             MountState::Ours(_) => {}

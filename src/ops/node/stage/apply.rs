@@ -136,6 +136,11 @@ impl<'a> StageRun<'a> {
                     reason: "its backend has file systems only".to_owned(),
                 });
             }
+            (DesiredAccess::Filesystem { .. }, Source::Directory(directory)) if !self.entry.is_mounted_at_staging() => {
+                // Where an earlier version had mounted it.
+                unmount_all(self.order.root, &self.entry.staging, &self.entry.shown())?;
+                self.remember_fstype(&directory.fstype);
+            }
             (DesiredAccess::Filesystem { .. }, _) if adopt => self.adopt()?,
             (DesiredAccess::Filesystem { .. }, Source::Filesystem { fstype, source, options }) => {
                 self.mount(fstype, Path::new(source), options)?;

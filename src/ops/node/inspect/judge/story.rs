@@ -106,7 +106,7 @@ impl<'a> Story<'a> {
     /// for itself, and it goes with the container.
     pub(super) fn needs_staging_mount(&self, stage: &StageEntry) -> bool {
         let published = || self.targets().any(|target| matches!(self.at(&target.target), MountState::Ours(_)));
-        stage.access != Access::Block && !(stage.inline && published())
+        stage.is_mounted_at_staging() && !(stage.inline && published())
     }
 
     pub(super) fn is_journaled(&self, device: &BlockDevice) -> bool {
@@ -141,7 +141,7 @@ impl<'a> Story<'a> {
         let stored = self.view.stored.get(self.id);
         let filesystem = stage.and_then(|stage| match &stage.access {
             Access::Filesystem { fstype: Some(fstype), .. } => {
-                let usage = self.view.facts.usage.get(&stage.staging);
+                let usage = self.view.facts.usage.get(&stage.shown_at());
                 Some(Filesystem {
                     fstype: fstype.clone(),
                     total: usage.map(|usage| usage.total),

@@ -64,7 +64,7 @@ pub fn start(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start
         if let MountState::Stack(count) = seen.staging {
             return Err(stacked(&wanted.staging, count));
         }
-        let mounted = wanted.access == DesiredAccess::Block || matches!(seen.staging, MountState::Ours(_));
+        let mounted = !entry.is_mounted_at_staging() || matches!(seen.staging, MountState::Ours(_));
         let connected = seen.connected.is_some() && seen.connected == entry.source && seen.used.is_some();
         if mounted && connected {
             return Ok(steps);

@@ -3,7 +3,7 @@
 use super::super::super::journal::VERSION;
 use super::super::super::observe::testing::{mounted, ours};
 use super::*;
-use crate::backend::BlockDevice;
+use crate::backend::{BlockDevice, Directory};
 use crate::volume::{AccessMode, VolumeId};
 
 const EXT4: Option<FsType> = Some(FsType::Ext4);
@@ -103,6 +103,31 @@ fn a_share_does_not_mind_the_default_file_system() {
     let wanted = filesystem(EXT4, &[]);
     let entry = entry_of(&wanted, "nfs4");
     assert_eq!(start(&wanted, &seen(Some(entry), Some(device(3)), ours())).expect("same"), []);
+}
+
+#[test]
+fn directory_of_a_network_share_is_staged_without_a_mount() {
+    let wanted = filesystem(None, &[]);
+    let source = |root| {
+        Source::Directory(Directory {
+            mount: "/s/mount".into(),
+            directory: "a".into(),
+            fstype: "nfs4".to_owned(),
+            source: "server:/export/a".to_owned(),
+            device: (0, 50),
+            root,
+            options: Vec::new(),
+        })
+    };
+    let steps = |root, staging| {
+        let source = Some(source(root));
+        let entry = StageEntry { source: source.clone(), ..entry_of(&wanted, "nfs4") };
+        start(&wanted, &seen(Some(entry), source, staging)).expect("fits")
+    };
+    assert_eq!(steps(None, MountState::Nothing), []);
+    assert_eq!(steps(None, ours()), [], "an earlier version's mount");
+    let own = steps(Some("/export/a".into()), MountState::Nothing);
+    assert_eq!(own, [Start::ClearMounts, Start::Begin, Start::Connect], "a local directory is mounted there");
 }
 
 #[test]
