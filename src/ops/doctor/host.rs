@@ -18,7 +18,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 12);
 const BUILT: Duration = Duration::from_secs(1_735_689_600);
 /// How long the node of a device that was just made may take.
 const APPEARS: Duration = Duration::from_secs(1);
-const TOOL_PATIENCE: Duration = Duration::from_secs(5);
+const TOOL_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Those of every node; a test compares them, and those of the backends, with those that `os` names.
 pub(super) const TOOLS: &[ToolUse] = &[

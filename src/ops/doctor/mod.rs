@@ -17,8 +17,8 @@ pub use crate::backend::{Check, Level};
 pub use places::reaches_pods;
 pub use setup::Setup;
 
-/// For how long each check is given.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// For how long each check is given. A node that starts a hundred pods after its boot is slow, too.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 type Work = Box<dyn FnOnce() -> Vec<Check> + Send>;
 
