@@ -90,9 +90,18 @@ const THIN_CALLS: [Call; 4] = [Call::Create, Call::Snapshot, Call::Restore, Call
 const THICK_CALLS: [Call; 2] = [Call::Create, Call::Expand];
 /// What the image backend has, and nothing else, is image's; what a node does to a device when it is there is the same for each.
 const ISCSI_CALLS: [Call; 4] = [Call::Attach, Call::Stage, Call::Unstage, Call::Detach];
-/// Publishing a share's directory is binding it, as staging is; a clone is copied as a snapshot is restored.
-const NFS_CALLS: [Call; 8] =
-    [Call::Create, Call::Stage, Call::Expand, Call::Snapshot, Call::Restore, Call::Unstage, Call::DeleteSnapshot, Call::Delete];
+/// A clone is copied as a snapshot is restored; what is bound is taken away as any other mount is.
+const NFS_CALLS: [Call; 9] = [
+    Call::Create,
+    Call::Stage,
+    Call::Publish,
+    Call::Expand,
+    Call::Snapshot,
+    Call::Restore,
+    Call::Unstage,
+    Call::DeleteSnapshot,
+    Call::Delete,
+];
 
 /// What else has steps of its own.
 const OTHERS: [Variant; 4] = [COPIES, TARGETS, READ_ONLY_BLOCK, INLINE];
@@ -413,8 +422,8 @@ tests! {
     killed_within_every_step_luks: "crash matrix within steps", crash_within, [LUKS], &[Call::Stage];
     every_step_fails_with_eio_luks: "fault matrix EIO", eio, [LUKS], &[Call::Stage, Call::NodeExpand, Call::Unstage];
     killed_before_every_step_nfs: "crash matrix", crash, [NFS], &NFS_CALLS;
-    killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Stage];
-    every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage];
+    killed_within_every_step_nfs: "crash matrix within steps", crash_within, [NFS], &[Call::Stage, Call::Publish];
+    every_step_hangs_nfs: "hang matrix", hang, [NFS], &[Call::Stage, Call::Publish];
     every_step_fails_with_eio_nfs: "fault matrix EIO", eio, [NFS], &NFS_CALLS;
     killed_before_every_step_directory: "crash matrix", crash, [DIRECTORY, SUBVOLUME], &[];
     killed_within_every_step_directory: "crash matrix within steps", crash_within, [DIRECTORY], &[Call::Stage];

@@ -23,7 +23,19 @@ pub enum Source {
     Directory(Directory),
 }
 
-/// A directory of a shared mount, to be bound wherever the volume is published. Others may have the same directory, so that a mount is this
+impl Source {
+    /// The directory of a network share that it is (`root: None`). Nothing is mounted at its staging path: the kubelet takes mounts with
+    /// the same device number and root in mountinfo for mounts of one device, all mounts of an export have the same, and while another is
+    /// there the kubelet does not unstage (kubernetes, pkg/volume/util/operationexecutor, `GetDeviceMountRefs`).
+    pub fn network_directory(&self) -> Option<&Directory> {
+        match self {
+            Source::Directory(directory) if directory.root.is_none() => Some(directory),
+            _ => None,
+        }
+    }
+}
+
+/// A directory of a shared mount, to be bound where the volume is published, and staged if it has a `root`. Others may have the same directory, so that a mount is this
 /// volume's by the journal's word for its place, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,7 +50,7 @@ pub struct Directory {
     /// Of the shared mount's file system.
     pub device: (u32, u32),
     /// What mountinfo shows as the root of a bind mount of the directory, where that and the device distinguish it (a local file system);
-    /// `None` where the source does (NFS). Empty is any: what was bound where the journal says is the volume's, be it renamed since.
+    /// `None` where the source does (NFS), and then it is not bound where it is staged. Empty is any: what was bound where the journal says is the volume's, be it renamed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<PathBuf>,
     /// Options of each bind mount of it, before those that the CO gives: `nosuid`, `nodev`.

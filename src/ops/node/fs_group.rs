@@ -184,7 +184,13 @@ impl<'a> Walk<'a> {
 
     /// Where the walk is, for messages: too deep for a path it is the root.
     fn place(&self) -> PathBuf {
-        std::fs::read_link(format!("/proc/self/fd/{}", self.current.as_raw_fd())).unwrap_or_else(|_| self.root.to_owned())
+        let shown = std::fs::read_link(format!("/proc/self/fd/{}", self.current.as_raw_fd()));
+        match shown {
+            Ok(place) if place.starts_with(self.root) => place,
+            // In a mount that is mounted nowhere, the path begins at its root.
+            Ok(place) => self.root.join(place.strip_prefix("/").unwrap_or(&place)),
+            Err(_) => self.root.to_owned(),
+        }
     }
 
     fn failed(&self, action: &'static str, name: Option<&CStr>, errno: Errno) -> os::Error {

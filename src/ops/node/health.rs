@@ -72,13 +72,28 @@ fn here(node: &Node, entry: &StageEntry, publish_path: Option<&Path>, health: &m
         add(health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
         return Ok(());
     };
-    if let Err(error) = sources::reach(node, &entry.id, &source) {
-        let reason = if matches!(error, Error::Stale { .. }) { "StaleMount" } else { "ServerUnreachable" };
-        add(health, HealthProblem { severity: Severity::Inaccessible, reason, message: format!("volume {}: {error}", entry.id) });
+    match sources::reach(node, &entry.id, &source) {
+        Err(error) => {
+            let reason = if matches!(error, Error::Stale { .. }) { "StaleMount" } else { "ServerUnreachable" };
+            add(
+                health,
+                HealthProblem { severity: Severity::Inaccessible, reason, message: format!("volume {}: {error}", entry.id) },
+            );
+        }
+        // Only of a server that answers.
+        Ok(()) if !source.network_directory().map_or(Ok(true), observe::has_directory)? => {
+            let message = format!("volume {}: its directory {} is not there any more", entry.id, source_name(&source));
+            add(health, HealthProblem { severity: Severity::DataLoss, reason: "VolumeMissing", message });
+        }
+        Ok(()) => {}
     }
     let mounts = Mounts::now()?;
     for path in places(node, entry, publish_path)? {
         let at = observe::at(&mounts, &path, std::slice::from_ref(&source))?;
+        let unmounted = entry.network_directory().is_some() && node.same_boot(entry);
+        if path == entry.staging && at == MountState::Nothing && unmounted {
+            continue;
+        }
         at_place(&at, &path, entry, health);
         if observe::is_stale(&at, &path, &source) {
             let message = format!(
@@ -107,7 +122,7 @@ fn is_there(source: &Source) -> bool {
 /// Where it ought to be mounted. A published inline volume's staging mount goes with the driver's container, and is not needed any more.
 fn places(node: &Node, entry: &StageEntry, publish_path: Option<&Path>) -> Result<Vec<PathBuf>> {
     let mut places = Vec::new();
-    if entry.is_mounted_at_staging() && !(entry.inline && publish_path.is_some()) {
+    if entry.access != Access::Block && !(entry.inline && publish_path.is_some()) {
         places.push(entry.staging.clone());
     }
     if let Some(path) = publish_path {

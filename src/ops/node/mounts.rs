@@ -33,15 +33,19 @@ pub(super) fn apply_group(root: &Root, path: &Path, source: &Source, gid: u32, r
     if read_only {
         return Ok(false);
     }
-    let place = match source {
-        // A mount of its own, since `..` leads out of no mount, and the share's holds other volumes.
-        Source::Directory(directory) => {
-            let from = mount::open_in(&directory.mount, &directory.directory)?;
-            mount::clone_mount(from.as_fd(), &Attributes::default())?
-        }
-        source => observe::open(root, path, source)?,
+    let directory = match source {
+        Source::Directory(directory) => Some(directory),
+        _ => None,
     };
-    Ok(step("apply group", &format_args!("{gid} to {}", path.display()), || fs_group::apply(place.as_fd(), path, gid))?)
+    let path = directory.map_or_else(|| path.to_owned(), |directory| directory.mount.join(&directory.directory));
+    step("apply group", &format_args!("{gid} to {}", path.display()), || {
+        let place = match directory {
+            // A mount of its own, since `..` leads out of no mount, and the share's holds other volumes.
+            Some(directory) => mount::clone_mount(observe::open_directory(directory)?.as_fd(), &Attributes::default())?,
+            None => observe::open(root, &path, source)?,
+        };
+        Ok(fs_group::apply(place.as_fd(), &path, gid)?)
+    })
 }
 
 /// Whether a journaled target is mounted, and by this volume.

@@ -151,6 +151,34 @@ pub fn open(root: &Root, path: &Path, source: &Source) -> Result<OwnedFd> {
     }
 }
 
+/// Opens a directory of a shared mount. Of a network share it is seen to be of this mount: one that is being mounted anew has none for a
+/// moment, and the node's own directory lies there.
+///
+/// # Errors
+/// `Stale` where it is of another mount.
+pub fn open_directory(directory: &Directory) -> Result<OwnedFd> {
+    let open = os::mount::open_in(&directory.mount, &directory.directory)?;
+    let stat = rustix::fs::fstat(&open).map_err(|errno| os::Error::io("stat", &directory.mount, errno))?;
+    let number = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    // A subvolume of btrfs has a number of its own.
+    if directory.root.is_none() && number != directory.device {
+        return Err(Error::Stale { object: directory.source.clone(), reason: "its share is being mounted anew".to_owned() });
+    }
+    Ok(open)
+}
+
+/// Whether the directory is in its share.
+///
+/// # Errors
+/// Where that cannot be said.
+pub fn has_directory(directory: &Directory) -> Result<bool> {
+    match os::mount::open_in(&directory.mount, &directory.directory) {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_missing() || error.errno() == Some(libc::ESTALE) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Refuses a path in which something is mounted: it would be covered, or its unmounting fail.
 pub fn nothing_inside(mounts: &Mounts, path: &Path) -> Result<()> {
     let Some(inside) = mounts.inside(path)? else { return Ok(()) };

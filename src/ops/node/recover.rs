@@ -251,14 +251,15 @@ pub(super) fn recover_volume(node: &Node, id: &VolumeId, mounted: &HashMap<&Path
 
 fn recover_locked(node: &Node, volume: Interrupted) -> Result<()> {
     let Interrupted { id, entry, targets, _guard } = volume;
+    let staged = entry.as_ref().filter(|entry| entry.phase == Phase::Staged && node.same_boot(entry));
+    let unmounted = match staged.filter(|entry| entry.network_directory().is_some()) {
+        Some(entry) => unmount_all(node.root_of(entry), &entry.staging, &entry.shown()).map(drop),
+        None => Ok(()),
+    };
     recover_targets(node, &id, entry.as_ref(), &targets)?;
     let Some(entry) = entry else { return Ok(()) };
     match entry.phase {
-        Phase::Staged if node.same_boot(&entry) && entry.network_directory().is_some() => {
-            let sources = Sources::observe(node, &id, Some(&entry))?;
-            unmount_all(node.root_of(&entry), &entry.staging, &sources.at_staging()).map(drop)
-        }
-        Phase::Staged if node.same_boot(&entry) => Ok(()),
+        Phase::Staged if node.same_boot(&entry) => unmounted,
         Phase::Staged => {
             tracing::info!(volume = %id, "staged before the last boot; it must be staged again before it is published");
             Ok(())

@@ -15,7 +15,7 @@ use crate::volume::{Error, Result, Topology, VolumeId};
 
 use super::context::Node;
 use super::inline::identity;
-use super::journal::StageEntry;
+use super::journal::{Phase, StageEntry};
 use super::observe::{self, MountState};
 use super::requests::{Handle, NodeInfo, Stats};
 use super::resolve;
@@ -90,11 +90,14 @@ pub(super) fn stats(node: &Node, handle: &Handle, path: &Path) -> Result<Stats> 
     // statfs of a bare directory would be the node's own disk.
     let mounts = Mounts::now()?;
     if let Source::Directory(directory) = &source {
-        // What is connected was seen to be mounted.
-        let path = if place.at == At::Staging { place.entry.shown_at() } else { place.path.clone() };
-        if path == place.path {
-            let MountState::Ours(_) = observe::at(&mounts, &path, &sources.all)? else { return Err(missing()) };
-        }
+        let staged = place.entry.phase == Phase::Staged && node.same_boot(&place.entry);
+        let path = match source.network_directory().filter(|_| place.at == At::Staging && staged) {
+            Some(share) => share.mount.clone(),
+            None => {
+                let MountState::Ours(_) = observe::at(&mounts, &place.path, &sources.all)? else { return Err(missing()) };
+                place.path.clone()
+            }
+        };
         sources::reach(node, &place.entry.id, &source)?;
         if directory.root.is_some() {
             let open = place.root.open_path(&place.path)?.ok_or_else(missing)?;

@@ -167,6 +167,21 @@ pub fn logout(session: &Session) -> Result<()> {
     Err(Error::Tool { tool: ISCSIADM.name, object, status, output: meaning(output.status).to_owned() })
 }
 
+/// iscsid, where it has other files than we have: on the node, and we in a container. iscsiadm is then that which is there: the two
+/// exchange C structures (open-iscsi, mgmt_ipc.h), which differ from version to version, and 2.1.8 takes what 2.1.11 sends for a login
+/// without a transport. Where systemd starts it for its first client, process 1 has its files.
+fn daemon_elsewhere() -> Option<u32> {
+    let link = |pid: &str, kind: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+    let (network, files) = (link("self", "net")?, link("self", "mnt")?);
+    let ours = |pid: &str| link(pid, "net").as_ref() == Some(&network);
+    let is_daemon = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "iscsid");
+    let entries = std::fs::read_dir("/proc").ok()?.flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let pid = pids.filter(|name| name.parse::<u32>().is_ok()).find(|pid| is_daemon(pid) && ours(pid));
+    let pid = pid.or_else(|| Some("1".to_owned()).filter(|pid| ours(pid)))?;
+    link(&pid, "mnt").filter(|there| *there != files).and_then(|_| pid.parse().ok())
+}
+
 fn iscsiadm(arguments: &[&str], files: Private, deadline: Duration) -> Result<Output> {
     let run = Run {
         tool: ISCSIADM,
@@ -202,7 +217,7 @@ fn meaning(status: std::result::Result<i32, i32>) -> &'static str {
         Ok(8) => "no login within the time",
         Ok(10) => "the logout failed",
         Ok(11) => "no answer within the time",
-        Ok(12) => "the transport's driver is not there; `modprobe iscsi_tcp`",
+        Ok(12) => "the transport's driver is not there (`modprobe iscsi_tcp`), or iscsid is of another version than iscsiadm",
         Ok(13) => "not permitted",
         Ok(15) => "there is such a session",
         Ok(19) => "the target refuses the login for good",
@@ -288,9 +303,15 @@ fn database(
     binding: &BTreeMap<String, String>,
     records: &[(String, BTreeMap<String, String>)],
 ) -> Result<Private> {
-    let mut files = Private::default();
+    let mut files = match daemon_elsewhere() {
+        Some(pid) => Private::of_process(pid)?,
+        None => Private::default(),
+    };
     let mut there = false;
-    for directory in DATABASES.map(Path::new).into_iter().filter(|directory| directory.is_dir()) {
+    for directory in DATABASES.map(Path::new) {
+        if !files.has_directory(directory) {
+            continue;
+        }
         there = true;
         files.cover(directory)?;
         files.add(directory, &PathBuf::from("ifaces").join(&interface.name), &text(binding)?)?;
@@ -301,7 +322,7 @@ fn database(
     if !there {
         return Err(Error::ToolMissing { tool: ISCSIADM.name, package: ISCSIADM.package });
     }
-    if Path::new(LOCKS).is_dir() {
+    if files.has_directory(Path::new(LOCKS)) {
         files.cover(Path::new(LOCKS))?;
     }
     Ok(files)

@@ -26,10 +26,15 @@ impl Tool {
     /// # Errors
     /// `ToolMissing`.
     pub fn find(&self) -> Result<PathBuf> {
+        self.find_where(|path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
+    }
+
+    /// As `find`, by what is said to be a program.
+    pub(super) fn find_where(&self, is_program: impl Fn(&Path) -> bool) -> Result<PathBuf> {
         SEARCH
             .split(':')
             .map(|directory| Path::new(directory).join(self.name))
-            .find(|path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
+            .find(|path| is_program(path))
             .ok_or(Error::ToolMissing { tool: self.name, package: self.package })
     }
 }

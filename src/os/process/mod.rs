@@ -43,7 +43,10 @@ pub fn run_to_file(run: Run<'_>, stdout: File) -> Result<Output> {
 }
 
 fn run_with(run: Run<'_>, files: Option<Private>, stdout: Option<File>) -> Result<Output> {
-    let path = run.tool.find()?;
+    let path = match files.as_ref().filter(|files| files.view.is_some()) {
+        Some(files) => run.tool.find_where(|path| files.has_program(path))?,
+        None => run.tool.find()?,
+    };
     let begun = Instant::now();
     let mut child = start(&path, &run, files, stdout)?;
     #[cfg(feature = "faults")]

@@ -4,8 +4,11 @@
 use std::ffi::CString;
 use std::fmt;
 use std::io::{self};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 
 use super::super::{Error, Result};
 
@@ -13,10 +16,18 @@ use super::super::{Error, Result};
 /// secrets. It is gone with the program, however that ends. The memory is ramfs's, which no kernel swaps to a disk.
 #[derive(Default)]
 pub struct Private {
+    /// Whose view it begins with; `None` is ours.
+    pub(super) view: Option<View>,
     pub(super) covered: Vec<CString>,
     /// Below those, each after its parent.
     directories: Vec<CString>,
     pub(super) files: Vec<(CString, Vec<u8>)>,
+}
+
+/// The view of a process: its mount namespace, and the root directory in it.
+pub(super) struct View {
+    namespace: OwnedFd,
+    root: OwnedFd,
 }
 
 /// Files may hold secrets: only how many there are shows.
@@ -27,6 +38,37 @@ impl fmt::Debug for Private {
 }
 
 impl Private {
+    /// In the view of another process, which may be in another container or on the node itself. The program is that which is found there.
+    pub fn of_process(pid: u32) -> Result<Private> {
+        let open = |name: &str, flags| {
+            let path = format!("/proc/{pid}/{name}");
+            rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| Error::io("open", path, errno))
+        };
+        let view = View { namespace: open("ns/mnt", OFlags::RDONLY)?, root: open("root", OFlags::PATH | OFlags::DIRECTORY)? };
+        Ok(Private { view: Some(view), ..Private::default() })
+    }
+
+    /// Whether there is such a directory in its view.
+    pub fn has_directory(&self, path: &Path) -> bool {
+        self.stat(path).is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+
+    /// Whether there is such a program in its view.
+    pub(super) fn has_program(&self, path: &Path) -> bool {
+        self.stat(path)
+            .is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_mode & 0o111 != 0)
+    }
+
+    /// Links are those of its view, too.
+    fn stat(&self, path: &Path) -> Option<Stat> {
+        let (flags, mode) = (OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let open = match &self.view {
+            Some(view) => rustix::fs::openat2(&view.root, path, flags, mode, ResolveFlags::IN_ROOT),
+            None => rustix::fs::open(path, flags, mode),
+        };
+        rustix::fs::fstat(&open.ok()?).ok()
+    }
+
     /// Puts an empty directory over one that exists.
     pub fn cover(&mut self, directory: &Path) -> Result<()> {
         self.covered.push(c_path(directory)?);
@@ -53,6 +95,9 @@ impl Private {
         let none = std::ptr::null();
         // SAFETY: all pointers are to strings and bytes that outlive the calls, or null where that is allowed.
         unsafe {
+            if let Some(view) = &self.view {
+                done(libc::setns(view.namespace.as_raw_fd(), libc::CLONE_NEWNS))?;
+            }
             done(libc::unshare(libc::CLONE_NEWNS))?;
             // Nothing of it may be seen outside; but what is unmounted outside must go here too: a private copy of a volume's mount would
             // keep its file system in the kernel for as long as this program runs (mount_namespaces(7)).

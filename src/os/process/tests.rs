@@ -7,7 +7,7 @@ use super::private::Private;
 use super::wait::OUTPUT_LIMIT;
 use super::*;
 use rustix::process::{Pid, Signal};
-use std::io::{self, Write};
+use std::io::{self, BufRead, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -59,6 +59,33 @@ fn files_of_its_own_are_seen_by_no_other() {
     left.sort();
     assert_eq!(left, ["public"]);
     assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(directory.path().to_str().unwrap()));
+}
+
+#[test]
+fn program_in_the_view_of_another_process_has_its_files() {
+    crate::os::mount::testing::in_own_namespace(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let covered = directory.path().join("covered");
+        std::fs::create_dir(&covered).unwrap();
+        let script = r#"mount -t tmpfs view "$0" && mkdir "$0/etc" && echo elsewhere >"$0/file" && echo ready && read -r _"#;
+        #[allow(clippy::disallowed_methods, reason = "a process of another mount namespace")]
+        let mut other = std::process::Command::new("unshare")
+            .args(["--mount", "sh", "-c", script])
+            .arg(&covered)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        io::BufReader::new(other.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        assert_eq!(ready, "ready\n");
+        let files = Private::of_process(other.id()).unwrap();
+        assert!(files.has_directory(&covered.join("etc")) && !Private::default().has_directory(&covered.join("etc")));
+        let seen = run_private(sh(&format!("cat {}/file", covered.display())), files).unwrap();
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        assert_eq!(seen.stdout, "elsewhere\n", "{}", seen.stderr);
+    });
 }
 
 /// As the kubelet's directory is: shared.

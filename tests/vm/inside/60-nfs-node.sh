@@ -133,8 +133,33 @@ is "$DIR/kubelet/t/whole" "$(shown)" "what is mounted after an update of the dri
 ls kubelet/t/whole/secret >/dev/null
 mount --bind "$(shares)" kubelet/s/whole
 call node-get-volume-stats whole --path "$DIR/kubelet/s/whole" | jq -er '.usage[0].total' >/dev/null
+# One that was busy at the start goes with the next stage.
+nfs_stage whole whole "$(by_hand '')"
+is "$DIR/kubelet/t/whole" "$(shown)" "what is mounted after a repeated stage"
+mount --bind "$(shares)" kubelet/s/whole
 down_one whole
 nothing_left "an earlier version's mounts"
+
+# What an administrator or the server did to a staged volume is said, and the next stage is right again.
+inspect() { longshore inspect --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" --config config.yaml "$@"; }
+health() { call node-get-volume-health own | jq -r '.. | .reason? // empty' | xargs; }
+health_is_bad() { [ "$(health)" = VolumeMissing ]; }
+mkdir data/tenant/own
+nfs_stage own own "$(by_hand tenant/own)"
+is '' "$(health)" "health of a staged volume"
+inspect >inspected || fail "$(cat inspected)"
+umount "$(shares)"
+is DeviceGone "$(health)" "health without the share's mount"
+! inspect --json >inspected || fail "nothing is said of a share that is not mounted"
+is device-missing "$(jq -r '.findings[].kind' inspected)" "what is found"
+nfs_stage own own "$(by_hand tenant/own)"
+is '' "$(health)" "health of a volume that was staged again"
+rmdir data/tenant/own
+within 90 health_is_bad
+if nfs_stage own own "$(by_hand tenant/own)" 2>refused; then fail "staged without its directory"; fi
+grep -q NOT_FOUND refused || fail "$(cat refused)"
+nfs_unstage own own
+nothing_left "a volume without its directory"
 
 # Every version, and options of the mount and of the bind. What differs is another mount.
 versions='3 4.0 4.1 4.2'

@@ -109,6 +109,20 @@ is "$target_name 127.0.0.1:3260 $machine LOGGED_IN" "$(iscsi_sessions)" "the ses
 unstage some/thing#1
 nothing_is_connected "at the end"
 
+# A driver in a container has an iscsiadm of its own, perhaps of another version than iscsid: that of iscsid's files is run.
+stop_driver
+: >spied/processes
+printf '#!/bin/sh\nexit 12\n' >broken
+chmod 755 broken
+around_driver=(unshare --mount --propagation private sh -c "mount --bind $DIR/broken /usr/sbin/iscsiadm && exec \"\$@\"" sh)
+start_driver
+if nsenter --mount --target "$driver_pid" iscsiadm; then fail "the driver's own iscsiadm works: this proves nothing"; fi
+by_hand some/thing#1 0 ext4 '' "${chap[@]}" || fail "not staged by a driver in a container: $(cat stage.log)"
+is "$target_name 127.0.0.1:3260 $machine LOGGED_IN" "$(iscsi_sessions)" "the session of a driver in a container"
+unstage some/thing#1
+nothing_is_connected "of a driver in a container"
+[ -s spied/processes ] || fail "iscsiadm of the machine was not run"
+
 # The secrets are in no file of open-iscsi or of ours, in no process's arguments or environment, in no log. In the database that
 # iscsiadm saw, only root could have read them.
 stop_driver

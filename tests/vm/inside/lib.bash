@@ -5,6 +5,7 @@
 endpoint=unix://$DIR/csi.sock
 staging=$DIR/kubelet/staging
 target=$DIR/kubelet/target
+around_driver=() # with what the driver is started, such as in namespaces of its own
 driver_pid=''
 mkdir -p "$DIR/kubelet"
 
@@ -56,7 +57,7 @@ driver_ready() {
 
 # One that may not be ready is not waited for until it is.
 launch_driver() {
-    longshore serve --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
+    "${around_driver[@]}" longshore serve --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" \
         --config config.yaml >>driver.log 2>&1 &
     driver_pid=$!
 }

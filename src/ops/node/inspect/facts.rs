@@ -324,9 +324,9 @@ fn errors(found: &Found) -> Option<u64> {
 fn usage(journal: &[Entry], mounts: &MountTable, boot: &str, not_seen: &mut Vec<NotSeen>) -> HashMap<PathBuf, Usage> {
     let index = mounts.index();
     let mut groups: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
-    for entry in journal.iter().filter_map(|entry| entry.found.stage.as_ref()).filter(|entry| entry.boot == boot) {
-        let mount = entry.network_directory().map_or(&entry.staging, |directory| &directory.mount);
-        if entry.access == Access::Block || index.at(mount).is_empty() {
+    let staged = journal.iter().filter_map(|entry| Some((entry.found.stage.as_ref()?, entry.found.mounted_at()?)));
+    for (entry, path) in staged.filter(|(entry, _)| entry.boot == boot) {
+        if entry.access == Access::Block || index.at(path).is_empty() {
             continue;
         }
         let group = match &entry.source {
@@ -335,7 +335,7 @@ fn usage(journal: &[Entry], mounts: &MountTable, boot: &str, not_seen: &mut Vec<
             }
             _ => "",
         };
-        groups.entry(group).or_default().push(entry.shown_at());
+        groups.entry(group).or_default().push(path.to_owned());
     }
     let mut usage = HashMap::new();
     // Together, so that many dead ones cost the time of one.

@@ -190,23 +190,13 @@ impl StageEntry {
         self.format.is_some() || self.growth.is_some()
     }
 
-    /// The directory of a network share that it is. Nothing is mounted at its staging path: the kubelet takes mounts with the same device
-    /// number and root in mountinfo for mounts of one device, all mounts of an export have the same, and while another is there the
-    /// kubelet does not unstage (kubernetes, pkg/volume/util/operationexecutor, `GetDeviceMountRefs`).
+    /// As [`Source::network_directory`].
     pub fn network_directory(&self) -> Option<&Directory> {
-        match &self.source {
-            Some(Source::Directory(directory)) if directory.root.is_none() => Some(directory),
-            _ => None,
-        }
+        self.source.as_ref().and_then(Source::network_directory)
     }
 
     pub fn is_mounted_at_staging(&self) -> bool {
         self.access != Access::Block && self.network_directory().is_none()
-    }
-
-    /// Where the file system that is staged can be seen.
-    pub fn shown_at(&self) -> PathBuf {
-        self.network_directory().map_or_else(|| self.staging.clone(), |directory| directory.mount.join(&directory.directory))
     }
 
     /// The mount options that it was staged with; none for raw block.

@@ -27,6 +27,17 @@ pub struct Found {
     pub unreadable: Vec<(PathBuf, String)>,
 }
 
+impl Found {
+    /// Where its file system is mounted, if all is well. A directory of a network share is where it is published, and else the share's mount
+    /// shows how full that is.
+    pub fn mounted_at(&self) -> Option<&Path> {
+        let stage = self.stage.as_ref()?;
+        let Some(directory) = stage.network_directory() else { return Some(&stage.staging) };
+        let target = self.targets.iter().find(|target| target.boot == stage.boot);
+        Some(target.map_or(&directory.mount, |target| &target.target))
+    }
+}
+
 /// The whole journal, as it was found.
 #[derive(Clone, Debug, Default)]
 pub struct JournalSnapshot {

@@ -145,8 +145,8 @@ impl<'a> PublishRun<'a> {
 
     fn bind_filesystem(&mut self, place: OwnedFd) -> Result<()> {
         let from = match &self.source {
-            // Not by way of the staging path, whose directory may have gone stale.
-            Source::Directory(directory) => mount::open_in(&directory.mount, &directory.directory)?,
+            // Not by way of the staging path, where a share's is not mounted, and a local one may be an earlier one.
+            Source::Directory(directory) => observe::open_directory(directory)?,
             source => observe::open(self.node.root_of(self.entry), &self.entry.staging, source)?,
         };
         self.bind(from, place)?;

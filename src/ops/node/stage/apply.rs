@@ -257,8 +257,7 @@ impl<'a> StageRun<'a> {
         root.open_path(&staging)?.ok_or_else(|| unexpected(&staging, "the staging directory vanished"))
     }
 
-    /// A directory of a shared mount is bound to the staging path: what the mount is like is its first user's choice, what the bind
-    /// forbids is this one's.
+    /// A directory of a local file system is bound to the staging path.
     fn bind(&mut self, directory: &Directory) -> Result<()> {
         let (mut attributes, _) = split_flags(&self.flags().after(&directory.options))?;
         attributes.read_only |= self.entry.read_only;
@@ -271,9 +270,7 @@ impl<'a> StageRun<'a> {
             mount::attach(detached, place.as_fd(), &staging)
         })?;
         drop(place);
-        self.seen_mounted(&directory.fstype, attributes.read_only)?;
-        self.remember_fstype(&directory.fstype);
-        Ok(())
+        self.seen_mounted(&directory.fstype, attributes.read_only)
     }
 
     pub(super) fn mount(&mut self, fstype: &str, device: &Path, more: &[String]) -> Result<()> {

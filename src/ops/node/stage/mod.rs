@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::backend::Source;
 use crate::ops::lock::Key;
 use crate::ops::parameters::Parameters;
 use crate::os::mounts::Mounts;
@@ -9,7 +10,7 @@ use crate::volume::{AccessType, Capability, Error, Outcome, Result, Secrets, Vol
 
 use super::context::Node;
 use super::journal::StageEntry;
-use super::mounts::apply_group;
+use super::mounts::{apply_group, unmount_all};
 use super::observe::{self, MountState};
 use super::requests::StageRequest;
 use super::resolve;
@@ -89,6 +90,12 @@ pub(super) fn run(node: &Node, order: &StageSpec<'_>) -> Result<Outcome<()>> {
     let steps = plan::start(&order.wanted, &seen)?;
     if steps.is_empty() {
         order.backend.connect().may_use(&order.wanted.id)?;
+        if seen.staging != MountState::Nothing
+            && let Some(entry) = seen.entry.filter(|entry| entry.network_directory().is_some())
+            && let Err(error) = unmount_all(order.root, &entry.staging, &entry.shown())
+        {
+            tracing::warn!(volume = %entry.id, %error, "what an earlier version mounted at the staging path is still there");
+        }
         let changed = match (order.group, &order.wanted.access, &seen.used) {
             (Some(gid), DesiredAccess::Filesystem { .. }, Some(source)) => {
                 apply_group(order.root, &order.wanted.staging, source, gid, order.wanted.read_only)?
@@ -119,8 +126,9 @@ fn look(node: &Node, order: &StageSpec<'_>, entry: Option<StageEntry>) -> Result
     if staging == MountState::Nothing {
         observe::nothing_inside(&mounts, &order.wanted.staging)?;
     }
-    if let Some(source) = &sources.connected
-        && observe::is_stale(&staging, &order.wanted.staging, source)
+    // As if it were gone, too: it is connected anew, or said to be missing.
+    if let Some(directory) = sources.connected.as_ref().and_then(Source::network_directory)
+        && !observe::has_directory(directory)?
     {
         sources.connected = None;
     }

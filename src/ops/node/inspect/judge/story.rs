@@ -141,7 +141,7 @@ impl<'a> Story<'a> {
         let stored = self.view.stored.get(self.id);
         let filesystem = stage.and_then(|stage| match &stage.access {
             Access::Filesystem { fstype: Some(fstype), .. } => {
-                let usage = self.view.facts.usage.get(&stage.shown_at());
+                let usage = self.entry.and_then(|entry| self.view.facts.usage.get(entry.found.mounted_at()?));
                 Some(Filesystem {
                     fstype: fstype.clone(),
                     total: usage.map(|usage| usage.total),
@@ -267,8 +267,9 @@ impl<'a> Story<'a> {
             health::add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
             return health;
         }
-        if self.needs_staging_mount(stage) {
-            health::at_place(&self.at(&stage.staging), &stage.staging, stage, &mut health);
+        let at = self.at(&stage.staging);
+        if at != MountState::Nothing || self.needs_staging_mount(stage) {
+            health::at_place(&at, &stage.staging, stage, &mut health);
         }
         for target in self.targets().filter(|target| !target.block) {
             health::at_place(&self.at(&target.target), &target.target, stage, &mut health);
@@ -279,11 +280,12 @@ impl<'a> Story<'a> {
         health
     }
 
-    /// Whether the journaled device, or its mapping, is not there any more.
+    /// Whether the journaled device, its mapping or the mount of its share is not there any more.
     pub(super) fn is_gone(&self, stage: &StageEntry) -> bool {
+        let share = stage.network_directory().is_some_and(|directory| self.view.index.at(&directory.mount).is_empty());
         let device = stage.source.is_some() && self.entry.is_some_and(|entry| entry.still == Some(false));
         let mapping = stage.mapping.is_some() && self.mapping.is_none() && self.view.facts.mappings.is_some();
-        device || mapping
+        device || mapping || share
     }
 }
 

@@ -61,7 +61,9 @@ pub fn start(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start
     let mut steps = Vec::new();
     if entry.phase == Phase::Staged && seen.same_boot {
         compatible(wanted, entry)?;
-        if let MountState::Stack(count) = seen.staging {
+        if let MountState::Stack(count) = seen.staging
+            && entry.is_mounted_at_staging()
+        {
             return Err(stacked(&wanted.staging, count));
         }
         let mounted = !entry.is_mounted_at_staging() || matches!(seen.staging, MountState::Ours(_));
@@ -87,6 +89,10 @@ pub fn start(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start
 
 fn start_without_journal(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start>> {
     match (&seen.staging, &wanted.access) {
+        // What an earlier version mounted there is taken away.
+        (_, DesiredAccess::Filesystem { .. }) if seen.used.as_ref().is_some_and(|used| used.network_directory().is_some()) => {
+            Ok(vec![Start::Begin, Start::Connect])
+        }
         (MountState::Stack(count), _) => Err(stacked(&wanted.staging, *count)),
         (MountState::Ours(mount), DesiredAccess::Filesystem { fstype, .. }) => {
             let directory = matches!(seen.used, Some(Source::Directory(_)));

@@ -125,7 +125,11 @@ fn directory_of_a_network_share_is_staged_without_a_mount() {
         start(&wanted, &seen(Some(entry), source, staging)).expect("fits")
     };
     assert_eq!(steps(None, MountState::Nothing), []);
-    assert_eq!(steps(None, ours()), [], "an earlier version's mount");
+    for earlier in [ours(), MountState::Stack(2)] {
+        assert_eq!(steps(None, earlier.clone()), [], "an earlier version's mounts");
+        let lost = start(&DesiredStage { read_only: true, ..wanted.clone() }, &seen(None, Some(source(None)), earlier));
+        assert_eq!(lost.expect("the journal was lost"), [Start::Begin, Start::Connect]);
+    }
     let own = steps(Some("/export/a".into()), MountState::Nothing);
     assert_eq!(own, [Start::ClearMounts, Start::Begin, Start::Connect], "a local directory is mounted there");
 }
