@@ -7,12 +7,20 @@ import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
 import eventlet
 eventlet.monkey_patch()
-import shlex, socket
+import random, shlex, socket
 
 WORK = sys.argv[1]
 ETC = os.path.join(sys.prefix, "etc", "cinder")
-with socket.create_server(("127.0.0.1", 0)) as free:
-    PORT = free.getsockname()[1]
+def free_port():
+    """Seconds pass before it is bound, so it is none of the ephemeral ports (32768 and above), which any other test may get meanwhile."""
+    while True:
+        port = random.randrange(10000, 30000)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            pass
+PORT = free_port()
 CONFIG = f"""
 [DEFAULT]
 auth_strategy = noauth
