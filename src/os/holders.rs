@@ -178,7 +178,8 @@ fn holder(pid: u32, more: usize, mount_point: Option<PathBuf>) -> Holder {
     Holder { pid, command: read("comm").trim().to_owned(), pod: pod_of(&read("cgroup")), more, mount_point }
 }
 
-fn processes() -> Vec<u32> {
+/// All that can be seen.
+pub(super) fn processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

@@ -65,7 +65,7 @@ class Machine(Node):
         os.environ.update(VM_TAP=self.name, VM_CPUS="2", VM_MEMORY="4096", VM_LIMIT="86400",
                           VM_DISKS=" ".join(f"{name}={self.directory}/{name}.img" for name in DISKS))
         child = start(self.name, "/run/root/tests/vm/boot", os.readlink(f"{self.directory}/made"), f"{self.directory}/work", f"{LOGS}/{self.name}")
-        # The API server takes it for ready for a while when it is not there any more.
+        # The API server treats it as ready for a while when it is not there any more.
         until(f"boot of {self.name}", lambda: self.boot_id() not in (None, before) or child.poll() is not None, 600)
         if child.poll() is not None:
             raise RuntimeError(f"{self.name} has ended; see {self.name}/console.log")

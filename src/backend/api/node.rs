@@ -35,8 +35,8 @@ impl Source {
     }
 }
 
-/// A directory of a shared mount, to be bound where the volume is published, and staged if it has a `root`. Others may have the same directory, so that a mount is this
-/// volume's by the journal's word for its place, too.
+/// A directory of a shared mount, to be bound where the volume is published, and staged if it has a `root`. Others may have the same
+/// directory, so that a mount is this volume's by the journal's word for its place, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Directory {
@@ -50,7 +50,8 @@ pub struct Directory {
     /// Of the shared mount's file system.
     pub device: (u32, u32),
     /// What mountinfo shows as the root of a bind mount of the directory, where that and the device distinguish it (a local file system);
-    /// `None` where the source does (NFS), and then it is not bound where it is staged. Empty is any: what was bound where the journal says is the volume's, be it renamed since.
+    /// `None` where the source does (NFS), and then it is not bound where it is staged. Empty is any: what was bound where the journal says
+    /// is the volume's, be it renamed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<PathBuf>,
     /// Options of each bind mount of it, before those that the CO gives: `nosuid`, `nodev`.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::super::process::{self, Output, Private, Run, Tool};
-use super::super::{Error, Result, multipath, udev};
+use super::super::{Error, Result, holders, multipath, udev};
 use super::{Portal, Session};
 
 const ISCSIADM: Tool = Tool { name: "iscsiadm", package: "open-iscsi" };
@@ -171,15 +171,14 @@ pub fn logout(session: &Session) -> Result<()> {
 /// exchange C structures (open-iscsi, mgmt_ipc.h), which differ from version to version, and 2.1.8 takes what 2.1.11 sends for a login
 /// without a transport. Where systemd starts it for its first client, process 1 has its files.
 fn daemon_elsewhere() -> Option<u32> {
-    let link = |pid: &str, kind: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
-    let (network, files) = (link("self", "net")?, link("self", "mnt")?);
-    let ours = |pid: &str| link(pid, "net").as_ref() == Some(&network);
-    let is_daemon = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "iscsid");
-    let entries = std::fs::read_dir("/proc").ok()?.flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let pid = pids.filter(|name| name.parse::<u32>().is_ok()).find(|pid| is_daemon(pid) && ours(pid));
-    let pid = pid.or_else(|| Some("1".to_owned()).filter(|pid| ours(pid)))?;
-    link(&pid, "mnt").filter(|there| *there != files).and_then(|_| pid.parse().ok())
+    let link = |pid: u32, kind: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+    let own = std::process::id();
+    let (network, files) = (link(own, "net")?, link(own, "mnt")?);
+    let in_our_network = |pid: &u32| link(*pid, "net").as_ref() == Some(&network);
+    let is_daemon = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "iscsid");
+    let daemon = holders::processes().into_iter().find(|pid| is_daemon(pid) && in_our_network(pid));
+    let pid = daemon.or_else(|| Some(1).filter(in_our_network))?;
+    link(pid, "mnt").filter(|there| *there != files).map(|_| pid)
 }
 
 fn iscsiadm(arguments: &[&str], files: Private, deadline: Duration) -> Result<Output> {

@@ -43,7 +43,7 @@ pub fn run_to_file(run: Run<'_>, stdout: File) -> Result<Output> {
 }
 
 fn run_with(run: Run<'_>, files: Option<Private>, stdout: Option<File>) -> Result<Output> {
-    let path = match files.as_ref().filter(|files| files.view.is_some()) {
+    let path = match &files {
         Some(files) => run.tool.find_where(|path| files.has_program(path))?,
         None => run.tool.find()?,
     };

@@ -17,7 +17,7 @@ use super::super::{Error, Result};
 #[derive(Default)]
 pub struct Private {
     /// Whose view it begins with; `None` is ours.
-    pub(super) view: Option<View>,
+    view: Option<View>,
     pub(super) covered: Vec<CString>,
     /// Below those, each after its parent.
     directories: Vec<CString>,
@@ -25,7 +25,7 @@ pub struct Private {
 }
 
 /// The view of a process: its mount namespace, and the root directory in it.
-pub(super) struct View {
+struct View {
     namespace: OwnedFd,
     root: OwnedFd,
 }

@@ -158,8 +158,7 @@ impl Story<'_> {
             return Some(self.with(finding, commands, self.unless_mounted(kept, Repair::Recover { id: self.id.clone() })));
         }
         let gone = self.is_gone(stage);
-        let at = Some(self.at(path)).filter(|at| *at != MountState::Nothing || self.needs_staging_mount(stage));
-        let (kind, what) = match at {
+        let (kind, what) = match self.at_staging(stage) {
             Some(MountState::Foreign(mount)) => return Some(self.foreign(path, &mount)),
             Some(MountState::Stack(count)) => return Some(self.stacked(path, count)),
             Some(MountState::Ours(_)) | None if !gone => return None,

@@ -109,6 +109,11 @@ impl<'a> Story<'a> {
         stage.is_mounted_at_staging() && !(stage.inline && published())
     }
 
+    /// What is mounted at its staging path; `None` where nothing is, and need not be.
+    pub(super) fn at_staging(&self, stage: &StageEntry) -> Option<MountState> {
+        Some(self.at(&stage.staging)).filter(|at| *at != MountState::Nothing || self.needs_staging_mount(stage))
+    }
+
     pub(super) fn is_journaled(&self, device: &BlockDevice) -> bool {
         let source = self.stage.and_then(|stage| stage.source.as_ref());
         let still = self.entry.is_some_and(|entry| entry.still == Some(true));
@@ -267,8 +272,7 @@ impl<'a> Story<'a> {
             health::add(&mut health, HealthProblem { severity: Severity::Inaccessible, reason: "DeviceGone", message });
             return health;
         }
-        let at = self.at(&stage.staging);
-        if at != MountState::Nothing || self.needs_staging_mount(stage) {
+        if let Some(at) = self.at_staging(stage) {
             health::at_place(&at, &stage.staging, stage, &mut health);
         }
         for target in self.targets().filter(|target| !target.block) {
