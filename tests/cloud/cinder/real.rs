@@ -21,6 +21,15 @@ impl Drop for Real {
     fn drop(&mut self) {
         self.process.kill().ok();
         self.process.wait().ok();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.scratch.path().join("cinder.log")).unwrap_or_default();
+            let lines: Vec<&str> =
+                log.lines().filter(|line| [" ERROR ", " WARNING "].iter().any(|level| line.contains(level))).collect();
+            eprintln!(
+                "what Cinder's log has of warnings and errors, the last of them:\n{}",
+                lines[lines.len().saturating_sub(200)..].join("\n")
+            );
+        }
     }
 }
 
