@@ -91,7 +91,7 @@ class Writer:
 
     def wait(self, seconds=90):
         """Until it runs and has written into each of its volumes."""
-        kubectl("wait", f"--namespace={self.namespace}", "--for=condition=Ready", f"pod/{self.name}", f"--timeout={seconds}s")
+        kubectl("wait", f"--namespace={self.namespace}", "--for=condition=Ready", f"pod/{self.name}", f"--timeout={seconds}s", timeout=seconds + 20)
         until(f"writes of pod {self.name}", lambda: all(self.read().values()), 60)
         return self
 

@@ -176,15 +176,7 @@ fn used_on_this_machine(job: &Job<'_>) -> Result<Option<String>> {
 
 /// The loop devices of this machine that show a volume's image, no matter who made them.
 pub(super) fn devices_of(id: &VolumeId, inode: (u64, u64)) -> Result<Vec<PathBuf>> {
-    match loopdev::find(inode, &image_name(id)) {
-        Ok(devices) => Ok(devices.into_iter().map(|device| device.path).collect()),
-        // A controller without rights, or without the nodes of devices, still sees what their files are called. Other
-        // devices on its machine must not keep it from its work.
-        Err(error) if matches!(error.errno(), Some(libc::EACCES | libc::EPERM | libc::ENOENT)) => {
-            Ok(loopdev::find_by_name(&image_name(id))?)
-        }
-        Err(error) => Err(error.into()),
-    }
+    Ok(loopdev::paths_of(inode, &image_name(id))?)
 }
 
 fn warn_of_freeze(job: &Job<'_>) {

@@ -92,8 +92,18 @@ pub(super) fn backing(info: &kernel::Info) -> (u64, u64) {
     (rustix::fs::makedev(major, minor), info.inode)
 }
 
-/// The devices whose file the kernel calls `.../<name>`, for who may not open devices and so cannot ask for identities.
-pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
+/// As [`find`]. A process that may not open devices, or has no nodes of them (a controller in its pod), still sees what their files are
+/// called: other devices on its machine must not keep it from its work.
+pub fn paths_of(backing: (u64, u64), name: &Path) -> Result<Vec<PathBuf>> {
+    match find(backing, name) {
+        Ok(devices) => Ok(devices.into_iter().map(|device| device.path).collect()),
+        Err(error) if matches!(error.errno(), Some(libc::EACCES | libc::EPERM | libc::ENOENT)) => find_by_name(name),
+        Err(error) => Err(error),
+    }
+}
+
+/// The devices whose file the kernel calls `.../<name>`.
+fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
         let device = Path::new("/dev").join(entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name());

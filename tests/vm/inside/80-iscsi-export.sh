@@ -83,6 +83,18 @@ call controller-unpublish-volume "$third" >/dev/null
 detach "$third" a
 detach "$id" a
 is '' "$(exported)" "what is exported after the last was detached"
+stop_driver
+
+# As in the controller's pod, which has no nodes of devices: a loop device of another program (the kubelet has one for each raw volume) keeps no
+# volume from being attached, and one over the image does.
+other=$(losetup --find --show data)
+start_controller unshare --mount sh -c 'mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/random c 1 8 && exec "$@"' pod
+attach "$id" a
+detach "$id" a
+own=$(losetup --find --show "$(image_of Vol_1)")
+refused "$own shows its image" attach "$id" a
+losetup -d "$own"
+losetup -d "$other"
 for volume in "$id" "$second" "$third"; do delete "$volume"; done
 nothing_left
 stop_driver

@@ -40,8 +40,9 @@ configure() {
     } >config.yaml
 }
 
+# start_controller [COMMAND...]: by a command that runs the one behind it.
 start_controller() {
-    longshore serve --mode controller --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --config config.yaml >>driver.log 2>&1 &
+    "$@" longshore serve --mode controller --endpoint "$endpoint" --node-id vm --state-dir "$DIR/state" --config config.yaml >>driver.log 2>&1 &
     driver_pid=$!
     within 20 driver_ready
 }

@@ -177,8 +177,8 @@ fn may_join(id: &VolumeId, record: &Record, mode: AccessMode) -> Result<()> {
 fn check_unused(id: &VolumeId, image: &Image, lio: &Lio, first: bool) -> Result<()> {
     let in_use = |by: String| Err(Error::InUse { object: format!("volume {id}"), by });
     let name = image.path.strip_prefix(&image.pool).unwrap_or(&image.path);
-    if let Some(device) = loopdev::find(image.inode, name)?.first() {
-        return in_use(format!("{0} shows its image on this machine; see with `losetup {0}` who uses it", device.path.display()));
+    if let Some(device) = loopdev::paths_of(image.inode, name)?.first() {
+        return in_use(format!("{0} shows its image on this machine; see with `losetup {0}` who uses it", device.display()));
     }
     match lio.shows(image.inode)?.filter(|_| first) {
         Some(disk) if !disk.ends_with(&format!("/{}", Names::of(id).disk)) => {
