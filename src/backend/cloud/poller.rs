@@ -242,10 +242,18 @@ impl<S: Source> Shared<S> {
     }
 
     /// Sends one request, and tells all who asked for it.
-    fn answer(&self, request: Request<S>) {
-        let keys: Vec<S::Key> = request.keys.into_iter().collect();
+    fn answer(&self, mut request: Request<S>) {
+        let keys: Vec<S::Key> = request.keys.iter().cloned().collect();
         let answer = self.source.fetch(&keys);
         self.state().last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
+        // It may be for one of them: the others are answered all the same.
+        if keys.len() > 1 && answer.as_ref().is_err_and(Refusal::concerns_one) {
+            for key in keys {
+                let asks = request.asks.extract_if(.., |ask| ask.key == key).collect();
+                self.answer(Request { keys: BTreeSet::from([key]), asks });
+            }
+            return;
+        }
         let mut found: BTreeMap<S::Key, Vec<S::Item>> = BTreeMap::new();
         let refusal = match answer {
             Ok(items) => {

@@ -146,9 +146,12 @@ impl Controller {
                             | CloudErrorKind::Key
                     );
                 let error = self.refused("finish snapshot", object, refusal);
-                // The next call finds what was begun, and continues.
+                // The next call finds what was begun, and continues. Until then nothing is over.
                 if !is_for_good {
-                    return Err(error);
+                    return Err(match error {
+                        Error::InProgress { .. } | Error::Throttled { .. } | Error::BackendUnavailable { .. } => error,
+                        other => other.leaving(format!("{}, with which the next call continues", begun.id)),
+                    });
                 }
                 Err(match self.delete_taken(what, object, begun) {
                     Ok(_) => error.rolled_back(),

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::backend::{SnapshotSpec, VolumeSpec};
 use crate::volume::{BackendName, ContentSource, Error, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
-use super::api::{CloudSnapshot, Disk, DiskSource, SnapshotState, Tags};
+use super::api::{CloudSnapshot, Disk, DiskId, DiskSource, SnapshotState, Tags};
 use super::existing::ExistingDisks;
 use super::policy::Policy;
 
@@ -235,12 +235,17 @@ pub(super) fn is_restored_backup(disk: &Disk) -> bool {
 /// Whether a snapshot was taken of the disk that its tags name: `None` where they name none. A copy of a snapshot has none, or any, for a
 /// source (EBS user guide, "Copy an Amazon EBS snapshot": an arbitrary volume id that is not to be used).
 pub(super) fn is_of_its_source(snapshot: &CloudSnapshot) -> Option<bool> {
-    source_volume(&snapshot.tags)?.recorded().map(|disk| disk == snapshot.disk.0)
+    source_disk(&snapshot.tags).map(|disk| disk == snapshot.disk)
 }
 
 /// Whether a snapshot with these tags was taken of a disk that another program made.
 pub fn is_of_existing_disk(tags: &Tags) -> bool {
     source_volume(tags).is_some_and(|source| source.is_existing())
+}
+
+/// The disk that a snapshot with these tags was taken of, as it is recorded in the volume's id.
+pub fn source_disk(tags: &Tags) -> Option<DiskId> {
+    source_volume(tags)?.recorded().map(|disk| DiskId(disk.to_owned()))
 }
 
 /// The volume that a snapshot was taken of, of whatever backend.

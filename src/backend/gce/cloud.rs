@@ -24,6 +24,8 @@ use super::names::{self, Called, InstanceName, Place};
 use super::parameters::{DiskSettings, MANY_READERS, SnapshotSettings};
 use super::record::{self, LONGEST, Record};
 
+mod images;
+
 /// A disk names so many of its users at most; of one with as many the machines are asked.
 const MOST_USERS: usize = 50;
 /// How often labels that another program changed at the same time are read again.
@@ -61,6 +63,8 @@ pub struct GceCloud {
     zones: OnceLock<Vec<String>>,
     /// By number, when it was described.
     described: Mutex<BTreeMap<u64, (Duration, Described)>>,
+    /// Whether snapshots may be images.
+    images: bool,
 }
 
 /// What requests say of a disk beside its number.
@@ -81,8 +85,8 @@ impl From<&api::Disk> for Described {
 }
 
 impl GceCloud {
-    pub fn new(api: Gce, clock: Clock) -> GceCloud {
-        GceCloud { api, clock, zones: OnceLock::new(), described: Mutex::default() }
+    pub fn new(api: Gce, clock: Clock, images: bool) -> GceCloud {
+        GceCloud { api, clock, zones: OnceLock::new(), described: Mutex::default(), images }
     }
 
     fn remember(&self, disk: &api::Disk) {
@@ -221,6 +225,10 @@ impl GceCloud {
         }
         match &spec.source {
             DiskSource::Empty => {}
+            DiskSource::Snapshot(image) if names::parse_image(image).is_some() => {
+                let found = self.image("disks.insert", image)?;
+                put("sourceImage", self.url(&format!("global/images/{}", found.name))?.into());
+            }
             DiskSource::Snapshot(snapshot) => {
                 let missing =
                     || refusal(CloudErrorKind::NotFound, "snapshots.get", "notFound", format!("there is no {snapshot}"));
@@ -243,6 +251,24 @@ impl GceCloud {
 
     fn snapshot_named(&self, name: &str) -> Answer<Option<api::Snapshot>> {
         self.api.look(&Request::get("snapshots.get", format!("global/snapshots/{name}")))
+    }
+
+    /// Snapshots or images with the label of these tags.
+    fn listed(&self, action: &'static str, path: &str, tags: &Tags, take: impl FnMut(Vec<api::Snapshot>)) -> Answer<()> {
+        let request = Request::get(action, path).for_list();
+        let request = record::filter(tags).into_iter().fold(request, |request, filter| request.query("filter", filter));
+        self.api.list(&request, take)
+    }
+
+    /// What is looked at until it is as it should be, or the time is over.
+    fn wait<T>(&self, end: Duration, look: impl Fn() -> Answer<T>, is_over: impl Fn(&T) -> bool) -> Answer<T> {
+        loop {
+            let seen = look()?;
+            if is_over(&seen) || self.clock.now() >= end {
+                return Ok(seen);
+            }
+            self.clock.sleep(PAUSE);
+        }
     }
 
     /// What runs in a place. All of it: what is about an attachment is recognised by its request's id only.
@@ -476,38 +502,39 @@ impl Cloud for GceCloud {
         if settings.is_archive {
             body["snapshotType"] = "ARCHIVE".into();
         }
+        if settings.is_image {
+            body["labels"][record::FOR_IMAGE] = "true".into();
+        }
         let operation: api::Operation = self.api.send(&api::change(ACTION, "POST", "global/snapshots", &spec.key).body(body))?;
         let operation = convert::operation_id(&operation);
-        let end = self.clock.now() + INSTANT;
-        loop {
+        let look = || {
             let found = self.snapshot_named(&spec.key).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
-            match found {
-                Some(found) if found.status != "CREATING" || self.clock.now() >= end => {
-                    let found = convert::snapshot(found);
-                    // What is uploaded for hours is waited for by its own state, and not by its operation.
-                    let has_ended = found.state != SnapshotState::Pending;
-                    return Ok(Accepted { result: found, operation: has_ended.then_some(operation) });
-                }
-                None if self.clock.now() >= end => {
-                    // It failed, which its operation says, or is not shown.
-                    self.operation_failed(&operation)?;
-                    let message = format!("operation {} has made snapshot {}, which is not shown", operation.0, spec.key);
-                    return Err(Refusal {
-                        maybe_done: true,
-                        ..refusal(CloudErrorKind::Unavailable, ACTION, "not shown", message)
-                    });
-                }
-                Some(_) => self.clock.sleep(PAUSE),
-                None => {
-                    self.operation_failed(&operation)?;
-                    self.clock.sleep(PAUSE);
-                }
+            // It failed, which its operation says, or is not shown.
+            if found.is_none() {
+                self.operation_failed(&operation)?;
             }
-        }
+            Ok(found)
+        };
+        let end = self.clock.now() + INSTANT;
+        let found = self.wait(end, look, |found| found.as_ref().is_some_and(|found| found.status != "CREATING"))?;
+        let Some(found) = found.map(convert::snapshot) else {
+            let message = format!("operation {} has made snapshot {}, which is not shown", operation.0, spec.key);
+            return Err(Refusal { maybe_done: true, ..refusal(CloudErrorKind::Unavailable, ACTION, "not shown", message) });
+        };
+        // What is uploaded for hours is waited for by its own state, and not by its operation.
+        let has_ended = !matches!(found.state, SnapshotState::Pending | SnapshotState::Unfinished);
+        Ok(Accepted { result: found, operation: has_ended.then_some(operation) })
+    }
+
+    fn finish_snapshot(&self, begun: &CloudSnapshot, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
+        self.finish_image(begun, spec)
     }
 
     fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>> {
         const ACTION: &str = "snapshots.delete";
+        if names::parse_image(snapshot).is_some() {
+            return self.delete_image(snapshot);
+        }
         let missing = || refusal(CloudErrorKind::NotFound, ACTION, "notFound", format!("there is no snapshot {snapshot}"));
         let number = names::parse_snapshot(snapshot).ok_or_else(missing)?;
         self.begin(&api::change(ACTION, "DELETE", format!("global/snapshots/{number}"), &snapshot.0), ())
@@ -535,18 +562,25 @@ impl Cloud for GceCloud {
     fn snapshots(&self, which: &Which<CloudSnapshotId>, take: Take<'_, CloudSnapshot>) -> Answer<()> {
         match which {
             Which::Ids(ids) => {
-                take(ask_each(ids, |id| Ok(self.snapshot(id)?.map(convert::snapshot)))?);
+                take(ask_each(ids, |id| match names::parse_image(id) {
+                    Some(_) => self.image_by_id(id),
+                    None => Ok(self.snapshot(id)?.map(convert::snapshot)),
+                })?);
                 Ok(())
             }
             Which::Named(names) => {
-                take(ask_each(names, |name| Ok(self.snapshot_named(name)?.map(convert::snapshot)))?);
+                take(ask_each(names, |name| self.snapshot_or_image(name))?);
                 Ok(())
             }
             Which::All { tags } => {
-                let request = Request::get("snapshots.list", "global/snapshots").for_list();
-                let request = record::filter(tags).into_iter().fold(request, |request, filter| request.query("filter", filter));
                 let has_all = |found: &CloudSnapshot| tags.iter().all(|(key, value)| found.tags.get(key) == Some(value));
-                self.api.list(&request, |page| take(page.into_iter().map(convert::snapshot).filter(has_all).collect()))
+                let mut all = |part: Vec<CloudSnapshot>| take(part.into_iter().filter(has_all).collect());
+                if self.images {
+                    return self.snapshots_and_images(tags, &mut all);
+                }
+                self.listed("snapshots.list", "global/snapshots", tags, |page| {
+                    all(page.into_iter().map(convert::snapshot).collect());
+                })
             }
             Which::Tagged { .. } => {
                 Err(invalid("snapshots.list", "tags", "a snapshot of Compute Engine is looked for by its name".to_owned()))

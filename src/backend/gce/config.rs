@@ -39,6 +39,10 @@ pub struct GceConfig {
     /// Labels of all disks and snapshots.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// A VolumeSnapshotClass may say `snapshot-type: images`: an image is a snapshot then. It needs further permissions, and a snapshot is
+    /// looked for among images, too. Leave it on as long as there are images.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub images: bool,
     /// Disks that another program made, by their handles in gcp-compute-persistent-disk-csi-driver (`projects/P/zones/Z/disks/N`. With
     /// it, `project` and `region` are needed): `use` them, or `delete` them as well where the PersistentVolume's reclaim policy says so.
     /// The same on the controller and on nodes. Default: they are refused.

@@ -13,7 +13,7 @@ use super::api::{self, is_about};
 use super::kinds::Kind;
 use super::names::{self, InstanceName, Place};
 use super::parameters::{DiskSettings, MANY_READERS, MANY_WRITERS};
-use super::record::Record;
+use super::record::{FOR_IMAGE, INSTANT, Record};
 
 const GIB: u64 = 1 << 30;
 
@@ -65,7 +65,7 @@ pub(super) fn disk_called(disk: api::Disk, id: &DiskId) -> Option<Disk> {
         kind: Kind::named(names::last(&disk.kind)).unwrap_or_default(),
         iops: disk.provisioned_iops,
         throughput: disk.provisioned_throughput,
-        kms_key: disk.disk_encryption_key.as_ref().and_then(|key| key.kms_key_name.as_deref()).map(without_version),
+        kms_key: kms_key(disk.disk_encryption_key.as_ref()),
         is_confidential: disk.enable_confidential_compute,
         access_mode: disk.access_mode.clone(),
         ..DiskSettings::default()
@@ -91,9 +91,10 @@ pub(super) fn is_for_several(access_mode: Option<&str>) -> bool {
     matches!(access_mode, Some(MANY_WRITERS | MANY_READERS))
 }
 
-/// The API adds the version of a key that it used.
-fn without_version(key: &str) -> String {
-    key.split("/cryptoKeyVersions/").next().unwrap_or(key).to_owned()
+/// As it was asked for: the API adds the version that it used.
+pub(super) fn kms_key(key: Option<&api::EncryptionKey>) -> Option<String> {
+    let name = key?.kms_key_name.as_deref()?;
+    Some(name.split("/cryptoKeyVersions/").next().unwrap_or(name).to_owned())
 }
 
 fn source(disk: &api::Disk) -> DiskSource {
@@ -104,9 +105,12 @@ fn source(disk: &api::Disk) -> DiskSource {
         let place = disk.source_disk.as_deref().and_then(names::place_in);
         return DiskSource::Disk(place.map_or_else(|| DiskId(number.clone()), |place| names::disk_id(&place, number)));
     }
+    if let Some(image) = &disk.source_image_id {
+        return DiskSource::Snapshot(names::snapshot_of_image(image));
+    }
     // It is not empty, whatever it was made of.
-    let other = disk.source_image_id.as_ref().or(disk.source_instant_snapshot_id.as_ref());
-    other.map_or(DiskSource::Empty, |other| DiskSource::Snapshot(CloudSnapshotId(format!("image-{other}"))))
+    let other = disk.source_instant_snapshot_id.as_ref();
+    other.map_or(DiskSource::Empty, |other| DiskSource::Snapshot(CloudSnapshotId(format!("instant-{other}"))))
 }
 
 pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
@@ -122,6 +126,7 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         // CREATING, UPLOADING, DELETING.
         _ => SnapshotState::Pending,
     };
+    let state = if is_for_image(&snapshot) && state != SnapshotState::Failed { SnapshotState::Unfinished } else { state };
     CloudSnapshot {
         id: CloudSnapshotId(snapshot.id.to_string()),
         name: Some(snapshot.name),
@@ -129,6 +134,34 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         state,
         capacity: Bytes(snapshot.disk_size_gb.unwrap_or_default().saturating_mul(GIB)),
         created: snapshot.creation_timestamp.unwrap_or(UNIX_EPOCH),
+        progress: if state == SnapshotState::Completed { 100 } else { 0 },
+        tags,
+    }
+}
+
+/// Whether an image is made of a snapshot, which is deleted then.
+pub(super) fn is_for_image(snapshot: &api::Snapshot) -> bool {
+    snapshot.labels.contains_key(FOR_IMAGE)
+}
+
+/// An image, as the snapshot that it is; `has_temporary`: the snapshot that it was made of is there.
+pub(super) fn image(image: api::Snapshot, has_temporary: bool) -> CloudSnapshot {
+    let tags = Record::tags(&image.description, &image.labels);
+    let state = match image.status.as_str() {
+        "READY" if !has_temporary => SnapshotState::Completed,
+        "FAILED" => SnapshotState::Failed,
+        // PENDING, DELETING.
+        _ => SnapshotState::Unfinished,
+    };
+    let instant = tags.get(INSTANT).and_then(|text| humantime::parse_rfc3339(text).ok());
+    CloudSnapshot {
+        id: names::snapshot_of_image(image.id),
+        name: Some(image.name),
+        // It names the snapshot that it was made of, and not that one's source.
+        disk: tags::source_disk(&tags).unwrap_or_else(|| DiskId(String::new())),
+        state,
+        capacity: Bytes(image.disk_size_gb.unwrap_or_default().saturating_mul(GIB)),
+        created: instant.or(image.creation_timestamp).unwrap_or(UNIX_EPOCH),
         progress: if state == SnapshotState::Completed { 100 } else { 0 },
         tags,
     }
@@ -256,11 +289,36 @@ mod tests {
         let regional = read_disk(json!({"zone": null, "region": "projects/p/regions/z-a", "replicaZones": zones}));
         assert_eq!((regional.id.0.as_str(), regional.zones.len()), ("z-a_7", 2));
         assert!(read_disk(json!({"accessMode": "READ_WRITE_MANY"})).multi_attach && !plain.multi_attach);
-        // A disk of an image is not empty.
         assert_eq!(plain.source, DiskSource::Empty);
-        assert_ne!(read_disk(json!({"sourceImageId": "5"})).source, DiskSource::Empty);
+        assert_eq!(read_disk(json!({"sourceImageId": "5"})).source, DiskSource::Snapshot(names::snapshot_of_image(5)));
+        assert_ne!(read_disk(json!({"sourceInstantSnapshotId": "5"})).source, DiskSource::Empty);
         let copy = read_disk(json!({"sourceDiskId": "5", "sourceDisk": "projects/p/zones/z-a-b/disks/s"}));
         assert_eq!(copy.source, DiskSource::Disk(DiskId("z-a-b_5".to_owned())));
+    }
+
+    #[test]
+    fn image_is_a_snapshot_of_the_instant_of_its_temporary_one() {
+        let read = |status: &str, labels: Value| -> api::Snapshot {
+            let description = r#"{"volume":"d-z-a-b_7.data","instant":"2026-11-25T01:02:03.000Z"}"#;
+            let made = json!({"id": "9", "name": "n", "status": status, "diskSizeGb": "10", "labels": labels,
+                "description": description, "creationTimestamp": "2026-11-25T02:00:00.000-00:00"});
+            serde_json::from_value(made).expect("an image")
+        };
+        for (status, has_temporary, state) in [
+            ("PENDING", true, SnapshotState::Unfinished),
+            ("READY", true, SnapshotState::Unfinished),
+            ("READY", false, SnapshotState::Completed),
+            ("FAILED", true, SnapshotState::Failed),
+            ("DELETING", false, SnapshotState::Unfinished),
+        ] {
+            assert_eq!(image(read(status, json!({})), has_temporary).state, state, "{status}");
+        }
+        let whole = image(read("READY", json!({})), false);
+        assert_eq!((whole.id.0.as_str(), whole.disk.0.as_str(), whole.capacity), ("image-9", "z-a-b_7", Bytes(10 * GIB)));
+        assert_eq!(humantime::format_rfc3339(whole.created).to_string(), "2026-11-25T01:02:03Z");
+        let temporary = |status: &str| snapshot(read(status, json!({FOR_IMAGE: "true"}))).state;
+        assert_eq!((temporary("READY"), temporary("FAILED")), (SnapshotState::Unfinished, SnapshotState::Failed));
+        assert_eq!(snapshot(read("READY", json!({}))).state, SnapshotState::Completed);
     }
 
     #[test]

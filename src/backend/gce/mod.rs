@@ -45,7 +45,7 @@ pub fn open(config: GceConfig, role: Role, requests: CloudRequests, identity: Op
         zone: config.zone.clone(),
         machine_type: config.machine_type.clone(),
     });
-    let policy = GcePolicy { labels: config.labels.clone(), site: site.clone() };
+    let policy = GcePolicy { labels: config.labels.clone(), site: site.clone(), images: config.images };
     let node = Node::new(site, config.volume_attach_limit, Disks::default());
     let clock = Clock::default();
     let cloud = role.provision.then(|| client(&config, clock, requests)).transpose()?;
@@ -80,5 +80,5 @@ fn client(config: &GceConfig, clock: Clock, requests: CloudRequests) -> Result<A
     };
     let api = api::Gce::new(settings, clock, requests)
         .map_err(|error| Error::BackendUnavailable { backend: config.name.to_string(), reason: error.to_string() })?;
-    Ok(Arc::new(GceCloud::new(api, clock)))
+    Ok(Arc::new(GceCloud::new(api, clock, config.images)))
 }

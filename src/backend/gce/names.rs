@@ -10,6 +10,8 @@ use crate::volume::NodeId;
 
 /// How the name begins by which a disk is attached, and found on its machine; its number follows.
 const DEVICE: &str = "longshore-";
+/// How the id of a snapshot begins that is an image; the image's number follows.
+const IMAGE: &str = "image-";
 
 /// Where a disk is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,12 +109,15 @@ fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Whether a disk that another program made may be called so ("Naming resources": RFC 1035, at most 63 characters). By a name in the form of
-/// those by which disks of ours are attached, it could be taken for one of them.
+/// "Naming resources": RFC 1035, at most 63 characters.
+pub fn is_resource_name(text: &str) -> bool {
+    is_plain(text) && text.len() <= 63 && text.starts_with(|first: char| first.is_ascii_lowercase()) && !text.ends_with('-')
+}
+
+/// Whether a disk that another program made may be called so. By a name in the form of those by which disks of ours are attached, it could be
+/// taken for one of them.
 fn is_disk_name(text: &str) -> bool {
-    let is_name =
-        is_plain(text) && text.len() <= 63 && text.starts_with(|first: char| first.is_ascii_lowercase()) && !text.ends_with('-');
-    is_name && number_in(text).is_none()
+    is_resource_name(text) && number_in(text).is_none()
 }
 
 /// The place of a disk and by what it is asked for there; `None` for what is no id of one.
@@ -143,6 +148,16 @@ pub fn disk_of_handle(handle: &str, project: &str, region: &str) -> Option<DiskI
 /// The number of a snapshot.
 pub fn parse_snapshot(id: &CloudSnapshotId) -> Option<u64> {
     id.0.parse().ok()
+}
+
+/// The id by which an image is a snapshot.
+pub fn snapshot_of_image(number: impl std::fmt::Display) -> CloudSnapshotId {
+    CloudSnapshotId(format!("{IMAGE}{number}"))
+}
+
+/// The number of the image that a snapshot is, if it is one.
+pub fn parse_image(id: &CloudSnapshotId) -> Option<u64> {
+    id.0.strip_prefix(IMAGE)?.parse().ok()
 }
 
 /// The name by which a disk is attached. One that another program made has its own name, by which that has perhaps attached it already.
@@ -225,6 +240,15 @@ mod tests {
         }
         for text in ["", "z-a-b", "z-a-b_", "z-a-b_X", "z-a-b_-x", "z-a-b_x-", "_1", "z/a-b_1", "z-a-b_1/../2"] {
             assert_eq!(parse_disk(&DiskId(text.to_owned())), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn image_is_a_snapshot_by_its_id() {
+        let id = snapshot_of_image(7);
+        assert_eq!((id.0.as_str(), parse_image(&id), parse_snapshot(&id)), ("image-7", Some(7), None));
+        for other in ["7", "image-", "image-x", "instant-7", "image-7/../8"] {
+            assert_eq!(parse_image(&CloudSnapshotId(other.to_owned())), None, "{other}");
         }
     }
 

@@ -8,16 +8,16 @@ use serde_json::Value;
 use crate::volume::{Bytes, Error, Number, RawParameters, Result};
 
 use super::kinds::Kind;
+use super::names::is_resource_name;
 use super::record::check_label;
 
 /// Parameters of the other driver that this one refuses, and why.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 8] = [
     ("data-cache-mode", "a cache on local disks is not offered"),
     ("data-cache-size", "a cache on local disks is not offered"),
     ("disk-type-preference", "name one type of disk"),
     ("enable-multi-zone-provisioning", "one volume of several disks is not offered"),
     ("hyperdisk-type", "name one type of disk"),
-    ("image-family", "images are not offered as snapshots"),
     ("pd-type", "name one type of disk"),
     ("use-allowed-disk-topologies", "which machines take a type of disk is not part of a volume's topology"),
     ("use-allowed-disk-topology", "which machines take a type of disk is not part of a volume's topology"),
@@ -95,9 +95,12 @@ pub struct SnapshotParameters {
     /// One region or multi-region, such as `eu`.
     #[serde(default)]
     pub storage_locations: Option<String>,
-    /// `snapshots` (default), or `archive`: cheaper to keep, and slower to restore; `images` is refused.
+    /// `snapshots` (default), `archive`: cheaper to keep, and slower to restore, or `images` where the configuration allows it.
     #[serde(default)]
     pub snapshot_type: Option<String>,
+    /// Of an image: the family that it belongs to.
+    #[serde(default)]
+    pub image_family: Option<String>,
     #[serde(default)]
     pub labels: Option<String>,
 }
@@ -107,6 +110,8 @@ pub struct SnapshotParameters {
 pub struct SnapshotSettings {
     pub locations: Vec<String>,
     pub is_archive: bool,
+    pub is_image: bool,
+    pub image_family: Option<String>,
 }
 
 /// How a disk is to be, or is: what is sent, and what the API describes.
@@ -288,20 +293,40 @@ impl Rates {
 }
 
 impl SnapshotParameters {
+    /// `images`: whether the configuration allows them.
+    ///
     /// # Errors
     /// `Invalid`, naming the parameter.
-    pub fn parse(raw: &RawParameters) -> Result<(SnapshotSettings, BTreeMap<String, String>)> {
+    pub fn parse(raw: &RawParameters, images: bool) -> Result<(SnapshotSettings, BTreeMap<String, String>)> {
         let parameters: SnapshotParameters = in_lower_case(raw)?.parse()?;
-        let is_archive = match parameters.snapshot_type.as_deref() {
-            None | Some("snapshots") => false,
-            Some("archive") => true,
-            Some(other) => return Err(refuse("snapshot-type", format!("{other:?} is not offered; write snapshots or archive"))),
+        let (is_archive, is_image) = match parameters.snapshot_type.as_deref() {
+            None | Some("snapshots") => (false, false),
+            Some("archive") => (true, false),
+            Some("images") if images => (false, true),
+            Some("images") => {
+                return Err(refuse("snapshot-type", "images needs `images: true` in the configuration of this backend"));
+            }
+            Some(other) => {
+                return Err(refuse("snapshot-type", format!("{other:?} is not offered; write snapshots, archive or images")));
+            }
         };
+        if let Some(family) = &parameters.image_family {
+            if !is_image {
+                return Err(refuse("image-family", "only an image has one; write snapshot-type: images"));
+            }
+            if !is_resource_name(family) {
+                return Err(refuse(
+                    "image-family",
+                    format!("{family:?} is no name: lower-case letters, digits and dashes (RFC 1035)"),
+                ));
+            }
+        }
         let locations: Vec<String> = list(parameters.storage_locations.as_deref()).map(str::to_owned).collect();
         if locations.len() > 1 {
             return Err(refuse("storage-locations", "a snapshot is in one region or multi-region"));
         }
-        Ok((SnapshotSettings { locations, is_archive }, labels(parameters.labels.as_deref())?))
+        let settings = SnapshotSettings { locations, is_archive, is_image, image_family: parameters.image_family };
+        Ok((settings, labels(parameters.labels.as_deref())?))
     }
 }
 
@@ -409,13 +434,22 @@ mod tests {
         let parameters = GceParameters::parse(&raw(&[("type", "pd-ssd")])).expect("fine");
         let error = parameters.settings(Bytes(10 * GIB), &Rates::default(), true).expect_err("one node").to_string();
         assert!(error.contains("for one node"), "{error}");
-        for pairs in [&[("snapshot-type", "images")][..], &[("storage-locations", "eu,us")], &[("image-family", "f")]] {
-            SnapshotParameters::parse(&raw(pairs)).expect_err("not offered");
+        for (pairs, images, words) in [
+            (&[("snapshot-type", "images")][..], false, "images: true"),
+            (&[("snapshot-type", "image")], true, "snapshots, archive or images"),
+            (&[("storage-locations", "eu,us")], true, "one region"),
+            (&[("image-family", "f")], true, "snapshot-type: images"),
+            (&[("snapshot-type", "images"), ("image-family", "Base")], true, "RFC 1035"),
+        ] {
+            let error = SnapshotParameters::parse(&raw(pairs), images).expect_err(words).to_string();
+            assert!(error.contains(words), "{pairs:?}: {error}");
         }
-        let (settings, labels) =
-            SnapshotParameters::parse(&raw(&[("storage-locations", "eu"), ("labels", "a=b")])).expect("fine");
+        let parse = |pairs: &[(&str, &str)]| SnapshotParameters::parse(&raw(pairs), true).expect("fine");
+        let (settings, labels) = parse(&[("storage-locations", "eu"), ("labels", "a=b")]);
         assert_eq!((settings.locations, settings.is_archive, labels.len()), (vec!["eu".to_owned()], false, 1));
-        assert!(SnapshotParameters::parse(&raw(&[("snapshot-type", "archive")])).expect("fine").0.is_archive);
+        assert!(parse(&[("snapshot-type", "archive")]).0.is_archive);
+        let (image, _) = parse(&[("snapshot-type", "images"), ("image-family", "f")]);
+        assert_eq!((image.is_image, image.image_family.as_deref()), (true, Some("f")));
     }
 
     #[test]

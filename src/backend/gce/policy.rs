@@ -22,6 +22,8 @@ pub struct GcePolicy {
     pub labels: Tags,
     /// Of this node, where volumes are connected.
     pub site: Option<Site>,
+    /// A snapshot may be an image.
+    pub images: bool,
 }
 
 impl GcePolicy {
@@ -108,11 +110,11 @@ impl Policy for GcePolicy {
     }
 
     fn check_snapshot(&self, raw: &RawParameters) -> Result<()> {
-        SnapshotParameters::parse(raw).map(drop)
+        SnapshotParameters::parse(raw, self.images).map(drop)
     }
 
     fn draft_snapshot(&self, spec: &SnapshotSpec) -> Result<Draft> {
-        let (settings, labels) = SnapshotParameters::parse(&spec.parameters)?;
+        let (settings, labels) = SnapshotParameters::parse(&spec.parameters, self.images)?;
         Ok(Draft { settings: to_json(&settings)?, tags: self.tags(labels), ..Draft::default() })
     }
 }
@@ -123,7 +125,7 @@ mod tests {
 
     #[test]
     fn each_accepted_key_names_a_zone() {
-        let policy = GcePolicy { labels: Tags::new(), site: None };
+        let policy = GcePolicy { labels: Tags::new(), site: None, images: false };
         let topology = |pairs: &[(&str, &str)]| -> Topology {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };

@@ -14,6 +14,10 @@ use crate::volume::digest::sha256_of;
 pub const LONGEST: usize = 2048;
 const BLANK_LABEL: &str = "longshore-blank";
 const OWNER_LABEL: &str = "longshore-owner";
+/// On a snapshot of which an image is made.
+pub const FOR_IMAGE: &str = "longshore-image";
+/// In the description of an image: the instant that it is of (RFC 3339).
+pub const INSTANT: &str = "longshore.dev/instant";
 
 /// A resource's tags in the cloud's form.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +68,7 @@ impl Record {
         let mut tags: Tags = described.into_iter().map(|(key, value)| (format!("{OURS}{key}"), value)).collect();
         for (key, value) in labels {
             match key.as_str() {
-                OWNER_LABEL => None,
+                OWNER_LABEL | FOR_IMAGE => None,
                 BLANK_LABEL => tags.insert(BLANK.to_owned(), value.clone()),
                 _ => tags.insert(key.clone(), value.clone()),
             };

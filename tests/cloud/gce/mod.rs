@@ -25,6 +25,7 @@ use super::wire::Request;
 mod cluster;
 mod credentials;
 mod faults;
+mod images;
 mod lifecycle;
 mod sanity;
 
@@ -99,6 +100,10 @@ impl Google {
         self.state()["snapshots"].as_array().expect("a list").clone()
     }
 
+    pub fn images(&self) -> Vec<Value> {
+        self.state()["images"].as_array().expect("a list").clone()
+    }
+
     /// The one disk there is.
     pub fn disk(&self) -> Value {
         let mut disks = self.disks();
@@ -116,8 +121,12 @@ impl Google {
     }
 }
 
-/// The permissions of docs/gce.md.
+/// The permissions of docs/gce.md, without those that only images need.
 pub fn documented_rights() -> Vec<String> {
+    all_rights().into_iter().filter(|right| !right.starts_with("compute.images.")).collect()
+}
+
+pub fn all_rights() -> Vec<String> {
     let text = include_str!("../../../docs/gce.md");
     let rights = text.lines().filter_map(|line| line.trim().strip_prefix("- compute."));
     rights.map(|right| format!("compute.{right}")).collect()
@@ -149,7 +158,7 @@ impl Emulated for Google {
     const SECRETS: &'static [&'static str] = &[TOKEN, "ya29.federated-secret", "ya29.impersonated-secret"];
 
     fn assert_empty(&self, when: &str) {
-        assert_eq!((self.disks(), self.snapshots()), (vec![], vec![]), "something is left {when}");
+        assert_eq!((self.disks(), self.snapshots(), self.images()), (vec![], vec![], vec![]), "something is left {when}");
         self.assert_valid();
     }
 }
@@ -214,7 +223,7 @@ impl Stage for Google {
         };
         let list = |kind: &str| state[kind].as_array().expect("a list").clone();
         let disks = list("disks").iter().map(disk).collect::<Vec<_>>();
-        let snapshots = list("snapshots").iter().map(|snapshot| part(snapshot, "status")).collect::<Vec<_>>();
+        let snapshots = list("snapshots").iter().chain(&list("images")).map(|one| part(one, "status")).collect::<Vec<_>>();
         let attached = list("instances").iter().map(|one| one["disks"].as_array().expect("a list").len().to_string()).collect();
         let mut all = [disks, snapshots, attached].concat();
         all.sort();
@@ -286,7 +295,9 @@ impl Rated for Google {
         match request.method.as_str() {
             _ if !path.starts_with("/compute/") => None,
             "GET" if path.contains("/operations") => Some("operations"),
-            "GET" if ["disks", "instances", "snapshots", "zones"].iter().any(|list| path.ends_with(list)) => Some("lists"),
+            "GET" if ["disks", "instances", "snapshots", "images", "zones"].iter().any(|list| path.ends_with(list)) => {
+                Some("lists")
+            }
             "GET" => Some("reads"),
             _ => Some("mutations"),
         }

@@ -26,7 +26,7 @@ ACCOUNT, POOL = "longshore@p-1.iam.gserviceaccount.com", "//iam.googleapis.com/p
 SUBJECT, FEDERATED, IMPERSONATED = "a-token-of-the-cluster", "ya29.federated-secret", "ya29.impersonated-secret"
 COMPUTE, IAM = "https://www.googleapis.com/auth/compute", "https://www.googleapis.com/auth/iam"
 BASE = "https://www.googleapis.com/compute/v1/projects/"
-USED = ["disks", "regionDisks", "instances", "zoneOperations", "regionOperations", "globalOperations", "snapshots", "zones"]
+USED = ["disks", "regionDisks", "instances", "zoneOperations", "regionOperations", "globalOperations", "snapshots", "images", "zones"]
 
 routes = []
 for resource in USED:
@@ -42,6 +42,7 @@ RIGHTS = {
     "instances.attachDisk": ["instances.attachDisk", "disks.use"], "instances.detachDisk": ["instances.detachDisk"],
     "snapshots.insert": ["snapshots.create", "snapshots.setLabels", "disks.createSnapshot"], "snapshots.get": ["snapshots.get"],
     "snapshots.delete": ["snapshots.delete"], "snapshots.list": ["snapshots.list"], "zones.list": ["zones.list"],
+    "images.insert": ["images.create", "images.setLabels"],
     "zoneOperations.get": ["zoneOperations.get"], "zoneOperations.list": ["zoneOperations.list"],
     "regionOperations.get": ["regionOperations.get"], "regionOperations.list": ["regionOperations.list"],
     "globalOperations.get": ["globalOperations.get"],
@@ -55,6 +56,8 @@ def rights_for(method, body):
     rights = list(RIGHTS.get(method, [method]))
     if "sourceSnapshot" in body:
         rights.append("snapshots.useReadOnly")
+    if "sourceImage" in body:
+        rights.append("images.useReadOnly")
     if method.endswith("isks.insert") and "sourceDisk" in body:
         rights.append("disks.useReadOnly")
     if body.get("mode") == "READ_ONLY":
@@ -106,11 +109,11 @@ def check(schema, value, path, sent):
 
 
 lock = threading.RLock()
-disks, snapshots, instances, operations, answered = {}, {}, {}, {}, {}
-# The operations that are not done, and where what has a number is.
-running, names = {}, {}
+disks, snapshots, images, instances, operations, answered = {}, {}, {}, {}, {}, {}
+# The operations that are not done, where what has a number is, and which snapshots are uploaded until when.
+running, names, uploads = {}, {}, {}
 violations, counts, faults, used = [], {}, [], set()
-settings = {"delay": 0.05, "rights": None, "page": 500, "room": 16, "zones": ZONES}
+settings = {"delay": 0.05, "upload": 0, "failed_stay": False, "rights": None, "page": 500, "room": 16, "zones": ZONES}
 last = 10**18
 
 
@@ -187,6 +190,9 @@ def pump():
             operation.update(error={"errors": errors}, httpErrorStatusCode=refused.status, httpErrorMessage="BAD REQUEST")
         operation.update(status="DONE", progress=100, endTime=now())
         del running[key]
+    for snapshot in snapshots.values():
+        if snapshot["status"] == "UPLOADING" and time.time() >= uploads[snapshot["id"]]:
+            snapshot["status"] = "READY"
 
 
 def matches(resource, text):
@@ -241,6 +247,13 @@ def disks_(action, method, scope, path, query, body):
             made["sourceSnapshotId"] = source["id"]
             if size < int(source["diskSizeGb"]):
                 raise Refused(400, "invalid", "sizeGb is less than the snapshot's")
+        if "sourceImage" in body:
+            source = found(images, *resource_of(body["sourceImage"]), "images")
+            made["sourceImageId"] = source["id"]
+            if source["status"] != "READY":
+                raise Refused(400, "resourceNotReady", f"The resource '{source['selfLink'].split('/v1/')[1]}' is not ready")
+            if size < int(source["diskSizeGb"]):
+                raise Refused(400, "invalid", "sizeGb is less than the image's")
         if "sourceDisk" in body:
             made["sourceDiskId"] = found(disks, *resource_of(body["sourceDisk"]), "disks")["id"]
         keep(disks, scope, name, made)
@@ -324,16 +337,51 @@ def snapshots_(action, method, scope, path, query, body):
         disk = found(disks, *resource_of(body["sourceDisk"]), "disks")
         made = dict(body, id=number(), status="CREATING", diskSizeGb=disk["sizeGb"], sourceDisk=disk["selfLink"], sourceDiskId=disk["id"],
                     creationTimestamp=now(), kind="compute#snapshot", selfLink=f"{BASE}{PROJECT}/global/snapshots/{name}")
+        if "diskEncryptionKey" in disk:
+            made["snapshotEncryptionKey"] = {"kmsKeyName": disk["diskEncryptionKey"]["kmsKeyName"] + "/cryptoKeyVersions/1"}
         keep(snapshots, scope, name, made)
-        return begin(method, scope, made["selfLink"], made["id"], "insert", lambda: made.update(status="READY"), query.get("requestId"),
-                     lambda: snapshots.pop((scope, name), None))
+        # It is of one instant, and uploaded afterwards.
+        def taken():
+            uploads[made["id"]] = time.time() + settings["upload"]
+            made["status"] = "UPLOADING"
+        return begin(method, scope, made["selfLink"], made["id"], "insert", taken, query.get("requestId"), lambda: snapshots.pop((scope, name), None))
     if action == "list":
         return page(snapshots.values(), query, "compute#snapshotList")
     snapshot = found(snapshots, scope, path["snapshot"], "snapshots")
     if action == "get":
         return snapshot
     if action == "delete":
+        if any(image.get("sourceSnapshotId") == snapshot["id"] and image["status"] == "PENDING" for image in images.values()):
+            raise Refused(400, "resourceInUseByAnotherResource", f"The snapshot resource '{snapshot['name']}' is already being used")
         return begin(method, scope, snapshot["selfLink"], snapshot["id"], "delete", lambda: remove(snapshots, (scope, snapshot["name"]), snapshot),
+                     query.get("requestId"))
+    raise Refused(501, "notImplemented", method)
+
+
+def images_(action, method, scope, path, query, body):
+    if action == "insert":
+        name = body["name"]
+        if (scope, name) in images:
+            raise Refused(409, "alreadyExists", f"The resource 'projects/{PROJECT}/global/images/{name}' already exists")
+        source = found(snapshots, *resource_of(body["sourceSnapshot"]), "snapshots")
+        if source["status"] != "READY":
+            raise Refused(400, "resourceNotReady", f"The resource '{source['selfLink'].split('/v1/')[1]}' is not ready")
+        made = dict(body, id=number(), status="PENDING", diskSizeGb=source["diskSizeGb"], sourceSnapshot=source["selfLink"],
+                    sourceSnapshotId=source["id"], creationTimestamp=now(), kind="compute#image", selfLink=f"{BASE}{PROJECT}/global/images/{name}")
+        keep(images, scope, name, made)
+        failed = lambda: made.update(status="FAILED") if settings["failed_stay"] else images.pop((scope, name), None)
+        return begin(method, scope, made["selfLink"], made["id"], "insert", lambda: made.update(status="READY"), query.get("requestId"), failed)
+    if action == "list":
+        return page(images.values(), query, "compute#imageList")
+    image = found(images, scope, path["image"], "images")
+    if action == "get":
+        return image
+    if action == "delete":
+        if path["image"].isdigit():
+            raise missing(f"global/images/{path['image']}")
+        if image["status"] == "PENDING":
+            raise Refused(400, "resourceNotReady", f"The resource '{image['selfLink'].split('/v1/')[1]}' is not ready")
+        return begin(method, scope, image["selfLink"], image["id"], "delete", lambda: remove(images, (scope, image["name"]), image),
                      query.get("requestId"))
     raise Refused(501, "notImplemented", method)
 
@@ -358,6 +406,8 @@ def perform(method, path, query, body):
         answer = instances_(action, method, scope, path, query, body)
     elif resource == "snapshots":
         answer = snapshots_(action, method, scope, path, query, body)
+    elif resource == "images":
+        answer = images_(action, method, scope, path, query, body)
     elif method == "zones.list":
         zones = [{"id": str(at + 1), "name": zone, "status": "UP", "region": f"{BASE}{PROJECT}/regions/{REGION}"}
                  for at, zone in enumerate(settings["zones"])]
@@ -522,13 +572,15 @@ class Handler(BaseHTTPRequestHandler):
                         for disk in disks.values():
                             disk["users"].append(link)
                     # Another program made them.
-                    for disk in disks.values() if order.pop("disown", False) else []:
-                        disk["description"], disk["labels"] = "of another program", {"owner": "someone"}
+                    for one in [*disks.values(), *images.values()] if order.pop("disown", False) else []:
+                        one["description"], one["labels"] = "of another program", {"owner": "someone"}
+                    if order.pop("no_images", False):
+                        images.clear()
                     change = order.pop("describe", None)
                     for disk in disks.values() if change else []:
                         disk["description"] = disk["description"].replace(change["from"], change["to"])
                 return self.respond(200, json.dumps({
-                    "disks": list(disks.values()), "snapshots": list(snapshots.values()), "instances": list(instances.values()),
+                    "disks": list(disks.values()), "snapshots": list(snapshots.values()), "images": list(images.values()), "instances": list(instances.values()),
                     "key": key, "exchanges": [] if lean else exchanges, "looked_up": looked_up, "violations": violations, "counts": counts,
                     "running": [entry[4] for entry in running.values()], "faults": faults, "used": sorted(used)}))
             try:

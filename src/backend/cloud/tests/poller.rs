@@ -8,6 +8,9 @@ use super::super::{Answer, CloudErrorKind};
 use super::fake::refusal;
 use super::*;
 
+/// A number about which nobody may ask.
+const REFUSED: u32 = 666;
+
 /// Numbers: even ones exist. At most ten in a request.
 #[derive(Default)]
 struct Numbers {
@@ -30,6 +33,9 @@ impl Source for Arc<Numbers> {
         self.requests.lock().expect("not poisoned").push(keys.to_vec());
         if self.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
             return Err(refusal("numbers", CloudErrorKind::Unavailable));
+        }
+        if keys.contains(&REFUSED) {
+            return Err(refusal("numbers", CloudErrorKind::Invalid));
         }
         Ok(keys.iter().filter(|key| *key % 2 == 0).map(|key| (*key, key * 100)).collect())
     }
@@ -87,6 +93,23 @@ fn failure_reaches_the_look_up_and_not_the_wait() {
     let unfinished = poller.wait(&3, until, |seen| seen.first().copied()).expect_err("never");
     assert_eq!((unfinished.last, unfinished.refusal.is_none()), (Some(vec![]), true));
     assert!(clock.now() >= until);
+}
+
+#[test]
+fn key_that_is_refused_does_not_fail_the_others_of_its_request() {
+    let (numbers, poller, _) = numbers();
+    std::thread::scope(|scope| {
+        let [found, refused] = [2, REFUSED].map(|key| {
+            let poller = &poller;
+            scope.spawn(move || poller.look(&key))
+        });
+        assert_eq!(found.join().expect("no panic").expect("answered"), [200]);
+        assert_eq!(refused.join().expect("no panic").expect_err("refused").code, "Fake.Invalid");
+    });
+    assert_eq!(poller.look_all(&[4, 6, REFUSED]).expect_err("refused").code, "Fake.Invalid");
+    let requests = numbers.requests.lock().expect("not poisoned");
+    assert!(requests.iter().any(|keys| keys.len() > 1 && keys.contains(&REFUSED)), "{requests:?}");
+    assert!(requests.contains(&vec![4]) && requests.contains(&vec![6]), "{requests:?}");
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn missing(message: &str) -> CloudErrorKind {
     let resource = message.split('\'').nth(1).unwrap_or(message);
     let mut parts = resource.rsplit('/');
     match (parts.next(), parts.next()) {
-        (Some(_), Some("disks" | "snapshots" | "operations")) => NotFound,
+        (Some(_), Some("disks" | "snapshots" | "images" | "operations")) => NotFound,
         (Some(_), Some("instances")) => NoInstance,
         _ => Other,
     }
@@ -99,6 +99,7 @@ mod tests {
         for (action, code, message, status, expected) in [
             ("disks.get", "notFound", "The resource 'projects/p/zones/z/disks/1' was not found", 404, NotFound),
             ("snapshots.get", "notFound", "The resource 'projects/p/global/snapshots/1' was not found", 404, NotFound),
+            ("images.get", "notFound", "The resource 'projects/p/global/images/1' was not found", 404, NotFound),
             ("instances.get", "notFound", "The resource 'projects/p/zones/z/instances/i' was not found", 404, NoInstance),
             (
                 "instances.attachDisk",

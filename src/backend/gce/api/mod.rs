@@ -35,7 +35,7 @@ mod tests;
 mod types;
 
 pub use credentials::CredentialsFile;
-pub use types::{AttachedDisk, Disk, Instance, Operation, Snapshot, Zone};
+pub use types::{AttachedDisk, Disk, EncryptionKey, Instance, Operation, Snapshot, Zone};
 
 use http::Http;
 use types::{Aggregated, Listed, incomplete};

@@ -83,6 +83,7 @@ pub struct EncryptionKey {
     pub kms_key_name: Option<String>,
 }
 
+/// Or an image.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
@@ -96,6 +97,12 @@ pub struct Snapshot {
     pub source_disk: String,
     #[serde(default)]
     pub source_disk_id: String,
+    /// Of an image.
+    #[serde(default, deserialize_with = "may_be_number")]
+    pub source_snapshot_id: Option<u64>,
+    /// Not of an image.
+    #[serde(default)]
+    pub snapshot_encryption_key: Option<EncryptionKey>,
     #[serde(default)]
     pub description: String,
     #[serde(default)]
