@@ -1,5 +1,7 @@
 //! How much room there is.
 
+use std::cmp::Reverse;
+
 use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provisioned};
 use crate::os::lvm::{Report, VolumeGroup, in_percent};
 use crate::os::{dm, lock};
@@ -183,12 +185,15 @@ impl LvmBackend {
         answer.map_or_else(|| Err(away.unwrap_or_else(|| Error::invalid("classes", "there is none"))), Ok)
     }
 
-    /// Of the volume groups of a class, that in which the largest volume would fit; one that cannot be asked has no room. A copy lies where
-    /// its source does.
-    pub(super) fn choose<'a>(&self, members: &[&'a DeviceClass], source: Option<&ContentSource>) -> Result<&'a DeviceClass> {
-        let [first, others @ ..] = members else { return Err(Error::invalid("classes", "there is none")) };
-        if others.is_empty() {
-            return Ok(first);
+    /// The volume groups of a class in which a volume may be made, first that in which the largest would fit; one that cannot be asked has no
+    /// room. A copy lies where its source does.
+    pub(super) fn candidates<'a>(
+        &self,
+        members: Vec<&'a DeviceClass>,
+        source: Option<&ContentSource>,
+    ) -> Result<Vec<&'a DeviceClass>> {
+        if members.len() < 2 {
+            return Ok(members);
         }
         if let Some(source) = source {
             let origin = match source {
@@ -196,13 +201,15 @@ impl LvmBackend {
                 ContentSource::Volume(id) => Object::volume(id),
             };
             let found = self.locate(&origin)?;
-            let same = |class: &&&DeviceClass| found.as_ref().is_some_and(|found| found.group.name == class.volume_group);
-            return Ok(members.iter().find(same).unwrap_or(first));
+            let same = |class: &&DeviceClass| found.as_ref().is_some_and(|found| found.group.name == class.volume_group);
+            let place = members.iter().position(same).unwrap_or(0);
+            return Ok(members.into_iter().skip(place).take(1).collect());
         }
-        let room_of = |class: &&&DeviceClass| {
-            self.group(class).and_then(|group| self.report(group)).map_or(0, |report| room(class, &report))
-        };
-        Ok(members.iter().rev().max_by_key(room_of).unwrap_or(first))
+        let room_of =
+            |class: &DeviceClass| self.group(class).and_then(|group| self.report(group)).map_or(0, |report| room(class, &report));
+        let mut by_room: Vec<(u64, &DeviceClass)> = members.into_iter().map(|class| (room_of(class), class)).collect();
+        by_room.sort_by_key(|(room, _)| Reverse(*room));
+        Ok(by_room.into_iter().map(|(_, class)| class).collect())
     }
 
     /// What is known of each class, in all its volume groups together.

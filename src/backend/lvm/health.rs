@@ -29,6 +29,7 @@ impl ReportHealth for LvmBackend {
     fn storage_health(&self) -> Result<Health> {
         let mut health = Health::new();
         for group in self.groups.values() {
+            health.extend(of_targets(&group.name, &group.missing_targets()));
             match self.report(group) {
                 Ok(report) => {
                     health.extend(of_group(group, &report));
@@ -119,6 +120,20 @@ fn of_group(VolumeGroup { name, devices, .. }: &VolumeGroup, report: &Report) ->
         add(Severity::Degraded, "MetadataAreaNearlyFull", message);
     }
     health
+}
+
+/// `missing`: device-mapper targets that the classes of a volume group need and the kernel has not.
+fn of_targets(group: &str, missing: &[&str]) -> Health {
+    let problem = |target: &&str| HealthProblem {
+        severity: Severity::Degraded,
+        reason: "DeviceMapperTargetMissing",
+        message: format!(
+            "the kernel has no device-mapper target {target} and cannot load it, and a class in volume group {group} needs it; `modprobe dm_{}` \
+             on the node",
+            target.replace('-', "_")
+        ),
+    };
+    missing.iter().map(problem).fold(Health::new(), join)
 }
 
 /// Where a link such as /dev/disk/by-id/... leads; itself where it leads nowhere.

@@ -28,38 +28,17 @@ impl Provision for LvmBackend {
 
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
         let parameters = LvmParameters::from_json(&spec.parameters["backend"])?;
-        let class = self.choose(&self.config.members(parameters.device_class.as_deref())?, spec.source.as_ref())?;
-        let group = self.group(class)?;
-        let object = Object::volume(&spec.id);
-        self.remove_draft(&spec.id, &object)?;
-        let mut named = object.tags();
-        named.extend(tags::encode(&VolumeRecord {
-            format: FORMAT,
-            name: spec.name.clone(),
-            source: spec.source.clone(),
-            parameters: spec.parameters.clone(),
-            on_delete: if spec.mutable.is_empty() {
-                None
-            } else {
-                Some(modify::parse(&spec.mutable, class.thin_pool.is_some())?)
-            },
-        })?);
-        // LVM's exit status says that it is there: it is not asked again.
-        let extent = match (&class.thin_pool, &spec.source) {
-            (Some(pool), None) => self.make_thin(group, class, pool, spec, &object, named)?,
-            (Some(pool), Some(source)) => self.copy_thin(group, class, pool, source, spec, &object, named, quiesce)?,
-            (None, None) => self.make_thick(group, class, spec, &object, named)?,
-            (None, Some(_)) => return Err(only_thin("copying", class)),
-        };
-        Ok(Volume {
-            id: spec.id.clone(),
-            name: spec.name.clone(),
-            capacity: Bytes(spec.capacity.0.next_multiple_of(extent)),
-            source: spec.source.clone(),
-            parameters: Arc::new(spec.parameters.clone()),
-            topology: self.topology.iter().cloned().collect(),
-            for_one_node: true,
-        })
+        let members = self.config.members(parameters.device_class.as_deref())?;
+        self.remove_draft(&spec.id, &Object::volume(&spec.id))?;
+        let mut refused = None;
+        for class in self.candidates(members, spec.source.as_ref())? {
+            match self.create_in(class, spec, quiesce) {
+                // What had the most room may have had it for others that were made at the same time.
+                Err(error @ Error::NoCapacity { .. }) => refused = refused.or(Some(error)),
+                answer => return answer,
+            }
+        }
+        Err(refused.unwrap_or_else(|| Error::invalid("classes", "there is none")))
     }
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
@@ -93,6 +72,43 @@ impl Provision for LvmBackend {
 }
 
 impl LvmBackend {
+    /// Makes a volume in this volume group.
+    ///
+    /// # Errors
+    /// `NoCapacity` before anything is made.
+    fn create_in(&self, class: &DeviceClass, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
+        let group = self.group(class)?;
+        let object = Object::volume(&spec.id);
+        let mut named = object.tags();
+        named.extend(tags::encode(&VolumeRecord {
+            format: FORMAT,
+            name: spec.name.clone(),
+            source: spec.source.clone(),
+            parameters: spec.parameters.clone(),
+            on_delete: if spec.mutable.is_empty() {
+                None
+            } else {
+                Some(modify::parse(&spec.mutable, class.thin_pool.is_some())?)
+            },
+        })?);
+        // LVM's exit status says that it is there: it is not asked again.
+        let extent = match (&class.thin_pool, &spec.source) {
+            (Some(pool), None) => self.make_thin(group, class, pool, spec, &object, named)?,
+            (Some(pool), Some(source)) => self.copy_thin(group, class, pool, source, spec, &object, named, quiesce)?,
+            (None, None) => self.make_thick(group, class, spec, &object, named)?,
+            (None, Some(_)) => return Err(only_thin("copying", class)),
+        };
+        Ok(Volume {
+            id: spec.id.clone(),
+            name: spec.name.clone(),
+            capacity: Bytes(spec.capacity.0.next_multiple_of(extent)),
+            source: spec.source.clone(),
+            parameters: Arc::new(spec.parameters.clone()),
+            topology: self.topology.iter().cloned().collect(),
+            for_one_node: true,
+        })
+    }
+
     pub(super) fn volume(&self, id: VolumeId, lv: &Lv) -> Result<Volume> {
         let record: VolumeRecord = tags::decode(lv)?;
         Ok(Volume {

@@ -340,6 +340,11 @@ impl VolumeGroup {
         accepted(output?, command, &self.name).map(drop)
     }
 
+    /// Those of its targets that the kernel neither has nor can load.
+    pub fn missing_targets(&self) -> Vec<&'static str> {
+        self.targets.iter().copied().filter(|target| matches!(dm::load_target(target), Ok(false))).collect()
+    }
+
     /// What is missing fails the command that needs it.
     fn load_targets(&self) {
         for target in &self.targets {

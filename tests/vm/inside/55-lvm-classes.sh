@@ -27,6 +27,19 @@ raid="volumeGroup: vg0, devices: [${first/,/, }], layout: raid1"
 printf 'backends:\n  - {name: lvm, type: lvm, classes: [%s, %s, %s, %s, %s]}\n' "{name: thick, $both}" "{name: thin, $both, thinPool: pool0}" \
     "{name: small, volumeGroup: vg1, devices: [$other], thinPool: pool0}" \
     "{name: options, $raid, lvcreateOptions: [--readahead=8192s, --regionsize=1m]}" "{name: checked, $raid, raidIntegrity: true}" >config.yaml
+echo "--- a module that a class needs and the node has not"
+rmmod dm_raid
+echo 'install dm_raid /bin/false' >/etc/modprobe.d/no-raid.conf
+findings() {
+    { longshore doctor --json --config config.yaml --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" 2>/dev/null || true; } |
+        jq -r '.checks[] | select(.name == "storage").found'
+}
+findings >found
+grep -q 'DeviceMapperTargetMissing.*target raid.*modprobe dm_raid' found || fail "doctor does not say it: $(cat found)"
+rm /etc/modprobe.d/no-raid.conf
+findings >found
+! grep -q DeviceMapperTargetMissing found || fail "doctor says it still: $(cat found)"
+lsmod | grep -q '^dm_raid' || fail "the module was not loaded"
 start_driver
 
 echo "--- the volume group with the most room, and a copy where its source is"
@@ -69,6 +82,17 @@ is 1 "$(wc -l <failed)" "creations of 5 times 32 MiB in 128 MiB that failed ($(c
 grep -q RESOURCE_EXHAUSTED "error$(cat failed)" || fail "not for want of room: $(cat error?)"
 is 4 "$(ours | wc -l)" "volumes made at once"
 for number in 1 2 3 4 5; do delete "lvm:at-once-$number"; done
+# 384 MiB in vg0 and 128 in vg1. All of them see the most room in vg0.
+rm -f failed
+pids=()
+for number in 1 2 3 4 5; do
+    (create "both-$number" 96MiB block --parameter deviceClass=thin >/dev/null 2>"error$number" || echo "$number" >>failed) &
+    pids+=($!)
+done
+wait "${pids[@]}"
+[ ! -e failed ] || fail "not made though the other volume group has room: $(cat error?)"
+is 'vg0 vg0 vg0 vg0 vg1' "$(for number in 1 2 3 4 5; do group_of "lvm:both-$number"; done | sort | xargs)" "where they are"
+for number in 1 2 3 4 5; do delete "lvm:both-$number"; done
 
 echo "--- options of lvcreate"
 id=$(create options 16MiB block --parameter deviceClass=options)
