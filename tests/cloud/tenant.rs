@@ -333,6 +333,87 @@ pub trait Stage: Emulated + Sized {
     }
 }
 
+/// What is otherwise about a cloud whose snapshots are of another kind.
+pub trait Variant {
+    type Cloud: Stage;
+    const NAME: &'static str;
+    /// Whatever has to be set in the cloud.
+    fn prepare(_: &Self::Cloud) {}
+    fn driver_with(cloud: &Self::Cloud, more: &str) -> Driver;
+    /// `None`: as of the cloud.
+    fn request_of(call: Call) -> Option<&'static str>;
+    fn can_be_undone(call: Call) -> bool {
+        Self::Cloud::can_be_undone(call)
+    }
+}
+
+pub struct With<V: Variant>(pub V::Cloud);
+
+impl<V: Variant> std::ops::Deref for With<V> {
+    type Target = V::Cloud;
+
+    fn deref(&self) -> &V::Cloud {
+        &self.0
+    }
+}
+
+impl<V: Variant> Emulated for With<V> {
+    const SECRETS: &'static [&'static str] = V::Cloud::SECRETS;
+
+    fn assert_empty(&self, when: &str) {
+        self.0.assert_empty(when);
+    }
+}
+
+impl<V: Variant> Stage for With<V> {
+    const NAME: &'static str = V::NAME;
+    const BACKEND: &'static str = V::Cloud::BACKEND;
+    const MUTABLE: &'static [(&'static str, &'static str)] = V::Cloud::MUTABLE;
+    const CALLS: &'static [Call] = &[Call::Snapshot, Call::Restore, Call::DeleteSnapshot];
+
+    fn open() -> Option<With<V>> {
+        let cloud = V::Cloud::open()?;
+        V::prepare(&cloud);
+        Some(With(cloud))
+    }
+
+    fn driver_with(&self, more: &str) -> Driver {
+        V::driver_with(&self.0, more)
+    }
+
+    fn handle(&self) -> String {
+        self.0.handle()
+    }
+
+    fn disown(&self) {
+        self.0.disown();
+    }
+
+    fn request_of(call: Call) -> &'static str {
+        V::request_of(call).unwrap_or_else(|| V::Cloud::request_of(call))
+    }
+
+    fn changeable(request: csi::CreateVolumeRequest) -> csi::CreateVolumeRequest {
+        V::Cloud::changeable(request)
+    }
+
+    fn lose(&self, request: &'static str, kind: &'static str, times: u32) {
+        self.0.lose(request, kind, times);
+    }
+
+    fn forget(&self) {
+        self.0.forget();
+    }
+
+    fn summary(&self) -> Vec<String> {
+        self.0.summary()
+    }
+
+    fn can_be_undone(call: Call) -> bool {
+        V::can_be_undone(call)
+    }
+}
+
 /// A driver, and a volume of a name of its own for each cell.
 pub struct Story<C> {
     pub cloud: C,

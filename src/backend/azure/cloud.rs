@@ -464,7 +464,7 @@ impl Cloud for AzureCloud {
         });
         let request = self.change(ACTION, "PUT", &self.resource("snapshots", Some(&spec.key)), Repeat::Doubles);
         let operation = self.api.begin(&request.body(body))?;
-        let seen = self.snapshot(&spec.key).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
+        let seen = self.snapshot(&spec.key).map_err(Refusal::perhaps)?;
         if let Some(seen) = seen.filter(|seen| seen.properties.time_created.is_some()) {
             return Ok(Accepted { result: convert::snapshot(seen), operation });
         }

@@ -33,7 +33,6 @@ mod backups;
 const INSTANT: Duration = Duration::from_secs(15);
 /// How long an expansion may take behind which a retype is to follow in the same call.
 const EXPANSION: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(500);
 /// How much is remembered of changes that run.
 const MOST: usize = 10_000;
 
@@ -177,18 +176,6 @@ impl CinderCloud {
             Err(refusal) => return Err(refusal),
         }
         Ok(Accepted { result: (), operation: Some(operation) })
-    }
-
-    /// Looks until `end` says that it has ended, or the time has passed.
-    fn wait<T>(&self, within: Duration, mut look: impl FnMut() -> Answer<T>, end: impl Fn(&T) -> bool) -> Answer<T> {
-        let until = self.clock.now() + within;
-        loop {
-            let found = look()?;
-            if end(&found) || self.clock.now() >= until {
-                return Ok(found);
-            }
-            self.clock.sleep(PAUSE);
-        }
     }
 
     /// What Cinder's last message about a resource says went wrong.
@@ -392,8 +379,10 @@ impl Cloud for CinderCloud {
         let request = Request::change("create volume", "POST", "volumes", Repeat::Doubles).body(self.body(spec)?);
         let mut made: api::Volume = self.api.get(Service::Volume, &request, "volume")?;
         if let DiskSource::Disk(_) = spec.source {
-            let look = || self.volume(&made.id).map_err(|refusal| Refusal { maybe_done: true, ..refusal });
-            let seen = self.wait(INSTANT, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
+            let look = || self.volume(&made.id).map_err(Refusal::perhaps);
+            let seen = self.clock.look_until(self.clock.now() + INSTANT, look, |seen| {
+                seen.as_ref().is_none_or(|seen| seen.status != "creating")
+            })?;
             made = seen.unwrap_or(made);
         }
         Ok(Accepted::done(convert::disk(made, None, &self.zones)))
@@ -452,11 +441,13 @@ impl Cloud for CinderCloud {
         if let Some(gib) = capacity {
             self.act("extend volume", disk, json!({"os-extend": {"new_size": gib}}))?;
             if kind.is_some() {
-                let look = || self.volume(&disk.0).map_err(|refusal| Refusal { maybe_done: true, ..refusal });
-                let seen = self.wait(EXPANSION, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "extending"))?;
+                let look = || self.volume(&disk.0).map_err(Refusal::perhaps);
+                let seen = self.clock.look_until(self.clock.now() + EXPANSION, look, |seen| {
+                    seen.as_ref().is_none_or(|seen| seen.status != "extending")
+                })?;
                 if let Some(seen) = seen.filter(|seen| seen.size < gib) {
                     let why = self.message("extend volume", &disk.0, &seen.status)?;
-                    return Err(Refusal { maybe_done: true, ..why });
+                    return Err(why.perhaps());
                 }
             }
         }
@@ -492,8 +483,10 @@ impl Cloud for CinderCloud {
         }
         let request = Request::change(ACTION, "POST", "snapshots", Repeat::Doubles).body(json!({"snapshot": snapshot}));
         let made: api::Snapshot = self.api.get(Service::Volume, &request, "snapshot")?;
-        let look = || self.snapshot(&made.id).map_err(|refusal| Refusal { maybe_done: true, ..refusal });
-        let seen = self.wait(INSTANT, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
+        let look = || self.snapshot(&made.id).map_err(Refusal::perhaps);
+        let seen = self
+            .clock
+            .look_until(self.clock.now() + INSTANT, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
         let made = convert::snapshot(seen.unwrap_or(made));
         if made.state == SnapshotState::Failed {
             let why = self.message(ACTION, &made.id.0, "error").map_or_else(|refusal| refusal.to_string(), |why| why.to_string());

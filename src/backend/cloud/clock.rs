@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::refusal::Answer;
+
 /// How often a cloud may be asked, and how long something takes there, is measured by this.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -35,6 +37,21 @@ impl Clock {
     /// How long `span` of this clock is in real time, to sleep or wait by.
     pub fn real(&self, span: Duration) -> Duration {
         span / self.speed
+    }
+
+    /// Looks twice a second until what is seen is as it should be, or `end` has come; what was seen last.
+    ///
+    /// # Errors
+    /// That of a look.
+    pub fn look_until<T>(&self, end: Duration, mut look: impl FnMut() -> Answer<T>, is_over: impl Fn(&T) -> bool) -> Answer<T> {
+        const PAUSE: Duration = Duration::from_millis(500);
+        loop {
+            let seen = look()?;
+            if is_over(&seen) || self.now() >= end {
+                return Ok(seen);
+            }
+            self.sleep(PAUSE);
+        }
     }
 
     /// Returns when so much of this clock's time has passed.

@@ -21,9 +21,9 @@ use super::clock::Clock;
 const WINDOW: Duration = Duration::from_millis(50);
 /// How long after a request the next one is sent, for each question that waits for it: who asks alone is answered at once, and of hundreds
 /// each can wait for as many others as possible, since all together wait for what the cloud lets through.
-pub(super) const SPACING: Duration = Duration::from_millis(100);
+const SPACING: Duration = Duration::from_millis(100);
 /// The same where each key is a request of its own, and only what is the same for several is saved.
-pub(super) const NARROW_SPACING: Duration = Duration::from_millis(20);
+const NARROW_SPACING: Duration = Duration::from_millis(20);
 /// The most of it.
 const MOST_SPACING: Duration = Duration::from_secs(4);
 /// How long a look-up may take in all. A request has a deadline of its own, and others may be before it.
@@ -60,7 +60,8 @@ pub(super) struct Poller<S: Source> {
 struct Shared<S: Source> {
     source: S,
     clock: Clock,
-    spacing: Duration,
+    /// Each key is a request of its own all the same.
+    one_by_one: bool,
     state: Mutex<State<S>>,
     changed: Condvar,
 }
@@ -94,9 +95,9 @@ impl<S: Source> Request<S> {
 }
 
 impl<S: Source> Poller<S> {
-    pub fn new(source: S, clock: Clock, spacing: Duration) -> Poller<S> {
+    pub fn new(source: S, clock: Clock, one_by_one: bool) -> Poller<S> {
         let state = Mutex::new(State { asks: Vec::new(), runs: false, stopped: false, last: None });
-        Poller { shared: Arc::new(Shared { source, clock, spacing, state, changed: Condvar::new() }) }
+        Poller { shared: Arc::new(Shared { source, clock, one_by_one, state, changed: Condvar::new() }) }
     }
 
     /// What there is of `key` now: nothing, one, or several.
@@ -201,8 +202,9 @@ impl<S: Source> Shared<S> {
                 return None;
             }
             let now = self.clock.now();
+            let least = if self.one_by_one { NARROW_SPACING } else { SPACING };
             let waiting = state.asks.iter().filter(|ask| !ask.is_further).count();
-            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(self.spacing, waiting));
+            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(least, waiting));
             match state.asks.iter().map(|ask| ask.due).min().map(|due| due.max(spaced.unwrap_or_default())) {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
@@ -246,8 +248,8 @@ impl<S: Source> Shared<S> {
         let keys: Vec<S::Key> = request.keys.iter().cloned().collect();
         let answer = self.source.fetch(&keys);
         self.state().last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
-        // It may be for one of them: the others are answered all the same.
-        if keys.len() > 1 && answer.as_ref().is_err_and(Refusal::concerns_one) {
+        // It may be for one of them: the others are answered all the same. Not of a cloud that takes hundreds at once, which it would be asked for.
+        if self.one_by_one && keys.len() > 1 && answer.as_ref().is_err_and(Refusal::concerns_one) {
             for key in keys {
                 let asks = request.asks.extract_if(.., |ask| ask.key == key).collect();
                 self.answer(Request { keys: BTreeSet::from([key]), asks });

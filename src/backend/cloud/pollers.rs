@@ -10,7 +10,7 @@ use super::api::{Answer, Changing, Cloud, CloudSnapshot, CloudSnapshotId, Disk, 
 use super::clock::Clock;
 use super::constants::Batches;
 use super::ids::OperationId;
-use super::poller::{Ended, NARROW_SPACING, Poller, SPACING, Source};
+use super::poller::{Ended, Poller, Source};
 
 /// By what a disk or snapshot is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -193,13 +193,13 @@ pub(super) struct Pollers {
 impl Pollers {
     pub fn new(cloud: &Arc<dyn Cloud>, clock: Clock) -> Pollers {
         let asked = Asked { cloud: Arc::clone(cloud), batches: cloud.constants().batches };
-        let spacing = if asked.batches.one_by_one { NARROW_SPACING } else { SPACING };
+        let one_by_one = asked.batches.one_by_one;
         Pollers {
-            disks: Poller::new(Disks(asked.clone()), clock, spacing),
-            snapshots: Poller::new(Snapshots(asked.clone()), clock, spacing),
-            changes: Poller::new(LastChanges(asked.clone()), clock, spacing),
-            instances: Poller::new(Instances(asked.clone()), clock, spacing),
-            operations: Poller::new(Operations(asked), clock, spacing),
+            disks: Poller::new(Disks(asked.clone()), clock, one_by_one),
+            snapshots: Poller::new(Snapshots(asked.clone()), clock, one_by_one),
+            changes: Poller::new(LastChanges(asked.clone()), clock, one_by_one),
+            instances: Poller::new(Instances(asked.clone()), clock, one_by_one),
+            operations: Poller::new(Operations(asked), clock, one_by_one),
         }
     }
 

@@ -87,6 +87,12 @@ impl Refusal {
             )
     }
 
+    /// The same, where it does not say that what was asked for came to nothing: that of a look after the request itself.
+    #[must_use]
+    pub fn perhaps(self) -> Refusal {
+        Refusal { maybe_done: true, ..self }
+    }
+
     /// Whether the request is to be sent again, where its repeat is harmless: it may have been done, and nothing of it is known to run.
     pub(super) fn may_be_sent_again(&self) -> bool {
         self.maybe_done && self.because != CloudErrorKind::Running

@@ -32,7 +32,6 @@ const MOST_USERS: usize = 50;
 const ATTEMPTS: u32 = 4;
 /// How long a snapshot may take until it is of one instant: until then its source is frozen.
 const INSTANT: Duration = Duration::from_secs(15);
-const PAUSE: Duration = Duration::from_millis(500);
 /// For so long what was described is used again by the requests of the same call.
 const LATELY: Duration = Duration::from_secs(30);
 /// How many descriptions are kept.
@@ -225,16 +224,18 @@ impl GceCloud {
         }
         match &spec.source {
             DiskSource::Empty => {}
-            DiskSource::Snapshot(image) if names::parse_image(image).is_some() => {
-                let found = self.image("disks.insert", image)?;
-                put("sourceImage", self.url(&format!("global/images/{}", found.name))?.into());
-            }
-            DiskSource::Snapshot(snapshot) => {
-                let missing =
-                    || refusal(CloudErrorKind::NotFound, "snapshots.get", "notFound", format!("there is no {snapshot}"));
-                let found = self.snapshot(snapshot)?.ok_or_else(missing)?;
-                put("sourceSnapshot", self.url(&format!("global/snapshots/{}", found.name))?.into());
-            }
+            DiskSource::Snapshot(snapshot) => match names::parse_image(snapshot) {
+                Some(number) => {
+                    let found = self.image("images.get", number)?;
+                    put("sourceImage", self.url(&format!("global/images/{}", found.name))?.into());
+                }
+                None => {
+                    let missing =
+                        || refusal(CloudErrorKind::NotFound, "snapshots.get", "notFound", format!("there is no {snapshot}"));
+                    let found = self.snapshot(snapshot)?.ok_or_else(missing)?;
+                    put("sourceSnapshot", self.url(&format!("global/snapshots/{}", found.name))?.into());
+                }
+            },
             DiskSource::Disk(source) => {
                 let (place, found) = self.disk("disks.insert", source)?;
                 put("sourceDisk", self.url(&format!("{}/disks/{}", place.path(), found.name))?.into());
@@ -258,17 +259,6 @@ impl GceCloud {
         let request = Request::get(action, path).for_list();
         let request = record::filter(tags).into_iter().fold(request, |request, filter| request.query("filter", filter));
         self.api.list(&request, take)
-    }
-
-    /// What is looked at until it is as it should be, or the time is over.
-    fn wait<T>(&self, end: Duration, look: impl Fn() -> Answer<T>, is_over: impl Fn(&T) -> bool) -> Answer<T> {
-        loop {
-            let seen = look()?;
-            if is_over(&seen) || self.clock.now() >= end {
-                return Ok(seen);
-            }
-            self.clock.sleep(PAUSE);
-        }
     }
 
     /// What runs in a place. All of it: what is about an attachment is recognised by its request's id only.
@@ -352,7 +342,7 @@ impl Cloud for GceCloud {
             Some(number) => names::disk_id(&place, number),
             None => {
                 let lost = refusal(CloudErrorKind::Unavailable, action, "unreadable answer", "it has no targetId".to_owned());
-                return Err(Refusal { maybe_done: true, ..lost });
+                return Err(lost.perhaps());
             }
         };
         let made = Disk {
@@ -508,7 +498,7 @@ impl Cloud for GceCloud {
         let operation: api::Operation = self.api.send(&api::change(ACTION, "POST", "global/snapshots", &spec.key).body(body))?;
         let operation = convert::operation_id(&operation);
         let look = || {
-            let found = self.snapshot_named(&spec.key).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
+            let found = self.snapshot_named(&spec.key).map_err(Refusal::perhaps)?;
             // It failed, which its operation says, or is not shown.
             if found.is_none() {
                 self.operation_failed(&operation)?;
@@ -516,10 +506,10 @@ impl Cloud for GceCloud {
             Ok(found)
         };
         let end = self.clock.now() + INSTANT;
-        let found = self.wait(end, look, |found| found.as_ref().is_some_and(|found| found.status != "CREATING"))?;
+        let found = self.clock.look_until(end, look, |found| found.as_ref().is_some_and(|found| found.status != "CREATING"))?;
         let Some(found) = found.map(convert::snapshot) else {
             let message = format!("operation {} has made snapshot {}, which is not shown", operation.0, spec.key);
-            return Err(Refusal { maybe_done: true, ..refusal(CloudErrorKind::Unavailable, ACTION, "not shown", message) });
+            return Err(refusal(CloudErrorKind::Unavailable, ACTION, "not shown", message).perhaps());
         };
         // What is uploaded for hours is waited for by its own state, and not by its operation.
         let has_ended = !matches!(found.state, SnapshotState::Pending | SnapshotState::Unfinished);
@@ -532,8 +522,8 @@ impl Cloud for GceCloud {
 
     fn delete_snapshot(&self, snapshot: &CloudSnapshotId) -> Answer<Accepted<()>> {
         const ACTION: &str = "snapshots.delete";
-        if names::parse_image(snapshot).is_some() {
-            return self.delete_image(snapshot);
+        if let Some(number) = names::parse_image(snapshot) {
+            return self.delete_image(number);
         }
         let missing = || refusal(CloudErrorKind::NotFound, ACTION, "notFound", format!("there is no snapshot {snapshot}"));
         let number = names::parse_snapshot(snapshot).ok_or_else(missing)?;
@@ -563,7 +553,7 @@ impl Cloud for GceCloud {
         match which {
             Which::Ids(ids) => {
                 take(ask_each(ids, |id| match names::parse_image(id) {
-                    Some(_) => self.image_by_id(id),
+                    Some(number) => self.image_by_number(number),
                     None => Ok(self.snapshot(id)?.map(convert::snapshot)),
                 })?);
                 Ok(())
@@ -650,7 +640,7 @@ impl GceCloud {
     /// That of the operation, where it has failed.
     fn operation_failed(&self, id: &OperationId) -> Answer<()> {
         use crate::backend::cloud::OperationState;
-        let found = self.operation(id).map_err(|refusal| Refusal { maybe_done: true, ..refusal })?;
+        let found = self.operation(id).map_err(Refusal::perhaps)?;
         match found.as_ref().and_then(|found| convert::operation(found, &[])).map(|operation| operation.state) {
             Some(OperationState::Failed(refusal)) => Err(*refusal),
             _ => Ok(()),

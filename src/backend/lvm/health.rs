@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::backend::ReportHealth;
-use crate::os::lvm::{Lv, Report, VolumeGroup, in_percent};
+use crate::os::lvm::{Lv, Report, VolumeGroup, in_percent, missing_target};
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
 use super::LvmBackend;
@@ -127,11 +127,7 @@ fn of_targets(group: &str, missing: &[&str]) -> Health {
     let problem = |target: &&str| HealthProblem {
         severity: Severity::Degraded,
         reason: "DeviceMapperTargetMissing",
-        message: format!(
-            "the kernel has no device-mapper target {target} and cannot load it, and a class in volume group {group} needs it; `modprobe dm_{}` \
-             on the node",
-            target.replace('-', "_")
-        ),
+        message: format!("a class in volume group {group} cannot be used: {}", missing_target(target)),
     };
     missing.iter().map(problem).fold(Health::new(), join)
 }

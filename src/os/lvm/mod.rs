@@ -348,19 +348,25 @@ impl VolumeGroup {
     /// What is missing fails the command that needs it.
     fn load_targets(&self) {
         for target in &self.targets {
-            let module = target.replace('-', "_");
             match dm::load_target(target) {
                 Ok(true) => {}
-                Ok(false) => tracing::warn!(
-                    target_type = target,
-                    "the kernel has no device-mapper target {target} and cannot load it; `modprobe dm_{module}` on the node"
-                ),
+                Ok(false) => tracing::warn!(target_type = target, "{}", missing_target(target)),
                 Err(error) => {
-                    tracing::warn!(%error, target_type = target, "`modprobe dm_{module}` on the node, if it is missing")
+                    tracing::warn!(%error, target_type = target, "`modprobe {}` on the node, if it is missing", module_of(target))
                 }
             }
         }
     }
+}
+
+fn module_of(target: &str) -> String {
+    format!("dm_{}", target.replace('-', "_"))
+}
+
+/// That the kernel has no such device-mapper target, and what to do.
+pub fn missing_target(target: &str) -> String {
+    let module = module_of(target);
+    format!("the kernel has no device-mapper target {target} and cannot load it; `modprobe {module}` on the node")
 }
 
 fn read_report(name: &str, arguments: Vec<String>) -> Result<Report> {

@@ -1,72 +1,25 @@
 //! Backups as snapshots: VolumeSnapshotClasses of `type: backup`, as cinder-csi-plugin has them.
 
-use super::super::tenant::{killed_before_every_step, lost};
+use super::super::tenant::{Variant, With, killed_before_every_step, lost};
 use super::*;
 
-/// A cloud whose snapshots are backups.
-struct WithBackups(OpenStack);
+struct Backups;
 
-impl std::ops::Deref for WithBackups {
-    type Target = OpenStack;
-
-    fn deref(&self) -> &OpenStack {
-        &self.0
-    }
-}
-
-impl Emulated for WithBackups {
-    const SECRETS: &'static [&'static str] = OpenStack::SECRETS;
-
-    fn assert_empty(&self, when: &str) {
-        self.0.assert_empty(when);
-    }
-}
-
-impl Stage for WithBackups {
+impl Variant for Backups {
+    type Cloud = OpenStack;
     const NAME: &'static str = "cinder with backups";
-    const BACKEND: &'static str = OpenStack::BACKEND;
-    const MUTABLE: &'static [(&'static str, &'static str)] = OpenStack::MUTABLE;
-    const CALLS: &'static [Call] = &[Call::Snapshot, Call::Restore, Call::DeleteSnapshot];
 
-    fn open() -> Option<WithBackups> {
-        Some(WithBackups(OpenStack::open()?))
-    }
-
-    fn driver_with(&self, more: &str) -> Driver {
+    fn driver_with(cloud: &OpenStack, more: &str) -> Driver {
         let class = HashMap::from([("type".to_owned(), "backup".to_owned())]);
-        Driver { snapshot_class: class, ..driver_with(self, "test", &format!("backups: true\n    {more}")) }
+        Driver { snapshot_class: class, ..driver_with(cloud, "test", &format!("backups: true\n    {more}")) }
     }
 
-    fn handle(&self) -> String {
-        self.0.handle()
-    }
-
-    fn disown(&self) {
-        self.0.disown();
-    }
-
-    fn request_of(call: Call) -> &'static str {
+    fn request_of(call: Call) -> Option<&'static str> {
         match call {
-            Call::Snapshot => "create backup",
-            Call::DeleteSnapshot => "delete backup",
-            call => OpenStack::request_of(call),
+            Call::Snapshot => Some("create backup"),
+            Call::DeleteSnapshot => Some("delete backup"),
+            _ => None,
         }
-    }
-
-    fn changeable(request: csi::CreateVolumeRequest) -> csi::CreateVolumeRequest {
-        request
-    }
-
-    fn lose(&self, request: &'static str, kind: &'static str, times: u32) {
-        self.0.lose(request, kind, times);
-    }
-
-    fn forget(&self) {
-        self.0.forget();
-    }
-
-    fn summary(&self) -> Vec<String> {
-        self.0.summary()
     }
 
     /// A restored volume has the metadata of another one, until CreateVolume is called again.
@@ -74,6 +27,8 @@ impl Stage for WithBackups {
         call != Call::Restore
     }
 }
+
+type WithBackups = With<Backups>;
 
 fn open() -> (WithBackups, Driver) {
     let cloud = WithBackups::open().expect("an emulator");

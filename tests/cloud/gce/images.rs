@@ -1,75 +1,32 @@
 //! Images as snapshots: VolumeSnapshotClasses of `snapshot-type: images`, as gcp-compute-persistent-disk-csi-driver has them.
 
-use super::super::tenant::{killed_before_every_step, lost};
+use super::super::tenant::{Variant, With, killed_before_every_step, lost};
 use super::*;
 
-/// A project whose snapshots are images.
-struct WithImages(Google);
+struct Images;
 
-impl std::ops::Deref for WithImages {
-    type Target = Google;
-
-    fn deref(&self) -> &Google {
-        &self.0
-    }
-}
-
-impl Emulated for WithImages {
-    const SECRETS: &'static [&'static str] = Google::SECRETS;
-
-    fn assert_empty(&self, when: &str) {
-        self.0.assert_empty(when);
-    }
-}
-
-impl Stage for WithImages {
+impl Variant for Images {
+    type Cloud = Google;
     const NAME: &'static str = "gce with images";
-    const BACKEND: &'static str = Google::BACKEND;
-    const MUTABLE: &'static [(&'static str, &'static str)] = Google::MUTABLE;
-    const CALLS: &'static [Call] = &[Call::Snapshot, Call::Restore, Call::DeleteSnapshot];
 
-    fn open() -> Option<WithImages> {
-        let google = Google::open()?;
+    fn prepare(google: &Google) {
         google.order(&json!({"settings": {"upload": 0.05, "rights": all_rights()}}));
-        Some(WithImages(google))
     }
 
-    fn driver_with(&self, more: &str) -> Driver {
-        Driver { snapshot_class: class(&[]), ..driver_with(self, "test", &format!("images: true\n    {more}")) }
+    fn driver_with(google: &Google, more: &str) -> Driver {
+        Driver { snapshot_class: class(&[]), ..driver_with(google, "test", &format!("images: true\n    {more}")) }
     }
 
-    fn handle(&self) -> String {
-        self.0.handle()
-    }
-
-    fn disown(&self) {
-        self.0.disown();
-    }
-
-    fn request_of(call: Call) -> &'static str {
+    fn request_of(call: Call) -> Option<&'static str> {
         match call {
-            Call::Snapshot => "images.insert",
-            Call::DeleteSnapshot => "images.delete",
-            call => Google::request_of(call),
+            Call::Snapshot => Some("images.insert"),
+            Call::DeleteSnapshot => Some("images.delete"),
+            _ => None,
         }
     }
-
-    fn changeable(request: csi::CreateVolumeRequest) -> csi::CreateVolumeRequest {
-        Google::changeable(request)
-    }
-
-    fn lose(&self, request: &'static str, kind: &'static str, times: u32) {
-        self.0.lose(request, kind, times);
-    }
-
-    fn forget(&self) {
-        self.0.forget();
-    }
-
-    fn summary(&self) -> Vec<String> {
-        self.0.summary()
-    }
 }
+
+type WithImages = With<Images>;
 
 fn class(more: &[(&str, &str)]) -> HashMap<String, String> {
     let all = more.iter().chain(&[("snapshot-type", "images")]);

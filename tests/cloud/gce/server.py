@@ -144,6 +144,16 @@ def found(all, scope, which, kind):
     raise missing(f"{scope}/{kind}/{which}")
 
 
+def check_free(all, scope, name, kind):
+    if (scope, name) in all:
+        raise Refused(409, "alreadyExists", f"The resource 'projects/{PROJECT}/{scope}/{kind}/{name}' already exists")
+
+
+def check_ready(resource):
+    if resource["status"] != "READY":
+        raise Refused(400, "resourceNotReady", f"The resource '{resource['selfLink'].split('/v1/')[1]}' is not ready")
+
+
 def keep(all, scope, name, resource):
     all[(scope, name)] = resource
     names[resource["id"]] = (scope, name)
@@ -235,8 +245,7 @@ def disks_(action, method, scope, path, query, body):
     request = query.get("requestId")
     if action == "insert":
         name = body["name"]
-        if (scope, name) in disks:
-            raise Refused(409, "alreadyExists", f"The resource 'projects/{PROJECT}/{scope}/disks/{name}' already exists")
+        check_free(disks, scope, name, "disks")
         size = int(body["sizeGb"])
         made = dict(body, id=number(), status="CREATING", users=[], creationTimestamp=now(), kind="compute#disk", labels=body.get("labels", {}),
                     selfLink=f"{BASE}{PROJECT}/{scope}/disks/{name}", labelFingerprint=fingerprint(body.get("labels", {})))
@@ -250,8 +259,7 @@ def disks_(action, method, scope, path, query, body):
         if "sourceImage" in body:
             source = found(images, *resource_of(body["sourceImage"]), "images")
             made["sourceImageId"] = source["id"]
-            if source["status"] != "READY":
-                raise Refused(400, "resourceNotReady", f"The resource '{source['selfLink'].split('/v1/')[1]}' is not ready")
+            check_ready(source)
             if size < int(source["diskSizeGb"]):
                 raise Refused(400, "invalid", "sizeGb is less than the image's")
         if "sourceDisk" in body:
@@ -332,8 +340,7 @@ def instances_(action, method, scope, path, query, body):
 def snapshots_(action, method, scope, path, query, body):
     if action == "insert":
         name = body["name"]
-        if (scope, name) in snapshots:
-            raise Refused(409, "alreadyExists", f"The resource 'projects/{PROJECT}/global/snapshots/{name}' already exists")
+        check_free(snapshots, scope, name, "snapshots")
         disk = found(disks, *resource_of(body["sourceDisk"]), "disks")
         made = dict(body, id=number(), status="CREATING", diskSizeGb=disk["sizeGb"], sourceDisk=disk["selfLink"], sourceDiskId=disk["id"],
                     creationTimestamp=now(), kind="compute#snapshot", selfLink=f"{BASE}{PROJECT}/global/snapshots/{name}")
@@ -361,11 +368,9 @@ def snapshots_(action, method, scope, path, query, body):
 def images_(action, method, scope, path, query, body):
     if action == "insert":
         name = body["name"]
-        if (scope, name) in images:
-            raise Refused(409, "alreadyExists", f"The resource 'projects/{PROJECT}/global/images/{name}' already exists")
+        check_free(images, scope, name, "images")
         source = found(snapshots, *resource_of(body["sourceSnapshot"]), "snapshots")
-        if source["status"] != "READY":
-            raise Refused(400, "resourceNotReady", f"The resource '{source['selfLink'].split('/v1/')[1]}' is not ready")
+        check_ready(source)
         made = dict(body, id=number(), status="PENDING", diskSizeGb=source["diskSizeGb"], sourceSnapshot=source["selfLink"],
                     sourceSnapshotId=source["id"], creationTimestamp=now(), kind="compute#image", selfLink=f"{BASE}{PROJECT}/global/images/{name}")
         keep(images, scope, name, made)

@@ -128,7 +128,7 @@ impl Azure {
             Some(path) => Ok(Some(OperationId(format!("{RESULT}{path}")))),
             None => {
                 let message = "it was accepted, and the answer does not say where its end is to be seen".to_owned();
-                Err(Refusal { maybe_done: true, ..refusal(request, CloudErrorKind::Unavailable, "unreadable answer", message) })
+                Err(refusal(request, CloudErrorKind::Unavailable, "unreadable answer", message).perhaps())
             }
         }
     }

@@ -67,7 +67,7 @@ impl CinderCloud {
     fn remove_temporary(&self, action: &'static str, backup: &api::Backup) -> Answer<()> {
         let Some(temporary) = self.temporary(backup)? else { return Ok(()) };
         self.delete_temporary(&temporary)?;
-        match self.wait(INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
+        match self.clock.look_until(self.clock.now() + INSTANT, || self.snapshot(&temporary.id), Option::is_none)? {
             None => Ok(()),
             Some(left) => {
                 let reason = format!("snapshot {}, of which backup {} was made, is {}", left.id, backup.id, left.status);
@@ -122,7 +122,9 @@ impl CinderCloud {
             return self.complete(&made.id);
         }
         let look = || self.snapshot(&begun.id.0);
-        let temporary = self.wait(TEMPORARY, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
+        let temporary = self
+            .clock
+            .look_until(self.clock.now() + TEMPORARY, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
         match temporary.as_ref().map(|temporary| temporary.status.as_str()) {
             Some("available") => {}
             Some(status) if status.starts_with("error") => return Err(self.message(ACTION, &begun.id.0, status)?),

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::super::poller::{Poller, SPACING, Source};
+use super::super::poller::{Poller, Source};
 use super::super::{Answer, CloudErrorKind};
 use super::fake::refusal;
 use super::*;
@@ -48,9 +48,13 @@ impl Drop for Numbers {
 }
 
 fn numbers() -> (Arc<Numbers>, Poller<Arc<Numbers>>, Clock) {
+    asked(false)
+}
+
+fn asked(one_by_one: bool) -> (Arc<Numbers>, Poller<Arc<Numbers>>, Clock) {
     let clock = Clock::fast(SPEED, Duration::ZERO);
     let numbers = Arc::new(Numbers::default());
-    (Arc::clone(&numbers), Poller::new(numbers, clock, SPACING), clock)
+    (Arc::clone(&numbers), Poller::new(numbers, clock, one_by_one), clock)
 }
 
 #[test]
@@ -69,7 +73,7 @@ fn questions_of_one_moment_are_few_requests() {
 fn one_who_asks_about_many_at_once_waits_no_longer_than_one_who_asks_about_one() {
     // Not a faster one: a busy machine is not to be mistaken for a wait.
     let clock = Clock::fast(1, Duration::ZERO);
-    let poller = Poller::new(Arc::new(Numbers::default()), clock, SPACING);
+    let poller = Poller::new(Arc::new(Numbers::default()), clock, false);
     let keys: Vec<u32> = (0..500).collect();
     poller.look_all(&keys).expect("answered");
     let begun = clock.now();
@@ -97,7 +101,7 @@ fn failure_reaches_the_look_up_and_not_the_wait() {
 
 #[test]
 fn key_that_is_refused_does_not_fail_the_others_of_its_request() {
-    let (numbers, poller, _) = numbers();
+    let (numbers, poller, _) = asked(true);
     std::thread::scope(|scope| {
         let [found, refused] = [2, REFUSED].map(|key| {
             let poller = &poller;
@@ -110,6 +114,15 @@ fn key_that_is_refused_does_not_fail_the_others_of_its_request() {
     let requests = numbers.requests.lock().expect("not poisoned");
     assert!(requests.iter().any(|keys| keys.len() > 1 && keys.contains(&REFUSED)), "{requests:?}");
     assert!(requests.contains(&vec![4]) && requests.contains(&vec![6]), "{requests:?}");
+    drop(requests);
+
+    let (numbers, poller, _) = asked(false);
+    assert_eq!(poller.look_all(&[4, 6, REFUSED]).expect_err("refused").code, "Fake.Invalid");
+    let requests = numbers.requests.lock().expect("not poisoned");
+    assert!(
+        requests.iter().flatten().count() == 3,
+        "of a cloud that is asked about many at once none is asked again: {requests:?}"
+    );
 }
 
 #[test]

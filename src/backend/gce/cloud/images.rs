@@ -26,22 +26,20 @@ impl GceCloud {
         self.api.look(&Request::get(ACTION, format!("global/images/{which}")))
     }
 
-    /// This very image; `action` is what it is asked for.
-    pub(super) fn image(&self, action: &'static str, id: &CloudSnapshotId) -> Answer<api::Snapshot> {
-        let missing = || refusal(CloudErrorKind::NotFound, action, "notFound", format!("there is no {id}"));
-        let number = names::parse_image(id).ok_or_else(missing)?;
-        self.look_image(&number.to_string())?.filter(|found| found.id == number).ok_or_else(missing)
+    fn image_of_number(&self, number: u64) -> Answer<Option<api::Snapshot>> {
+        Ok(self.look_image(&number.to_string())?.filter(|found| found.id == number))
     }
 
-    pub(super) fn image_by_id(&self, id: &CloudSnapshotId) -> Answer<Option<CloudSnapshot>> {
-        match self.image("images.get", id) {
-            Ok(image) => {
-                let has_temporary = self.temporary_of(&image)?.is_some();
-                Ok(Some(convert::image(image, has_temporary)))
-            }
-            Err(refusal) if refusal.because == CloudErrorKind::NotFound => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
+    /// This very image; `action` is what it is asked for.
+    pub(super) fn image(&self, action: &'static str, number: u64) -> Answer<api::Snapshot> {
+        let missing = || refusal(CloudErrorKind::NotFound, action, "notFound", format!("there is no image {number}"));
+        self.image_of_number(number)?.ok_or_else(missing)
+    }
+
+    pub(super) fn image_by_number(&self, number: u64) -> Answer<Option<CloudSnapshot>> {
+        let Some(image) = self.image_of_number(number)? else { return Ok(None) };
+        let has_temporary = self.temporary_of(&image)?.is_some();
+        Ok(Some(convert::image(image, has_temporary)))
     }
 
     /// The snapshot of this name, or the image.
@@ -99,7 +97,7 @@ impl GceCloud {
             }
             Ok(found)
         };
-        match self.wait(end, look, Option::is_none)? {
+        match self.clock.look_until(end, look, Option::is_none)? {
             None => Ok(()),
             Some(left) => {
                 Err(unfinished(action, format!("snapshot {}, of which the image was made, is not deleted yet", left.name)))
@@ -114,15 +112,16 @@ impl GceCloud {
     pub(super) fn finish_image(&self, begun: &CloudSnapshot, spec: &CloudSnapshotSpec) -> Answer<Accepted<CloudSnapshot>> {
         self.check_images(INSERT)?;
         let end = self.clock.now() + SOON;
-        if names::parse_image(&begun.id).is_some() {
-            let image = perhaps(self.image(INSERT, &begun.id))?;
+        if let Some(number) = names::parse_image(&begun.id) {
+            let image = self.image(INSERT, number).map_err(Refusal::perhaps)?;
             return self.complete(&image.name, image.source_snapshot_id, None, end);
         }
         let settings: SnapshotSettings = read_settings(INSERT, &spec.settings)?;
         let is_over = |seen: &Option<api::Snapshot>| {
             seen.as_ref().is_none_or(|seen| !["CREATING", "UPLOADING"].contains(&seen.status.as_str()))
         };
-        let temporary = match perhaps(self.wait(end, || self.snapshot(&begun.id), is_over))? {
+        let seen = self.clock.look_until(end, || self.snapshot(&begun.id), is_over).map_err(Refusal::perhaps)?;
+        let temporary = match seen {
             Some(temporary) if temporary.status == "READY" => temporary,
             Some(other) => {
                 return Err(unfinished(
@@ -139,7 +138,7 @@ impl GceCloud {
             // An earlier request has made it whose answer was lost.
             Err(refusal) if refusal.because == CloudErrorKind::Exists => None,
             // Another process has completed it, and deleted the snapshot.
-            Err(refusal) if refusal.because == CloudErrorKind::NotFound => return perhaps(Err(refusal)),
+            Err(refusal) if refusal.because == CloudErrorKind::NotFound => return Err(refusal.perhaps()),
             Err(refusal) => return Err(refusal),
         };
         self.complete(&temporary.name, Some(temporary.id), operation.as_ref(), end)
@@ -183,56 +182,51 @@ impl GceCloud {
         operation: Option<&OperationId>,
         end: Duration,
     ) -> Answer<Accepted<CloudSnapshot>> {
-        loop {
-            let Some(image) = perhaps(self.look_image(name))? else {
-                // It failed, which its operation says, or is not shown.
-                operation.map_or(Ok(()), |operation| self.operation_failed(operation))?;
-                if self.clock.now() < end {
-                    self.clock.sleep(PAUSE);
-                    continue;
-                }
-                return Err(unfinished(INSERT, format!("image {name} was accepted, and is not there")));
-            };
-            if image.source_snapshot_id != of {
-                let reason = format!(
-                    "there is an image {name}, which was not made by this call; nothing was done to it: rename or delete it"
-                );
-                return Err(unfinished(INSERT, reason));
+        let look = || {
+            let found = self.look_image(name).map_err(Refusal::perhaps)?;
+            // It failed, which its operation says, or is not shown.
+            if let (None, Some(operation)) = (&found, operation) {
+                self.operation_failed(operation)?;
             }
-            match image.status.as_str() {
-                "READY" => {
-                    perhaps(self.remove_temporary(INSERT, &image, end))?;
-                    return Ok(Accepted::done(convert::image(image, false)));
-                }
-                "PENDING" if self.clock.now() < end => self.clock.sleep(PAUSE),
-                // The next call deletes it, and makes another.
-                "FAILED" => {
-                    let why = operation.and_then(|operation| self.operation_failed(operation).err());
-                    let why = why.map_or_else(|| "the log of its operation says why".to_owned(), |refusal| refusal.to_string());
-                    return Err(unfinished(INSERT, format!("image {name} is FAILED, and will be made again: {why}")));
-                }
-                status => return Err(unfinished(INSERT, format!("image {name} is {status}"))),
+            Ok(found)
+        };
+        let seen = self.clock.look_until(end, look, |seen| seen.as_ref().is_some_and(|seen| seen.status != "PENDING"))?;
+        let image = seen.ok_or_else(|| unfinished(INSERT, format!("image {name} was accepted, and is not there")))?;
+        if image.source_snapshot_id != of {
+            let reason =
+                format!("there is an image {name}, which was not made by this call; nothing was done to it: rename or delete it");
+            return Err(unfinished(INSERT, reason));
+        }
+        match image.status.as_str() {
+            "READY" => {
+                self.remove_temporary(INSERT, &image, end).map_err(Refusal::perhaps)?;
+                Ok(Accepted::done(convert::image(image, false)))
             }
+            // The next call deletes it, and makes another.
+            "FAILED" => {
+                let why = operation.and_then(|operation| self.operation_failed(operation).err());
+                let why = why.map_or_else(|| "the log of its operation says why".to_owned(), |refusal| refusal.to_string());
+                Err(unfinished(INSERT, format!("image {name} is FAILED, and will be made again: {why}")))
+            }
+            status => Err(unfinished(INSERT, format!("image {name} is {status}"))),
         }
     }
 
     /// With the snapshot that it was made of, which goes first: once the image is gone, nothing names it. By its name, once its number is seen
     /// to be the image's, as a disk.
-    pub(super) fn delete_image(&self, id: &CloudSnapshotId) -> Answer<Accepted<()>> {
-        let image = self.image(DELETE, id)?;
+    pub(super) fn delete_image(&self, number: u64) -> Answer<Accepted<()>> {
+        let image = self.image(DELETE, number)?;
         if image.status == "PENDING" {
             return Err(unfinished(DELETE, format!("image {} is still being made", image.name)));
         }
         self.remove_temporary(DELETE, &image, self.clock.now() + SOON)?;
-        self.begin(&api::change(DELETE, "DELETE", format!("global/images/{}", image.name), &id.0), ())
+        self.begin(
+            &api::change(DELETE, "DELETE", format!("global/images/{}", image.name), &names::snapshot_of_image(number).0),
+            (),
+        )
     }
 }
 
 fn unfinished(action: &'static str, reason: String) -> Refusal {
     refusal(CloudErrorKind::Running, action, "not yet", reason)
-}
-
-/// What is refused beside the request itself does not say that it came to nothing.
-fn perhaps<T>(answer: Answer<T>) -> Answer<T> {
-    answer.map_err(|refusal| Refusal { maybe_done: true, ..refusal })
 }
