@@ -98,6 +98,11 @@ impl Purpose {
         matches!(self, Purpose::Serve { controller: true, .. })
     }
 
+    /// Whether volumes are staged, too, by the process that makes them.
+    pub fn stages(self) -> bool {
+        matches!(self, Purpose::Serve { node: true, .. })
+    }
+
     /// Whether this process may change something.
     pub fn serves(self) -> bool {
         matches!(self, Purpose::Serve { .. })

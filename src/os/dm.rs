@@ -16,7 +16,7 @@ use super::{Error, Result, udev};
 
 const CONTROL: &str = "/dev/mapper/control";
 /// udev opens each new device for an instant, to look at it.
-const LONGEST_LOOK: Duration = Duration::from_secs(5);
+pub const LONGEST_LOOK: Duration = Duration::from_secs(5);
 const NAME_LENGTH: usize = 128;
 
 /// A device that is mapped onto others.
@@ -29,6 +29,8 @@ pub struct Mapped {
     pub uuid: String,
     /// It has a table. One that has none was interrupted while it was made.
     pub live: bool,
+    /// I/O to it waits until it is resumed.
+    pub suspended: bool,
     /// Something has it open: a mount, a mapping, a program.
     pub open: bool,
     /// What it lies on.
@@ -45,6 +47,7 @@ mod ioctl {
     nix::ioctl_readwrite!(get_target_version, 0xfd, 17, Request);
 }
 
+const SUSPENDED: u32 = 1 << 1;
 const ACTIVE_PRESENT: u32 = 1 << 5;
 const BUFFER_FULL: u32 = 1 << 8;
 /// What a thin pool has not yet written is left so: it may be unable to.
@@ -169,6 +172,7 @@ pub fn find(name: &str) -> Result<Option<Mapped>> {
         number,
         uuid: String::from_utf8_lossy(request.uuid.get(..end).unwrap_or_default()).into_owned(),
         live: request.flags & ACTIVE_PRESENT != 0,
+        suspended: request.flags & SUSPENDED != 0,
         open: request.open_count > 0,
         below: neighbours(number, "slaves")?.into_iter().map(|(_, number)| number).collect(),
     }))

@@ -11,11 +11,16 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 use super::config::LvmParameters;
 use super::health::PARTIAL;
 use super::tags::{self, Object};
-use super::{Blank, Content, Found, LvmBackend, dm_uuid, mapped};
+use super::{Blank, Content, Found, LvmBackend, NEW, dm_uuid, mapped, mapping_of};
 
 impl Connect for LvmBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
+        let is_static = LvmParameters::from_json(request.parameters)?.static_volume()?.is_some();
+        if !is_static && let Some(device) = self.as_made(id)? {
+            lock(&self.connected).insert(id.clone(), Content::Unmapped);
+            return Ok(Outcome::Unchanged(source(&device)));
+        }
         let found = self.asked_for(request)?.ok_or_else(|| Error::volume_not_found(id))?;
         let (device, changed) = match mapped(&found.report, &found.lv)? {
             Some(device) => (device, false),
@@ -38,6 +43,9 @@ impl Connect for LvmBackend {
             && self.is_same_device(hint)?
         {
             return Ok(Some(hint.clone()));
+        }
+        if let Some(device) = self.as_made(id)? {
+            return Ok(Some(source(&device)).filter(|_| device.open));
         }
         let Some(found) = self.locate(&Object::volume(id))? else { return Ok(None) };
         // Active alone says nothing: the node activates all at its start, and a call that deletes may have been interrupted.
@@ -79,8 +87,7 @@ impl Connect for LvmBackend {
                 by: format!("{by} has it open"),
             });
         }
-        let held = found.group.lock("lvchange")?;
-        step("deactivate logical volume", id, || found.group.change(&held, "lvchange", &["--activate", "n", &found.path()]))?;
+        found.deactivate()?;
         lock(&self.connected).remove(id);
         Ok(Outcome::Changed(()))
     }
@@ -114,6 +121,15 @@ impl Connect for LvmBackend {
 }
 
 impl LvmBackend {
+    /// The device of a thin volume that this process made just now and nobody has written to: LVM is not asked again which logical volume it
+    /// is. What was removed, renamed or made anew since has not this UUID, or not under this name; tags are LVM's alone, so this holds for a
+    /// short time only.
+    fn as_made(&self, id: &VolumeId) -> Result<Option<dm::Mapped>> {
+        let Some(made) = lock(&self.made).get(id).filter(|made| made.at.elapsed() < NEW).cloned() else { return Ok(None) };
+        let device = dm::find(&made.mapping)?.filter(|device| device.live && !device.suspended && device.uuid == made.uuid);
+        Ok(device.filter(|device| is_unmapped(&made.mapping, device)))
+    }
+
     /// The logical volume of a volume that was made here, or of a static one.
     fn asked_for(&self, request: &ConnectRequest<'_>) -> Result<Option<Found<'_>>> {
         let parameters = LvmParameters::from_json(request.parameters)?;
@@ -154,9 +170,12 @@ fn content(found: &Found<'_>, device: &dm::Mapped) -> Content {
     if let Some(blank) = blank(found) {
         return Content::Blank(Box::new(blank));
     }
-    let name = found.lv.dm_path.rsplit('/').next().unwrap_or_default();
-    let unmapped = || found.lv.is("thin") && device.below.len() == 1 && matches!(dm::thin_sectors(name), Ok(Some(0)));
-    if unmapped() { Content::Unmapped } else { Content::Unknown }
+    if found.lv.is("thin") && is_unmapped(mapping_of(&found.lv), device) { Content::Unmapped } else { Content::Unknown }
+}
+
+/// Whether nothing of a thin volume has a place in its pool, nor on an external origin, which would be a second device below it.
+pub(super) fn is_unmapped(mapping: &str, device: &dm::Mapped) -> bool {
+    device.below.len() == 1 && matches!(dm::thin_sectors(mapping), Ok(Some(0)))
 }
 
 fn source(device: &dm::Mapped) -> Source {

@@ -1,13 +1,14 @@
 //! What `longshore inspect` shows of volume groups and logical volumes, by LVM's report; and the little that it repairs.
 
 use crate::backend::{BlockDevice, Connected, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, changed, words};
+use crate::os::dm::Mapped;
 use crate::os::lvm::{Lv, Report, VolumeGroup};
-use crate::os::step::step;
 use crate::volume::{Bytes, Result, VolumeId};
 
+use super::connect::is_unmapped;
 use super::health::of_lv;
 use super::tags::{self, Kind, Object};
-use super::{LvmBackend, dm_uuid, mapped, path};
+use super::{LvmBackend, dm_uuid, mapped, mapping_of, path};
 
 impl Inspect for LvmBackend {
     fn survey(&self) -> Result<Survey> {
@@ -51,7 +52,9 @@ impl Inspect for LvmBackend {
                 if object.kind != Kind::Volume {
                     continue;
                 }
-                if let Some(device) = mapped(&report, lv)? {
+                // A new thin volume is active before it is staged, and holds nothing.
+                let is_new = |device: &Mapped| !device.open && lv.is("thin") && is_unmapped(mapping_of(lv), device);
+                if let Some(device) = mapped(&report, lv)?.filter(|device| !is_new(device)) {
                     survey.devices.push(Connected {
                         device: BlockDevice { path: device.path, number: device.number, identity: dm_uuid(&report, lv) },
                         id: id.clone(),
@@ -79,10 +82,7 @@ impl Inspect for LvmBackend {
 
     fn release(&self, device: &BlockDevice) -> Result<()> {
         let found = self.search(|report| report.lvs.values().find(|lv| dm_uuid(report, lv) == device.identity).cloned())?;
-        let found = found.ok_or_else(|| changed(device.path.display()))?;
-        let held = found.group.lock("lvchange")?;
-        let at = found.path();
-        Ok(step("deactivate logical volume", &at, || found.group.change(&held, "lvchange", &["--activate", "n", &at]))?)
+        found.ok_or_else(|| changed(device.path.display()))?.deactivate()
     }
 }
 

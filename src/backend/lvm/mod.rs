@@ -52,6 +52,10 @@ pub struct LvmBackend {
     purpose: Purpose,
     /// Volumes that this process connected.
     connected: Mutex<BTreeMap<VolumeId, Content>>,
+    /// Thin volumes that this process made just now and left active.
+    made: Mutex<BTreeMap<VolumeId, Made>>,
+    /// Of which `find_for_create` saw nothing, and when: `create` need not look again.
+    absent: Mutex<BTreeMap<VolumeId, Instant>>,
     /// By volume group.
     recent: Mutex<BTreeMap<String, Recent>>,
     /// For metrics, by class and volume group: as the last report that was needed had it.
@@ -66,6 +70,18 @@ enum Content {
     /// Thin, and nothing of it has a place in its pool: it reads as zeroes.
     Unmapped,
     Blank(Box<Blank>),
+}
+
+/// For how long a thin volume that was just made is found by its device alone.
+const NEW: Duration = Duration::from_secs(60);
+
+/// The device of a thin volume as this process made it. Whether it is that still, and still blank, the kernel says.
+#[derive(Clone, Debug)]
+struct Made {
+    at: Instant,
+    /// Its name for the device-mapper.
+    mapping: String,
+    uuid: String,
 }
 
 /// A logical volume that holds zeroes and was never written to, as a tag of it says.
@@ -110,6 +126,13 @@ impl Found<'_> {
     fn path(&self) -> String {
         path(self.group, &self.lv.name)
     }
+
+    /// # Errors
+    /// Where it is open.
+    fn deactivate(&self) -> Result<()> {
+        let (held, at) = (self.group.lock("lvchange")?, self.path());
+        Ok(step("deactivate logical volume", &at, || self.group.change(&held, "lvchange", &["--activate", "n", &at]))?)
+    }
 }
 
 fn path(group: &VolumeGroup, name: &str) -> String {
@@ -140,6 +163,8 @@ impl LvmBackend {
             topology,
             purpose,
             connected: Mutex::default(),
+            made: Mutex::default(),
+            absent: Mutex::default(),
             recent: Mutex::default(),
             usage: Mutex::default(),
             _extender: extender,
@@ -226,17 +251,9 @@ impl LvmBackend {
 
     /// The first logical volume that `look` finds.
     fn search(&self, look: impl Fn(&Report) -> Option<Lv>) -> Result<Option<Found<'_>>> {
-        self.search_by(|group| self.report_at_start(group), look)
-    }
-
-    fn search_by(
-        &self,
-        report: impl Fn(&VolumeGroup) -> Result<Arc<Report>>,
-        look: impl Fn(&Report) -> Option<Lv>,
-    ) -> Result<Option<Found<'_>>> {
         let mut away = None;
         for group in self.groups.values() {
-            match report(group) {
+            match self.report_at_start(group) {
                 Ok(report) => {
                     if let Some(lv) = look(&report) {
                         return Ok(Some(Found { group, report, lv }));
@@ -288,7 +305,17 @@ fn renamed(operation: &str, object: &Object, group: &str, name: &str) -> Error {
 
 /// The device-mapper UUID of an active logical volume (lib/activate/dev_manager.c of LVM2: "LVM-", then both UUIDs without hyphens).
 fn dm_uuid(report: &Report, lv: &Lv) -> String {
-    format!("LVM-{}{}", report.uuid.replace('-', ""), lv.uuid.replace('-', ""))
+    format!("{}{}", dm_prefix(report), lv.uuid.replace('-', ""))
+}
+
+/// How the device-mapper UUIDs of all logical volumes of a volume group begin.
+fn dm_prefix(report: &Report) -> String {
+    format!("LVM-{}", report.uuid.replace('-', ""))
+}
+
+/// As the device-mapper calls it when it is active.
+fn mapping_of(lv: &Lv) -> &str {
+    lv.dm_path.rsplit('/').next().unwrap_or_default()
 }
 
 /// The device of an active logical volume, seen to be its own.
@@ -296,8 +323,7 @@ fn dm_uuid(report: &Report, lv: &Lv) -> String {
 /// # Errors
 /// `Unverified` where a device of its name is another's.
 fn mapped(report: &Report, lv: &Lv) -> Result<Option<dm::Mapped>> {
-    let name = lv.dm_path.rsplit('/').next().unwrap_or_default();
-    let Some(device) = dm::find(name)?.filter(|device| device.live) else { return Ok(None) };
+    let Some(device) = dm::find(mapping_of(lv))?.filter(|device| device.live) else { return Ok(None) };
     if device.uuid == dm_uuid(report, lv) {
         return Ok(Some(device));
     }

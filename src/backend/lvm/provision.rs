@@ -1,18 +1,22 @@
 //! Volumes come and go.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec};
 use crate::os::block::Device;
-use crate::os::lock;
 use crate::os::lvm::{ChangeLock, Freed, Lv, Report, VolumeGroup};
 use crate::os::step::{note, step};
+use crate::os::{dm, lock, udev};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
 use super::config::{DeviceClass, LvmParameters, Wipe};
 use super::health::PARTIAL;
 use super::tags::{self, BLANK, DRAFT, FORMAT, Kind, Object, VolumeRecord};
-use super::{Found, LvmBackend, Recent, capacity, mapped, modify, named_in, path, renamed, renamed_in};
+use super::{
+    Found, LvmBackend, Made, NEW, RECENT, Recent, capacity, dm_prefix, mapped, modify, named_in, path, renamed, renamed_in,
+};
 
 /// LVM's default extent. Sizes that are no multiple of the volume group's own are rounded up by LVM.
 const UNIT: u64 = 4 << 20;
@@ -26,10 +30,28 @@ impl Provision for LvmBackend {
         self.whole(&Object::volume(id))?.map(|found| self.volume(id.clone(), &found.lv)).transpose()
     }
 
+    fn find_for_create(&self, id: &VolumeId, _parameters: &serde_json::Value) -> Result<Option<Volume>> {
+        let object = Object::volume(id);
+        let (asked, was_renamed) = (Instant::now(), Cell::new(false));
+        let found = self.search(|report| {
+            was_renamed.set(was_renamed.get() || renamed_in(report, &object).is_some());
+            named_in(report, &object).cloned()
+        })?;
+        let mut absent = lock(&self.absent);
+        absent.retain(|other, seen| other != id && seen.elapsed() < RECENT);
+        if found.is_none() && !was_renamed.get() {
+            absent.insert(id.clone(), asked);
+        }
+        drop(absent);
+        found.filter(|found| !found.lv.has_tag(DRAFT)).map(|found| self.volume(id.clone(), &found.lv)).transpose()
+    }
+
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
         let parameters = LvmParameters::from_json(&spec.parameters["backend"])?;
         let members = self.config.members(parameters.device_class.as_deref())?;
-        self.remove_draft(&spec.id, &Object::volume(&spec.id))?;
+        if lock(&self.absent).remove(&spec.id).is_none_or(|seen| seen.elapsed() > RECENT) {
+            self.remove_draft(&spec.id, &Object::volume(&spec.id))?;
+        }
         let mut refused = None;
         for class in self.candidates(members, spec.source.as_ref())? {
             match self.create_in(class, spec, quiesce) {
@@ -44,6 +66,9 @@ impl Provision for LvmBackend {
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let object = Object::volume(id);
         self.remove_growth(id)?;
+        if let Some(made) = lock(&self.made).remove(id) {
+            wait_for_udev(&made)?;
+        }
         let Some(found) = self.locate(&object)? else {
             return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
         };
@@ -138,14 +163,7 @@ impl LvmBackend {
     /// What an interrupted call left, in whichever class that was: a DeleteVolume, too, whose data is not all overwritten yet. What was renamed
     /// is no reason to make a second one of its id.
     fn remove_draft(&self, id: &VolumeId, object: &Object) -> Result<()> {
-        let look = |report: &Report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned();
-        // `find` has just asked LVM. What is removed is in a new report.
-        let report =
-            |group: &VolumeGroup| self.recent(group).map_or_else(|| self.report_at_start(group), |recent| Ok(recent.report));
-        if self.search_by(report, look)?.is_none() {
-            return Ok(());
-        }
-        match self.search(look)? {
+        match self.search(|report| named_in(report, object).or_else(|| renamed_in(report, object)).cloned())? {
             Some(found) if found.lv.name != object.name => Err(renamed("create", object, &found.group.name, &found.lv.name)),
             Some(found) if found.lv.has_tag(DRAFT) => {
                 let record: VolumeRecord = tags::decode(&found.lv)?;
@@ -171,25 +189,37 @@ impl LvmBackend {
             self.check_pool(&recent.report, class, pool, Bytes(spec.capacity.0 + made)).is_ok()
         };
         let recent = self.recent(group).filter(fits);
-        let extent = match &recent {
-            Some(recent) => recent.report.extent,
+        let report = match &recent {
+            Some(recent) => Arc::clone(&recent.report),
             None => {
                 let report = self.report(group)?;
                 self.check_pool(&report, class, pool, spec.capacity)?;
-                report.extent
+                report
             }
         };
         // That of the report, where one was made just now.
         let recent = recent.or_else(|| self.recent(group));
         let (size, path) = (format!("{}b", spec.capacity.0), path(group, pool));
-        let arguments = ["--virtualsize", &size, "--thinpool", &path, "--setactivationskip", "n", "--activate", "n"];
+        // Where this process will also stage it: that saves the command that activates it, and the report that finds it.
+        let active = self.purpose.stages();
+        let activate = if active { "y" } else { "n" };
+        let arguments = ["--virtualsize", &size, "--thinpool", &path, "--setactivationskip", "n", "--activate", activate];
         self.lvcreate(group, &held, object, named, &[], &arguments)?;
+        let mapping = group.mapping(&object.name);
+        if active
+            && let Ok(Some(device)) = dm::find(&mapping)
+            && device.uuid.starts_with(&dm_prefix(&report))
+        {
+            let mut made = lock(&self.made);
+            made.retain(|_, made| made.at.elapsed() < NEW);
+            made.insert(spec.id.clone(), Made { at: Instant::now(), mapping, uuid: device.uuid });
+        }
         if let Some(mut recent) = recent {
-            recent.made.push((pool.to_owned(), spec.capacity.0.next_multiple_of(extent)));
+            recent.made.push((pool.to_owned(), spec.capacity.0.next_multiple_of(report.extent)));
             recent.changes = group.changes();
             lock(&self.recent).insert(group.name.clone(), recent);
         }
-        Ok(extent)
+        Ok(report.extent)
     }
 
     /// A copy shares its chunks with the source until one of them is written.
@@ -319,8 +349,7 @@ impl LvmBackend {
             })?;
             Ok(())
         })?;
-        let held = found.group.lock("lvchange")?;
-        Ok(step("deactivate logical volume", id, || found.group.change(&held, "lvchange", &["--activate", "n", &found.path()]))?)
+        found.deactivate()
     }
 
     /// From now on it is not shown, and may be overwritten.
@@ -380,10 +409,20 @@ impl LvmBackend {
     }
 }
 
+/// udev opens a device that is new for an instant, to look at it: that is no use of the volume.
+fn wait_for_udev(made: &Made) -> Result<()> {
+    let is_closed = || Ok(!dm::find(&made.mapping)?.is_some_and(|device| device.uuid == made.uuid && device.open));
+    udev::wait_until(Instant::now().checked_add(dm::LONGEST_LOOK), is_closed)?;
+    Ok(())
+}
+
 /// The logical volume stays, under a name by which the driver does not find it.
 fn retain(found: &Found<'_>, object: &Object) -> Result<()> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
     let kept = object.retained(seconds);
+    if mapped(&found.report, &found.lv)?.is_some() {
+        found.deactivate()?;
+    }
     let held = found.group.lock("lvrename")?;
     step("retain logical volume", &object.id, || {
         found.group.change(&held, "lvrename", &[&found.group.name, &found.lv.name, &kept])

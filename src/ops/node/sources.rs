@@ -122,6 +122,7 @@ mod tests {
             number: (253, 0),
             uuid: "CRYPT-LUKS2-0-longshore-image:a".to_owned(),
             live,
+            suspended: false,
             open: false,
             below: below.to_vec(),
         };

@@ -73,14 +73,16 @@ refused 'overcommit' create big 4GiB ext4 --parameter deviceClass=thin
 refused 'thick, thin' create none 64MiB ext4 --parameter deviceClass=fast
 
 echo "--- what is retained is the administrator's"
-kept=$(create kept 64MiB ext4 --parameter deviceClass=thick)
-call modify-volume "$kept" --mutable-parameter onDelete=retain >/dev/null
-refused 'scrub' call modify-volume "$kept" --mutable-parameter onDelete=archive
-delete "$kept"
-retained=$(ours | grep retained)
-is "" "$(active)" "active logical volumes after a deletion that retains"
+for class in thick thin; do
+    kept=$(create kept 64MiB ext4 --parameter "deviceClass=$class")
+    call modify-volume "$kept" --mutable-parameter onDelete=retain >/dev/null
+    [ "$class" = thin ] || refused 'scrub' call modify-volume "$kept" --mutable-parameter onDelete=archive
+    delete "$kept"
+    retained=$(ours | grep retained)
+    is "" "$(active)" "active logical volumes after a deletion that retains"
+    lvm lvremove -qq -y --devices "$disks" "vg0/$retained"
+done
 is 1 "$(call list-volumes | jq '.entries | length')" "volumes in the list"
-lvm lvremove -qq -y --devices "$disks" "vg0/$retained"
 
 echo "--- by hand: renamed, removed, in the way, static"
 name=$(ours)
@@ -120,6 +122,36 @@ lvm lvchange -qq --devices "$disks" -ay -K vg0/inside
 is precious "$(dd if=/dev/vg0/inside bs=4096 skip=154112 count=1 status=none | head -c 8)" "the data of a thin volume with an external origin"
 lvm lvremove -qq -y --devices "$disks" vg0/inside vg0/outside vg0/pool1
 delete "$id"
+
+echo "--- a new thin volume is active, and staged without a command of LVM as long as it is itself and blank"
+new=$(create new 64MiB ext4 --parameter deviceClass=thin)
+is "$(ours)" "$(active)" "active logical volumes after create"
+# Else `longshore call` would ask the driver for it, and that LVM.
+mapfile -t context < <(call get-volume "$new" | jq -r '.volume.volume_context | to_entries[] | "--context", "\(.key)=\(.value)"')
+exec 9>/run/lock/lvm/V_vg0
+flock --exclusive 9 # LVM's own: any command of it would wait
+call stage-volume "$new" --staging "$staging" --fs ext4 "${context[@]}" >/dev/null
+flock --unlock 9
+exec 9>&-
+unstage "$new"
+is '' "$(active)" "active logical volumes after unstage"
+delete "$new"
+new=$(create new 64MiB ext4 --parameter deviceClass=thin)
+name=$(ours)
+lvm lvremove -qq -y --devices "$disks" "vg0/$name"
+lvm lvcreate -qq -y --devices "$disks" -V 64M --thinpool vg0/pool0 -n "$name" >/dev/null
+refused 'NotFound\|NOT_FOUND' stage "$new" ext4
+is '' "$(head -c 64M "/dev/vg0/$name" | tr -d '\0' | head -c 8)" "the data of another's logical volume in its place"
+lvm lvremove -qq -y --devices "$disks" "vg0/$name"
+delete "$new"
+new=$(create new 64MiB ext4 --parameter deviceClass=thin)
+name=$(ours)
+printf precious | dd of="/dev/vg0/$name" bs=4096 seek=4000 conv=sync oflag=direct status=none
+refused 'neither proven blank' stage "$new" ext4
+lvm lvchange -qq --devices "$disks" -ay "vg0/$name"
+is precious "$(dd if="/dev/vg0/$name" bs=4096 skip=4000 count=1 status=none | head -c 8)" "what another program wrote to it"
+unstage "$new"
+delete "$new"
 is '' "$(ours)" "logical volumes at the end"
 stop_driver
 lvm_stop

@@ -309,6 +309,7 @@ fn a_mapping_without_a_stage_goes_before_its_device() {
         number: (253, 0),
         uuid: "CRYPT-LUKS2-0-longshore-x-image:a".to_owned(),
         live: true,
+        suspended: false,
         open: false,
         below: vec![(7, 3)],
     };
