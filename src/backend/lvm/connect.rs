@@ -1,4 +1,4 @@
-//! The node's side: a logical volume is activated when it is connected, and deactivated when it is not.
+//! The node's side: a logical volume is activated when it is connected, if it is not active yet, and deactivated when it is not connected any more.
 
 use std::path::Path;
 

@@ -185,9 +185,11 @@ is kept "$(lvm lvs --noheadings --devices "$disks" -o lv_name vg0/kept | tr -d '
 lvm lvremove -qq -y --devices "$disks" vg0/kept
 
 echo "--- killed while a volume is zeroed"
-call --timeout 50ms create-volume --name zeroed --size 64MiB --block --parameter deviceClass=mirrored >/dev/null 2>&1 || true
+create zeroed 64MiB block --parameter deviceClass=mirrored >/dev/null 2>&1 &
+creating=$!
 within 20 sh -c 'lvm lvs --noheadings --devices '"$disks"' -o lv_tags vg0 2>/dev/null | grep -q state=draft'
 kill_driver
+wait "$creating" || true
 start_driver
 longshore inspect --endpoint "$endpoint" --config config.yaml --state-dir "$DIR/state" --kubelet-dir "$DIR/kubelet" >inspect.log 2>&1 || true
 id=$(create zeroed 64MiB block --parameter deviceClass=mirrored)
