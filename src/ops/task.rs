@@ -19,8 +19,10 @@ use crate::os::step::{self, Progress};
 use crate::os::{lock, loopdev, memory};
 use crate::volume::{Error, Result};
 
-/// Often enough that a burst leaves nothing, seldom enough to cost nothing.
-const TIDY_AFTER: Duration = Duration::from_secs(5);
+/// What was used is given back when nothing was done for so long, and after so many times that while something is: often enough that a burst
+/// leaves nothing, seldom enough to cost nothing.
+const QUIET: Duration = Duration::from_secs(1);
+const QUIET_TURNS: u32 = 5;
 /// How long a read waits for the one of its kind that runs: far longer than that takes where nothing hangs.
 const READ_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -160,7 +162,12 @@ impl Tasks {
         result.unwrap_or_else(|panic| Err(Error::failed("run", "the operation", panic)))
     }
 
-    /// Gives free memory and loop devices back to the kernel, at the start and some seconds after work was done; never ends.
+    /// Says that a call was answered without work of its own: what it used of the program's code is given back, too.
+    pub fn touch(&self) {
+        self.running.send_modify(|_| {});
+    }
+
+    /// Gives free memory and loop devices back to the kernel, at the start and a second after a call; never ends.
     pub async fn tidy(self) {
         let mut running = self.running.subscribe();
         loop {
@@ -170,7 +177,13 @@ impl Tasks {
             if running.changed().await.is_err() {
                 break;
             }
-            tokio::time::sleep(TIDY_AFTER).await;
+            for _ in 0..QUIET_TURNS {
+                running.mark_unchanged();
+                tokio::time::sleep(QUIET).await;
+                if !running.has_changed().unwrap_or(false) {
+                    break;
+                }
+            }
             running.mark_unchanged();
             // In small turns, since the end of the process waits for one that has begun.
             loop {

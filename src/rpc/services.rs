@@ -212,6 +212,7 @@ impl Services {
     }
 
     pub(super) fn done<T>(&self, report: Report, answer: T) -> Result<Response<T>, Status> {
+        self.tasks().touch();
         Subject::default().span(report.rpc(), self.this_node()).in_scope(|| report.ok(Effect::Read));
         Ok(Response::new(answer))
     }
