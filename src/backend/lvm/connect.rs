@@ -1,4 +1,4 @@
-//! The node's side: a logical volume is activated when it is connected, if it is not active yet, and deactivated when it is not connected any more.
+//! The node's side: a logical volume is active while it is connected. A new thin volume is so from its making on.
 
 use std::path::Path;
 
@@ -16,12 +16,18 @@ use super::{Blank, Content, Found, LvmBackend, NEW, dm_uuid, mapped, mapping_of}
 impl Connect for LvmBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
-        let is_static = LvmParameters::from_json(request.parameters)?.static_volume()?.is_some();
-        if !is_static && let Some(device) = self.as_made(id)? {
-            lock(&self.connected).insert(id.clone(), Content::Unmapped);
-            return Ok(Outcome::Unchanged(source(&device)));
-        }
-        let found = self.asked_for(request)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let parameters = LvmParameters::from_json(request.parameters)?;
+        let found = match parameters.static_volume()? {
+            Some((group, name)) => self.existing(group, name)?,
+            None => match self.as_made(id)? {
+                Some(device) => {
+                    lock(&self.connected).insert(id.clone(), Content::Unmapped);
+                    return Ok(Outcome::Unchanged(source(&device)));
+                }
+                None => self.whole(&Object::volume(id))?,
+            },
+        };
+        let found = found.ok_or_else(|| Error::volume_not_found(id))?;
         let (device, changed) = match mapped(&found.report, &found.lv)? {
             Some(device) => (device, false),
             None => {
@@ -130,10 +136,8 @@ impl LvmBackend {
         Ok(device.filter(|device| is_unmapped(&made.mapping, device)))
     }
 
-    /// The logical volume of a volume that was made here, or of a static one.
-    fn asked_for(&self, request: &ConnectRequest<'_>) -> Result<Option<Found<'_>>> {
-        let parameters = LvmParameters::from_json(request.parameters)?;
-        let Some((group, name)) = parameters.static_volume()? else { return self.whole(&Object::volume(request.id)) };
+    /// The logical volume of a static volume.
+    fn existing(&self, group: &str, name: &str) -> Result<Option<Found<'_>>> {
         let Some(group) = self.groups.get(group) else {
             return Err(Error::invalid("volumeGroup", format!("{group} is of no class of backend {}", self.config.name)));
         };
