@@ -85,7 +85,8 @@ impl Mounted {
             run(&format!("mkfs.{fstype}"), ["-q", whole, &device.0]);
         }
         let [pool, state] = ["pool", "state"].map(|name| harness.path(name));
-        mount(Some(device.0.as_str()), &pool, Some(fstype), MsFlags::empty(), NONE).expect("the pool is mounted");
+        mount(Some(device.0.as_str()), &pool, Some(fstype), MsFlags::empty(), NONE)
+            .unwrap_or_else(|error| panic!("the pool is not mounted: {error}; the kernel says:\n{}", kernel_log_end()));
         let mounted = Mounted { points: [state.clone(), pool.clone()], _device: device };
         if new {
             ["images", "state"].iter().for_each(|name| fs::create_dir(pool.join(name)).expect("a directory"));
@@ -188,6 +189,7 @@ impl<T> Recording<T> {
         let result = check(harness, &self.result);
         clear_node(harness);
         drop(mounted);
+        await_unbound(&disk);
         fs::remove_file(&disk).expect("the disk");
         result
     }
@@ -245,13 +247,22 @@ fn clear_node(harness: &mut Harness) {
     harness.power_off();
 }
 
-/// Waits for those that have looked at the loop device over this file while it was detached.
+/// Waits until the file system over this file is gone: a process of another test that is between fork and exec keeps it when it
+/// was unmounted, and xfs refuses to mount the next one with the same UUID. Also waits for those that have looked at the loop
+/// device while it was detached.
 fn await_unbound(file: &Path) {
     let begun = Instant::now();
     while loop_files().iter().any(|(_, backing)| *backing == text(file)) {
         assert!(begun.elapsed() < Duration::from_secs(10), "a loop device is still bound to {}", file.display());
         std::thread::yield_now();
     }
+}
+
+/// The last lines of the kernel's log.
+fn kernel_log_end() -> String {
+    let log = run("dmesg", [] as [&str; 0]);
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
 /// Mounts of volumes.
