@@ -20,7 +20,7 @@ use longshore::backend::nfs::{NfsParameters, NfsSnapshotParameters};
 use longshore::backend::registry::Registry;
 use longshore::ops::parameters::Parameters;
 use longshore::volume::{
-    AccessMode, AccessType, Capability, Encryption, MountFlags, NodeId, NodeParameters, RawParameters, Result,
+    AccessMode, AccessType, Capability, Encryption, IoLimits, MountFlags, NodeId, NodeParameters, RawParameters, Result,
 };
 use serde::Deserialize;
 
@@ -103,7 +103,9 @@ fn every_parameter_of_a_storage_class() {
     let directory: BTreeSet<String> = known(unheard_of().parse::<DirectoryParameters>().map(|_| ()));
     all.extend(directory.into_iter().filter(|name| !["path", "gid"].contains(&name.as_str())));
     let lvm: BTreeSet<String> = known(unheard_of().parse::<LvmParameters>().map(|_| ()));
-    all.extend(lvm.into_iter().filter(|name| !LVM_STATIC.contains(&name.as_str())));
+    // Limits of writes in the rows of those of reads.
+    let of_a_row = |name: &String| !LVM_STATIC.contains(&name.as_str()) && !name.starts_with("write");
+    all.extend(lvm.into_iter().filter(of_a_row));
     let disk: BTreeSet<String> = known(unheard_of().parse::<DiskParameters>().map(|_| ()));
     all.extend(disk.into_iter().filter(|name| name != "device"));
     all.extend(fields(FakeParameters::default()));
@@ -127,6 +129,7 @@ fn every_parameter_that_may_change() {
     all.extend(known(unheard_of().parse::<GceRates>().map(|_| ())).into_iter().filter(|name| name == "iops"));
     let azure = known(unheard_of().parse::<Mutable>().map(|_| ()));
     all.extend(azure.into_iter().filter(|name| !name.starts_with("Disk")));
+    all.extend(known(unheard_of().parse::<IoLimits>().map(|_| ())).into_iter().filter(|name| name == "readBandwidth"));
     all.extend(known(unheard_of().parse::<Retype>().map(|_| ())));
     all.extend(known(fake.modify().expect("it modifies").check(&unheard_of())));
     assert_eq!(documented("VolumeAttributesClass"), all);
@@ -157,7 +160,7 @@ fn backends(below: &Path) -> Vec<(&'static str, Arc<dyn Backend>)> {
         ("`directory`", format!("{{name: directories, type: directory, node: node, path: {pool}/base, staticPaths: [/opt]}}")),
         (
             "`lvm`",
-            "{name: lvm, type: lvm, node: node, classes: [{name: thin, volumeGroup: vg0, devices: [/dev/sda], thinPool: pool0}]}"
+            "{name: lvm, type: lvm, node: node, ioLimits: true, classes: [{name: thin, volumeGroup: vg0, devices: [/dev/sda], thinPool: pool0}]}"
                 .to_owned(),
         ),
         ("`disk`", "{name: disk, type: disk, node: node, classes: [{name: nvme, devices: [/dev/no-such-disk]}]}".to_owned()),

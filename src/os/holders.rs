@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::cgroup::pod_named;
 use super::mountinfo::{Mount, MountTable};
 
 /// Processes that share a mount namespace in which a device is mounted, or one that has the device itself open.
@@ -202,16 +203,9 @@ fn opens(pid: u32, number: (u32, u32)) -> bool {
     })
 }
 
-/// The UID in the name of a pod's control group, by either of the kubelet's cgroup drivers: `/kubepods/burstable/pod<uid>/...`,
-/// `/kubepods.slice/kubepods-pod<uid with _ for ->.slice/...`.
+/// The pod in whose control group a process is, by `/proc/PID/cgroup`.
 fn pod_of(cgroup: &str) -> Option<String> {
-    const UID: usize = 36;
-    let mut parts = cgroup.split(['/', '\n']).filter_map(|part| {
-        let part = part.strip_suffix(".slice").unwrap_or(part);
-        let (_, uid) = part.rsplit_once("pod")?;
-        (uid.len() == UID && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte))).then_some(uid)
-    });
-    parts.next_back().map(|uid| uid.replace('_', "-"))
+    cgroup.split(['/', '\n']).filter_map(pod_named).next_back()
 }
 
 #[cfg(test)]

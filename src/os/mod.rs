@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::volume;
 
 pub mod block;
+pub mod cgroup;
 pub mod copy;
 pub mod deadline;
 pub mod dir;

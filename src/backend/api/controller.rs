@@ -133,6 +133,11 @@ pub trait Quiesce: Send + Sync {
     /// Freezes what is mounted of `volumes` on this node, all together, and thaws when the guard is dropped, also if
     /// this process is killed. Volumes that are not mounted here are flushed only: [`FreezeGuard::writers`] reports which.
     fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>>;
+
+    /// Writes out what the node has of a volume in memory, so that a freeze that follows takes little time.
+    fn flush(&self, _volume: &VolumeId) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Who can write to a volume until the release of a hold.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::os;
 use crate::os::block::Device;
-use crate::volume::{Bytes, Error, MountFlags, NodeId, Outcome, Result, Secrets, VolumeId};
+use crate::volume::{Bytes, Error, IoLimits, MountFlags, NodeId, Outcome, Result, Secrets, VolumeId};
 
 /// What a connected volume is on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -251,6 +251,14 @@ pub trait Connect: Send + Sync {
     /// Bytes in use, where the backend knows it of a raw device.
     fn used(&self, _id: &VolumeId) -> Result<Option<Bytes>> {
         Ok(None)
+    }
+
+    /// How much each pod that has the volume may read and write of its device, as it is set now.
+    ///
+    /// # Errors
+    /// Where the storage does not say it.
+    fn io_limits(&self, _id: &VolumeId) -> Result<IoLimits> {
+        Ok(IoLimits::default())
     }
 
     /// The id that this node has with its storage, where the CO must know it by that one.

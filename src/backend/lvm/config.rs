@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::local::{self, Class, is_default};
-use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, RawParameters, Result};
+use crate::volume::{BackendName, Bytes, Error, IoLimit, IoLimits, NodeId, OnDelete, RawParameters, Result};
 
 /// Volume groups of a node, in which volumes are logical volumes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -19,6 +19,10 @@ pub struct LvmConfig {
     /// How many volumes this node may have connected. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes_per_node: Option<u64>,
+    /// Volumes may limit what each pod reads and writes of them in a second. The driver needs the node's /sys/fs/cgroup, version 2. Default:
+    /// no.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub io_limits: bool,
     /// The node that has the volume groups. Default: the node that reads this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
@@ -200,6 +204,19 @@ impl LvmConfig {
     pub(super) fn class_in(&self, name: Option<&str>, volume_group: &str) -> Result<&DeviceClass> {
         let first = self.class(name)?;
         Ok(self.members(name)?.into_iter().find(|class| class.volume_group == volume_group).unwrap_or(first))
+    }
+
+    /// Whether these limits may be set.
+    ///
+    /// # Errors
+    /// `Invalid` where one cannot be, or pods are not limited at all.
+    pub(super) fn check_io_limits(&self, limits: IoLimits) -> Result<()> {
+        limits.check()?;
+        if self.io_limits || limits == IoLimits::default() {
+            return Ok(());
+        }
+        let reason = format!("{} need ioLimits: true in the configuration of backend {}", IoLimits::KEYS.join(", "), self.name);
+        Err(Error::invalid("parameters", reason))
     }
 
     /// The class that a StorageClass means.
@@ -395,6 +412,19 @@ pub struct LvmParameters {
     /// stays, renamed) or `scrub` (a thick volume is overwritten with zeroes first).
     #[serde(skip_serializing_if = "is_default")]
     pub on_delete: OnDelete,
+    /// With `ioLimits` in the configuration: the most bytes that each pod reads of the volume in a second, as `100MiB`, or `max`. Default: no
+    /// limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_bandwidth: Option<IoLimit>,
+    /// The most bytes that it writes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_bandwidth: Option<IoLimit>,
+    /// The most requests by which it reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_iops: Option<IoLimit>,
+    /// The most requests by which it writes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_iops: Option<IoLimit>,
     /// Of a static volume alone: the volume group of one of the backend's classes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_group: Option<String>,
@@ -427,7 +457,13 @@ impl LvmParameters {
         }
         let class = config.class(parameters.device_class.as_deref())?;
         check_on_delete("parameters.onDelete", parameters.on_delete, class.thin_pool.is_some())?;
+        config.check_io_limits(parameters.io_limits())?;
         Ok(parameters)
+    }
+
+    pub(super) fn io_limits(&self) -> IoLimits {
+        let LvmParameters { read_bandwidth, write_bandwidth, read_iops, write_iops, .. } = *self;
+        IoLimits { read_bandwidth, write_bandwidth, read_iops, write_iops }
     }
 
     /// Of a static volume: its volume group and logical volume.
@@ -440,6 +476,10 @@ impl LvmParameters {
             (Some(group), Some(volume)) => {
                 check_name("volumeGroup", group)?;
                 check_name("logicalVolume", volume)?;
+                if self.io_limits() != IoLimits::default() {
+                    let reason = "limits of reads and writes are kept with volumes that the driver made; a static one has none";
+                    return Err(Error::invalid("volume_context", reason));
+                }
                 Ok(Some((group, volume)))
             }
             _ => Err(Error::invalid("volume_context", "a static volume has both volumeGroup and logicalVolume")),
@@ -621,6 +661,7 @@ mod tests {
             (&[("onDelete", "scrub"), ("deviceClass", "thin")], "onDelete"),
             (&[("volumeGroup", "vg0"), ("logicalVolume", "a")], "static volumes"),
             (&[("device_class", "thin")], "deviceClass"),
+            (&[("readIops", "100")], "ioLimits: true"),
         ] {
             let error = LvmParameters::of_class(&raw(pairs), &config).expect_err("refused").to_string();
             assert!(error.contains(field), "{pairs:?}: {error}");
@@ -642,5 +683,6 @@ mod tests {
         assert!(!of(&[]).expect("none"));
         assert!(of(&[("volumeGroup", "vg0")]).is_err());
         assert!(of(&[("volumeGroup", "vg0"), ("logicalVolume", "../a")]).is_err());
+        assert!(of(&[("volumeGroup", "vg0"), ("logicalVolume", "data"), ("readIops", "100")]).is_err(), "it has no record");
     }
 }

@@ -6,11 +6,11 @@ use crate::backend::local::size_of;
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Source};
 use crate::os::step::step;
 use crate::os::{dm, lock};
-use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
+use crate::volume::{Bytes, Error, IoLimits, Outcome, Result, VolumeId};
 
 use super::config::LvmParameters;
 use super::health::PARTIAL;
-use super::tags::{self, Object};
+use super::tags::{self, Object, VolumeRecord};
 use super::{Blank, Content, Found, LvmBackend, NEW, dm_uuid, mapped, mapping_of};
 
 impl Connect for LvmBackend {
@@ -40,6 +40,7 @@ impl Connect for LvmBackend {
             }
         };
         lock(&self.connected).insert(id.clone(), content(&found, &device));
+        self.remember_io_limits(id, limits_of(&found)?);
         let source = source(&device);
         Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
     }
@@ -64,6 +65,7 @@ impl Connect for LvmBackend {
     }
 
     fn disconnect(&self, id: &VolumeId, hint: Option<&Source>) -> Result<Outcome<()>> {
+        lock(&self.io_limits).remove(id);
         let identity = match hint {
             Some(Source::Device(known)) => Some(known.identity.as_str()),
             _ => None,
@@ -121,8 +123,33 @@ impl Connect for LvmBackend {
         Ok(step("clear blank", id, clear)?)
     }
 
+    fn io_limits(&self, id: &VolumeId) -> Result<IoLimits> {
+        if !self.config.io_limits {
+            return Ok(IoLimits::default());
+        }
+        if let Some(limits) = lock(&self.io_limits).get(id) {
+            return Ok(*limits);
+        }
+        // Of an earlier process. A static volume is not found by its id.
+        let object = Object::volume(id);
+        let limits = match self.whole(&object)? {
+            Some(found) => limits_of(&found)?,
+            None => self.check_not_renamed("limit the IO of", &object).map(|()| IoLimits::default())?,
+        };
+        self.remember_io_limits(id, limits);
+        Ok(limits)
+    }
+
     fn limit(&self) -> Option<u64> {
         self.config.volumes_per_node
+    }
+}
+
+/// None of a static volume.
+fn limits_of(found: &Found<'_>) -> Result<IoLimits> {
+    match Object::of(&found.lv) {
+        Some(_) => tags::decode::<VolumeRecord>(&found.lv)?.io_limits(),
+        None => Ok(IoLimits::default()),
     }
 }
 

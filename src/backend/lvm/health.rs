@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::backend::ReportHealth;
+use crate::os::cgroup;
 use crate::os::lvm::{Lv, Report, VolumeGroup, in_percent, missing_target};
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
@@ -38,6 +39,10 @@ impl ReportHealth for LvmBackend {
                 }
                 Err(error) => health.push(unreachable(error.to_string())),
             }
+        }
+        if let Err(error) = self.config.io_limits.then(cgroup::check_io).unwrap_or(Ok(())) {
+            let message = format!("volumes with limits of reads and writes cannot be published here: {error}");
+            health.push(HealthProblem { severity: Severity::Degraded, reason: "IoLimitsUnavailable", message });
         }
         Ok(health.into_iter().fold(Health::new(), join))
     }

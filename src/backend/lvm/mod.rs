@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::os::lvm::{Lv, Pv, Report, VolumeGroup};
 use crate::os::step::step;
 use crate::os::{dm, lock};
-use crate::volume::{AccessMode, BackendName, Error, RawParameters, Result, Topology, VolumeId};
+use crate::volume::{AccessMode, BackendName, Error, IoLimits, RawParameters, Result, Topology, VolumeId};
 
 use super::configuration::{Configuration, Purpose};
 use super::local::topology_of;
@@ -56,6 +56,8 @@ pub struct LvmBackend {
     made: Mutex<BTreeMap<VolumeId, Made>>,
     /// Of which `find_for_create` saw nothing, and when: `create` need not look again.
     absent: Mutex<BTreeMap<VolumeId, Instant>>,
+    /// Of volumes that this process made, connected or changed.
+    io_limits: Mutex<BTreeMap<VolumeId, IoLimits>>,
     /// By volume group.
     recent: Mutex<BTreeMap<String, Recent>>,
     /// For metrics, by class and volume group: as the last report that was needed had it.
@@ -165,6 +167,7 @@ impl LvmBackend {
             connected: Mutex::default(),
             made: Mutex::default(),
             absent: Mutex::default(),
+            io_limits: Mutex::default(),
             recent: Mutex::default(),
             usage: Mutex::default(),
             _extender: extender,
@@ -242,6 +245,12 @@ impl LvmBackend {
         match self.search(|report| renamed_in(report, object).cloned())? {
             Some(found) => Err(renamed(operation, object, &found.group.name, &found.lv.name)),
             None => Ok(()),
+        }
+    }
+
+    fn remember_io_limits(&self, id: &VolumeId, limits: IoLimits) {
+        if self.config.io_limits {
+            lock(&self.io_limits).insert(id.clone(), limits);
         }
     }
 

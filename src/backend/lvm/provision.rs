@@ -8,7 +8,7 @@ use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSp
 use crate::os::block::Device;
 use crate::os::lvm::{ChangeLock, Freed, Lv, Report, VolumeGroup};
 use crate::os::step::{note, step};
-use crate::os::{dm, lock, udev};
+use crate::os::{cgroup, dm, lock, udev};
 use crate::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, Result, Volume, VolumeId};
 
 use super::config::{DeviceClass, LvmParameters, Wipe};
@@ -49,12 +49,24 @@ impl Provision for LvmBackend {
     fn create(&self, spec: &VolumeSpec, quiesce: &dyn Quiesce) -> Result<Volume> {
         let parameters = LvmParameters::from_json(&spec.parameters["backend"])?;
         let members = self.config.members(parameters.device_class.as_deref())?;
+        let limits = parameters.io_limits().with(modify::parse(&spec.mutable, &self.config, false)?.io_limits);
+        if !limits.are_max()
+            && let Err(error) = cgroup::check_io()
+        {
+            // The scheduler takes another node.
+            let reason = format!("pods cannot be limited in what they read and write here: {error}");
+            return Err(Error::NoCapacity { place: format!("backend {}", self.config.name), reason });
+        }
         if lock(&self.absent).remove(&spec.id).is_none_or(|seen| seen.elapsed() > RECENT) {
             self.remove_draft(&spec.id, &Object::volume(&spec.id))?;
         }
         let mut refused = None;
         for class in self.candidates(members, spec.source.as_ref())? {
             match self.create_in(class, spec, quiesce) {
+                Ok(volume) => {
+                    self.remember_io_limits(&spec.id, limits);
+                    return Ok(volume);
+                }
                 // What had the most room may have had it for others that were made at the same time.
                 Err(error @ Error::NoCapacity { .. }) => refused = refused.or(Some(error)),
                 answer => return answer,
@@ -65,6 +77,7 @@ impl Provision for LvmBackend {
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let object = Object::volume(id);
+        lock(&self.io_limits).remove(id);
         self.remove_growth(id)?;
         if let Some(made) = lock(&self.made).remove(id) {
             wait_for_udev(&made)?;
@@ -105,16 +118,14 @@ impl LvmBackend {
         let group = self.group(class)?;
         let object = Object::volume(&spec.id);
         let mut named = object.tags();
+        let changes = modify::parse(&spec.mutable, &self.config, class.thin_pool.is_some())?;
         named.extend(tags::encode(&VolumeRecord {
             format: FORMAT,
             name: spec.name.clone(),
             source: spec.source.clone(),
             parameters: spec.parameters.clone(),
-            on_delete: if spec.mutable.is_empty() {
-                None
-            } else {
-                Some(modify::parse(&spec.mutable, class.thin_pool.is_some())?)
-            },
+            on_delete: changes.on_delete,
+            io_limits: changes.io_limits,
         })?);
         // LVM's exit status says that it is there: it is not asked again.
         let extent = match (&class.thin_pool, &spec.source) {
@@ -250,6 +261,7 @@ impl LvmBackend {
             return Err(Error::OutOfRange { field: "capacity_range", reason });
         }
         let grows = found.lv.size < spec.capacity.0;
+        self.flush(frozen, quiesce)?;
         let held = group.lock("lvcreate")?;
         let report = self.report(group)?;
         self.check_pool(&report, class, pool, spec.capacity)?;

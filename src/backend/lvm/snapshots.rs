@@ -41,6 +41,7 @@ impl Snapshots for LvmBackend {
         let mut named = object.tags();
         let record = SnapshotRecord { format: FORMAT, name: spec.name.clone(), source: spec.source.clone(), created };
         named.extend(tags::encode(&record)?);
+        self.flush(Some(&spec.source), quiesce)?;
         let held = found.group.lock("lvcreate")?;
         let report = self.report(found.group)?;
         if let Some(lv) = renamed_in(&report, &object) {
@@ -87,6 +88,12 @@ impl LvmBackend {
             group: None,
             topology: self.topology.clone(),
         })
+    }
+
+    /// Before the volume group is locked: what pods have written is written out at the rates to which they are limited, and LVM's suspend
+    /// waits for it.
+    pub(super) fn flush(&self, volume: Option<&VolumeId>, quiesce: &dyn Quiesce) -> Result<()> {
+        volume.filter(|_| self.config.io_limits).map_or(Ok(()), |volume| quiesce.flush(volume))
     }
 
     /// Copies a thin volume. LVM suspends its device meanwhile, by which the kernel freezes the file system on it; one that is frozen already

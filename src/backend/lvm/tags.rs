@@ -11,9 +11,10 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::local::is_default;
 use crate::os::lvm::Lv;
 use crate::volume::digest::sha256;
-use crate::volume::{ContentSource, Error, OnDelete, Result, SnapshotId, VolumeId};
+use crate::volume::{ContentSource, Error, IoLimits, OnDelete, Result, SnapshotId, VolumeId};
 
 use super::config::LvmParameters;
 
@@ -135,12 +136,22 @@ pub(super) struct VolumeRecord {
     /// As ControllerModifyVolume has set it; else that of the parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) on_delete: Option<OnDelete>,
+    /// As ControllerModifyVolume has set them; else those of the parameters.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) io_limits: IoLimits,
 }
 
 impl VolumeRecord {
     pub(super) fn on_delete(&self) -> Result<OnDelete> {
-        let of_class = LvmParameters::from_json(&self.parameters["backend"])?.on_delete;
-        Ok(self.on_delete.unwrap_or(of_class))
+        Ok(self.on_delete.unwrap_or(self.of_class()?.on_delete))
+    }
+
+    pub(super) fn io_limits(&self) -> Result<IoLimits> {
+        Ok(self.of_class()?.io_limits().with(self.io_limits))
+    }
+
+    fn of_class(&self) -> Result<LvmParameters> {
+        LvmParameters::from_json(&self.parameters["backend"])
     }
 }
 
@@ -254,6 +265,21 @@ mod tests {
         assert_eq!(decode::<SnapshotRecord>(&Lv::named("x", shuffled)).expect("whole"), record);
         assert!(decode::<SnapshotRecord>(&Lv::named("x", tags[1..].to_vec())).is_err(), "the first is gone");
         assert!(decode::<SnapshotRecord>(&Lv::named("x", Vec::new())).is_err());
+    }
+
+    #[test]
+    fn record_of_an_earlier_version_has_the_limits_of_its_class() {
+        let json =
+            serde_json::json!({"format": 1, "name": "a", "parameters": {"backend": {"readIops": "100", "writeIops": "50"}}});
+        let mut record: VolumeRecord = serde_json::from_value(json.clone()).expect("a record");
+        let limits = record.io_limits().expect("limits");
+        assert_eq!(serde_json::to_value(limits).expect("JSON"), json["parameters"]["backend"]);
+        assert_eq!(serde_json::to_value(&record).expect("JSON"), json, "what is not set takes no room in the metadata");
+        record.io_limits = serde_json::from_value(serde_json::json!({"writeIops": "max"})).expect("limits");
+        let tags = encode(&record).expect("JSON");
+        let read: VolumeRecord = decode(&Lv::named("x", tags)).expect("whole");
+        let limits = serde_json::to_value(read.io_limits().expect("limits")).expect("JSON");
+        assert_eq!(limits, serde_json::json!({"readIops": "100", "writeIops": "max"}));
     }
 
     proptest! {

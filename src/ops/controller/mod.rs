@@ -109,7 +109,11 @@ impl Controller {
         }
         let modify = backend.modify().ok_or_else(|| unsupported(backend, "modifying a volume"))?;
         modify.check(parameters)?;
-        modify.modify(id, parameters)
+        let outcome = modify.modify(id, parameters)?;
+        if let Some(node) = &self.node {
+            node.apply_io_limits(id)?;
+        }
+        Ok(outcome)
     }
 
     /// Whether the volume can be used as requested: `None` is yes; else why not (ValidateVolumeCapabilities).

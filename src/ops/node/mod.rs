@@ -37,11 +37,13 @@ mod fs_group;
 mod health;
 mod inline;
 pub mod inspect;
+mod io_limits;
 mod journal;
 pub mod lone;
 mod mapping;
 mod mounts;
 mod observe;
+mod pods;
 mod publish;
 mod quiesce;
 mod recover;
@@ -142,6 +144,14 @@ impl Node {
     /// `NotFound` where the volume is not at the path; `OutOfRange` where the device is smaller than required.
     pub fn expand(&self, request: &ExpandRequest) -> Result<Bytes> {
         expand::expand(self, request)
+    }
+
+    /// Limits what the pods that have the volume read and write of it, as it is set now. The caller holds the volume.
+    ///
+    /// # Errors
+    /// `Unsupported` where this node cannot limit it.
+    pub fn apply_io_limits(&self, id: &VolumeId) -> Result<()> {
+        io_limits::apply_to_all(self, id)
     }
 
     /// As that which holds volumes still, with nothing left of earlier holds.

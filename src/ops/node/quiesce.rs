@@ -49,6 +49,16 @@ impl Quiesce for Node {
     fn freeze(&self, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {
         freeze(self, volumes)
     }
+
+    fn flush(&self, volume: &VolumeId) -> Result<()> {
+        match prepare(self, volume)? {
+            Prepared::Mounted(path, mount) => {
+                let failed = |errno| os::Error::io("sync the file system at", &path, errno);
+                Ok(step("sync", &path.display(), || rustix::fs::syncfs(&mount).map_err(failed))?)
+            }
+            Prepared::Unmounted(_) => Ok(()),
+        }
+    }
 }
 
 fn freeze(node: &Node, volumes: &[VolumeId]) -> Result<Box<dyn FreezeGuard>> {

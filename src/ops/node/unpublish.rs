@@ -15,7 +15,7 @@ use super::journal::{Access, StageEntry};
 use super::mounts::{mounted_target, remove_place, unmount_all};
 use super::requests::Handle;
 use super::sources::Sources;
-use super::{observe, resolve};
+use super::{io_limits, observe, resolve};
 
 pub(super) fn unpublish(node: &Node, id: &VolumeId, target: &Path) -> Result<Outcome<()>> {
     let target = resolve::path(node, target)?;
@@ -56,6 +56,7 @@ pub(super) fn run(node: &Node, id: &VolumeId, entry: Option<&StageEntry>, target
     {
         end_protection(node, id, target, &source)?;
     }
+    io_limits::lift(node, id, &sources, entry, target);
     node.journal.remove_target(id, target)?;
     Ok(Outcome::Changed(()))
 }

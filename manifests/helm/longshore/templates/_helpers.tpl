@@ -99,6 +99,7 @@ app.kubernetes.io/component: {{ eq .component "node" | ternary (include "longsho
 {{- define "longshore.hasNfs" -}}{{ range .Values.driver.backends }}{{ if eq .type "nfs" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasIscsi" -}}{{ range .Values.driver.backends }}{{ if eq .type "iscsi" }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasLvm" -}}{{ range .Values.driver.backends }}{{ if eq .type "lvm" }}true{{ break }}{{ end }}{{ end }}{{- end }}
+{{- define "longshore.hasIoLimits" -}}{{ range .Values.driver.backends }}{{ if .ioLimits }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{- define "longshore.hasCloud" -}}{{ range .Values.driver.backends }}{{ if has .type (list "ec2" "gce" "azure" "cinder") }}true{{ break }}{{ end }}{{ end }}{{- end }}
 {{/* Shares that the controller mounts for itself. */}}
 {{- define "longshore.hasShares" -}}{{ range .Values.driver.backends }}{{ if and (eq .type "nfs") .shares }}true{{ break }}{{ end }}{{ end }}{{- end }}

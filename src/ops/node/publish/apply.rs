@@ -14,6 +14,7 @@ use crate::volume::{AccessType, Capability, Error, Outcome, Result};
 use super::super::context::Node;
 use super::super::device_use::allow_writes;
 use super::super::errors::{access_name, access_word, stacked, taken, unexpected};
+use super::super::io_limits;
 use super::super::journal::{Access, RecordedFlags, StageEntry, TargetEntry, VERSION};
 use super::super::mounts::{apply_group, remove_place, split_flags, unmount_all};
 use super::super::observe::{self, MountState};
@@ -111,6 +112,7 @@ impl<'a> PublishRun<'a> {
             // What the device's number is seen to be must be so still.
             self.seen_device()?;
         }
+        io_limits::apply(self.node, &self.entry.id, &self.source, &self.target.target)?;
         match decision {
             PublishAction::Nothing => return Ok(Outcome::Unchanged(())),
             PublishAction::Record => {

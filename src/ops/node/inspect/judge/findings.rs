@@ -11,9 +11,10 @@ use super::super::report::{Finding, Kind, Role, shell};
 use crate::ops::node::errors::source_name;
 use crate::ops::node::journal::{Phase, StageEntry, TargetEntry};
 use crate::ops::node::observe::MountState;
+use crate::ops::node::pods::pod_of;
 
 use super::remedies::{BLIND, EPHEMERAL, HAS_POD, close, command, text};
-use super::story::{Story, pod_of};
+use super::story::Story;
 
 impl Story<'_> {
     /// What is to be repaired, in this order: what lies on top first.

@@ -1,6 +1,5 @@
 //! One volume: its stack, state, places and health.
 
-use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::backend::{BlockDevice, Connected, Source};
@@ -15,6 +14,7 @@ use crate::ops::node::health;
 use crate::ops::node::journal::{Access, Format, Phase, StageEntry, TargetEntry};
 use crate::ops::node::mapping::shown;
 use crate::ops::node::observe::{self, MountState};
+use crate::ops::node::pods::{is_device_map, pod_of};
 
 use super::view::View;
 
@@ -291,34 +291,6 @@ impl<'a> Story<'a> {
         let mapping = stage.mapping.is_some() && self.mapping.is_none() && self.view.facts.mappings.is_some();
         device || mapping || share
     }
-}
-
-/// Where the kubelet keeps raw block volumes, below its directory.
-const BLOCK_DEVICES: &str = "plugins/kubernetes.io/csi/volumeDevices";
-
-/// The pod whose place a path is: `pods/<uid>/...`, or, of a raw block volume, `.../volumeDevices/publish/<volume>/<uid>` (the driver's target)
-/// and `.../volumeDevices/<volume>/dev/<uid>` (a bind mount of the device, made by the kubelet).
-pub(in crate::ops::node::inspect) fn pod_of(kubelet: &Path, path: &Path) -> Option<String> {
-    let below = path.strip_prefix(kubelet).ok()?;
-    let uid = if let Ok(device) = below.strip_prefix(BLOCK_DEVICES) {
-        match device.iter().collect::<Vec<&OsStr>>().as_slice() {
-            [publish, _, uid, ..] if *publish == "publish" => *uid,
-            [_, dev, uid] if *dev == "dev" => *uid,
-            _ => return None,
-        }
-    } else {
-        match below.iter().collect::<Vec<&OsStr>>().as_slice() {
-            [pods, uid, _, ..] if *pods == "pods" => *uid,
-            _ => return None,
-        }
-    };
-    Some(uid.to_string_lossy().into_owned())
-}
-
-/// Whether a pod's place is the bind mount that the kubelet makes of a raw block volume's device.
-fn is_device_map(kubelet: &Path, path: &Path) -> bool {
-    let Ok(device) = path.strip_prefix(kubelet.join(BLOCK_DEVICES)) else { return false };
-    device.iter().nth(1).is_some_and(|dev| dev == "dev")
 }
 
 fn problem(problem: &HealthProblem) -> Problem {

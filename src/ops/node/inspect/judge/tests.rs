@@ -10,13 +10,11 @@ use super::super::super::journal::{Found, RecordedFlags, VERSION as JOURNAL};
 use super::super::facts::{Entry, Facts, Looked, Ours};
 use super::super::repair::Repair;
 use super::super::report::{Kind, Report, Role, State};
-use super::story::pod_of;
 use super::*;
 use crate::backend::{BlockDevice, Connected, SharedConnection, Source, Survey};
 use crate::ops::node::journal::{Access, Phase, StageEntry, TargetEntry};
 use crate::volume::{Health, VolumeId};
 use std::collections::BTreeMap;
-use std::path::Path;
 
 const STAGING: &str = "/k/plugins/s/globalmount";
 const TARGET: &str = "/k/pods/uid/volumes/kubernetes.io~csi/a/mount";
@@ -319,19 +317,6 @@ fn a_mapping_without_a_stage_goes_before_its_device() {
     let line = format!("1 1 0:1 / / rw - rootfs rootfs rw\n10 1 253:0 / {STAGING} rw - xfs /dev/mapper/x rw\n");
     facts.mounts = MountTable::parse(line.as_bytes()).expect("a mountinfo");
     assert_eq!(found(&facts)[0], (Kind::MountUnknown, true), "mounts of the mapping are the volume's");
-}
-
-#[test]
-fn pods_are_known_by_the_kubelets_paths() {
-    let pod = |path: &str| pod_of(Path::new("/k"), Path::new(path));
-    assert_eq!(pod(TARGET).as_deref(), Some("uid"));
-    assert_eq!(pod("/k/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/uid").as_deref(), Some("uid"));
-    assert_eq!(pod("/k/plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/uid").as_deref(), Some("uid"));
-    for none in
-        [STAGING, "/k/pods", "/k/pods/uid", "/k/plugins/kubernetes.io/csi/volumeDevices/staging/pvc-1", "/elsewhere/pods/a/b"]
-    {
-        assert_eq!(pod(none), None, "{none}");
-    }
 }
 
 #[test]
