@@ -41,7 +41,7 @@ test-e2e: ## for what `make test` has no time, and a release needs: Kubernetes' 
 	@tests/kubernetes/run cinder-cases cinder
 	@tests/kubernetes/run azure-cases azure
 	@tests/kubernetes/run gce-cases gce
-	@tests/kubernetes/run machine
+	@tests/kubernetes/run machine machine-alerts
 
 test-release-full: ## build a release in two directories and compare the bytes; aarch64's unit tests by qemu-user
 	@scripts/deps test release
