@@ -553,27 +553,102 @@ fn retained_and_archived_directories_keep_their_data() {
     });
 }
 
+/// Asks for the inline volume `csi-ephemeral` of 64 MiB, with these attributes.
+fn inline(target: &Path, more: &[(&str, &str)]) -> csi::NodePublishVolumeRequest {
+    let pairs = [
+        ("backend", "dir"),
+        ("size", "64MiB"),
+        ("csi.storage.k8s.io/ephemeral", "true"),
+        ("csi.storage.k8s.io/pod.uid", "0b1e"),
+        ("csi.storage.k8s.io/pod.name", "pod"),
+        ("csi.storage.k8s.io/pod.namespace", "default"),
+    ];
+    csi::NodePublishVolumeRequest {
+        volume_id: "csi-ephemeral".to_owned(),
+        target_path: text(target),
+        volume_capability: Some(capability(Some(""))),
+        volume_context: pairs.iter().chain(more).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn ephemeral_volume_in_memory_has_its_size_and_leaves_nothing_on_disk() {
+    isolated(|| {
+        let mut harness = harness("");
+        harness.start();
+        let target = harness.target("pod");
+        let request = inline(&target, &[("medium", "memory"), ("mountPermissions", "1770"), ("gid", "1234")]);
+        let publish = |harness: &Harness| harness.block_on(harness.node().node_publish_volume(request.clone()));
+        for _ in 0..2 {
+            publish(&harness).expect("published");
+        }
+        let seen = nix::sys::statfs::statfs(&target).expect("mounted");
+        assert_eq!(seen.filesystem_type(), nix::sys::statfs::TMPFS_MAGIC);
+        let there = fs::metadata(&target).expect("a directory");
+        assert_eq!((there.mode() & 0o7777, there.uid(), there.gid()), (0o1770, 0, 1234));
+        let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+        let line = table.lines().find(|line| line.split(' ').nth(4) == Some(&text(&target))).expect("mounted");
+        assert!(line.contains("nosuid,nodev"), "{line}");
+        fs::write(target.join("kept"), "scratch").expect("written");
+        let full = fs::write(target.join("large"), vec![1; 65 << 20]).expect_err("64 MiB is all there is");
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+        fs::remove_file(target.join("large")).expect("removed");
+        let usage = statistics(&harness, "csi-ephemeral", &target).expect("statistics");
+        let bytes = usage.iter().find(|usage| usage.unit == csi::volume_usage::Unit::Bytes as i32).expect("bytes");
+        assert_eq!((bytes.total, bytes.used), (64 << 20, 4096));
+
+        // The driver may end, and its journal be lost.
+        harness.kill();
+        harness.start();
+        publish(&harness).expect("published still");
+        assert_eq!(fs::read_to_string(target.join("kept")).expect("it is still there"), "scratch");
+        assert_eq!(mounts_at(&target), 1);
+        harness.kill();
+        fs::remove_dir_all(harness.path("state/journal")).expect("the journal");
+        harness.start();
+        publish(&harness).expect("published still");
+        assert_eq!(fs::read_to_string(target.join("kept")).expect("it is still there"), "scratch");
+
+        unpublish(&harness, "csi-ephemeral", &target);
+        await_empty(&harness.path(BASE).join(".longshore/trash"));
+        assert_eq!(names(&harness.path(BASE)), [".longshore"]);
+        harness.assert_nothing_left();
+    });
+}
+
+#[test]
+fn memory_is_no_medium_of_a_persistent_volume_and_is_not_copied() {
+    isolated(|| {
+        let mut harness = harness("");
+        harness.start();
+        let mut persistent = request("persistent");
+        persistent.parameters.insert("medium".to_owned(), "memory".to_owned());
+        let refused = made(&harness, persistent).expect_err("it would lose its data");
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains("medium") && refused.message().contains("ephemeral"), "{}", refused.message());
+        assert_eq!(names(&harness.path(BASE)), [".longshore"]);
+
+        let target = harness.target("pod");
+        harness.block_on(harness.node().node_publish_volume(inline(&target, &[("medium", "memory")]))).expect("published");
+        let listed = harness.block_on(harness.controller().list_volumes(csi::ListVolumesRequest::default())).expect("a list");
+        let volumes: Vec<csi::Volume> = listed.into_inner().entries.into_iter().filter_map(|entry| entry.volume).collect();
+        let [csi::Volume { volume_id: id, .. }] = &volumes[..] else { panic!("one volume: {volumes:?}") };
+        let snapshot = csi::CreateSnapshotRequest { source_volume_id: id.clone(), name: "s".to_owned(), ..Default::default() };
+        let refused = harness.block_on(harness.controller().create_snapshot(snapshot)).expect_err("its directory is empty");
+        assert!(refused.message().contains("in memory"), "{}", refused.message());
+        unpublish(&harness, "csi-ephemeral", &target);
+        harness.assert_nothing_left();
+    });
+}
+
 #[test]
 fn ephemeral_directory_comes_and_goes_with_its_pod() {
     isolated(|| {
         let mut harness = harness("");
         harness.start();
         let target = harness.target("pod");
-        let pairs = [
-            ("backend", "dir"),
-            ("size", "64MiB"),
-            ("csi.storage.k8s.io/ephemeral", "true"),
-            ("csi.storage.k8s.io/pod.uid", "0b1e"),
-            ("csi.storage.k8s.io/pod.name", "pod"),
-            ("csi.storage.k8s.io/pod.namespace", "default"),
-        ];
-        let request = csi::NodePublishVolumeRequest {
-            volume_id: "csi-ephemeral".to_owned(),
-            target_path: text(&target),
-            volume_capability: Some(capability(Some(""))),
-            volume_context: pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
-            ..Default::default()
-        };
+        let request = inline(&target, &[]);
         for _ in 0..2 {
             harness.block_on(harness.node().node_publish_volume(request.clone())).expect("published");
         }

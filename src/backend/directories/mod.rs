@@ -45,7 +45,7 @@ mod work;
 
 pub use base::{Base, LOCK_BELOW_BASE, UNKNOWN_FILE_SYSTEM};
 pub use location::Location;
-pub use parameters::{CommonParameters, Consistency, DirectorySnapshotParameters, Ownership, check_on_delete};
+pub use parameters::{CommonParameters, Consistency, DirectorySnapshotParameters, Medium, Ownership, check_on_delete};
 pub use silence::Silence;
 
 use base::Ready;

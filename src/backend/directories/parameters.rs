@@ -23,6 +23,17 @@ impl Consistency {
     }
 }
 
+/// Where the data of a volume lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// In its directory.
+    #[default]
+    Disk,
+    /// In a tmpfs, as long as it is staged: of ephemeral inline volumes alone.
+    Memory,
+}
+
 /// Parameters of a VolumeSnapshotClass.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,6 +55,7 @@ pub struct CommonParameters {
     pub uid: Option<String>,
     pub gid: Option<String>,
     pub consistency: Consistency,
+    pub medium: Medium,
 }
 
 /// What a new volume's directory is to have; `None` is as its source has it.

@@ -15,7 +15,7 @@ use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, Volume
 use super::Controller;
 use super::base::{DATA, Ready};
 use super::index::Refused;
-use super::parameters::{CommonParameters, Consistency, Ownership};
+use super::parameters::{CommonParameters, Consistency, Medium, Ownership};
 use super::place::links_name;
 use super::record::{self, FORMAT, Phase, VolumeRecord};
 use super::subdir;
@@ -136,7 +136,12 @@ impl Controller {
         let asked = own(&spec.parameters);
         self.asked_for(asked)?;
         let origin = spec.source.as_ref().map(|source| self.origin(source)).transpose()?;
-        let directory = CommonParameters::from_json(asked)?.directory(local);
+        let parameters = CommonParameters::from_json(asked)?;
+        if parameters.medium == Medium::Memory && !spec.id.is_ephemeral() {
+            let reason = "memory is a medium of ephemeral inline volumes alone: a persistent volume would lose its data when it is unstaged";
+            return Err(Error::invalid("parameters.medium", reason));
+        }
+        let directory = parameters.directory(local);
         subdir::check(&directory.to_string_lossy())?;
         let ready = self.choose(asked, spec.capacity, origin.as_ref().map(|origin| &origin.base))?;
         let mut record = VolumeRecord {
@@ -196,6 +201,7 @@ impl Controller {
         match source {
             ContentSource::Volume(id) => {
                 let (base, record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+                record.check_on_disk()?;
                 let directory = base.at(&record.directory)?.ok_or_else(|| missing(&base, &record.directory))?;
                 Ok(Origin { base, directory, source: Source::Volume(id.local().to_owned()) })
             }

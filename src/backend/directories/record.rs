@@ -15,7 +15,7 @@ use crate::volume::{
     BackendName, Bytes, ContentSource, Error, OnDelete, Result, Snapshot, SnapshotId, Topology, Volume, VolumeId,
 };
 
-use super::parameters::CommonParameters;
+use super::parameters::{CommonParameters, Medium};
 
 /// The version of all formats here.
 pub(super) const FORMAT: u32 = 1;
@@ -104,6 +104,20 @@ impl VolumeRecord {
 
     pub fn on_delete(&self) -> Result<OnDelete> {
         self.on_delete.map_or_else(|| Ok(self.own_parameters()?.on_delete), Ok)
+    }
+
+    /// That its directory has its data, to be copied.
+    ///
+    /// # Errors
+    /// `Unsupported` where its data is in memory.
+    pub fn check_on_disk(&self) -> Result<()> {
+        match self.own_parameters()?.medium {
+            Medium::Disk => Ok(()),
+            Medium::Memory => {
+                let reason = "its data is in memory (medium: memory)".to_owned();
+                Err(Error::Unsupported { what: format!("a copy of volume {}", self.id), reason })
+            }
+        }
     }
 
     pub fn own_parameters(&self) -> Result<CommonParameters> {

@@ -49,6 +49,7 @@ impl Snapshots for Controller {
 
     fn create_snapshot(&self, spec: &SnapshotSpec, _quiesce: &dyn Quiesce) -> Result<Snapshot> {
         let (ready, volume) = self.locate_whole(spec.source.local())?.ok_or_else(|| Error::volume_not_found(&spec.source))?;
+        volume.check_on_disk()?;
         let local = spec.id.local();
         let record = SnapshotRecord {
             format: FORMAT,

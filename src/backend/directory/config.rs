@@ -5,7 +5,8 @@ use std::path::{Component, Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::directories::{CommonParameters, Consistency, check_on_delete, subdir};
+use crate::backend::directories::{CommonParameters, Consistency, Medium, check_on_delete, subdir};
+use crate::backend::local::is_default;
 use crate::volume::{BackendName, Bytes, Error, NodeId, OnDelete, RawParameters, Result};
 
 /// One directory of a node, in which volumes are directories.
@@ -124,6 +125,9 @@ pub struct DirectoryParameters {
     /// What a clone of a volume that is written meanwhile is: refused (`volume`, default) or consistent file by file (`file`).
     #[serde(skip_serializing_if = "Consistency::is_volume")]
     pub consistency: Consistency,
+    /// Of an ephemeral inline volume: `disk` (default), or `memory`: a tmpfs of its size, which counts for the memory of the pods that write.
+    #[serde(skip_serializing_if = "is_default")]
+    pub medium: Medium,
 }
 
 impl DirectoryParameters {
@@ -160,6 +164,7 @@ impl DirectoryParameters {
             uid: self.uid.clone(),
             gid: self.gid.clone(),
             consistency: self.consistency,
+            medium: self.medium,
         }
     }
 }

@@ -3,16 +3,17 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use crate::backend::directories::subdir;
+use crate::backend::directories::{Medium, Ownership, subdir};
 use crate::backend::{Connect, ConnectRequest, Directory, Source};
 use crate::os::dir::OpenDir;
-use crate::os::mounts::Mounts;
+use crate::os::mounts::{Fixed, Mounts};
 use crate::os::{self, fs, mount, quota};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::DirectoryBackend;
 use super::config::DirectoryParameters;
 use super::flags::check_flags;
+use super::location::DEFAULT_MODE;
 
 /// Of each bind mount. A pod's setuid program would be one of the node's, in a directory of the node.
 const OPTIONS: [&str; 2] = ["nosuid", "nodev"];
@@ -39,6 +40,17 @@ impl DirectoryBackend {
     }
 }
 
+/// What is mounted of a volume in memory: with the owner and mode of a volume's directory, and the volume's id as its source.
+fn tmpfs(id: &VolumeId, capacity: Bytes, parameters: &DirectoryParameters) -> Result<Source> {
+    let Ownership { mode, uid, gid } = parameters.common().ownership()?.of_new(DEFAULT_MODE);
+    let mut options = OPTIONS.map(str::to_owned).to_vec();
+    options.push(format!("size={}", capacity.0));
+    options.extend(mode.map(|mode| format!("mode={mode:o}")));
+    options.extend(uid.map(|uid| format!("uid={uid}")));
+    options.extend(gid.map(|gid| format!("gid={gid}")));
+    Ok(Source::Filesystem { fstype: "tmpfs".to_owned(), source: id.to_string(), options })
+}
+
 /// The directory as mountinfo shows a bind mount of it.
 fn describe(top: &Path, directory: &Path) -> os::Result<Directory> {
     let open = mount::open_in(top, directory)?;
@@ -59,6 +71,10 @@ impl Connect for DirectoryBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         check_flags(request.mount_flags)?;
         let parameters = DirectoryParameters::from_json(request.parameters)?;
+        if parameters.medium == Medium::Memory {
+            let capacity = self.base.in_memory(request.id.local())?.ok_or_else(|| Error::volume_not_found(request.id))?;
+            return tmpfs(request.id, capacity, &parameters).map(Outcome::Unchanged);
+        }
         self.directory(request.id, &parameters).map(Source::Directory).map(Outcome::Unchanged)
     }
 
@@ -69,22 +85,24 @@ impl Connect for DirectoryBackend {
                 // Gone, or something is in its place: what it was is known to the caller.
                 Err(_) => Ok(None),
             },
-            Some(_) => Ok(None),
+            // What is mounted at the volume's places with its id is its own; else there is nothing of it.
+            Some(Source::Filesystem { .. }) => Ok(hint.cloned()),
+            Some(Source::Device(_)) => Ok(None),
             None => self.bound(id),
         }
     }
 
     /// Whatever became of the directory, a bind mount that the journal has is the volume's.
     fn is_same_device(&self, source: &Source) -> Result<bool> {
-        Ok(matches!(source, Source::Directory(_)))
+        Ok(matches!(source, Source::Directory(_) | Source::Filesystem { .. }))
     }
 
     fn disconnect(&self, _id: &VolumeId, _hint: Option<&Source>) -> Result<Outcome<()>> {
         Ok(Outcome::Unchanged(()))
     }
 
-    fn refresh(&self, _id: &VolumeId, source: &Source) -> Result<Bytes> {
-        let Source::Directory(directory) = source else { return Ok(Bytes(0)) };
+    fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
+        let Source::Directory(directory) = source else { return Ok(self.base.in_memory(id.local())?.unwrap_or_default()) };
         let open = mount::open_in(&directory.mount, &directory.directory)?;
         Ok(Bytes(fs::usage(open.as_fd())?.total))
     }
@@ -117,6 +135,12 @@ impl DirectoryBackend {
 
     /// As what a volume that was made here is mounted somewhere on this node, whatever the journal says.
     fn bound(&self, id: &VolumeId) -> Result<Option<Source>> {
+        if let Some(capacity) = self.base.in_memory(id.local())? {
+            let source = tmpfs(id, capacity, &DirectoryParameters::default())?;
+            let name = id.to_string();
+            let is_its = |fixed: &Fixed| fixed.fstype == "tmpfs" && fixed.source.as_deref() == Some(Path::new(&name));
+            return Ok(Mounts::now()?.find(is_its, |_| true)?.map(|_| source));
+        }
         let Some((root, directory)) = self.base.directory_of(id.local())? else { return Ok(None) };
         if self.location.mounted_at(&root, &directory)?.is_none() {
             return Ok(None);

@@ -23,7 +23,7 @@ use crate::volume::{Bytes, Error, Result};
 use super::config::{DirectoryConfig, DirectoryParameters, QuotaMode};
 
 /// As mkfs makes the top of a file system: pods of another user set fsGroup.
-const DEFAULT_MODE: u32 = 0o755;
+pub(super) const DEFAULT_MODE: u32 = 0o755;
 /// Of the base directory, where we make it: pods have their directories by bind mounts, and no other user of the node needs the way.
 const BASE_MODE: u32 = 0o700;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::{BackendName, Bytes, Error, OnDelete, RawParameters, Result};
 
-use crate::backend::directories::{CommonParameters, Consistency, Ownership, check_on_delete, subdir};
+use crate::backend::directories::{CommonParameters, Consistency, Medium, Ownership, check_on_delete, subdir};
 
 use super::export::Export;
 use super::options::OptionRules;
@@ -218,6 +218,7 @@ impl NfsParameters {
             uid: self.uid.clone(),
             gid: self.gid.clone(),
             consistency: self.consistency,
+            medium: Medium::Disk,
         }
     }
 
