@@ -428,13 +428,12 @@ impl Base {
         Ok(self.look_up(local)?.map(|(root, record)| (root, record.directory)))
     }
 
-    /// The project of a volume that was made here with one, and has its data in its directory.
+    /// The project of a volume that was made here with one.
     ///
     /// # Errors
     /// As `directory_of`.
     pub fn project_of(&self, local: &str) -> Result<Option<u32>> {
-        let found = self.look_up(local)?.filter(|(_, record)| record.check_on_disk().is_ok());
-        Ok(found.and_then(|(_, record)| record.project))
+        Ok(self.look_up(local)?.and_then(|(_, record)| record.project))
     }
 
     /// The capacity of a volume that was made here and has its data in memory.
@@ -442,8 +441,8 @@ impl Base {
     /// # Errors
     /// As `directory_of`.
     pub fn in_memory(&self, local: &str) -> Result<Option<Bytes>> {
-        let found = self.look_up(local)?.filter(|(_, record)| record.check_on_disk().is_err());
-        Ok(found.map(|(_, record)| record.capacity))
+        let Some((_, record)) = self.look_up(local)? else { return Ok(None) };
+        Ok(record.is_in_memory()?.then_some(record.capacity))
     }
 
     /// Nothing is made or served where another base is in the place of the one that was seen there: with a disk unmounted, data would go

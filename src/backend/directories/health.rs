@@ -45,6 +45,9 @@ impl ReportHealth for Controller {
 
 impl Ready {
     fn directory_health(&self, record: &VolumeRecord) -> Health {
+        if record.is_in_memory().unwrap_or(false) {
+            return Health::new();
+        }
         match self.number(&record.directory) {
             Ok(Some(_)) => match self.quota_problem(record) {
                 Ok(problem) => problem.into_iter().collect(),

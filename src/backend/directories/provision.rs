@@ -270,6 +270,7 @@ impl Controller {
 impl Expand for Controller {
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
         let (ready, mut record) = self.locate_whole(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
+        record.check_on_disk()?;
         let before = record.capacity;
         if before >= capacity {
             // A call that was interrupted may have come so far.

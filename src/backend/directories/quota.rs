@@ -30,6 +30,9 @@ impl Ready {
 
     /// Gives the empty draft of a volume a project of its own, and that its limit; writes the record before that, in any case.
     pub fn begin_quota(&self, record: &mut VolumeRecord) -> Result<()> {
+        if record.is_in_memory()? {
+            return self.write_record(record);
+        }
         let Some(quotas) = self.quotas()? else { return self.write_record(record) };
         let name = record.id.local();
         let failed = |error| self.failure(error);

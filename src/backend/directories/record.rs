@@ -106,18 +106,20 @@ impl VolumeRecord {
         self.on_delete.map_or_else(|| Ok(self.own_parameters()?.on_delete), Ok)
     }
 
-    /// That its directory has its data, to be copied.
+    /// That its directory has its data, to be copied or expanded.
     ///
     /// # Errors
     /// `Unsupported` where its data is in memory.
     pub fn check_on_disk(&self) -> Result<()> {
-        match self.own_parameters()?.medium {
-            Medium::Disk => Ok(()),
-            Medium::Memory => {
-                let reason = "its data is in memory (medium: memory)".to_owned();
-                Err(Error::Unsupported { what: format!("a copy of volume {}", self.id), reason })
-            }
+        if self.is_in_memory()? {
+            let reason = "its data is in memory (medium: memory)".to_owned();
+            return Err(Error::Unsupported { what: format!("copying or expanding volume {}", self.id), reason });
         }
+        Ok(())
+    }
+
+    pub fn is_in_memory(&self) -> Result<bool> {
+        Ok(self.own_parameters()?.medium == Medium::Memory)
     }
 
     pub fn own_parameters(&self) -> Result<CommonParameters> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::backend::directories::{Medium, Ownership, subdir};
 use crate::backend::{Connect, ConnectRequest, Directory, Source};
 use crate::os::dir::OpenDir;
+use crate::os::mountinfo::Mount;
 use crate::os::mounts::{Fixed, Mounts};
 use crate::os::{self, fs, mount, quota};
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
@@ -138,8 +139,9 @@ impl DirectoryBackend {
         if let Some(capacity) = self.base.in_memory(id.local())? {
             let source = tmpfs(id, capacity, &DirectoryParameters::default())?;
             let name = id.to_string();
-            let is_its = |fixed: &Fixed| fixed.fstype == "tmpfs" && fixed.source.as_deref() == Some(Path::new(&name));
-            return Ok(Mounts::now()?.find(is_its, |_| true)?.map(|_| source));
+            let may_be = |fixed: &Fixed| fixed.fstype == "tmpfs";
+            let is = |mount: &Mount| mount.fstype == "tmpfs" && mount.source == Path::new(&name);
+            return Ok(Mounts::now()?.find(may_be, is)?.map(|_| source));
         }
         let Some((root, directory)) = self.base.directory_of(id.local())? else { return Ok(None) };
         if self.location.mounted_at(&root, &directory)?.is_none() {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::volume::{AccessMode, AccessType, BackendName, Bytes, Capability, Error, RawParameters, Result, Topology};
 
 use super::configuration::{Configuration, of_type};
-use super::directories::{Base, Controller, Location};
+use super::directories::{Base, Controller, Location, Medium};
 use super::local::topology_of;
 use super::{
     ApplySettings, Backend, BlockDevice, Connect, Exclusive, Expand, Inspect, Modify, Provision, ReportHealth, Role, Snapshots,
@@ -99,6 +99,9 @@ impl Backend for DirectoryBackend {
 
     fn parse_static_attributes(&self, raw: &RawParameters) -> Result<serde_json::Value> {
         let parameters: DirectoryParameters = raw.parse()?;
+        if parameters.medium == Medium::Memory {
+            return Err(Error::invalid("volume_context.medium", "memory is a medium of ephemeral inline volumes alone"));
+        }
         let path = parameters.path.as_deref().unwrap_or_default();
         self.config.static_directory(path)?;
         serde_json::to_value(parameters).map_err(|error| Error::invalid("volume_context", error.to_string()))
