@@ -56,6 +56,7 @@ pub mod scsi;
 pub mod settings;
 pub mod single;
 pub mod single_flight;
+pub mod smart;
 pub mod socket;
 pub mod step;
 pub mod subvolume;

@@ -2,8 +2,9 @@
 
 use crate::backend::ReportHealth;
 use crate::os::deadline::within;
-use crate::os::nvme;
+use crate::os::disk::Disk;
 use crate::os::scsi::Unit;
+use crate::os::{nvme, smart};
 use crate::volume::{Error, Health, HealthProblem, Result, Severity, VolumeId};
 
 use super::DiskBackend;
@@ -43,8 +44,9 @@ impl ReportHealth for DiskBackend {
 
     fn unhealthy(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(VolumeId, Health)>> {
         let looked = self.scan()?;
-        let volumes = self.volumes(&looked)?.into_iter().map(|(volume, looked, ours)| (volume.id, of_volume(looked, ours)));
-        Ok(volumes.filter(|(id, health)| !health.is_empty() && after.is_none_or(|after| id > after)).take(max).collect())
+        let behind = self.volumes(&looked)?.into_iter().filter(|(volume, ..)| after.is_none_or(|after| volume.id > *after));
+        let volumes = behind.map(|(volume, looked, ours)| (volume.id, of_volume(looked, ours)));
+        Ok(volumes.filter(|(_, health)| !health.is_empty()).take(max).collect())
     }
 }
 
@@ -70,10 +72,21 @@ pub(super) fn of_volume(looked: &Looked, ours: &Ours) -> Health {
         add(Severity::Degraded, "DiskFailing", format!("{}; replace it, `nvme smart-log` shows more", warnings.join(", ")));
     }
     let state = Unit::of(&looked.disk.name).and_then(|unit| unit.state().ok()).unwrap_or_default();
+    if state == "running"
+        && let Some(why) = prediction(&looked.disk)
+    {
+        add(Severity::Degraded, "DiskFailing", format!("{why}; replace it, `smartctl --all` shows more"));
+    }
     if !state.is_empty() && state != "running" {
         add(Severity::Inaccessible, "DiskOffline", format!("its SCSI state is {state}; see the kernel's log"));
     }
     health
+}
+
+/// Why a SCSI disk expects to fail. A bridge of USB is not asked: some hang at commands that they do not know.
+fn prediction(disk: &Disk) -> Option<String> {
+    let asked = !matches!(disk.transport, Some("usb" | "iscsi" | "virtio"));
+    disk.sequence.filter(|_| asked).and_then(|sequence| smart::failure(&disk.name, sequence))
 }
 
 /// What an NVMe disk warns of; nothing where it does not answer in time, which others report.

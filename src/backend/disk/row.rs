@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::backend::Backend;
 use crate::backend::configuration::{Configuration, OpenContext};
+use crate::backend::{Backend, ToolUse};
+use crate::os::smart::SMARTCTL;
 use crate::volume::{BackendName, NodeId, Result};
 
 use super::DiskBackend;
@@ -12,6 +13,7 @@ use super::config::DiskConfig;
 impl Configuration for DiskConfig {
     const KIND: &'static str = "disk";
     const SUMMARY: &'static str = "whole disks of a node, one volume on each";
+    const TOOLS: &'static [ToolUse] = &[ToolUse::optional(SMARTCTL, &["--version"], "asks SATA and SAS disks for their health")];
 
     fn name(&self) -> &BackendName {
         &self.name

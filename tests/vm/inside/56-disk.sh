@@ -109,6 +109,21 @@ is kept "$(head -c 4 "$target")" "what a static volume shows"
 unpublish by-hand
 unstage by-hand
 
+echo "--- a SCSI disk that expects to fail"
+call get-volume-health "$other" >health.json
+! grep -q DiskFailing health.json || fail "a disk that is well is reported: $(cat health.json)"
+for disk in $(disks); do
+    # Mode page 1Ch (SPC-4, informational exceptions control): the bit TEST, and that a REQUEST SENSE reports it.
+    sg_wr_mode --page=0x1c --contents=1c,0a,04,06,00,00,00,00,00,00,00,00 "/dev/$disk" || fail "the mode page is not written"
+done
+call get-volume-health "$other" >health.json
+! grep -q DiskFailing health.json || fail "the disk is asked each time: $(cat health.json)"
+kill_driver
+start_driver
+# smartctl may take longer than a call waits for it.
+failing() { call get-volume-health "$other" | tee health.json | grep -q DiskFailing; }
+within 10 failing
+grep -q 'smartctl --all' health.json || fail "another failure: $(cat health.json)"
 delete "$other"
 stop_driver
 
