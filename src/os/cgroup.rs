@@ -79,6 +79,17 @@ pub(super) fn pod_named(name: &str) -> Option<String> {
     is_uid.then(|| uid.replace('_', "-"))
 }
 
+/// What limits a device in a control group, as `io.max` has it; `None` where nothing does.
+pub fn shown(group: &Path, (major, minor): (u32, u32)) -> Result<Option<String>> {
+    let path = group.join("io.max");
+    let device = format!("{major}:{minor} ");
+    match fs::read_to_string(&path) {
+        Ok(shown) => Ok(shown.lines().find_map(|line| line.strip_prefix(&device)).map(str::to_owned)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("read", &path, error)),
+    }
+}
+
 /// Limits what the processes of a control group read and write of a device, which is no partition, and sees that the kernel has it so.
 ///
 /// # Errors
@@ -101,12 +112,9 @@ pub fn limit(group: &Path, number: (u32, u32), limits: &IoLimits) -> Result<()> 
         }
         written => written.map_err(|error| Error::io("limit the IO of", &path, error))?,
     }
-    let shown = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
+    let shown = shown(group, number)?;
     // A device without any limit is not listed.
-    let line = shown
-        .lines()
-        .find_map(|line| line.strip_prefix(&device)?.strip_prefix(' '))
-        .unwrap_or("rbps=max wbps=max riops=max wiops=max");
+    let line = shown.as_deref().unwrap_or("rbps=max wbps=max riops=max wiops=max");
     match wanted.iter().find(|word| !line.split(' ').any(|shown| shown == word.as_str())) {
         Some(word) => {
             let reason = format!("{word} was written for device {device}, and it shows {line:?}");
@@ -166,6 +174,7 @@ mod tests {
         let error = limit(root.path(), (7, 0), &limits).expect_err("it has no io.max").to_string();
         assert!(error.contains("io controller") && error.contains("subtree_control"), "{error}");
         assert!(!root.path().join("io.max").exists());
+        assert_eq!(shown(root.path(), (7, 0)).expect("nothing"), None);
     }
 
     #[test]
@@ -176,6 +185,8 @@ mod tests {
         fs::write(&path, "").expect("a file");
         limit(root.path(), (7, 1), &limits).expect("it shows what was written");
         assert_eq!(fs::read_to_string(&path).expect("a file"), "7:1 wiops=120");
+        assert_eq!(shown(root.path(), (7, 1)).expect("a file").as_deref(), Some("wiops=120"));
+        assert_eq!(shown(root.path(), (7, 0)).expect("a file"), None);
         // It takes everything and shows nothing.
         fs::remove_file(&path).and_then(|()| std::os::unix::fs::symlink("/dev/null", &path)).expect("a link");
         let error = limit(root.path(), (7, 12), &limits).expect_err("not shown").to_string();

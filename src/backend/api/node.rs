@@ -253,6 +253,11 @@ pub trait Connect: Send + Sync {
         Ok(None)
     }
 
+    /// Whether [`Connect::io_limits`] may answer any.
+    fn limits_io(&self) -> bool {
+        false
+    }
+
     /// How much each pod that has the volume may read and write of its device, as it is set now.
     ///
     /// # Errors

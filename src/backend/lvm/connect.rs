@@ -123,10 +123,11 @@ impl Connect for LvmBackend {
         Ok(step("clear blank", id, clear)?)
     }
 
+    fn limits_io(&self) -> bool {
+        self.config.io_limits
+    }
+
     fn io_limits(&self, id: &VolumeId) -> Result<IoLimits> {
-        if !self.config.io_limits {
-            return Ok(IoLimits::default());
-        }
         if let Some(limits) = lock(&self.io_limits).get(id) {
             return Ok(*limits);
         }

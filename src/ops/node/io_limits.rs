@@ -21,7 +21,7 @@ use super::{pods, resolve};
 /// # Errors
 /// `Unsupported` where the volume has limits, and this node cannot apply them; `InProgress` while the pod has no control group yet.
 pub(super) fn apply(node: &Node, id: &VolumeId, source: &Source, target: &Path) -> Result<()> {
-    let limits = resolve::backend(node, id)?.connect().io_limits(id)?;
+    let limits = limits_of(node, id)?;
     if limits == IoLimits::default() {
         return Ok(());
     }
@@ -56,7 +56,7 @@ fn find_and_limit(node: &Node, id: &VolumeId, source: &Source, target: &Path, li
 /// # Errors
 /// The first of those that cannot be.
 pub(super) fn apply_to_all(node: &Node, id: &VolumeId) -> Result<()> {
-    let limits = resolve::backend(node, id)?.connect().io_limits(id)?;
+    let limits = limits_of(node, id)?;
     if limits == IoLimits::default() {
         return Ok(());
     }
@@ -77,17 +77,23 @@ pub(super) fn apply_to_all(node: &Node, id: &VolumeId) -> Result<()> {
     first
 }
 
+fn limits_of(node: &Node, id: &VolumeId) -> Result<IoLimits> {
+    let connect = resolve::backend(node, id)?.connect();
+    if connect.limits_io() { connect.io_limits(id) } else { Ok(IoLimits::default()) }
+}
+
 /// Lets what a pod has written be written out as fast as the device takes it. The kubelet keeps the control group of a pod as long as it has
-/// volumes.
+/// volumes, and that says whether there are limits: the storage is not asked, which may not answer.
 pub(super) fn lift(node: &Node, id: &VolumeId, sources: &Sources, entry: Option<&StageEntry>, target: &Path) {
     let lifted = || {
-        let Some((entry, backend)) = entry.zip(node.registry.get(id.backend())) else { return Ok(()) };
-        if backend.connect().io_limits(id)? == IoLimits::default() {
-            return Ok(());
-        }
+        let limits = node.registry.get(id.backend()).is_some_and(|backend| backend.connect().limits_io());
+        let Some(entry) = entry.filter(|_| limits) else { return Ok(()) };
         let device = sources.used(entry.encryption()?);
         let Some((Source::Device(device), uid)) = device.zip(pods::pod_of(node.kubelet.path(), target)) else { return Ok(()) };
-        cgroup::of_pod(&uid)?.map_or(Ok(()), |group| limit(&group, &device, &IoLimits::MAX))
+        match cgroup::of_pod(&uid)? {
+            Some(group) if cgroup::shown(&group, device.number)?.is_some() => limit(&group, &device, &IoLimits::MAX),
+            _ => Ok(()),
+        }
     };
     if let Err(error) = lifted() {
         tracing::warn!(
