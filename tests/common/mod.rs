@@ -208,7 +208,7 @@ impl Harness {
             .collect();
         // There are two backends: inline volumes have to say which.
         let backends = format!(
-            "allowInlineParameters: [size, fsType, backend, encryption, mkfsOptions, medium, mountPermissions, gid]\nbackends:\n  - name: image\n    type: image\n    pools:\n{pools}  - name: fake\n    type: fake\n"
+            "allowInlineParameters: [size, fsType, backend, encryption, medium, mountPermissions, gid, mkfsOptions]\nbackends:\n  - name: image\n    type: image\n    pools:\n{pools}  - name: fake\n    type: fake\n"
         );
         fs::write(harness.path("config.yaml"), backends).expect("the configuration");
         harness
