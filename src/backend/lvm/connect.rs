@@ -40,7 +40,9 @@ impl Connect for LvmBackend {
             }
         };
         lock(&self.connected).insert(id.clone(), content(&found, &device));
-        self.remember_io_limits(id, limits_of(&found)?);
+        if self.config.io_limits {
+            self.remember_io_limits(id, limits_of(&found)?);
+        }
         let source = source(&device);
         Ok(if changed { Outcome::Changed(source) } else { Outcome::Unchanged(source) })
     }

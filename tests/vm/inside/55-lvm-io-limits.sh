@@ -50,6 +50,16 @@ start_driver
 echo "--- off by default"
 if create early 64MiB ext4 --parameter readIops=100 >refused.log 2>&1; then fail "made with a limit that nobody applies"; fi
 grep -q 'INVALID_ARGUMENT.*ioLimits: true' refused.log || fail "it does not say what is missing: $(cat refused.log)"
+# What is kept of a volume is not read when it is staged: one whose record is damaged can be used.
+id=$(create damaged 64MiB ext4 --parameter deviceClass=thick)
+name=$(lvm lvs --noheadings --devices "$disks" -o lv_name -S 'lv_tags=longshore.volume=lvm:damaged' | tr -d ' ')
+record=$(lvm lvs --noheadings --devices "$disks" -o lv_tags "vg0/$name" | tr -d ' ' | tr , '\n' | grep '^longshore.record.0=')
+lvm lvchange -qq --devices "$disks" --deltag "$record" "vg0/$name" >/dev/null
+mkdir -p "$staging"
+call stage-volume "$id" --staging "$staging" --fs ext4 --context 'longshore.dev/parameters={"node":{},"backend":null}' >/dev/null
+unstage "$id"
+lvm lvchange -qq --devices "$disks" --addtag "$record" "vg0/$name" >/dev/null
+delete "$id"
 stop_driver
 sed -i 's/type: lvm,/type: lvm, ioLimits: true,/' config.yaml
 start_driver
