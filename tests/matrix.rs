@@ -16,7 +16,8 @@ mod story;
 use std::time::{Duration, Instant};
 
 use common::holder::Holder;
-use common::{Pool, is_left_out, isolated};
+use common::{Harness, Pool, capability, create, is_left_out, isolated, stage_request, text};
+use longshore::csi;
 use story::{Call, Settled, Story, Variant, is_final};
 use tonic::Code;
 
@@ -249,6 +250,54 @@ fn hang(story: &mut Story, index: usize, count: &mut Count) {
             settle(story, index, way, &when);
         }
     }
+}
+
+/// A volume that is unstaged and grown after a stage that went wrong at any step: its end, where the mark of an interrupted format is looked for,
+/// is elsewhere then.
+#[test]
+fn stage_that_went_wrong_is_repeated_on_the_grown_volume() {
+    const MIB: i64 = 1 << 20;
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        let restart = |harness: &mut Harness, fault: &str| {
+            harness.kill();
+            harness.set("LONGSHORE_FAULT", fault);
+            harness.start();
+        };
+        for fault in ["crash", "EROFS"] {
+            for step in 1.. {
+                let name = format!("{}-{step}", fault.to_lowercase());
+                let when = format!("{fault} at step {step}");
+                let (id, staging) = (format!("image:{name}"), harness.staging(&name));
+                let stage = |harness: &Harness| {
+                    let request = stage_request(&id, &staging, capability(Some("ext4")));
+                    harness.block_on(harness.node().node_stage_volume(request))
+                };
+                restart(&mut harness, "");
+                harness.block_on(harness.controller().create_volume(create(&name, 16, Some("ext4"), "image"))).expect("created");
+                restart(&mut harness, &format!("{fault}@{step}"));
+                let went_well = stage(&harness).is_ok();
+                restart(&mut harness, "");
+                let unstage = csi::NodeUnstageVolumeRequest { volume_id: id.clone(), staging_target_path: text(&staging) };
+                harness.block_on(harness.node().node_unstage_volume(unstage.clone())).expect(&when);
+                let grow = csi::ControllerExpandVolumeRequest {
+                    volume_id: id.clone(),
+                    capacity_range: Some(csi::CapacityRange { required_bytes: 17 * MIB, limit_bytes: 0 }),
+                    ..Default::default()
+                };
+                harness.block_on(harness.controller().controller_expand_volume(grow)).expect(&when);
+                stage(&harness).expect(&when);
+                harness.block_on(harness.node().node_unstage_volume(unstage)).expect(&when);
+                let delete = csi::DeleteVolumeRequest { volume_id: id.clone(), ..Default::default() };
+                harness.block_on(harness.controller().delete_volume(delete)).expect(&when);
+                if went_well {
+                    break;
+                }
+            }
+        }
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
 }
 
 fn hold() -> Holder {

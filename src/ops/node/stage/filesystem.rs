@@ -122,7 +122,8 @@ impl StageRun<'_> {
         Ok(probed.contents)
     }
 
-    /// Says on the medium that a format begins, and in the journal where that stands. The medium first: all nodes see it.
+    /// Says on the medium that a format begins, and in the journal where that stands. The journal first: once the device has grown, the mark is
+    /// not where its size says. Where an earlier mark stands elsewhere, the journal has it until the new one is written.
     pub(super) fn record_format(&mut self, device: &Device, purpose: Purpose) -> Result<()> {
         let earlier = self.mark.take();
         // A repeat keeps the UUID: it may be the volume's own, which a call without publish_context does not say.
@@ -132,13 +133,24 @@ impl StageRun<'_> {
             Some(uuid) => Mark::with_uuid(device, purpose, uuid.clone())?,
             None => Mark::new(device, purpose)?,
         };
-        step("mark format", &device.path().display(), || mark.write(device))?;
-        if let Some(earlier) = earlier.filter(|earlier| earlier.offset != mark.offset) {
-            step("clear mark", &device.path().display(), || earlier.clear(device))?;
+        let write = || step("mark format", &device.path().display(), || mark.write(device));
+        let recorded = self.entry.format.replace(Format::from(&mark));
+        match earlier.filter(|earlier| earlier.offset != mark.offset) {
+            None => {
+                if let Err(error) = self.node.journal.write_stage(&self.entry) {
+                    self.entry.format = recorded;
+                    return Err(error);
+                }
+                write()?;
+            }
+            Some(earlier) => {
+                write()?;
+                self.node.journal.write_stage(&self.entry)?;
+                step("clear mark", &device.path().display(), || earlier.clear(device))?;
+            }
         }
-        self.entry.format = Some(Format::from(&mark));
         self.mark = Some(mark);
-        self.node.journal.write_stage(&self.entry)
+        Ok(())
     }
 
     /// After a format that came to its end, or never wrote anything.
