@@ -286,7 +286,7 @@ impl Harness {
     pub fn power_off(&mut self) {
         self.kill();
         // By their files, which have no path any more once the machine is gone.
-        let loops = self.loops();
+        let loops = self.held_loops();
         if let Some(machine) = self.machine.take() {
             let ours = self.path("").display().to_string();
             let pool = self.path("pool").display().to_string();
@@ -295,10 +295,7 @@ impl Harness {
                 machine.runs("umount", ["--lazy", point]);
             }
         }
-        let _starting = starting();
-        for device in loops {
-            Command::new("losetup").args(["--detach", &device]).status().ok();
-        }
+        detach(loops);
     }
 
     /// Starts the driver and waits until its socket answers.
@@ -477,6 +474,16 @@ impl Harness {
             .collect()
     }
 
+    /// The same, held open: while they are, their numbers do not become another process's.
+    fn held_loops(&self) -> Vec<(String, fs::File)> {
+        let open = |device: String| fs::File::open(&device).ok().map(|file| (device, file));
+        let mut held: Vec<_> = self.loops().into_iter().filter_map(open).collect();
+        // Nor did they before they were open.
+        let ours = self.loops();
+        held.retain(|(device, _)| ours.contains(device));
+        held
+    }
+
     /// Mounts below the kubelet's and the state directory.
     pub fn mounts(&self) -> Vec<String> {
         let (kubelet, state) = (self.path("kubelet").display().to_string(), self.path("state").display().to_string());
@@ -527,11 +534,7 @@ impl Drop for Harness {
         for point in others {
             umount2(point.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
-        for (device, file) in loop_files() {
-            if file.starts_with(&format!("{pool}/")) || file.starts_with(&format!("/memfd:fake:{}", self.name())) {
-                Command::new("losetup").args(["--detach", &device]).status().ok();
-            }
-        }
+        detach(self.held_loops());
         for pool in pools {
             umount2(pool.as_str(), MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).ok();
         }
@@ -587,6 +590,14 @@ pub fn loop_files() -> Vec<(String, String)> {
             Some((format!("/dev/{}", entry.file_name().to_string_lossy()), file.trim_end().to_owned()))
         })
         .collect()
+}
+
+/// Detaches loop devices, each when nobody has it open any more.
+fn detach(held: Vec<(String, fs::File)>) {
+    let _starting = starting();
+    for (device, _held) in held {
+        Command::new("losetup").args(["--detach", &device]).status().ok();
+    }
 }
 
 pub fn mount_points() -> Vec<String> {
