@@ -227,10 +227,14 @@ impl<'s> Soak<'s> {
         let pid_now = self.harness.pid();
         let fresh = idle_descriptors(pid_now, usize::MAX);
         self.each(|worker, index| worker.tear_down(&shared.places[index]));
-        let after = idle_descriptors(pid_now, fresh);
-        println!("soak: descriptors at idle: {before}, then of a fresh process {fresh}, and {after} after the tear-down");
-        if after > fresh {
-            shared.violation(None, &format!("it has {after} descriptors open at idle, {fresh} when it was fresh"));
+        let after = idle_descriptors(pid_now, fresh.len());
+        let counts = [&before, &fresh, &after].map(Vec::len);
+        println!(
+            "soak: descriptors at idle: {}, then of a fresh process {}, and {} after the tear-down",
+            counts[0], counts[1], counts[2]
+        );
+        if after.len() > fresh.len() {
+            shared.violation(None, &format!("it has these open at idle: {after:?}; when it was fresh: {fresh:?}"));
         }
         let left = self.provisioned();
         if left != empty {
@@ -267,15 +271,18 @@ fn memory(pid: u32) -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-/// How many descriptors the driver has open once its clients have gone: it needs a moment to see that, until they are as few as
-/// `wanted`, or become no fewer.
-fn idle_descriptors(pid: u32, wanted: usize) -> usize {
-    let count = || fs::read_dir(format!("/proc/{pid}/fd")).expect("the driver lives").count();
+/// What the driver has open once its clients have gone: it needs a moment to see that, until they are as few as `wanted`, or become no fewer.
+fn idle_descriptors(pid: u32, wanted: usize) -> Vec<String> {
+    let open = || -> Vec<String> {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the driver lives");
+        let shown = |path: PathBuf| fs::read_link(path).ok().map(|link| link.display().to_string());
+        entries.filter_map(|entry| shown(entry.ok()?.path())).collect()
+    };
     let begun = Instant::now();
-    let mut least = count();
-    while least > wanted && begun.elapsed() < Duration::from_secs(5) {
+    let mut least = open();
+    while least.len() > wanted && begun.elapsed() < BACK {
         std::thread::park_timeout(Duration::from_millis(50));
-        least = count();
+        least = open();
     }
     least
 }
