@@ -1,0 +1,91 @@
+#!/bin/bash
+# The lives of directories (made, filled, moved, grown, cloned, snapshotted, restored, deleted), with project quotas on xfs and as subvolumes of
+# btrfs, while the driver is killed. Each takes what was provisioned for it and no more.
+# about 300 s
+set -euo pipefail
+# shellcheck source=lib.bash
+. "$(dirname "$0")/lib.bash"
+# shellcheck source=soak.bash
+. "$(dirname "$0")/soak.bash"
+
+# fills NAME: writes as others than root until there is no more room.
+fills() {
+    local at=$target-$1/fill most=${grown:-64} written
+    [ "$fs" = xfs ] || return 0
+    if setpriv --reuid=65534 --clear-groups dd if=/dev/zero of="$at" bs=1M count=$((most + 32)) 2>"$client/fill"; then
+        fail "$1 took more than $most MiB"
+    fi
+    written=$(($(stat -c %s "$at") >> 20))
+    rm "$at"
+    # There are 2 MiB of data beside it.
+    [ "$written" -ge $((most - 6)) ] && [ "$written" -le "$most" ] || fail "$1 took $written MiB of $most: $(cat "$client/fill")"
+}
+
+# copied ID NAME ARGUMENT...: a volume made of another has its data and a capacity of its own, is written to, and goes.
+copied() {
+    local id=$1 name=$2 copy
+    shift 2
+    copy=$(again create "$name-copy" "${grown:-64}MiB" "$fs" --parameter mountPermissions=0777 "$@")
+    up "$copy" "$name-copy"
+    compare "$name-copy" "copy of $id: $*"
+    fills "$name-copy"
+    dd if=/dev/urandom of="$(data_at "$name-copy")" bs=1M count=1 conv=notrunc,fsync status=none
+    down "$copy" "$name-copy"
+    again delete "$copy"
+}
+
+life() { # life NAME
+    local name=$1 grown='' id snapshot
+    head -c 2M /dev/urandom >"$client/data"
+    id=$(again create "$name" 64MiB "$fs" --parameter mountPermissions=0777)
+    up "$id" "$name"
+    write "$name"
+    for _ in 1 2 3; do
+        case $((RANDOM % 5)) in
+        0) moved "$id" "$name" moved ;;
+        1) grow "$id" "$name" ;;
+        2)
+            snapshot=$(again call create-snapshot --name "$name" "$id" | jq -er .snapshot.snapshot_id)
+            copied "$id" "$name" --from-snapshot "$snapshot"
+            again call delete-snapshot "$snapshot" >/dev/null
+            ;;
+        3) copied "$id" "$name" --from-volume "$id" ;;
+        4) fills "$name" ;;
+        esac
+    done
+    moved "$id" "$name" "the end"
+    down "$id" "$name"
+    again delete "$id"
+}
+
+# What is there besides the driver's own records; deletions go on in the background.
+left() { find base/volumes base/volumes/.longshore/{volumes,snapshots,trash} -mindepth 1 -maxdepth 1 ! -name .longshore; }
+emptied() { [ -z "$(left)" ]; }
+
+for fs in xfs btrfs; do
+    echo "--- $fs"
+    truncate -s 3G "$fs.img"
+    mkdir base
+    case $fs in
+    xfs)
+        mkfs.xfs -q -m reflink=1 xfs.img
+        mount -o loop,prjquota xfs.img base
+        quota=required
+        ;;
+    btrfs)
+        mkfs.btrfs -q btrfs.img
+        mount -o loop btrfs.img base
+        quota=none
+        ;;
+    esac
+    mkdir base/volumes
+    printf 'backends:\n  - {name: dir, type: directory, path: %s/base/volumes, quota: %s}\n' "$DIR" $quota >config.yaml
+    start_driver
+    soak "directory $fs"
+    (within 20 emptied) || fail "left at the end: $(left)"
+    [ "$fs" != xfs ] || is '' "$(xfs_quota -x -c 'report -p -N -b -n' base | awk '$1 != "#0" && ($2 > 0 || $4 > 0)')" "quotas at the end"
+    stop_driver
+    umount base
+    rm -rf --one-file-system base state kubelet client-* driver.log "$fs.img"
+    mkdir kubelet
+done
