@@ -38,6 +38,7 @@ test-e2e: ## for what `make test` has no time, and a release needs: Kubernetes' 
 	@tests/kubernetes/run plain
 	@tests/kubernetes/run plain-central
 	@tests/kubernetes/run nodes nodes-local nodes-shared nodes-alerts
+	@tests/kubernetes/run ec2-cases ec2
 	@tests/kubernetes/run cinder-cases cinder
 	@tests/kubernetes/run azure-cases azure
 	@tests/kubernetes/run gce-cases gce

@@ -13,7 +13,7 @@ use super::front;
 use super::machine::{Attached, Disks};
 use super::tenant::Emulated;
 use super::tls::TlsFront;
-use super::wire;
+use super::wire::{self, Request};
 
 /// A stand-in whose machines are the nodes of a cluster.
 pub trait Hosts: Emulated + Send + Sync + 'static {
@@ -31,6 +31,14 @@ pub trait Hosts: Emulated + Send + Sync + 'static {
 
     /// Whether no disk and no snapshot is left.
     fn is_empty(&self) -> bool;
+
+    /// What the metadata service answers to a node.
+    fn metadata(&self, node: &str, request: &Request) -> Option<Passed> {
+        let mut request = request.clone();
+        request.headers.insert("x-machine".to_owned(), node.to_owned());
+        let (status, headers, body) = wire::exchange(self.address(), &request)?;
+        Some(Passed { status, headers, body })
+    }
 
     /// The backend, as the chart's values have it, which answers at `url`; and the files of its Secret, by their names.
     fn backend(&self, url: &str) -> (serde_json::Value, Vec<(&'static str, String)>);
@@ -73,14 +81,12 @@ pub fn serve<C: Hosts>(start: impl FnOnce() -> C) {
     let plain = front::known_as(inner, names, |_| None, update);
     let tls = TlsFront::of(plain.address, &plain.address.ip().to_string());
     shown.set(tls.address).expect("once");
+    let service = Arc::clone(&cloud);
     let metadata = Server::at(METADATA.into(), move |request, _| {
         let peer = request.headers.get(wire::PEER)?;
         // The node that the service runs on asks from the service's own address.
         let node = nodes.iter().find(|(_, address)| address == peer).or(nodes.first())?;
-        let mut request = request.clone();
-        request.headers.insert("x-machine".to_owned(), node.0.clone());
-        let (status, headers, body) = wire::exchange(inner, &request)?;
-        Some(Passed { status, headers, body })
+        service.metadata(&node.0, request)
     });
     let (backend, secret) = cloud.backend(&format!("https://{}", tls.address));
     fs::create_dir_all(place.join("secret")).expect("a directory");

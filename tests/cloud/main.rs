@@ -19,6 +19,9 @@ mod clock;
 mod cluster;
 mod company;
 mod driver;
+mod ec2 {
+    mod cluster;
+}
 #[cfg_attr(not(any(feature = "azure", feature = "cinder")), allow(dead_code, reason = "only the proxies of the others use it"))]
 mod emulated;
 mod fault_injection;

@@ -53,7 +53,7 @@ fn suite(setup: &str, shown: &str) {
 }
 
 /// As NVMe disks of an instance.
-fn attached(cloud: &Cloud, instance: &str) -> Vec<Attached> {
+pub fn attached(cloud: &Cloud, instance: &str) -> Vec<Attached> {
     let described = cloud.must("DescribeVolumes", &[("Filter.1.Name", "attachment.instance-id"), ("Filter.1.Value.1", instance)]);
     let shown = described.items("volumeSet").iter().filter(|volume| {
         let here = volume.items("attachmentSet").iter().find(|at| at.get("instanceId") == instance);
