@@ -209,6 +209,58 @@ fn volume_filled_by_another_node_after_interrupted_mkfs_is_kept() {
     }
 }
 
+/// What a pod writes to the raw device ends the format that was interrupted: it is nothing that a later stage may format over.
+#[test]
+fn raw_data_written_after_interrupted_mkfs_is_not_formatted() {
+    for journal in [true, false] {
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(320));
+            let staging = harness.staging("s");
+            interrupted_mkfs(harness, &id, &staging, FsType::Xfs);
+            if !journal {
+                harness.backend.disconnect(&id, None).unwrap();
+                fs::remove_file(harness.journal(&id).join("stage.json")).unwrap();
+            }
+            let node = harness.node();
+            node.stage(&stage_request(&id, &staging, &block())).unwrap();
+            File::options().write(true).open(harness.backend.path(&id)).unwrap().write_all_at(&[0x77; 4096], 1 << 20).unwrap();
+            unstage(&node, &id, &staging).unwrap();
+            let error = node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
+            assert!(matches!(error, Error::Unverified { .. }), "{error}");
+            let mut kept = [0; 4096];
+            File::open(harness.backend.path(&id)).unwrap().read_exact_at(&mut kept, 1 << 20).unwrap();
+            assert_eq!(kept, [0x77; 4096], "the pod's data");
+        });
+    }
+}
+
+/// mkfs.ext4 came to its end, the mark was not cleared; then another file system is asked for, whose mkfs fails, since the volume is too small
+/// for it. Nothing of the first one has a name then by which the volume would be taken for another's.
+#[test]
+fn failed_mkfs_of_another_file_system_leaves_the_volume_usable() {
+    for fstype in [FsType::Ext4, FsType::Btrfs].map(Some) {
+        harness(|harness| {
+            let id = harness.volume("a", Bytes::mib(160));
+            let staging = harness.staging("s");
+            harness.backend.connect(&connect_request(&id)).unwrap();
+            let device = Device::open(&harness.device(&id).expect("connected"), true).unwrap();
+            let mark = Mark::new(&device, Purpose::Filesystem(FsType::Ext4)).unwrap();
+            mark.write(&device).unwrap();
+            longshore::os::fs::mkfs(&device, FsType::Ext4, &["-b".to_owned(), "1024".to_owned()], Some(&mark)).unwrap();
+            drop(device);
+            harness.backend.disconnect(&id, None).unwrap();
+            let node = harness.node();
+            let error = node.stage(&stage_request(&id, &staging, &filesystem(Some(FsType::Xfs)))).unwrap_err();
+            assert!(error.to_string().contains("mkfs.xfs"), "{error}");
+            node.stage(&stage_request(&id, &staging, &filesystem(fstype))).unwrap();
+            fs::write(staging.join("data"), "x").unwrap();
+            unstage(&node, &id, &staging).unwrap();
+            node.stage(&stage_request(&id, &staging, &filesystem(fstype))).unwrap();
+            assert!(staging.join("data").exists(), "once only");
+        });
+    }
+}
+
 /// A mark is believed only where nothing speaks against it: a file system that another mkfs made, or that was mounted since, is a user's
 /// data, whatever lies near its end.
 #[test]

@@ -136,6 +136,21 @@ pub fn fills(filesystem: u64, device: u64) -> bool {
     filesystem >= offset_on(device).unwrap_or(device)
 }
 
+/// Zeroes at both ends of a device, and wherever else a signature may lie: what a format that was interrupted has left has no name any more, so
+/// that a mkfs that is not forced takes the device, and nobody takes it for another's. The mark of the format stays. Durable on return.
+pub fn wipe(device: &Device, mark: Option<&Mark>) -> Result<()> {
+    const END: u64 = 1 << 20;
+    let size = device.size()?;
+    let kept = mark.map_or(size..size, Mark::range);
+    let places = signature::places(size).into_iter().map(|place| (place.offset, place.offset + place.length));
+    for (from, to) in places.chain([(0, END.min(size)), (size.saturating_sub(END), size)]) {
+        for (from, to) in [(from, to.min(kept.start)), (from.max(kept.end), to)] {
+            device.zero(from, to.saturating_sub(from))?;
+        }
+    }
+    device.flush()
+}
+
 fn offset_on(size: u64) -> Option<u64> {
     let offset = size.checked_sub(RESERVED)? & !(ALIGNMENT - 1);
     (offset > 0).then_some(offset)
@@ -178,9 +193,8 @@ pub(super) fn made(mark: &Mark, device: &Device, fstype: FsType) -> Made {
         let mut bytes = vec![0; length];
         device.file().read_exact_at(&mut bytes, offset).ok().map(|()| bytes)
     };
-    let of_this_format =
-        mark.purpose == Purpose::Filesystem(fstype) && superblock::uuid(fstype, &read).as_deref() == Some(mark.uuid.as_str());
-    if !of_this_format {
+    // By the UUID alone: a format that is repeated as another file system keeps it.
+    if superblock::uuid(fstype, &read).as_deref() != Some(mark.uuid.as_str()) {
         Made::Nothing
     } else if superblock::never_mounted(fstype, &read) == Some(true) {
         Made::Interrupted

@@ -24,7 +24,7 @@ mod uuid;
 pub use btrfs::forget;
 pub use check::{Checked, Repair, check, check_fully};
 pub use grow::{ext4_uses, grow_mounted, grow_unmounted, size_on_device};
-pub use mark::Mark;
+pub use mark::{Mark, wipe};
 pub use mkfs::mkfs;
 pub use probe::{Contents, Evidence, Probed, probe, probe_marked};
 pub use usage::{Usage, usage, usages};

@@ -75,8 +75,8 @@ pub struct Probed {
     /// The format that was interrupted. `None` where a sound file system is there that the format did not make, or that was mounted since:
     /// then the mark means nothing.
     pub mark: Option<Mark>,
-    /// The format came to its end, but for the removal of this mark, which lies behind the file system; nothing has the file system
-    /// mounted, so that it cannot grow over the mark meanwhile.
+    /// A mark that means nothing, and lies behind the file system: the format came to its end, but for the mark's removal, or another made the
+    /// file system. Nothing has it mounted, so that it cannot grow over the mark meanwhile.
     pub finished: Option<Mark>,
 }
 
@@ -105,7 +105,7 @@ pub fn probe_marked(device: &Device, evidence: Evidence<'_>, marked: Option<u64>
         device.is_claimed().is_ok_and(|claimed| !claimed) && size_on_device(device, fstype).is_ok_and(|size| size <= mark.offset)
     };
     let finished = match (made, &contents) {
-        (Made::Finished, Contents::Filesystem(fstype)) if behind(*fstype) => Some(mark.clone()),
+        (Made::Finished | Made::Nothing, Contents::Filesystem(fstype)) if behind(*fstype) => Some(mark.clone()),
         _ => None,
     };
     Ok(Probed { contents, mark: (made == Made::Interrupted).then_some(mark), finished })

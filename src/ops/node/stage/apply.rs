@@ -26,7 +26,7 @@ use super::plan::{self, Start};
 use super::spec::{DesiredAccess, StageSpec};
 
 /// How long a killed program may keep the device that it was given; the CO asks again.
-const LINGERING: Duration = Duration::from_secs(3);
+pub(super) const LINGERING: Duration = Duration::from_secs(3);
 
 /// What was done and must be undone if a later step fails. Pushed before the side effect, since it may fail half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +126,9 @@ impl<'a> StageRun<'a> {
         let source = self.unlocked()?;
         match (&self.order.wanted.access, &source) {
             (DesiredAccess::Block, Source::Device(device)) => {
-                drop(self.open(device)?);
+                let opened = self.open(device)?;
                 self.about_to_write()?;
+                self.end_format(&opened)?;
                 self.mark(State::Used)?;
             }
             (DesiredAccess::Block, Source::Filesystem { .. } | Source::Directory(_)) => {

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use crate::backend::{BlockDevice, Source};
 use crate::os::block::Device;
 use crate::os::fs;
-use crate::os::fs::mark::Purpose;
+use crate::os::fs::mark::{self, Purpose};
 use crate::os::fs::{Contents, Evidence, Mark};
 use crate::os::luks::State;
 use crate::os::mounts::Mounts;
@@ -15,7 +15,7 @@ use crate::volume::{Error, FsType, Result};
 use super::super::errors::unexpected;
 use super::super::journal::Format;
 use super::super::observe;
-use super::apply::StageRun;
+use super::apply::{LINGERING, StageRun};
 use super::plan::filesystem::{self as plan, DeviceContents, Prepare};
 use super::plan::proof::Holds;
 
@@ -162,6 +162,21 @@ impl StageRun<'_> {
         Ok(())
     }
 
+    /// What a pod writes to a raw device must never be taken for a format that was interrupted before.
+    pub(super) fn end_format(&mut self, device: &Device) -> Result<()> {
+        if self.entry.read_only || self.luks.is_some() {
+            return Ok(());
+        }
+        let journaled = self.entry.format.map(|format| format.offset);
+        // Where it cannot be read, nobody takes it for one.
+        while let Some(mark) = mark::find(device, journaled).ok().flatten() {
+            // The mkfs that was killed may still live.
+            device.lock_exclusive(LINGERING)?;
+            step("clear mark", &device.path().display(), || mark.clear(device))?;
+        }
+        Ok(())
+    }
+
     pub(super) fn opened(&self, device: &BlockDevice) -> Result<&Device> {
         self.device.as_ref().ok_or_else(|| unexpected(&device.path, "it is not open"))
     }
@@ -174,7 +189,10 @@ impl StageRun<'_> {
             Prepare::RecordMkfs(fstype) => {
                 self.with_device(device, |job, open| job.record_format(open, Purpose::Filesystem(fstype)))
             }
-            Prepare::Wipe => Ok(step("wipe", &name, || wipe_ends(self.opened(device)?, self.mark.as_ref()))?),
+            Prepare::Wipe => {
+                let open = self.opened(device)?;
+                Ok(step("wipe", &name, || fs::wipe(open, self.mark.as_ref()))?)
+            }
             Prepare::Mkfs(fstype) => self.mkfs(fstype, device),
             Prepare::Check(fstype) => self.check(&name, fstype, || fs::check(self.opened(device)?, fstype).map_err(Error::from)),
             Prepare::CheckFully(fstype) => {
@@ -237,15 +255,4 @@ impl StageRun<'_> {
         self.device = Some(open);
         outcome
     }
-}
-
-/// Zeroes at both ends, where signatures lie: a mkfs that is not forced refuses over one. The mark of the format stays.
-fn wipe_ends(device: &Device, mark: Option<&Mark>) -> Result<()> {
-    const END: u64 = 1 << 20;
-    let size = device.size()?;
-    let kept = mark.map_or(size..size, Mark::range);
-    for (from, to) in [(0, END.min(kept.start)), (size.saturating_sub(END).min(kept.start), kept.start), (kept.end, size)] {
-        device.zero(from, to - from)?;
-    }
-    Ok(device.flush()?)
 }

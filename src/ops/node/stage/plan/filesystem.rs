@@ -126,7 +126,8 @@ fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &Dev
     }
     writable_for_mkfs(read_only, found)?;
     let fstype = fstype.unwrap_or(begun);
-    Ok(vec![Prepare::RecordMkfs(fstype), Prepare::Wipe, Prepare::Mkfs(fstype), Prepare::Mount(fstype)])
+    // First what the earlier one has left, by its mark: of another file system's mkfs it would be another's.
+    Ok(vec![Prepare::Wipe, Prepare::RecordMkfs(fstype), Prepare::Mkfs(fstype), Prepare::Mount(fstype)])
 }
 
 /// The ext4 was whole before only our own resize2fs wrote on it, and nobody mounted it since. Its superblock may be in the making.
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn an_interrupted_mkfs_is_done_again_unless_another_writer_came() {
         let xfs = FsType::Xfs;
-        let again = [Prepare::RecordMkfs(xfs), Prepare::Wipe, Prepare::Mkfs(xfs), Prepare::Mount(xfs)];
+        let again = [Prepare::Wipe, Prepare::RecordMkfs(xfs), Prepare::Mkfs(xfs), Prepare::Mount(xfs)];
         let half = [
             Contents::Blank,
             Contents::Unknown("data at 4096".to_owned()),
