@@ -41,7 +41,7 @@ impl Groups for ImageBackend {
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
         let Some(first) = members.first() else { return Err(Error::invalid("source_volume_ids", "at least one is needed")) };
         members.iter().try_for_each(|member| self.remove_passing(Kind::Snapshot, member.id.local()))?;
-        self.remove_stray_members(id)?;
+        self.remove_stray_members(id, Damaged::Never)?;
         members.iter().try_for_each(|member| self.remove_stray(&member.id))?;
         let begun = members.iter().map(|member| self.begin(member)).collect::<Result<Vec<_>>>()?;
         let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
@@ -76,9 +76,16 @@ impl Groups for ImageBackend {
             step("remove group record", &directory.join(&file).display(), || durable::remove(&directory, &file))
                 .map_err(|error| ready.failure(error))?;
         }
-        let removed = self.remove_stray_members(id)?;
+        let removed = self.remove_stray_members(id, Damaged::Too)?;
         Ok(if known || removed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }
+}
+
+/// Whether members whose metadata cannot be used are removed, which the index alone says are the group's: as its deletion is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damaged {
+    Too,
+    Never,
 }
 
 impl ImageBackend {
@@ -136,14 +143,17 @@ impl ImageBackend {
 
     /// Removes the members of a group that has no record, from all pools; those, too, of which an earlier call left a part in
     /// the trash. Whether there were any.
-    fn remove_stray_members(&self, id: &GroupId) -> Result<bool> {
+    fn remove_stray_members(&self, id: &GroupId, damaged: Damaged) -> Result<bool> {
         let mut removed = false;
         for pool in &self.pools {
             let ready = pool.ready()?;
             for local in ready.ledger.members(id.local()) {
                 if !ready.has(Kind::Snapshot, &local)? {
                     removed |= draft::clear_leftovers(&*pool.writable()?, Kind::Snapshot, &local)?;
-                } else if self.is_stray(&ready, &local)? {
+                } else if match self.is_stray(&ready, &local) {
+                    Err(Error::Unverified { .. }) if damaged == Damaged::Too => true,
+                    stray => stray?,
+                } {
                     draft::throw_away(&*pool.writable()?, Kind::Snapshot, &local)?;
                     removed = true;
                 }

@@ -51,14 +51,20 @@ impl Controller {
     pub fn delete_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Outcome<()>> {
         let groups = groups(self.backend(id.backend())?)?;
         let _group = self.locks.exclusive(Key::Group(id.clone()), "delete group snapshot")?;
-        let Some(existing) = groups.find_group(id)? else {
+        let members: Vec<SnapshotId> = match groups.find_group(id) {
             // What a killed call has left of it is the backend's to know.
-            return groups.delete_group(id);
+            Ok(None) => Vec::new(),
+            Ok(Some(existing)) => {
+                belong(&existing, snapshots)?;
+                existing.snapshots.into_iter().map(|snapshot| snapshot.id).collect()
+            }
+            // A member is damaged or gone: that is no reason to keep the others.
+            Err(Error::Unverified { .. }) => snapshots.to_vec(),
+            Err(error) => return Err(error),
         };
-        belong(&existing, snapshots)?;
         let mut guards = Vec::new();
-        for snapshot in &existing.snapshots {
-            guards.push(self.locks.exclusive(Key::Snapshot(snapshot.id.clone()), "delete group snapshot")?);
+        for snapshot in members {
+            guards.push(self.locks.exclusive(Key::Snapshot(snapshot), "delete group snapshot")?);
         }
         groups.delete_group(id)
     }
