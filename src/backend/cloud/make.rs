@@ -318,6 +318,15 @@ impl Controller {
         let is = |zones: &Zones, capacity: Bytes| format!("{capacity} in {}", zones::words(zones));
         let is_reached = required.is_empty() || !disk.zones.is_disjoint(required);
         let is_placed = disk.zones == spec.zones || (disk.zones.len() == spec.zones.len() && is_reached);
+        let source = |of: &Tags| of.get(tags::SOURCE).cloned().unwrap_or_else(|| "nothing".to_owned());
+        let (made_of, wanted_of) = (source(&disk.tags), source(&spec.tags));
+        if made_of != wanted_of {
+            return Err(Error::Conflict {
+                object: format!("volume {id}"),
+                existing: format!("made of {made_of} (disk {}, of an earlier request)", disk.id),
+                wanted: format!("made of {wanted_of}"),
+            });
+        }
         if disk.capacity == spec.capacity && is_placed {
             return Ok(disk);
         }

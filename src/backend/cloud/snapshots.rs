@@ -99,7 +99,18 @@ impl Controller {
         let Taking { what, object, key, source } = taking;
         let mut begun = self.taken_or_hidden(&Sought { what, object, key, recorded: None })?;
         if let Some(found) = &begun {
+            let is_temporary = matches!(key, Key::Tag(tags::TEMPORARY, _));
+            let of_another = !self.owner.is_taken_of(source, found);
+            if of_another && !is_temporary {
+                let of = |local: &str| format!("a snapshot of volume {local}");
+                return Err(Error::Conflict {
+                    object: object.clone(),
+                    existing: of(found.tags.get(tags::VOLUME).map_or("?", String::as_str)),
+                    wanted: of(source.local()),
+                });
+            }
             let why = match found.state {
+                _ if of_another => Some("it was taken of another volume, for an earlier request of this name"),
                 _ if self.memory.is_torn(what) => Some("its source was written to while it was taken"),
                 SnapshotState::Failed => Some("the cloud could not make it"),
                 SnapshotState::Pending | SnapshotState::Completed => return Ok(found.clone()),

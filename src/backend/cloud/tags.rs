@@ -156,6 +156,13 @@ impl Owner {
         all
     }
 
+    /// Whether a snapshot was taken of this volume; yes, where its tags do not say.
+    pub fn is_taken_of(&self, source: &VolumeId, snapshot: &CloudSnapshot) -> bool {
+        let Some(Ok(of)) = snapshot.tags.get(VOLUME).map(|local| VolumeId::from_parts(&self.backend, local)) else { return true };
+        let same_disk = of.recorded().zip(source.recorded()).is_none_or(|(of, source)| of == source);
+        of.derived() == source.derived() && same_disk
+    }
+
     /// # Errors
     /// `Unverified` for tags that someone has changed: the disk is left alone.
     pub fn volume(&self, disk: &Disk, policy: &dyn Policy) -> Result<Volume> {

@@ -148,6 +148,22 @@ fn clone_that_cannot_be_copied_directly_goes_through_a_snapshot() {
     }
 }
 
+/// A request of the same name for a copy of another volume comes before the first one has ended: it gets nothing of what that began.
+#[test]
+fn clone_of_another_volume_is_not_made_of_the_snapshot_of_the_first() {
+    let bench = Bench::with_source(false);
+    bench.create("other").expect("made");
+    bench.cloud.state().delays.snapshot = None;
+    let error = bench.clone_one("two").expect_err("the cloud still saves it");
+    assert!(!is_final(&error), "{error}");
+    let taken = |bench: &Bench| bench.cloud.snapshots_now().remove(0).tags[super::super::tags::VOLUME].clone();
+    assert_eq!(taken(&bench), bench.id("one").local());
+    let of_other = VolumeSpec { source: Some(ContentSource::Volume(bench.id("other"))), ..spec("two") };
+    let error = bench.create_as(&of_other).expect_err("the cloud still saves it");
+    assert!(!is_final(&error), "{error}");
+    assert_eq!((bench.cloud.snapshots_now().len(), taken(&bench)), (1, bench.id("other").local().to_owned()));
+}
+
 #[test]
 fn refusal_that_a_snapshot_does_not_help_against_is_reported() {
     for (because, is_over) in [
