@@ -342,7 +342,7 @@ fn draft(ready: &Arc<Ready>, record: &mut VolumeRecord, origin: Option<Origin>) 
     let work = Work::start(source, move |control| {
         let copy = || tree::copy(&directory, &to, &links, control);
         let copied = match watched {
-            Some(ContentSource::Volume(source)) => base.copy_unchanged(&source, &directory, control, copy)?,
+            Some(ContentSource::Volume(source)) => base.copy_unchanged(&source, &directory, None, control, copy)?,
             _ => copy().map_err(|error| own.failure(error))?,
         };
         log_copied(&id, copied);

@@ -39,10 +39,13 @@ impl Snapshots for Controller {
                 _ => self.again(id.local()),
             },
             Some(_) => Ok(Some(found.into_snapshot(self.topology.clone()))),
-            None => match ready.copy_snapshot(id.local())? {
-                Some(_) => Ok(Some(found.into_snapshot(self.topology.clone()))),
+            None => match ready.copy_snapshot(id.local()) {
+                Ok(Some(_)) => Ok(Some(found.into_snapshot(self.topology.clone()))),
                 // It was completed after its record was read.
-                None => self.again(id.local()),
+                Ok(None) => self.again(id.local()),
+                // Its volume is: it never will be complete. As where a copy failed.
+                Err(error @ Error::NotFound { .. }) => Err(undo(&ready, id.local(), error)),
+                Err(error) => Err(error),
             },
         }
     }
@@ -107,6 +110,14 @@ impl Controller {
     }
 }
 
+/// Of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    First,
+    /// After the process that began it has ended.
+    Again,
+}
+
 impl Ready {
     fn snapshot_directory(&self, local: &str) -> Result<Option<OpenDir>> {
         self.snapshots.directory(local).map_err(|error| self.failure(error))
@@ -130,10 +141,10 @@ impl Ready {
         step("make directory", &shown.display(), || self.snapshots.make_directory(local, 0o700))
             .map_err(|error| self.failure(error))?;
         self.write_snapshot(record)?;
-        self.copy_snapshot(local)
+        self.start_copy(local, Start::First)
     }
 
-    fn write_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
+    pub(super) fn write_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
         let local = record.id.local();
         let directory = self.snapshots.existing(local).map_err(|error| self.failure(error))?;
         let text = record::encode(record)?;
@@ -144,9 +155,13 @@ impl Ready {
         Ok(())
     }
 
-    /// Starts the copy of a snapshot that is not ready, from its beginning. Returns the copy, or the one that runs already; `None`
+    /// Starts the copy of a snapshot that is not ready again, from its beginning. Returns the copy, or the one that runs already; `None`
     /// for a snapshot that is ready, whose data must stay as they are.
     pub(super) fn copy_snapshot(self: &Arc<Self>, local: &str) -> Result<Option<Arc<Work>>> {
+        self.start_copy(local, Start::Again)
+    }
+
+    fn start_copy(self: &Arc<Self>, local: &str, start: Start) -> Result<Option<Arc<Work>>> {
         let key = work_key(local);
         // A copy writes the record before it leaves `works`, so the record is read only when no copy runs and none can be started.
         let _starting = lock(&self.snapshot_start);
@@ -162,26 +177,36 @@ impl Ready {
         }
         let directory = self.snapshots.existing(local).map_err(failed)?;
         // What was made by a process that ended.
+        let mut taken = false;
         for name in [DATA, LINKS] {
             match directory.stat(name).map_err(failed)? {
                 None => {}
-                // It is read-only, and cannot be moved.
-                Some(stat) if subvolume::is_one(&directory, &stat) => {
-                    step("remove snapshot", &directory.path_of(name).display(), || subvolume::remove(&directory, name.as_ref()))
-                        .map_err(failed)?
-                }
+                // It was made in an instant, and is whole.
+                Some(stat) if subvolume::is_one(&directory, &stat) => taken = true,
                 Some(_) => self.throw_away(&directory, name.as_ref(), &format!("{local}~{name}~{}", record::now()))?,
             }
         }
-        let volume = self.record(record.source.local())?.ok_or_else(|| Error::volume_not_found(&record.source))?;
-        let from = self
-            .at(&volume.directory)?
-            .ok_or_else(|| self.down(format!("the directory {} is gone", volume.directory.display())))?;
+        // What was changed since the snapshot was begun is none of it, whenever it is copied.
+        let since = match start {
+            Start::First => None,
+            Start::Again => ChangeTime::of_entry(&directory, META).map_err(failed)?,
+        };
+        let from = match taken {
+            true => None,
+            false => {
+                let volume = self.record(record.source.local())?.ok_or_else(|| Error::volume_not_found(&record.source))?;
+                let gone = || self.down(format!("the directory {} is gone", volume.directory.display()));
+                Some(self.at(&volume.directory)?.ok_or_else(gone)?)
+            }
+        };
         let own = Arc::clone(self);
         // Held until it is in there: at its end the copy takes itself out.
         let mut works = lock(&self.works);
         let work = Work::start(Source::Volume(record.source.local().to_owned()), move |control| {
-            let copied = own.fill_snapshot(&record, &from, &directory, control)?;
+            let copied = match from {
+                Some(from) => own.fill_snapshot(&record, &from, &directory, since, control)?,
+                None => own.contents(&directory, control)?,
+            };
             record.ready = true;
             record.taken = Bytes(copied.bytes);
             own.write_snapshot(&record)?;
@@ -193,10 +218,22 @@ impl Ready {
         Ok(Some(work))
     }
 
-    fn fill_snapshot(&self, record: &SnapshotRecord, from: &OpenDir, directory: &OpenDir, control: &Control) -> Result<Copied> {
+    /// Counts what a snapshot that was made in an instant holds.
+    fn contents(&self, directory: &OpenDir, control: &Control) -> Result<Copied> {
+        directory.existing(DATA).and_then(|data| tree::contents(&data, control)).map_err(|error| self.failure(error))
+    }
+
+    fn fill_snapshot(
+        &self,
+        record: &SnapshotRecord,
+        from: &OpenDir,
+        directory: &OpenDir,
+        since: Option<ChangeTime>,
+        control: &Control,
+    ) -> Result<Copied> {
         let failed = |error| self.failure(error);
         if self.snapshot_subvolume(from, directory, DATA, true)? {
-            return directory.existing(DATA).and_then(|data| tree::contents(&data, control)).map_err(failed);
+            return self.contents(directory, control);
         }
         for name in [DATA, LINKS] {
             step("make directory", &directory.path_of(name).display(), || directory.make_directory(name, 0o700))
@@ -206,7 +243,7 @@ impl Ready {
         let copy = || tree::copy(from, &to, &links, control);
         let copied = match record.by_file {
             true => copy().map_err(failed)?,
-            false => self.copy_unchanged(&record.source, from, control, copy)?,
+            false => self.copy_unchanged(&record.source, from, since, control, copy)?,
         };
         directory.remove_directory(LINKS).map_err(failed)?;
         Ok(copied)
@@ -237,7 +274,7 @@ impl Ready {
 }
 
 impl Ready {
-    /// Runs the copy of a volume's directory in this base.
+    /// Runs the copy of a volume's directory in this base. `since` is when what it is to hold was decided; `None` for now.
     ///
     /// # Errors
     /// `InUse` where something in it changed meanwhile: the copy is then of no single instant.
@@ -245,11 +282,12 @@ impl Ready {
         &self,
         volume: &VolumeId,
         directory: &OpenDir,
+        since: Option<ChangeTime>,
         control: &Control,
         copy: impl FnOnce() -> os::Result<Copied>,
     ) -> Result<Copied> {
         let failed = |error| self.failure(error);
-        let since = ChangeTime::now(&self.drafts).map_err(failed)?;
+        let since = since.map_or_else(|| ChangeTime::now(&self.drafts), Ok).map_err(failed)?;
         let copied = copy().map_err(failed)?;
         let Some(path) = tree::changed_since(directory, since, control).map_err(failed)? else { return Ok(copied) };
         Err(Error::InUse {

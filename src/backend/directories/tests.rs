@@ -702,15 +702,18 @@ fn a_snapshot_that_was_interrupted_is_made_anew() {
     assert!(!directory.join("data/stray").exists());
 }
 
+/// What was made in an instant is whole, and stays; whatever was written since, and also without its volume.
 #[test]
-fn interrupted_snapshot_of_a_subvolume_is_made_anew() {
+fn interrupted_snapshot_of_a_subvolume_is_what_was_taken() {
     on_btrfs(|on| {
         let ground = ground_in(on, &["a"]);
         let controller = ground.open();
         create(&controller, &spec("one", &[])).expect("made");
-        let taken = snapshot_of_one(&controller);
-        drop(controller);
         std::fs::write(ground.at("a/one/file"), "data").expect("written");
+        let taken = snapshot_of_one(&controller);
+        std::fs::write(ground.at("a/one/file"), "later").expect("written");
+        controller.delete(&id("one")).expect("deleted");
+        drop(controller);
         let directory = ground.at("a/.longshore/snapshots/s");
         let text = std::fs::read_to_string(directory.join("meta.json")).expect("read");
         std::fs::write(directory.join("meta.json"), text.replace("\"ready\": true", "\"ready\": false")).expect("written");
@@ -721,7 +724,6 @@ fn interrupted_snapshot_of_a_subvolume_is_made_anew() {
         assert_eq!(std::fs::read(directory.join("data/file")).expect("there"), b"data");
         assert_eq!(std::fs::write(directory.join("data/file"), "").expect_err("read-only").raw_os_error(), Some(libc::EROFS));
         controller.delete_snapshot(&taken.id).expect("deleted");
-        controller.delete(&id("one")).expect("deleted");
         ground.assert_nothing_left();
     });
 }
@@ -809,6 +811,53 @@ fn ready_snapshot_is_not_copied_again() {
     assert!(copies.iter().all(|copy| copy.ends_within(Duration::from_secs(30))));
     assert!(ready.copy_snapshot("s").expect("looked").is_none());
     assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
+}
+
+/// A process that ended before its copy did: the next one copies what was there when the snapshot was begun, or says that it cannot.
+#[test]
+fn interrupted_snapshot_is_of_when_it_was_begun_or_none() {
+    let begun = |change: &dyn Fn(&Controller, &Ground)| {
+        let ground = ground(&["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        std::fs::write(ground.at("a/one/file"), "old").expect("written");
+        let taken = snapshot_of_one(&controller);
+        let (ready, mut record) = controller.locate_snapshot("s").expect("looked").expect("there");
+        let copies: Vec<_> = lock(&ready.works).values().cloned().collect();
+        assert!(copies.iter().all(|copy| copy.ends_within(Duration::from_secs(30))));
+        record.ready = false;
+        ready.write_snapshot(&record).expect("written");
+        change(&controller, &ground);
+        drop(ready);
+        drop(controller);
+        let controller = ground.open();
+        (ground, controller, taken.id)
+    };
+    let (ground, controller, taken) = begun(&|_, _| ());
+    await_ready(&controller, &taken);
+    assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
+
+    let refused = |controller: &Controller, taken: &SnapshotId| {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            assert!(Instant::now() < end);
+            match controller.find_snapshot(taken) {
+                Ok(found) => assert!(found.is_some_and(|found| !found.ready)),
+                Err(error) => return error,
+            }
+        }
+    };
+    let (_ground, controller, taken) = begun(&|_, ground| std::fs::write(ground.at("a/one/file"), "new").expect("written"));
+    let error = refused(&controller, &taken);
+    assert!(error.to_string().contains("changed while it was copied"), "{error}");
+    assert!(controller.find_snapshot(&taken).expect("looked").is_none());
+
+    let (ground, controller, taken) = begun(&|controller, _| drop(controller.delete(&id("one")).expect("deleted")));
+    let error = refused(&controller, &taken);
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    assert!(controller.find_snapshot(&taken).expect("looked").is_none());
+    controller.delete_snapshot(&taken).expect("deleted");
+    ground.assert_nothing_left();
 }
 
 #[test]

@@ -56,6 +56,14 @@ impl ChangeTime {
         }
     }
 
+    /// When an entry of a directory was changed last; `None` where it is gone.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn of_entry(directory: &OpenDir, name: &str) -> Result<Option<ChangeTime>> {
+        Ok(ChangeTime::of(directory, OsStr::new(name))?.map(|(time, _)| time))
+    }
+
     /// Of an entry, or of the directory itself; asked of the server, whatever this machine remembers. `None` where it is gone.
     fn of(directory: &OpenDir, name: &OsStr) -> Result<Option<(ChangeTime, FileType)>> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
