@@ -558,10 +558,10 @@ fn group_with_a_member_that_is_damaged_or_gone_is_deleted() {
                 let member = harness.path("pool/images/snapshots").join(ids[0].split_once(':').expect("an id").1);
                 match damage {
                     "gone" => {
-                        ["image", "meta.json"].iter().for_each(|file| std::fs::remove_file(member.join(file)).expect("removed"));
-                        std::fs::remove_dir(&member).expect("removed");
+                        ["image", "meta.json"].iter().for_each(|file| fs::remove_file(member.join(file)).expect("removed"));
+                        fs::remove_dir(&member).expect("removed");
                     }
-                    _ => std::fs::write(member.join("meta.json"), "{").expect("written"),
+                    _ => fs::write(member.join("meta.json"), "{").expect("written"),
                 }
                 if restarted {
                     harness.kill();
@@ -576,7 +576,7 @@ fn group_with_a_member_that_is_damaged_or_gone_is_deleted() {
                     let deleted = harness.block_on(harness.groups().delete_volume_group_snapshot(request.clone()));
                     deleted.unwrap_or_else(|status| panic!("{damage}, restarted: {restarted}: {status}"));
                 }
-                assert_eq!(std::fs::read_dir(harness.path("pool/images/snapshots")).expect("a directory").count(), 0, "{damage}");
+                assert_eq!(fs::read_dir(harness.path("pool/images/snapshots")).expect("a directory").count(), 0, "{damage}");
             }
         }
         for name in ["a", "b"] {

@@ -852,7 +852,9 @@ fn interrupted_snapshot_is_of_when_it_was_begun_or_none() {
     assert!(error.to_string().contains("changed while it was copied"), "{error}");
     assert!(controller.find_snapshot(&taken).expect("looked").is_none());
 
-    let (ground, controller, taken) = begun(&|controller, _| drop(controller.delete(&id("one")).expect("deleted")));
+    let (ground, controller, taken) = begun(&|controller, _| {
+        controller.delete(&id("one")).expect("deleted");
+    });
     let error = refused(&controller, &taken);
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
     assert!(controller.find_snapshot(&taken).expect("looked").is_none());
