@@ -196,6 +196,8 @@ pub trait Groups: Send + Sync {
     /// Checks the group snapshot class's parameters.
     fn check_group(&self, raw: &RawParameters) -> Result<()>;
     fn find_group(&self, id: &GroupId) -> Result<Option<Group>>;
+    /// The snapshots of a group, by its record alone: also where one of them is damaged or gone.
+    fn group_members(&self, id: &GroupId) -> Result<Option<Vec<SnapshotId>>>;
     /// Makes all members or none. `members` have ids and names made from the group's.
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group>;
     /// Deletes the group and all its members. `Unchanged` where there is none.

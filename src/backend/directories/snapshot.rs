@@ -44,7 +44,7 @@ impl Snapshots for Controller {
                 // It was completed after its record was read.
                 Ok(None) => self.again(id.local()),
                 // Its volume is: it never will be complete. As where a copy failed.
-                Err(error @ Error::NotFound { .. }) => Err(undo(&ready, id.local(), error)),
+                Err(error @ Error::NotFound { kind: "volume", .. }) => Err(undo(&ready, id.local(), error)),
                 Err(error) => Err(error),
             },
         }
@@ -233,6 +233,9 @@ impl Ready {
     ) -> Result<Copied> {
         let failed = |error| self.failure(error);
         if self.snapshot_subvolume(from, directory, DATA, true)? {
+            if let Some(since) = since.filter(|_| !record.by_file) {
+                self.check_unchanged(&record.source, &directory.existing(DATA).map_err(failed)?, since, control)?;
+            }
             return self.contents(directory, control);
         }
         for name in [DATA, LINKS] {
@@ -289,7 +292,12 @@ impl Ready {
         let failed = |error| self.failure(error);
         let since = since.map_or_else(|| ChangeTime::now(&self.drafts), Ok).map_err(failed)?;
         let copied = copy().map_err(failed)?;
-        let Some(path) = tree::changed_since(directory, since, control).map_err(failed)? else { return Ok(copied) };
+        self.check_unchanged(volume, directory, since, control).map(|()| copied)
+    }
+
+    fn check_unchanged(&self, volume: &VolumeId, directory: &OpenDir, since: ChangeTime, control: &Control) -> Result<()> {
+        let changed = tree::changed_since(directory, since, control).map_err(|error| self.failure(error))?;
+        let Some(path) = changed else { return Ok(()) };
         Err(Error::InUse {
             object: format!("volume {volume}"),
             by: format!(

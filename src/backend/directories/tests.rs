@@ -813,6 +813,59 @@ fn ready_snapshot_is_not_copied_again() {
     assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
 }
 
+/// The error of a snapshot that cannot be made.
+fn refused(controller: &Controller, taken: &SnapshotId) -> Error {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        assert!(Instant::now() < end);
+        match controller.find_snapshot(taken) {
+            Ok(found) => assert!(found.is_some_and(|found| !found.ready)),
+            Err(error) => return error,
+        }
+    }
+}
+
+/// As it is while it is copied.
+fn unready(controller: &Controller, taken: &SnapshotId) {
+    let (ready, mut record) = controller.locate_snapshot(taken.local()).expect("looked").expect("there");
+    let copies: Vec<_> = lock(&ready.works).values().cloned().collect();
+    assert!(copies.iter().all(|copy| copy.ends_within(Duration::from_secs(30))));
+    record.ready = false;
+    ready.write_snapshot(&record).expect("written");
+}
+
+/// Its record was written, and nothing more.
+#[test]
+fn snapshot_of_a_subvolume_that_was_not_taken_is_of_when_it_was_begun_or_none() {
+    on_btrfs(|on| {
+        let ground = ground_in(on, &["a"]);
+        for changed in [false, true] {
+            let controller = ground.open();
+            create(&controller, &spec("one", &[])).expect("made");
+            std::fs::write(ground.at("a/one/file"), "old").expect("written");
+            let taken = snapshot_of_one(&controller).id;
+            unready(&controller, &taken);
+            let directory = crate::os::dir::OpenDir::open(&ground.at("a/.longshore/snapshots/s")).expect("opened");
+            subvolume::remove(&directory, "data".as_ref()).expect("removed");
+            if changed {
+                std::fs::write(ground.at("a/one/file"), "new").expect("written");
+            }
+            drop(controller);
+            let controller = ground.open();
+            if changed {
+                let error = refused(&controller, &taken);
+                assert!(error.to_string().contains("changed while it was copied"), "{error}");
+            } else {
+                await_ready(&controller, &taken);
+                assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
+            }
+            controller.delete_snapshot(&taken).expect("deleted");
+            controller.delete(&id("one")).expect("deleted");
+            ground.assert_nothing_left();
+        }
+    });
+}
+
 /// A process that ended before its copy did: the next one copies what was there when the snapshot was begun, or says that it cannot.
 #[test]
 fn interrupted_snapshot_is_of_when_it_was_begun_or_none() {
@@ -822,13 +875,8 @@ fn interrupted_snapshot_is_of_when_it_was_begun_or_none() {
         create(&controller, &spec("one", &[])).expect("made");
         std::fs::write(ground.at("a/one/file"), "old").expect("written");
         let taken = snapshot_of_one(&controller);
-        let (ready, mut record) = controller.locate_snapshot("s").expect("looked").expect("there");
-        let copies: Vec<_> = lock(&ready.works).values().cloned().collect();
-        assert!(copies.iter().all(|copy| copy.ends_within(Duration::from_secs(30))));
-        record.ready = false;
-        ready.write_snapshot(&record).expect("written");
+        unready(&controller, &taken.id);
         change(&controller, &ground);
-        drop(ready);
         drop(controller);
         let controller = ground.open();
         (ground, controller, taken.id)
@@ -837,16 +885,6 @@ fn interrupted_snapshot_is_of_when_it_was_begun_or_none() {
     await_ready(&controller, &taken);
     assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("there"), b"old");
 
-    let refused = |controller: &Controller, taken: &SnapshotId| {
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            assert!(Instant::now() < end);
-            match controller.find_snapshot(taken) {
-                Ok(found) => assert!(found.is_some_and(|found| !found.ready)),
-                Err(error) => return error,
-            }
-        }
-    };
     let (_ground, controller, taken) = begun(&|_, ground| std::fs::write(ground.at("a/one/file"), "new").expect("written"));
     let error = refused(&controller, &taken);
     assert!(error.to_string().contains("changed while it was copied"), "{error}");

@@ -59,6 +59,10 @@ impl Groups for Fake {
         Ok(self.store.lock().group(id))
     }
 
+    fn group_members(&self, id: &GroupId) -> Result<Option<Vec<SnapshotId>>> {
+        Ok(self.find_group(id)?.map(|group| group.snapshots.into_iter().map(|snapshot| snapshot.id).collect()))
+    }
+
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
         if let Some(there) = self.find_group(id)? {
             return Ok(there);

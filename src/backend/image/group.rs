@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::backend::{Groups, Quiesce, SnapshotSpec};
 use crate::os::durable;
 use crate::os::step::step;
-use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result};
+use crate::volume::{Error, Group, GroupId, Outcome, RawParameters, Result, SnapshotId};
 
 use super::draft::{self, Draft};
 use super::layout::{GROUPS, Kind};
@@ -38,10 +38,14 @@ impl Groups for ImageBackend {
         Ok(Some(Group { id: record.id, name: record.name, created: from_nanos(record.created), snapshots }))
     }
 
+    fn group_members(&self, id: &GroupId) -> Result<Option<Vec<SnapshotId>>> {
+        Ok(self.record(id)?.map(|(_, _, record)| record.members))
+    }
+
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
         let Some(first) = members.first() else { return Err(Error::invalid("source_volume_ids", "at least one is needed")) };
         members.iter().try_for_each(|member| self.remove_passing(Kind::Snapshot, member.id.local()))?;
-        self.remove_stray_members(id, Damaged::Never)?;
+        self.remove_stray_members(id)?;
         members.iter().try_for_each(|member| self.remove_stray(&member.id))?;
         let begun = members.iter().map(|member| self.begin(member)).collect::<Result<Vec<_>>>()?;
         let pools: Vec<Arc<Ready>> = begun.iter().map(|begun| Arc::clone(&begun.pool)).collect();
@@ -68,7 +72,13 @@ impl Groups for ImageBackend {
     fn delete_group(&self, id: &GroupId) -> Result<Outcome<()>> {
         let recorded = self.record(id)?;
         let known = recorded.is_some();
-        if let Some((pool, _, _)) = recorded {
+        if let Some((pool, _, record)) = recorded {
+            // What is damaged, or in two pools, is left to a person, and what is gone is no reason to keep the others.
+            for member in &record.members {
+                if let Some(located) = self.locate::<SnapshotMeta>(member.local())? {
+                    located.seen.whole()?;
+                }
+            }
             // The commit point of the deletion, too: from here on the members do not exist for the CO.
             let ready = pool.writable()?;
             let directory = ready.path.join(GROUPS);
@@ -76,16 +86,9 @@ impl Groups for ImageBackend {
             step("remove group record", &directory.join(&file).display(), || durable::remove(&directory, &file))
                 .map_err(|error| ready.failure(error))?;
         }
-        let removed = self.remove_stray_members(id, Damaged::Too)?;
+        let removed = self.remove_stray_members(id)?;
         Ok(if known || removed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }
-}
-
-/// Whether members whose metadata cannot be used are removed, which the index alone says are the group's: as its deletion is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Damaged {
-    Too,
-    Never,
 }
 
 impl ImageBackend {
@@ -143,17 +146,14 @@ impl ImageBackend {
 
     /// Removes the members of a group that has no record, from all pools; those, too, of which an earlier call left a part in
     /// the trash. Whether there were any.
-    fn remove_stray_members(&self, id: &GroupId, damaged: Damaged) -> Result<bool> {
+    fn remove_stray_members(&self, id: &GroupId) -> Result<bool> {
         let mut removed = false;
         for pool in &self.pools {
             let ready = pool.ready()?;
             for local in ready.ledger.members(id.local()) {
                 if !ready.has(Kind::Snapshot, &local)? {
                     removed |= draft::clear_leftovers(&*pool.writable()?, Kind::Snapshot, &local)?;
-                } else if match self.is_stray(&ready, &local) {
-                    Err(Error::Unverified { .. }) if damaged == Damaged::Too => true,
-                    stray => stray?,
-                } {
+                } else if self.is_stray(&ready, &local)? {
                     draft::throw_away(&*pool.writable()?, Kind::Snapshot, &local)?;
                     removed = true;
                 }

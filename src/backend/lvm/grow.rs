@@ -7,12 +7,17 @@ use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::config::LvmParameters;
 use super::tags::{self, DRAFT, Object, VolumeRecord};
-use super::{Found, LvmBackend, capacity};
+use super::{Found, LvmBackend, capacity, named_in};
 
 impl Expand for LvmBackend {
     fn expand(&self, id: &VolumeId, capacity: Bytes) -> Result<Outcome<Bytes>> {
-        self.remove_growth(id)?;
-        let found = self.whole(&Object::volume(id))?.ok_or_else(|| Error::volume_not_found(id))?;
+        let existing = || self.whole(&Object::volume(id))?.ok_or_else(|| Error::volume_not_found(id));
+        let mut found = existing()?;
+        // What it grows by lies in the same volume group.
+        if named_in(&found.report, &Object::growth(id)).is_some() {
+            self.remove_growth(id)?;
+            found = existing()?;
+        }
         let extents = capacity.0.div_ceil(found.report.extent);
         let more = extents.saturating_sub(found.lv.size / found.report.extent);
         if more == 0 {

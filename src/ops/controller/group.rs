@@ -51,17 +51,11 @@ impl Controller {
     pub fn delete_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Outcome<()>> {
         let groups = groups(self.backend(id.backend())?)?;
         let _group = self.locks.exclusive(Key::Group(id.clone()), "delete group snapshot")?;
-        let members: Vec<SnapshotId> = match groups.find_group(id) {
+        let Some(members) = groups.group_members(id)? else {
             // What a killed call has left of it is the backend's to know.
-            Ok(None) => Vec::new(),
-            Ok(Some(existing)) => {
-                belong(&existing, snapshots)?;
-                existing.snapshots.into_iter().map(|snapshot| snapshot.id).collect()
-            }
-            // A member is damaged or gone: that is no reason to keep the others.
-            Err(Error::Unverified { .. }) => snapshots.to_vec(),
-            Err(error) => return Err(error),
+            return groups.delete_group(id);
         };
+        belong(id, &members, snapshots)?;
         let mut guards = Vec::new();
         for snapshot in members {
             guards.push(self.locks.exclusive(Key::Snapshot(snapshot), "delete group snapshot")?);
@@ -73,7 +67,8 @@ impl Controller {
     pub fn get_group(&self, id: &GroupId, snapshots: &[SnapshotId]) -> Result<Group> {
         let group = groups(self.backend(id.backend())?)?.find_group(id)?;
         let group = group.ok_or_else(|| Error::NotFound { kind: "group snapshot", id: id.to_string() })?;
-        belong(&group, snapshots)?;
+        let members: Vec<SnapshotId> = group.snapshots.iter().map(|snapshot| snapshot.id.clone()).collect();
+        belong(id, &members, snapshots)?;
         Ok(group)
     }
 }
@@ -83,9 +78,9 @@ fn groups(backend: &Arc<dyn Backend>) -> Result<&dyn Groups> {
 }
 
 /// The CO's list of members must be ours (CSI spec, DeleteVolumeGroupSnapshot: "Snapshot list mismatch").
-fn belong(group: &Group, reported: &[SnapshotId]) -> Result<()> {
-    match reported.iter().find(|id| !group.snapshots.iter().any(|member| member.id == **id)) {
+fn belong(group: &GroupId, members: &[SnapshotId], reported: &[SnapshotId]) -> Result<()> {
+    match reported.iter().find(|id| !members.contains(id)) {
         None => Ok(()),
-        Some(stranger) => Err(Error::invalid("snapshot_ids", format!("{stranger} is not in group {}", group.id))),
+        Some(stranger) => Err(Error::invalid("snapshot_ids", format!("{stranger} is not in group {group}"))),
     }
 }

@@ -92,7 +92,8 @@ impl Mark {
         if read(device, self.offset)?.as_ref() != Some(self) {
             return Ok(());
         }
-        device.zero(self.offset, LENGTH as u64)?;
+        // What lies beside it is not known to be ours.
+        device.zero(self.offset, SECTOR as u64)?;
         device.flush()
     }
 

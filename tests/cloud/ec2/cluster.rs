@@ -49,6 +49,15 @@ impl Emulated for Machines {
     fn assert_empty(&self, when: &str) {
         assert_eq!(self.cloud.moto.volumes(), [], "volumes are left {when}");
         assert_eq!(self.cloud.moto.snapshots(), [], "snapshots are left {when}");
+        for code in [
+            "UnauthorizedOperation",
+            "InvalidParameter",
+            "InvalidParameterValue",
+            "InvalidParameterCombination",
+            "MissingParameter",
+        ] {
+            assert_eq!(self.cloud.refused(code), None, "a request was refused as {code} {when}");
+        }
     }
 }
 

@@ -106,6 +106,10 @@ impl Groups for TargetServer {
         self.images.find_group(id)
     }
 
+    fn group_members(&self, id: &GroupId) -> Result<Option<Vec<SnapshotId>>> {
+        self.images.group_members(id)
+    }
+
     fn create_group(&self, id: &GroupId, name: &str, members: &[SnapshotSpec], quiesce: &dyn Quiesce) -> Result<Group> {
         self.images.create_group(id, name, members, &Pausing { san: self, inner: quiesce })
     }

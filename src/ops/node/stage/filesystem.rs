@@ -172,6 +172,8 @@ impl StageRun<'_> {
         while let Some(mark) = mark::find(device, journaled).ok().flatten() {
             // The mkfs that was killed may still live.
             device.lock_exclusive(LINGERING)?;
+            // Another node may have the device, too.
+            device.drop_cache()?;
             step("clear mark", &device.path().display(), || mark.clear(device))?;
         }
         Ok(())

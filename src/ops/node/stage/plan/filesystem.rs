@@ -113,9 +113,9 @@ pub fn prepare(fstype: Option<FsType>, read_only: bool, check: bool, found: &Dev
 /// that our mkfs does not write is seen, someone else was there.
 fn redo_mkfs(begun: FsType, fstype: Option<FsType>, read_only: bool, found: &DeviceContents) -> Result<Vec<Prepare>> {
     let foreign = match &found.contents {
-        Contents::Filesystem(actual) => (*actual != begun).then(|| actual.to_string()),
         Contents::Other(what) => (!what.contains(begun.as_str())).then(|| what.clone()),
-        Contents::Blank | Contents::Unknown(_) => None,
+        // A sound one is of this mark's UUID and was never mounted, of whatever type: else there were no mark.
+        Contents::Filesystem(_) | Contents::Blank | Contents::Unknown(_) => None,
     };
     if let Some(what) = foreign {
         let reason = format!(
@@ -292,16 +292,17 @@ mod tests {
             Contents::Blank,
             Contents::Unknown("data at 4096".to_owned()),
             Contents::Filesystem(xfs),
+            // What was made first, before another type was asked for.
+            Contents::Filesystem(FsType::Ext4),
             Contents::Other("xfs backup superblock at 128 MiB".to_owned()),
         ];
         for contents in half {
             let there = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
             assert_eq!(ready(XFS, &there), again, "{there:?}");
         }
-        for contents in [Contents::Filesystem(FsType::Ext4), Contents::Other("LUKS".to_owned())] {
-            let there = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), ..found(contents) };
-            assert!(matches!(prepare(XFS, false, true, &there), Err(Error::Unverified { .. })), "{there:?}");
-        }
+        let foreign = Contents::Other("LUKS".to_owned());
+        let there = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), ..found(foreign) };
+        assert!(matches!(prepare(XFS, false, true, &there), Err(Error::Unverified { .. })), "{there:?}");
         let in_use = DeviceContents { interrupted: Some(Purpose::Filesystem(xfs)), mounted: true, ..found(Contents::Blank) };
         assert!(matches!(prepare(XFS, false, true, &in_use), Err(Error::Unverified { .. })));
     }
