@@ -217,7 +217,8 @@ fn check_growth<T>(harness: &Harness, what: &str, others: impl Fn() -> T) {
     let ratios: Vec<(&str, f64)> = CALLS
         .iter()
         .zip(few.iter().zip(&many))
-        .map(|(call, (few, many))| (*call, ratio(percentile(many, 50), percentile(few, 50))))
+        // What grows makes the fast calls slower, too; another load of the machine the slow ones.
+        .map(|(call, (few, many))| (*call, ratio(percentile(many, 25), percentile(few, 25))))
         .collect();
     eprintln!("with {what}: {ratios:.2?} of the time without them");
     assert!(ratios.iter().all(|(_, ratio)| *ratio <= LIMIT), "{ratios:.2?}");
