@@ -43,7 +43,7 @@ impl Snapshots for Controller {
                 Ok(Some(_)) => Ok(Some(found.into_snapshot(self.topology.clone()))),
                 // It was completed after its record was read.
                 Ok(None) => self.again(id.local()),
-                // Its volume is: it never will be complete. As where a copy failed.
+                // Its volume is gone, and so it never will be complete: as where a copy failed.
                 Err(error @ Error::NotFound { kind: "volume", .. }) => Err(undo(&ready, id.local(), error)),
                 Err(error) => Err(error),
             },

@@ -25,11 +25,10 @@ impl Controller {
                 reason: format!("it has {now} and would have {wanted}, above the limit of {limit}; volumes do not shrink"),
             });
         }
-        // Also where it is as large already: an earlier call may have been interrupted behind that.
         let capacity = match range.required() {
             None => now,
-            Some(required) if required <= now => expand.expand(id, now)?.into_inner(),
-            Some(_) => expand.expand(id, wanted)?.into_inner(),
+            // Also where it is as large already: an earlier call may have been interrupted behind that.
+            Some(required) => expand.expand(id, if required <= now { now } else { wanted })?.into_inner(),
         };
         Ok(Expanded { capacity, node_expansion_required: expand.on_node() })
     }

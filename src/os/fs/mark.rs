@@ -138,7 +138,7 @@ pub fn fills(filesystem: u64, device: u64) -> bool {
 }
 
 /// Zeroes at both ends of a device, and wherever else a signature may lie: what a format that was interrupted has left has no name any more, so
-/// that a mkfs that is not forced takes the device, and nobody takes it for another's. The mark of the format stays. Durable on return.
+/// that a mkfs that is not forced takes the device, and nobody treats it as another's. The mark of the format stays. Durable on return.
 pub fn wipe(device: &Device, mark: Option<&Mark>) -> Result<()> {
     const END: u64 = 1 << 20;
     let size = device.size()?;

@@ -18,8 +18,6 @@ use super::super::{rights, sanity};
 
 /// In the tags of what the driver makes.
 const CLUSTER: &str = "tests";
-/// The role of the machines.
-const ROLE: &str = "nodes";
 
 #[test]
 #[ignore = "tests/kubernetes/run ec2-cases"]
@@ -109,7 +107,8 @@ impl Hosts for Machines {
             "placement/region" => REGION.to_owned(),
             "network/interfaces/macs" => "02:00:00:00:00:01/".to_owned(),
             "block-device-mapping" => "ami\nroot".to_owned(),
-            "iam/security-credentials" => ROLE.to_owned(),
+            // The role of the machines, and what it is given.
+            "iam/security-credentials" => "nodes".to_owned(),
             "iam/security-credentials/nodes" => json!({"Code": "Success", "Type": "AWS-HMAC", "LastUpdated": "2026-01-01T00:00:00Z",
                 "AccessKeyId": super::super::KEY, "SecretAccessKey": SECRET, "Token": "session", "Expiration": "2036-01-01T00:00:00Z"})
             .to_string(),

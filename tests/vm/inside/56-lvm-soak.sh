@@ -9,20 +9,11 @@ set -euo pipefail
 # shellcheck source=lvm.bash
 . "$(dirname "$0")/lvm.bash"
 
-# copied ID NAME ARGUMENT...: a volume made of another has its data, is written to, and goes.
-copied() {
-    local id=$1 name=$2 copy
-    shift 2
-    copy=$(again create "$name-copy" "${grown:-64}MiB" "$fs" --parameter deviceClass=thin "$@")
-    up "$copy" "$name-copy"
-    compare "$name-copy" "copy of $id: $*"
-    dd if=/dev/urandom of="$(data_at "$name-copy")" bs=1M count=1 conv=notrunc,fsync status=none
-    down "$copy" "$name-copy"
-    again delete "$copy"
-}
+# Copies are thin, as what they are made of.
+copy_parameters=(--parameter deviceClass=thin)
 
 life() { # life NAME
-    local name=$1 class=thin fs=ext4 grown='' id snapshot
+    local name=$1 class=thin fs=ext4 grown='' id
     [ $((RANDOM % 4)) != 0 ] || class=thick
     [ $((RANDOM % 3)) != 0 ] || fs=block
     head -c 2M /dev/urandom >"$client/data"
@@ -35,9 +26,7 @@ life() { # life NAME
         1) grow "$id" "$name" ;;
         2)
             [ $class = thin ] || continue
-            snapshot=$(again call create-snapshot --name "$name" "$id" | jq -er .snapshot.snapshot_id)
-            copied "$id" "$name" --from-snapshot "$snapshot"
-            again call delete-snapshot "$snapshot" >/dev/null
+            restored "$id" "$name"
             ;;
         3)
             [ $class = thin ] || continue

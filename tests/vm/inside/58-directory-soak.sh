@@ -21,21 +21,11 @@ fills() {
     [ "$written" -ge $((most - 6)) ] && [ "$written" -le "$most" ] || fail "$1 took $written MiB of $most: $(cat "$client/fill")"
 }
 
-# copied ID NAME ARGUMENT...: a volume made of another has its data and a capacity of its own, is written to, and goes.
-copied() {
-    local id=$1 name=$2 copy
-    shift 2
-    copy=$(again create "$name-copy" "${grown:-64}MiB" "$fs" --parameter mountPermissions=0777 "$@")
-    up "$copy" "$name-copy"
-    compare "$name-copy" "copy of $id: $*"
-    fills "$name-copy"
-    dd if=/dev/urandom of="$(data_at "$name-copy")" bs=1M count=1 conv=notrunc,fsync status=none
-    down "$copy" "$name-copy"
-    again delete "$copy"
-}
+copy_parameters=(--parameter mountPermissions=0777)
+look_at_copy() { fills "$1"; }
 
 life() { # life NAME
-    local name=$1 grown='' id snapshot
+    local name=$1 grown='' id
     head -c 2M /dev/urandom >"$client/data"
     id=$(again create "$name" 64MiB "$fs" --parameter mountPermissions=0777)
     up "$id" "$name"
@@ -44,11 +34,7 @@ life() { # life NAME
         case $((RANDOM % 5)) in
         0) moved "$id" "$name" moved ;;
         1) grow "$id" "$name" ;;
-        2)
-            snapshot=$(again call create-snapshot --name "$name" "$id" | jq -er .snapshot.snapshot_id)
-            copied "$id" "$name" --from-snapshot "$snapshot"
-            again call delete-snapshot "$snapshot" >/dev/null
-            ;;
+        2) restored "$id" "$name" ;;
         3) copied "$id" "$name" --from-volume "$id" ;;
         4) fills "$name" ;;
         esac

@@ -51,6 +51,28 @@ grow() { # grow ID NAME
     again call node-expand-volume "$1" --path "$target-$2" --staging "$staging-$2" --size 96MiB >/dev/null
 }
 
+# What copies are made with, and what else is looked at of one, by its name: the test may say.
+copy_parameters=()
+look_at_copy() { :; }
+# copied ID NAME ARGUMENT...: a volume made of another has its data, is written to, and goes.
+copied() {
+    local id=$1 name=$2 copy
+    shift 2
+    copy=$(again create "$name-copy" "${grown:-64}MiB" "$fs" "${copy_parameters[@]}" "$@")
+    up "$copy" "$name-copy"
+    compare "$name-copy" "copy of $id: $*"
+    look_at_copy "$name-copy"
+    dd if=/dev/urandom of="$(data_at "$name-copy")" bs=1M count=1 conv=notrunc,fsync status=none
+    down "$copy" "$name-copy"
+    again delete "$copy"
+}
+restored() { # restored ID NAME: the same by way of a snapshot
+    local snapshot
+    snapshot=$(again call create-snapshot --name "$2" "$1" | jq -er .snapshot.snapshot_id)
+    copied "$1" "$2" --from-snapshot "$snapshot"
+    again call delete-snapshot "$snapshot" >/dev/null
+}
+
 # soak WHAT: `life NAME` again and again in each client, with the driver running, until the time is over.
 soak() {
     local end=$((SECONDS + lasts)) running=() kills=0 number client

@@ -168,7 +168,7 @@ impl StageRun<'_> {
             return Ok(());
         }
         let journaled = self.entry.format.map(|format| format.offset);
-        // Where it cannot be read, nobody takes it for one.
+        // Where it cannot be read, nobody treats it as one.
         while let Some(mark) = mark::find(device, journaled).ok().flatten() {
             // The mkfs that was killed may still live.
             device.lock_exclusive(LINGERING)?;
