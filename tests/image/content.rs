@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use longshore::backend::Backend;
 use longshore::backend::image::{ImageBackend, Role};
+use longshore::backend::{Backend, VolumeSpec};
 use longshore::volume::{Bytes, ContentSource, Error, OnDelete, Outcome, RawParameters, Rollback};
 
 use crate::harness::*;
@@ -80,7 +80,11 @@ fn a_source_is_never_interrupted() {
         let backend = open_at(&disk.pool());
         create(&backend, "v", 8 * MIB);
         take(&backend, "s", "v");
-        let small = create_from(&backend, "r", 4 * MIB, ContentSource::Snapshot(snapshot_id("s"))).expect_err("too small");
+        let limited = |name: &str, capacity: u64, source| {
+            let limit = Some(Bytes(capacity));
+            create_with(&backend, &VolumeSpec { source: Some(source), limit, ..spec(name, capacity, &[]) })
+        };
+        let small = limited("r", 4 * MIB, ContentSource::Snapshot(snapshot_id("s"))).expect_err("too small");
         assert!(matches!(small, Error::OutOfRange { .. }), "{small}");
         // An expansion that was interrupted left a longer image: what a file system may have grown into is kept.
         std::fs::File::options()
@@ -89,7 +93,7 @@ fn a_source_is_never_interrupted() {
             .expect("opens")
             .set_len(16 * MIB)
             .expect("longer");
-        let small = create_from(&backend, "c", 8 * MIB, ContentSource::Volume(volume_id("v"))).expect_err("too small");
+        let small = limited("c", 8 * MIB, ContentSource::Volume(volume_id("v"))).expect_err("too small");
         assert!(matches!(small, Error::OutOfRange { .. }), "{small}");
         assert_eq!(take(&backend, "s2", "v").size, Bytes(16 * MIB));
         let missing = create_from(&backend, "m", MIB, ContentSource::Snapshot(snapshot_id("none"))).expect_err("no source");
@@ -214,6 +218,29 @@ fn a_volume_grows_and_never_shrinks() {
     assert!(holds(&image, 0, 4096, 6));
     let missing = backend.expand().expect("expands").expand(&volume_id("w"), Bytes(MIB)).expect_err("none");
     assert!(matches!(missing, Error::NotFound { .. }), "{missing}");
+}
+
+/// The file system of a volume may have grown with its image before its recorded capacity did.
+#[test]
+fn clone_of_a_volume_whose_expansion_was_interrupted_holds_all_of_it() {
+    let directory = directory();
+    let pool = directory.path().join("pool");
+    let backend = open_at(&pool);
+    create(&backend, "v", 4 * MIB);
+    let image = pool.join("volumes/v/image");
+    std::fs::File::options().write(true).open(&image).expect("opens").set_len(8 * MIB).expect("longer");
+    write(&image, 7 * MIB, 4096, 6);
+    let of_v = |name: &str, limit: Option<u64>| VolumeSpec {
+        source: Some(ContentSource::Volume(volume_id("v"))),
+        limit: limit.map(Bytes),
+        ..spec(name, 4 * MIB, &[])
+    };
+    let error = create_with(&backend, &of_v("limited", Some(8 * MIB - 1))).expect_err("it needs more");
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    let copy = create_with(&backend, &of_v("copy", None)).expect("copied");
+    assert_eq!(copy.capacity, Bytes(8 * MIB));
+    assert!(holds(&pool.join("volumes/copy/image"), 7 * MIB, 4096, 6));
+    assert_clean(&pool);
 }
 
 #[test]

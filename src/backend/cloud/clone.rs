@@ -12,7 +12,7 @@ use crate::volume::{Error, RawParameters, Result, SnapshotId, VolumeId};
 use super::api::{CloudErrorKind, CloudSnapshot, Disk, DiskSource, DiskSpec, Refusal, SnapshotState, Zones};
 use super::constants::Idempotency;
 use super::controller::Controller;
-use super::make::{Send, copied, is_over};
+use super::make::{Send, check_source, copied, is_over};
 use super::pollers::Key;
 use super::snapshots::{Sought, Taking};
 use super::tags::TEMPORARY;
@@ -31,10 +31,19 @@ impl Controller {
             self.delete_torn(copy)?;
         }
         // What began through a snapshot ends so; also where its source is gone by now.
-        if self.find_temporary(copy)?.is_none()
-            && let Some(disk) = self.copy_without_snapshot(copy, source, (&spec, required), quiesce)?
-        {
-            return Ok(disk);
+        match self.find_temporary(copy)? {
+            None => {
+                if let Some(disk) = self.copy_without_snapshot(copy, source, (&spec, required), quiesce)? {
+                    return Ok(disk);
+                }
+            }
+            // A request for a copy of another volume began it, and its disk may be being made of the snapshot.
+            Some(temporary) if !self.owner.is_taken_of(source, &temporary) => {
+                if let Some(disk) = self.confirmed_disk(copy)? {
+                    check_source(copy, &disk, &spec)?;
+                }
+            }
+            Some(_) => {}
         }
         let snapshot = self.copy_to_snapshot(copy, source, quiesce)?;
         match self.make(copy, copied(spec, DiskSource::Snapshot(snapshot.id), &snapshot.tags), required) {

@@ -318,15 +318,7 @@ impl Controller {
         let is = |zones: &Zones, capacity: Bytes| format!("{capacity} in {}", zones::words(zones));
         let is_reached = required.is_empty() || !disk.zones.is_disjoint(required);
         let is_placed = disk.zones == spec.zones || (disk.zones.len() == spec.zones.len() && is_reached);
-        let source = |of: &Tags| of.get(tags::SOURCE).cloned().unwrap_or_else(|| "nothing".to_owned());
-        let (made_of, wanted_of) = (source(&disk.tags), source(&spec.tags));
-        if made_of != wanted_of {
-            return Err(Error::Conflict {
-                object: format!("volume {id}"),
-                existing: format!("made of {made_of} (disk {}, of an earlier request)", disk.id),
-                wanted: format!("made of {wanted_of}"),
-            });
-        }
+        check_source(id, &disk, spec)?;
         if disk.capacity == spec.capacity && is_placed {
             return Ok(disk);
         }
@@ -342,6 +334,20 @@ impl Unfinished<Disk> {
     fn shows(&self, id: &DiskId) -> bool {
         self.last.iter().flatten().any(|disk| disk.id == *id)
     }
+}
+
+/// Whether a disk that an earlier request made is of the source that is asked for now.
+pub(super) fn check_source(id: &VolumeId, disk: &Disk, spec: &DiskSpec) -> Result<()> {
+    let source = |of: &Tags| of.get(tags::SOURCE).cloned().unwrap_or_else(|| "nothing".to_owned());
+    let (made_of, wanted_of) = (source(&disk.tags), source(&spec.tags));
+    if made_of == wanted_of {
+        return Ok(());
+    }
+    Err(Error::Conflict {
+        object: format!("volume {id}"),
+        existing: format!("made of {made_of} (disk {}, of an earlier request)", disk.id),
+        wanted: format!("made of {wanted_of}"),
+    })
 }
 
 /// Whether nothing still runs behind an error.

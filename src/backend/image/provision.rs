@@ -1,5 +1,6 @@
 //! Volumes come and go.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,10 +53,7 @@ impl Provision for ImageBackend {
         self.remove_passing(Kind::Volume, spec.id.local())?;
         let parameters = ImageParameters::from_json(&spec.parameters["backend"])?;
         let origin = spec.source.as_ref().map(|source| self.open_origin(source)).transpose()?;
-        if let Some(longer) = origin.as_ref().filter(|origin| origin.length > spec.capacity) {
-            let reason = format!("the source is {} long, more than {}; ask for at least as much", longer.length, spec.capacity);
-            return Err(Error::OutOfRange { field: "capacity_range", reason });
-        }
+        let spec = holding_all(spec, origin.as_ref())?;
         let pool = self.choose(&parameters, spec.capacity, origin.as_ref().map(|origin| &origin.pool))?;
         let reservation = capacity::reserve(&pool, spec.capacity)?;
         if parameters.preallocate {
@@ -63,7 +61,7 @@ impl Provision for ImageBackend {
         }
         let local = spec.id.local();
         let draft = Draft::begin(&pool, Kind::Volume, local)?;
-        let (meta, stamp) = match self.fill(&draft, spec, &parameters, origin.as_ref(), quiesce) {
+        let (meta, stamp) = match self.fill(&draft, &spec, &parameters, origin.as_ref(), quiesce) {
             Ok(filled) => filled,
             Err(error) => return Err(draft.discard(error)),
         };
@@ -223,6 +221,20 @@ impl ImageBackend {
             for_one_node: false,
         }
     }
+}
+
+/// The request, for as much as its source has. That is more than the source's capacity where an expansion of it was interrupted, and its
+/// file system may have grown already.
+fn holding_all<'a>(spec: &'a VolumeSpec, origin: Option<&Origin>) -> Result<Cow<'a, VolumeSpec>> {
+    let Some(length) = origin.map(|origin| origin.length).filter(|length| *length > spec.capacity) else {
+        return Ok(Cow::Borrowed(spec));
+    };
+    let capacity = length.round_up(capacity::UNIT);
+    if spec.limit.is_some_and(|limit| capacity > limit) {
+        let reason = format!("the source is {capacity} long, more than {}; ask for at least as much", spec.capacity);
+        return Err(Error::OutOfRange { field: "capacity_range", reason });
+    }
+    Ok(Cow::Owned(VolumeSpec { capacity, ..spec.clone() }))
 }
 
 /// A loop device on the image means that someone uses it, whatever the CO believes.

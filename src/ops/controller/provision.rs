@@ -26,7 +26,9 @@ impl Controller {
             Some(existing) => Outcome::Unchanged(fits(backend, existing, request, &parameters.to_json())?),
             None => {
                 let spec = self.specify(backend, request, id.clone(), &parameters)?;
-                Outcome::Changed(provision.create(&spec, self.quiesce()?)?)
+                let created = provision.create(&spec, self.quiesce()?)?;
+                // A backend may end what an earlier request of this name began, whose parameters were others.
+                Outcome::Changed(fits(backend, created, request, &parameters.to_json())?)
             }
         };
         // A call that was interrupted between the two is repeated, finds the volume, and sets them then.

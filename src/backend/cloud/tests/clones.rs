@@ -164,6 +164,26 @@ fn clone_of_another_volume_is_not_made_of_the_snapshot_of_the_first() {
     assert_eq!((bench.cloud.snapshots_now().len(), taken(&bench)), (1, bench.id("other").local().to_owned()));
 }
 
+/// The first one's disk is being made of its snapshot: the second request ends with an error, and deletes nothing.
+#[test]
+fn clone_of_another_volume_leaves_the_snapshot_of_which_the_first_is_being_made() {
+    let bench = Bench::with_source(false);
+    bench.create("other").expect("made");
+    bench.cloud.state().delays.create = None;
+    let error = bench.clone_one("two").expect_err("the cloud still makes it");
+    assert!(!is_final(&error), "{error}");
+    let snapshots = bench.cloud.snapshots_now();
+    assert_eq!(snapshots.len(), 1);
+    let of_other = VolumeSpec { source: Some(ContentSource::Volume(bench.id("other"))), ..spec("two") };
+    let error = bench.create_as(&of_other).expect_err("another volume has the name");
+    assert!(matches!(error, Error::Conflict { .. }), "{error}");
+    assert_eq!(bench.cloud.snapshots_now(), snapshots);
+    let made = bench.cloud.disks_now().pop().expect("it is being made");
+    bench.cloud.with_disk(&made.id, |disk| disk.state = DiskState::Available);
+    bench.clone_one("two").expect("made");
+    assert_eq!(bench.only_copy("two", "made").id, made.id);
+}
+
 #[test]
 fn refusal_that_a_snapshot_does_not_help_against_is_reported() {
     for (because, is_over) in [
