@@ -80,11 +80,7 @@ fn a_source_is_never_interrupted() {
         let backend = open_at(&disk.pool());
         create(&backend, "v", 8 * MIB);
         take(&backend, "s", "v");
-        let limited = |name: &str, capacity: u64, source| {
-            let limit = Some(Bytes(capacity));
-            create_with(&backend, &VolumeSpec { source: Some(source), limit, ..spec(name, capacity, &[]) })
-        };
-        let small = limited("r", 4 * MIB, ContentSource::Snapshot(snapshot_id("s"))).expect_err("too small");
+        let small = create_from(&backend, "r", 4 * MIB, ContentSource::Snapshot(snapshot_id("s"))).expect_err("too small");
         assert!(matches!(small, Error::OutOfRange { .. }), "{small}");
         // An expansion that was interrupted left a longer image: what a file system may have grown into is kept.
         std::fs::File::options()
@@ -93,7 +89,12 @@ fn a_source_is_never_interrupted() {
             .expect("opens")
             .set_len(16 * MIB)
             .expect("longer");
-        let small = limited("c", 8 * MIB, ContentSource::Volume(volume_id("v"))).expect_err("too small");
+        let limited = VolumeSpec {
+            source: Some(ContentSource::Volume(volume_id("v"))),
+            limit: Some(Bytes(8 * MIB)),
+            ..spec("c", 8 * MIB, &[])
+        };
+        let small = create_with(&backend, &limited).expect_err("too small");
         assert!(matches!(small, Error::OutOfRange { .. }), "{small}");
         assert_eq!(take(&backend, "s2", "v").size, Bytes(16 * MIB));
         let missing = create_from(&backend, "m", MIB, ContentSource::Snapshot(snapshot_id("none"))).expect_err("no source");

@@ -17,7 +17,7 @@ pub struct VolumeSpec {
     pub capacity: Bytes,
     /// The most that it may have, where its storage has sizes of its own.
     pub limit: Option<Bytes>,
-    /// For a new volume from a snapshot or volume; never larger than `capacity`.
+    /// For a new volume from a snapshot or volume; its recorded capacity is never more than `capacity`.
     pub source: Option<ContentSource>,
     /// The whole of `{"node": ..., "backend": ...}`; `backend` is what [`Backend::parameters`] made.
     pub parameters: serde_json::Value,

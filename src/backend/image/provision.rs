@@ -223,15 +223,14 @@ impl ImageBackend {
     }
 }
 
-/// The request, for as much as its source has. That is more than the source's capacity where an expansion of it was interrupted, and its
-/// file system may have grown already.
+/// The request, for as much as its source has. A volume has more than its recorded capacity where an expansion of it was interrupted, and its
+/// file system may have grown already; a snapshot never has.
 fn holding_all<'a>(spec: &'a VolumeSpec, origin: Option<&Origin>) -> Result<Cow<'a, VolumeSpec>> {
-    let Some(length) = origin.map(|origin| origin.length).filter(|length| *length > spec.capacity) else {
-        return Ok(Cow::Borrowed(spec));
-    };
-    let capacity = length.round_up(capacity::UNIT);
-    if spec.limit.is_some_and(|limit| capacity > limit) {
-        let reason = format!("the source is {capacity} long, more than {}; ask for at least as much", spec.capacity);
+    let Some(origin) = origin.filter(|origin| origin.length > spec.capacity) else { return Ok(Cow::Borrowed(spec)) };
+    let capacity = origin.length.round_up(capacity::UNIT);
+    let may_be_more = origin.volume.is_some() && spec.limit.is_none_or(|limit| capacity <= limit);
+    if !may_be_more {
+        let reason = format!("the source is {} long, more than {}; ask for at least as much", origin.length, spec.capacity);
         return Err(Error::OutOfRange { field: "capacity_range", reason });
     }
     Ok(Cow::Owned(VolumeSpec { capacity, ..spec.clone() }))

@@ -22,13 +22,14 @@ impl Controller {
         let _volume = self.locks.exclusive(Key::Volume(id.clone()), "create volume")?;
         let _source = self.lock_source(request.source.as_ref())?;
 
-        let outcome = match provision.find_for_create(&id, &parameters.to_json())? {
-            Some(existing) => Outcome::Unchanged(fits(backend, existing, request, &parameters.to_json())?),
+        let asked = parameters.to_json();
+        let outcome = match provision.find_for_create(&id, &asked)? {
+            Some(existing) => Outcome::Unchanged(fits(backend, existing, request, &asked)?),
             None => {
                 let spec = self.specify(backend, request, id.clone(), &parameters)?;
                 let created = provision.create(&spec, self.quiesce()?)?;
                 // A backend may end what an earlier request of this name began, whose parameters were others.
-                Outcome::Changed(fits(backend, created, request, &parameters.to_json())?)
+                Outcome::Changed(fits(backend, created, request, &asked)?)
             }
         };
         // A call that was interrupted between the two is repeated, finds the volume, and sets them then.
