@@ -55,7 +55,7 @@ fn a_snapshot_restores_byte_by_byte_on_every_file_system() {
             assert!(holds(&copy, 101 * MIB, 91 * MIB, 0));
 
             let held = NoQuiesce::default();
-            let clone = longshore::backend::VolumeSpec {
+            let clone = VolumeSpec {
                 source: Some(ContentSource::Volume(volume_id("v"))),
                 ..spec("c", 128 * MIB, &[])
             };
