@@ -55,10 +55,7 @@ fn a_snapshot_restores_byte_by_byte_on_every_file_system() {
             assert!(holds(&copy, 101 * MIB, 91 * MIB, 0));
 
             let held = NoQuiesce::default();
-            let clone = VolumeSpec {
-                source: Some(ContentSource::Volume(volume_id("v"))),
-                ..spec("c", 128 * MIB, &[])
-            };
+            let clone = VolumeSpec { source: Some(ContentSource::Volume(volume_id("v"))), ..spec("c", 128 * MIB, &[]) };
             provision(&backend).create(&clone, &held).expect("cloned");
             assert_eq!(held.held.into_inner(), 1, "a source that may be in use is held");
             assert!(holds(&disk.pool().join("volumes/c/image"), 0, 64 * MIB, 9));
