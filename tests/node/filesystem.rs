@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use longshore::ops::node::{ExpandRequest, Handle, PublishRequest};
 use longshore::ops::parameters::CONTEXT_KEY;
-use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome, VolumeId};
+use longshore::volume::{AccessMode, AccessType, Bytes, Capability, Error, FsType, Outcome, Result, VolumeId};
 
 use crate::harness::{
     filesystem, harness, is_final, mounts_at, publish_request, stage_request, tmpfs_on, total, unmount, unpublish, unstage,
@@ -98,6 +98,25 @@ fn device_not_proven_blank_is_never_formatted() {
             assert!(fs::read(harness.backend.path(&id)).unwrap() == before, "{name}: its bytes changed");
             harness.assert_gone(&id);
         }
+    });
+}
+
+/// No controller has refused it where nothing is attached.
+#[test]
+fn access_mode_that_the_backend_cannot_serve_is_neither_staged_nor_published() {
+    harness(|harness| {
+        let node = harness.node();
+        let (id, staging, target) = (harness.volume("a", SIZE), harness.staging("s"), harness.kubelet("t"));
+        let by_all = Capability { mode: AccessMode::MultiNodeMultiWriter, ..filesystem(None) };
+        let refused = |outcome: Result<Outcome<()>>| {
+            let error = outcome.unwrap_err();
+            assert!(matches!(&error, Error::Invalid { .. }) && error.to_string().contains("for one node"), "{error}");
+        };
+        refused(node.stage(&stage_request(&id, &staging, &by_all)));
+        harness.assert_gone(&id);
+        node.stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        refused(node.publish(&publish_request(&id, &staging, &target, &by_all)));
+        assert!(mounts_at(&target).is_empty());
     });
 }
 

@@ -169,7 +169,13 @@ impl Backend for Files {
         Ok(())
     }
     fn access_modes(&self) -> &[AccessMode] {
-        &AccessMode::SINGLE_NODE
+        &AccessMode::ALL
+    }
+    fn check_capability(&self, capability: &Capability) -> Result<()> {
+        match !AccessMode::SINGLE_NODE.contains(&capability.mode) && capability.access != AccessType::Block {
+            true => Err(Error::invalid("volume_capability.access_mode", "a file system is for one node")),
+            false => Ok(()),
+        }
     }
     fn provision(&self) -> Option<&dyn Provision> {
         Some(self)

@@ -38,7 +38,7 @@ fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outco
     };
     let staging = resolve::path(node, staging)?;
     let target = resolve::path(node, &request.target)?;
-    resolve::backend(node, id)?;
+    resolve::backend(node, id)?.check_capability(&request.capability)?;
     let staged = || node.journal.stage(id)?.ok_or_else(|| not_staged(id, "there is no stage of it in the journal".to_owned()));
     let key = || Key::Volume(id.clone());
     let shared = node.locks.shared(key(), "publish")?;

@@ -30,6 +30,8 @@ mod undo;
 pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> {
     let id = resolve::volume_by_request(node, &request.handle, &request.volume_context)?;
     let backend = resolve::backend(node, &id)?.as_ref();
+    // No controller of this driver has seen it where nothing is attached, and the PersistentVolume may be written by hand.
+    backend.check_capability(&request.capability)?;
     let staging = resolve::path(node, &request.staging)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
     let order = StageSpec {
