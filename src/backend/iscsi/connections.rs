@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::os;
 use crate::os::durable;
+use crate::os::iscsi::admin;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
@@ -42,6 +44,15 @@ pub struct Login {
     pub portal: String,
     /// In seconds since the machine's boot; then it is over, whatever came of it.
     pub until: u64,
+}
+
+impl Login {
+    /// How long after this uptime it may still come: not at all where it was of an earlier boot, which began to count anew.
+    pub fn left(&self, uptime: Duration) -> Duration {
+        let left = Duration::from_secs(self.until).saturating_sub(uptime);
+        // `until` is in whole seconds, rounded up.
+        if left > admin::LONGEST_LOGIN + Duration::from_secs(1) { Duration::ZERO } else { left }
+    }
 }
 
 impl Entry {
@@ -201,6 +212,14 @@ mod tests {
         connections.forget(&id).expect("forgotten");
         connections.forget(&id).expect("again");
         assert_eq!(Connections::open(place).all().len(), 1);
+    }
+
+    #[test]
+    fn interrupted_login_of_an_earlier_boot_is_not_waited_for() {
+        let longest = admin::LONGEST_LOGIN.as_secs();
+        let left = |until, uptime| Login { portal: String::new(), until }.left(Duration::from_secs(uptime)).as_secs();
+        assert_eq!([left(longest + 100, 100), left(longest + 100, 110), left(100, 110)], [longest, longest - 10, 0]);
+        assert_eq!(left(longest + 100_000, 60), 0, "it was 100,000 s after another boot");
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl IscsiBackend {
     /// `InProgress` where it is neither there nor over.
     fn await_late_login(&self, entry: &Entry) -> Result<()> {
         let Some(login) = &entry.login else { return Ok(()) };
-        let left = Duration::from_secs(login.until).saturating_sub(own::since_boot()).min(admin::LONGEST_LOGIN);
+        let left = login.left(own::since_boot());
         let come = udev::wait_until(Instant::now().checked_add(left.min(PATIENCE)), || {
             Ok(iscsi::sessions()?.into_iter().any(|session| {
                 let same = session.target == entry.target && session.interface == entry.interface;
