@@ -295,6 +295,11 @@ pub fn temporary_of(name: &str) -> String {
     format!(".{name}.tmp")
 }
 
+/// Whether [`temporary_of`] gives this name to some file.
+pub fn is_temporary(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(".tmp")
+}
+
 /// A path in portions that the kernel takes.
 fn portions(relative: &Path) -> Vec<PathBuf> {
     let mut portions: Vec<PathBuf> = Vec::new();

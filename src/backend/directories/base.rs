@@ -56,6 +56,8 @@ pub const UNKNOWN_FILE_SYSTEM: &str = "unknown";
 pub(super) const META: &str = "meta.json";
 pub(super) const DATA: &str = "data";
 pub(super) const LINKS: &str = "links";
+/// What is made after a restart, until it is seen that nothing in the volume was changed since the snapshot was begun.
+pub(super) const LATER: &str = "later";
 /// How long a call waits for a base to answer.
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long it waits for one to be mounted and locked: a server that has just started lets nobody lock for some seconds (its grace period).

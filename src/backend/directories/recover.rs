@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::os;
+use crate::os::dir::{OpenDir, is_temporary};
 use crate::volume::{Error, Result};
 
 use super::base::{META, Ready};
@@ -20,7 +22,8 @@ impl Ready {
             match name.strip_suffix(".json") {
                 Some(local) => self.recover_volume(local)?,
                 // Not yet whole when it was written.
-                None => drop(self.volumes.remove_file(&name)?),
+                None if is_temporary(&name) => drop(self.volumes.remove_file(&name)?),
+                None => self.leave(&self.volumes, &name),
             }
         }
         let mut drafts = Vec::new();
@@ -29,8 +32,8 @@ impl Ready {
             true
         })?;
         for name in drafts {
-            let as_what = format!("{}~{}", name.to_string_lossy(), record::now());
-            self.throw_away(&self.drafts, &name, &as_what)?;
+            let shown = name.to_string_lossy();
+            self.go_on_without(&shown, self.throw_away(&self.drafts, &name, &format!("{shown}~{}", record::now())))?;
         }
         self.recover_snapshots()
     }
@@ -42,8 +45,8 @@ impl Ready {
                 self.index.put_volume(local, &found.directory, found.capacity.0, whole);
                 match found.phase {
                     Phase::Whole => Ok(()),
-                    Phase::Making => self.discard(&found),
-                    Phase::Deleting { at } => self.finish_deletion(&found, at),
+                    Phase::Making => self.go_on_without(local, self.discard(&found)),
+                    Phase::Deleting { at } => self.go_on_without(local, self.finish_deletion(&found, at)),
                 }
             }
             Ok(None) => Ok(()),
@@ -63,14 +66,25 @@ impl Ready {
             true
         })?;
         for local in names {
-            let Some(directory) = self.snapshots.directory(&local)? else { continue };
+            let directory = match self.snapshots.directory(&local) {
+                Ok(Some(directory)) => directory,
+                Ok(None) => continue,
+                Err(os::Error::Path { .. }) => {
+                    self.leave(&self.snapshots, &local);
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             match record::read::<SnapshotRecord>(&directory, META) {
                 Ok(Some(found)) => {
                     let source = found.source.local().to_owned();
                     self.index.put_snapshot(&local, IndexedSnapshot { source, bytes: found.taken.0, ready: found.ready });
                 }
                 // Interrupted before it was begun.
-                Ok(None) => self.throw_away(&self.snapshots, local.as_ref(), &format!("{local}~{}", record::now()))?,
+                Ok(None) => {
+                    let as_what = format!("{local}~{}", record::now());
+                    self.go_on_without(&local, self.throw_away(&self.snapshots, local.as_ref(), &as_what))?;
+                }
                 Err(error) => {
                     tracing::warn!(base = self.called, snapshot = local, %error, "it cannot be used");
                     self.index.put_snapshot(&local, IndexedSnapshot { source: String::new(), bytes: 0, ready: true });
@@ -78,6 +92,23 @@ impl Ready {
             }
         }
         Ok(())
+    }
+
+    /// What cannot be ended now is no reason to serve no other volume: a call for it tries it again, or the next start.
+    fn go_on_without(&self, object: &str, ended: Result<()>) -> Result<()> {
+        match ended {
+            Err(error @ Error::BackendUnavailable { .. }) => Err(error),
+            Err(error) => {
+                tracing::error!(base = self.called, object, %error, "an interrupted call could not be ended; it is tried again later");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn leave(&self, directory: &OpenDir, name: &str) {
+        let path = directory.path_of(name);
+        tracing::warn!(base = self.called, path = %path.display(), "the driver has made no such file; it is left as it is");
     }
 
     /// Begins again what continues in the background.

@@ -16,7 +16,7 @@ use crate::os::{self, lock, subvolume};
 use crate::volume::{Bytes, Error, Outcome, RawParameters, Result, Snapshot, SnapshotId, VolumeId};
 
 use super::Controller;
-use super::base::{DATA, LINKS, META, Ready};
+use super::base::{DATA, LATER, LINKS, META, Ready};
 use super::index::IndexedSnapshot;
 use super::parameters::{Consistency, DirectorySnapshotParameters};
 use super::record::{self, FORMAT, SnapshotRecord};
@@ -177,11 +177,16 @@ impl Ready {
         }
         let directory = self.snapshots.existing(local).map_err(failed)?;
         // What was made by a process that ended.
+        if directory.stat(LATER).map_err(failed)?.is_some() {
+            // It is read-only, so it cannot be moved into the trash.
+            step("remove snapshot", &directory.path_of(LATER).display(), || subvolume::remove(&directory, LATER.as_ref()))
+                .map_err(failed)?;
+        }
         let mut taken = false;
         for name in [DATA, LINKS] {
             match directory.stat(name).map_err(failed)? {
                 None => {}
-                // It was made in an instant, and is whole.
+                // It was made in an instant, and is whole; where it was made later, it was seen to be of an unchanged volume.
                 Some(stat) if subvolume::is_one(&directory, &stat) => taken = true,
                 Some(_) => self.throw_away(&directory, name.as_ref(), &format!("{local}~{name}~{}", record::now()))?,
             }
@@ -223,7 +228,7 @@ impl Ready {
         directory.existing(DATA).and_then(|data| tree::contents(&data, control)).map_err(|error| self.failure(error))
     }
 
-    fn fill_snapshot(
+    pub(super) fn fill_snapshot(
         &self,
         record: &SnapshotRecord,
         from: &OpenDir,
@@ -232,9 +237,16 @@ impl Ready {
         control: &Control,
     ) -> Result<Copied> {
         let failed = |error| self.failure(error);
-        if self.snapshot_subvolume(from, directory, DATA, true)? {
-            if let Some(since) = since.filter(|_| !record.by_file) {
-                self.check_unchanged(&record.source, &directory.existing(DATA).map_err(failed)?, since, control)?;
+        let since_begun = since.filter(|_| !record.by_file);
+        let name = if since_begun.is_some() { LATER } else { DATA };
+        if self.snapshot_subvolume(from, directory, name, true)? {
+            if let Some(since) = since_begun {
+                self.check_unchanged(&record.source, &directory.existing(LATER).map_err(failed)?, since, control)?;
+                step("complete snapshot", &directory.path_of(DATA).display(), || {
+                    directory.rename(LATER, directory, DATA)?;
+                    directory.sync()
+                })
+                .map_err(failed)?;
             }
             return self.contents(directory, control);
         }

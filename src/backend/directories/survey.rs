@@ -47,6 +47,8 @@ impl Base {
             provisioner,
             recorded: lock.filter(LockRecord::is_of_another_host),
         });
+        // Before the records, so that each has the record of the volume that it is of.
+        let directories = names(Some(&root)).map_err(failed)?;
         let mut taken: BTreeSet<OsString> = [OURS, "lost+found"].map(OsString::from).into();
         let (mut projects, mut all_read) = (BTreeSet::new(), true);
         let own = |name: &str| root.directory(Path::new(OURS).join(name)).map_err(failed);
@@ -83,7 +85,7 @@ impl Base {
                 Err(reason) => survey.unseen.push((format!("the quotas of {}", self.location.called()), reason)),
             }
             let what = "no volume has it: its volume was deleted and is retained, or another program made it; see what is in it";
-            for name in names(Some(&root)).map_err(failed)?.into_iter().filter(|name| !taken.contains(name)) {
+            for name in directories.into_iter().filter(|name| !taken.contains(name)) {
                 let stat = root.stat(&name).map_err(failed)?;
                 if stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory) {
                     survey.leftovers.push(left(LeftoverKind::WithoutMetadata, &name, &root.path_of(&name), what));

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::record::{self, Phase, VolumeRecord};
+use super::record::{self, Phase, SnapshotRecord, VolumeRecord};
 use super::*;
 use crate::backend::nfs::{NfsConfig, NfsParameters, ShareConfig, locations_on, requested_parameters};
 use crate::backend::{
@@ -16,6 +16,7 @@ use crate::backend::{
 use crate::os::fs::testing::on_btrfs;
 use crate::os::mount::testing::Hung;
 use crate::os::subvolume;
+use crate::os::tree::{ChangeTime, Control};
 use crate::volume::{
     ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
@@ -682,6 +683,34 @@ fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
     assert_eq!(second.list(None, 9).expect("listed").len(), 2);
 }
 
+/// As what an administrator, a backup or a later version has put there.
+#[test]
+fn what_cannot_be_recovered_keeps_no_other_volume_from_being_served() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    create(&controller, &spec("two", &[])).expect("made");
+    drop(controller);
+    let mut record = ground.record("two");
+    record.phase = Phase::Deleting { at: 1 };
+    record.parameters["backend"]["onDelete"] = "unknown".into();
+    ground.set_record(&record);
+    let foreign = ["volumes/notes", "volumes/directory", "volumes/other.json.bak", "snapshots/notes"]
+        .map(|name| ground.at("a/.longshore").join(name));
+    for path in &foreign {
+        match path.ends_with("directory") {
+            true => std::fs::create_dir(path).expect("made"),
+            false => std::fs::write(path, "an administrator's").expect("written"),
+        }
+    }
+    std::fs::write(ground.at("a/.longshore/volumes/.one.json.tmp"), "{").expect("written");
+    let controller = ground.open();
+    assert_eq!(ids(&controller), ["one"]);
+    assert!(controller.delete(&id("two")).is_err(), "and it is tried again");
+    assert!(foreign.iter().all(|path| path.exists()) && ground.at("a/two").exists());
+    assert!(!ground.at("a/.longshore/volumes/.one.json.tmp").exists());
+}
+
 #[test]
 fn a_snapshot_that_was_interrupted_is_made_anew() {
     let ground = ground(&["a"]);
@@ -712,7 +741,8 @@ fn interrupted_snapshot_of_a_subvolume_is_what_was_taken() {
         std::fs::write(ground.at("a/one/file"), "data").expect("written");
         let taken = snapshot_of_one(&controller);
         std::fs::write(ground.at("a/one/file"), "later").expect("written");
-        controller.delete(&id("one")).expect("deleted");
+        // The thread that copied may end a moment after the snapshot is ready.
+        at_last(|| controller.delete(&id("one"))).expect("deleted");
         drop(controller);
         let directory = ground.at("a/.longshore/snapshots/s");
         let text = std::fs::read_to_string(directory.join("meta.json")).expect("read");
@@ -724,6 +754,39 @@ fn interrupted_snapshot_of_a_subvolume_is_what_was_taken() {
         assert_eq!(std::fs::read(directory.join("data/file")).expect("there"), b"data");
         assert_eq!(std::fs::write(directory.join("data/file"), "").expect_err("read-only").raw_os_error(), Some(libc::EROFS));
         controller.delete_snapshot(&taken.id).expect("deleted");
+        ground.assert_nothing_left();
+    });
+}
+
+/// Also where the process that made it so ended before it looked.
+#[test]
+fn later_state_of_a_subvolume_never_becomes_an_interrupted_snapshot() {
+    on_btrfs(|on| {
+        let ground = ground_in(on, &["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        let taken = snapshot_of_one(&controller);
+        let ready = controller.bases[0].current().expect("open");
+        let (_, record) = controller.locate_snapshot("s").expect("looked").expect("there");
+        let directory = ready.snapshots.existing("s").expect("there");
+        subvolume::remove(&directory, "data".as_ref()).expect("removed");
+        let record = SnapshotRecord { ready: false, ..record };
+        ready.write_snapshot(&record).expect("written");
+        let since = ChangeTime::of_entry(&directory, "meta.json").expect("a time").expect("there");
+        std::fs::write(ground.at("a/one/file"), "later").expect("written");
+        let stopped = Control::default();
+        stopped.stop();
+        let volume = ready.at(Path::new("one")).expect("looked").expect("there");
+        ready.fill_snapshot(&record, &volume, &directory, Some(since), &stopped).expect_err("stopped before it has looked");
+        let end = Instant::now() + Duration::from_secs(30);
+        let error = loop {
+            match controller.find_snapshot(&taken.id) {
+                Ok(found) => assert!(found.is_some_and(|found| !found.ready) && Instant::now() < end, "it has the later state"),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(&error, Error::InUse { by, .. } if by.contains("changed while it was copied")), "{error}");
+        controller.delete(&id("one")).expect("deleted");
         ground.assert_nothing_left();
     });
 }
