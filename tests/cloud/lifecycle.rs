@@ -6,7 +6,7 @@ use std::time::Duration;
 use longshore::csi;
 use tonic::Code;
 
-use super::driver::{Driver, GIB, ZONE, creation, publication, tag};
+use super::driver::{Driver, GIB, ZONE, creation, is_final, publication, tag};
 use super::moto::IMAGE;
 use super::proxy::{BLOCK, Cloud, INTERNAL_ERROR, Trouble};
 use super::xml::Element;
@@ -185,7 +185,7 @@ fn disk_is_known_to_be_blank_at_its_first_attachment_only() {
 fn clones_that_ec2_does_not_copy_go_through_a_snapshot() {
     let Some(cloud) = Cloud::start(SPEED) else { return };
     let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
-    let driver = Driver::start(&cloud, SPEED, &instance);
+    let mut driver = Driver::start(&cloud, SPEED, &instance);
     driver.create("data").expect("created");
     cloud.world().stuck.insert("initializing");
     let asked = || cloud.counts().get("CopyVolumes").map_or(0, |count| count.requests);
@@ -209,6 +209,11 @@ fn clones_that_ec2_does_not_copy_go_through_a_snapshot() {
         ..clone_of("elsewhere", "ebs:data")
     };
     let before = asked();
+    cloud.order("DeleteSnapshot", REFUSED);
+    driver.persistent = false;
+    let left = driver.create_as(elsewhere.clone()).expect_err("its snapshot is left");
+    driver.persistent = true;
+    assert!(!is_final(left.code()) && left.message().contains("vol-") && left.message().contains("temporary snapshot"), "{left}");
     driver.create_as(elsewhere).expect("cloned");
     assert_eq!(asked(), before);
     let log = driver.harness.log();
@@ -354,7 +359,9 @@ fn several_machines_have_a_disk_that_was_made_for_them() {
     assert!(refused.code() == Code::InvalidArgument && refused.message().contains("take type io2"), "{refused}");
     driver.assert_clean("after it was refused");
 
-    request.parameters = [("type", "io2"), ("iops", "500")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    request.parameters = [("type", "io2"), ("iops", "500"), ("tagSpecification_1", "team=storage")]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
     driver.create_as(request.clone()).expect("made for several");
 
     // One that was made for one machine is none for several, whatever its type could be.
@@ -363,10 +370,12 @@ fn several_machines_have_a_disk_that_was_made_for_them() {
     driver.create_as(first).expect("made for one");
     let refused = driver.create_as(again).expect_err("it is there, but for one");
     assert!(refused.code() == Code::AlreadyExists && refused.message().contains("one for several nodes"), "{refused}");
+    let parameters = request.parameters.clone();
     let confirmed = |id: &str| {
         let request = csi::ValidateVolumeCapabilitiesRequest {
             volume_id: driver.handle(id),
             volume_capabilities: vec![shared.clone()],
+            parameters: parameters.clone(),
             ..Default::default()
         };
         let answer = driver.call(|mut client| {

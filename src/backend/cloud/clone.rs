@@ -47,7 +47,12 @@ impl Controller {
         }
         let snapshot = self.copy_to_snapshot(copy, source, quiesce)?;
         match self.make(copy, copied(spec, DiskSource::Snapshot(snapshot.id), &snapshot.tags), required) {
-            Ok(disk) => self.tidy(copy).map(|()| disk),
+            Ok(disk) => match self.tidy(copy) {
+                Ok(()) => Ok(disk),
+                // The disk stays: a final answer would say that nothing does.
+                Err(error) if is_over(&error) => Err(error.leaving(format!("disk {}, and its temporary snapshot", disk.id))),
+                Err(error) => Err(error),
+            },
             Err(error) if is_over(&error) => Err(match self.tidy(copy) {
                 Ok(()) => error,
                 Err(left) => error.leaving(left.to_string()),

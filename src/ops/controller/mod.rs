@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::backend::registry::Registry;
-use crate::backend::{Backend, FreezeGuard, Provision, Quiesce};
+use crate::backend::{Backend, FreezeGuard, Provision, Quiesce, with_own_part};
 use crate::ops::lock::{Key, Locks};
 use crate::ops::node::{Handle, Node};
 use crate::ops::parameters::{CONTEXT_KEY, Parameters, static_volume_backend};
@@ -155,7 +155,7 @@ impl Controller {
         if !parameters.is_empty() {
             let wanted = Parameters::parse(&self.registry, parameters).map(|(_, parameters)| parameters.to_json());
             match wanted {
-                Ok(wanted) if wanted == *volume.parameters => {}
+                Ok(wanted) if requested(backend, &wanted) == requested(backend, &volume.parameters) => {}
                 Ok(wanted) => return Ok(Some(format!("parameters are {wanted}, the volume has {}", volume.parameters))),
                 Err(error) => return Ok(Some(error.to_string())),
             }
@@ -227,6 +227,11 @@ fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()
         ));
     }
     backend.check_capability(capability)
+}
+
+/// Parameters as a request could have had them: without what the backend filled in when it made the volume.
+fn requested(backend: &Arc<dyn Backend>, parameters: &serde_json::Value) -> serde_json::Value {
+    with_own_part(parameters, |own| backend.requested_parameters(own))
 }
 
 /// Whether what lies in this backend can be reached from where it is asked for.

@@ -1,7 +1,7 @@
 //! Volumes come and go.
 
 use super::*;
-use crate::backend::{CapacityAnswer, CapacityQuery, VolumeSpec, with_own_part};
+use crate::backend::{CapacityAnswer, CapacityQuery, VolumeSpec};
 use crate::volume::Topology;
 
 /// What a CO gets that does not say how much.
@@ -181,6 +181,11 @@ fn elsewhere(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement, error: Er
 
 /// A volume that cannot have its mutable parameters is not left behind a final error. One that was found may be in use.
 fn take_back(provision: &dyn Provision, id: &VolumeId, outcome: &Outcome<Volume>, error: Error) -> Error {
+    // The CO repeats the call, which finds the volume.
+    if matches!(error, Error::BackendUnavailable { .. } | Error::Busy { .. } | Error::InProgress { .. } | Error::Throttled { .. })
+    {
+        return error;
+    }
     let left = match outcome {
         Outcome::Changed(_) => provision.delete(id).err().map(|error| error.to_string()),
         Outcome::Unchanged(_) => Some(format!("volume {id}, without its mutable parameters")),
@@ -220,9 +225,43 @@ fn fits(
     if existing.for_one_node && several_nodes(&request.capabilities) {
         return conflict("made for one node".to_owned(), "one for several nodes".to_owned());
     }
-    let compared = |parameters| with_own_part(parameters, |own| backend.requested_parameters(own));
-    if compared(&existing.parameters) != compared(parameters) {
+    if requested(backend, &existing.parameters) != requested(backend, parameters) {
         return conflict(format!("the parameters {}", existing.parameters), parameters.to_string());
     }
     Ok(existing)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::backend::fake::{Fake, FakeConfig};
+
+    #[test]
+    fn new_volume_without_its_mutable_parameters_stays_only_for_the_repeated_call() {
+        let busy =
+            || Error::Busy { object: "group".to_owned(), operation: "grow", step: "lvextend".to_owned(), since: Duration::ZERO };
+        let refused = || Error::invalid("mutable_parameters", "refused");
+        let away = || Error::BackendUnavailable { backend: "fake".to_owned(), reason: "it restarts".to_owned() };
+        for (error, stays) in [(busy as fn() -> Error, true), (away, true), (refused, false)] {
+            let name: BackendName = "fake".parse().expect("a name");
+            let fake = Fake::new(FakeConfig::named(name.clone()), "here".parse().expect("a node")).expect("a backend");
+            let spec = VolumeSpec {
+                id: VolumeId::derive(&name, "new"),
+                name: "new".to_owned(),
+                capacity: Bytes::MIB,
+                limit: None,
+                source: None,
+                parameters: serde_json::Value::Null,
+                several_nodes: false,
+                mutable: RawParameters::default(),
+                topology: TopologyRequirement::default(),
+            };
+            let made = Outcome::Changed(fake.create(&spec, &NoNode).expect("made"));
+            let answer = take_back(&fake, &spec.id, &made, error());
+            assert_eq!(std::mem::discriminant(&answer), std::mem::discriminant(&error()), "{answer}");
+            assert_eq!(fake.find(&spec.id).expect("looked").is_some(), stays, "{answer}");
+        }
+    }
 }
