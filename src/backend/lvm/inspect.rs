@@ -44,7 +44,8 @@ impl Inspect for LvmBackend {
                         id: object.id.clone(),
                         object: lv.dm_path.clone().into(),
                         what: "its making, growth or deletion was interrupted, or runs".to_owned(),
-                        commands: vec![words(&["lvremove", "--yes", &at])],
+                        // Only while it is a draft: the driver may complete it meanwhile.
+                        commands: vec![words(&["lvremove", "--yes", "--select", &format!("lv_tags={}", tags::DRAFT), &at])],
                         removable: false,
                     });
                     continue;

@@ -50,6 +50,8 @@ impl Modify for LvmBackend {
         record.io_limits = record.io_limits.with(wanted.io_limits);
         let after = tags::encode(&record)?;
         if before == after {
+            // Another process may have recorded them: the pods of this node get them now.
+            self.remember_io_limits(id, record.io_limits()?);
             return Ok(Outcome::Unchanged(()));
         }
         let (path, mut arguments) = (found.path(), Vec::new());
