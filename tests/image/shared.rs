@@ -665,22 +665,60 @@ fn holders_of_a_volume_are_the_nodes_that_have_it_connected() {
     assert_eq!(holders(&open("controller", false, true)).expect("asked"), None, "of a local pool the node itself knows");
 }
 
+/// What it has cached may be older than what another node has written meanwhile: neither is it published, nor does it get a lease.
 #[test]
-fn volume_that_was_staged_before_there_were_leases_gets_one_when_it_is_used() {
+fn node_that_was_detached_and_attached_again_has_to_unstage_first() {
     isolated(|| {
         let world = World::new();
-        for again in ["stage", "publish"] {
-            stages(&world.a, &[]);
-            fs::remove_file(world.volume().join("lease")).expect("removed");
-            let target = format!("--target={}", world.a.of("kubelet/target"));
-            match again {
-                "stage" => stages(&world.a, &[]),
-                _ => drop(world.a.call(&["publish-volume", ID, "--fs=ext4", &world.a.staging(), &target])),
-            }
-            assert_eq!((world.leases(), world.devices().len()), (vec!["lease".to_owned()], 1), "{again}");
-            assert!(stage_is_refused(&world.b, &[]).contains("node-a"), "{again}");
-            world.a.call(&["unpublish-volume", ID, &target]);
-            unstages(&world.a);
+        world.attach("node-a");
+        stages(&world.a, &[ATTACHED_TO_A]);
+        world.a.shell("echo kept > data && sync");
+        world.detach("node-a");
+        world.attach("node-a");
+        let target = format!("--target={}", world.a.of("kubelet/target"));
+        for _ in 0..2 {
+            let said = world.a.refuses(&["publish-volume", ID, "--fs=ext4", &world.a.staging(), &target]);
+            assert!(said.contains("detached from this node meanwhile"), "{said}");
+            let said = stage_is_refused(&world.a, &[ATTACHED_TO_A]);
+            assert!(said.contains("detached from this node meanwhile"), "{said}");
+            assert_eq!(world.leases(), [""; 0]);
         }
+        unstages(&world.a);
+        stages(&world.a, &[ATTACHED_TO_A]);
+        assert_eq!(world.a.shell("cat data"), "kept");
+        unstages(&world.a);
+        assert_eq!((world.leases(), world.devices()), (vec![], vec![]));
+    });
+}
+
+/// As a stage leaves it that was interrupted between connecting and mounting.
+#[test]
+fn device_of_before_the_node_was_detached_is_not_connected_again() {
+    isolated(|| {
+        let world = World::new();
+        world.attach("node-a");
+        let block = ["stage-volume", ID, "--block", &world.a.staging(), ATTACHED_TO_A].map(str::to_owned);
+        world.a.call(words!(block));
+        let [device] = &world.devices()[..] else { panic!("one device") };
+        // In its cache.
+        assert_eq!(fs::read(device).expect("read")[..4], [0; 4]);
+        let journal = world.a.directory.join("state/journal").join(ID).join("stage.json");
+        let mut entry: serde_json::Value = serde_json::from_slice(&fs::read(&journal).expect("a journal")).expect("JSON");
+        entry["phase"] = "staging".into();
+        fs::write(&journal, entry.to_string()).expect("written");
+        world.detach("node-a");
+        let image = fs::File::options().write(true).open(world.volume().join("image")).expect("the image");
+        std::os::unix::fs::FileExt::write_all_at(&image, b"of-b", 0).expect("written on another node");
+
+        world.attach("node-a");
+        let user = fs::File::open(device).expect("opened");
+        let said = world.a.refuses(words!(block));
+        assert!(said.contains("of before this node was detached") && world.leases().is_empty(), "{said}");
+        drop(user);
+        world.a.call(words!(block));
+        let [device] = &world.devices()[..] else { panic!("one device") };
+        assert_eq!(fs::read(device).expect("read")[..4], *b"of-b");
+        unstages(&world.a);
+        assert_eq!((world.leases(), world.devices()), (vec![], vec![]));
     });
 }

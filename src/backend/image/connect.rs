@@ -21,14 +21,14 @@ use super::scan;
 use super::{ImageBackend, Located};
 
 /// Device and inode of an image.
-type Inode = (u64, u64);
+pub(super) type Inode = (u64, u64);
 
 impl Connect for ImageBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
         let id = request.id;
         let Located { ready, seen, .. } = self.locate::<VolumeMeta>(id.local())?.ok_or_else(|| Error::volume_not_found(id))?;
         let (meta, image) = seen.whole()?;
-        let acquired = if self.shared { Some(self.take_lease(&ready, request)?) } else { None };
+        let acquired = if self.shared { Some(self.take_lease(&ready, request, image.inode)?) } else { None };
         let named = |inode| match request.earlier {
             // As an older version named it: what it has begun continues.
             Some(Source::Device(reported)) if reported.identity == numbers(inode) => numbers(inode),
@@ -36,11 +36,7 @@ impl Connect for ImageBackend {
         };
         // Of several readers, each has a device of its own.
         let new_reader = request.read_only && acquired == Some(Acquired::Now);
-        let there = match confirm(id, request.earlier, image.inode)? {
-            None if !new_reader => bound(&ready, id, image.inode)?,
-            confirmed => confirmed,
-        };
-        if let Some(device) = there {
+        if let Some(device) = connected_here(&ready, request, image.inode, new_reader)? {
             return Ok(Outcome::Unchanged(source(&device, named(image.inode))));
         }
         // Two caches of one file lose data.
@@ -197,6 +193,19 @@ fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<
     match loopdev::status(&reported.path) {
         Err(error) if error.is_missing() => Ok(None),
         device => Ok(device?.filter(|device| device.backing == inode)),
+    }
+}
+
+/// The device of this volume, by what the journal has of it, or, if it is not a new reader's, by the image that it shows.
+pub(super) fn connected_here(
+    ready: &Ready,
+    request: &ConnectRequest<'_>,
+    inode: Inode,
+    new_reader: bool,
+) -> Result<Option<Loop>> {
+    match confirm(request.id, request.earlier, inode)? {
+        None if !new_reader => bound(ready, request.id, inode),
+        confirmed => Ok(confirmed),
     }
 }
 

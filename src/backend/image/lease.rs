@@ -198,7 +198,9 @@ impl<'a> VolumeDirectory<'a> {
         Ok(acquired)
     }
 
-    fn check_free(&self, leases: &[Lease], holder: &Holder, access: Access) -> Result<()> {
+    /// # Errors
+    /// `InUse`, naming who has the volume.
+    pub fn check_free(&self, leases: &[Lease], holder: &Holder, access: Access) -> Result<()> {
         match leases.iter().find(|lease| !lease.allows(holder, access)) {
             None => Ok(()),
             Some(lease) => Err(self.held_by(lease)),

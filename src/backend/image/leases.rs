@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::backend::ConnectRequest;
+use crate::os::loopdev;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::ImageBackend;
 use super::attachment::{check_attached, check_detached};
+use super::connect::{Inode, connected_here};
 use super::files;
 use super::layout::Kind;
 use super::lease::{Access, Acquired, VolumeDirectory};
@@ -15,12 +17,17 @@ use super::ready::Ready;
 
 impl ImageBackend {
     /// Makes sure, before a volume of a shared pool is connected, that no other node has it, nor will have it meanwhile.
-    pub(super) fn take_lease(&self, ready: &Ready, request: &ConnectRequest<'_>) -> Result<Acquired> {
+    pub(super) fn take_lease(&self, ready: &Ready, request: &ConnectRequest<'_>, inode: Inode) -> Result<Acquired> {
         let (id, holder) = (request.id, self.holder()?);
         let attached = || check_attached(ready, id, &holder.node, request.publish_context, request.read_only);
         attached()?;
         let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let access = if request.read_only { Access::Read } else { Access::Write };
+        let leases = directory.leases()?;
+        directory.check_free(&leases, holder, access)?;
+        if !leases.iter().any(|lease| lease.is_of(holder)) {
+            detach_stale(ready, request, inode)?;
+        }
         let acquired = directory.acquire(holder, access)?;
         // It may have been detached just before it had the lease.
         match attached() {
@@ -34,14 +41,17 @@ impl ImageBackend {
         }
     }
 
-    /// Whether this node still has its lease. One that connected the volume before there were leases gets it now.
+    /// Whether this node still has its lease. It gets no other one while the volume is connected: what is cached here may be older than
+    /// what another node has written meanwhile.
     pub(super) fn check_lease(&self, ready: &Ready, id: &VolumeId) -> Result<()> {
         let holder = self.holder()?;
         let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let own = directory.leases()?.into_iter().find(|lease| lease.is_of(holder)).map(|lease| lease.access);
         check_attached(ready, id, &holder.node, &BTreeMap::new(), own == Some(Access::Read))?;
         if own.is_none() {
-            directory.acquire(holder, Access::Write)?;
+            let reason = "the volume was detached from this node meanwhile (its lease is gone), and another node may have written to it: \
+                          unstage the volume here, and stage it again";
+            return Err(Error::NotStaged { volume: id.to_string(), reason: reason.to_owned() });
         }
         Ok(())
     }
@@ -93,6 +103,23 @@ impl ImageBackend {
             Err(error) => Err(deletion.give_up(error)),
         }
     }
+}
+
+/// Lets go of a device of before this node was detached: its cache may be older than what another node has written meanwhile.
+///
+/// # Errors
+/// `InUse` where something uses it.
+fn detach_stale(ready: &Ready, request: &ConnectRequest<'_>, inode: Inode) -> Result<()> {
+    let Some(device) = connected_here(ready, request, inode, request.read_only)? else { return Ok(()) };
+    tracing::warn!(volume = %request.id, device = %device.path.display(), "a device of before this node was detached is let go");
+    let detached = step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing));
+    detached.map_err(|error| match error.errno() {
+        Some(libc::EBUSY) => {
+            let by = format!("{error}; that device is of before this node was detached from it: unstage the volume here first");
+            Error::InUse { object: format!("volume {}", request.id), by }
+        }
+        _ => error.into(),
+    })
 }
 
 /// A volume that no node can connect any more.
