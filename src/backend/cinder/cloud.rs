@@ -488,7 +488,7 @@ impl Cloud for CinderCloud {
             .clock
             .look_until(self.clock.now() + INSTANT, look, |seen| seen.as_ref().is_none_or(|seen| seen.status != "creating"))?;
         let made = convert::snapshot(seen.unwrap_or(made));
-        if made.state == SnapshotState::Failed {
+        if matches!(made.state, SnapshotState::Failed | SnapshotState::FailedUnfinished) {
             let why = self.message(ACTION, &made.id.0, "error").map_or_else(|refusal| refusal.to_string(), |why| why.to_string());
             tracing::warn!(snapshot = %made.id, why, "Cinder could not make it");
         }

@@ -131,8 +131,7 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         // creating, deleting.
         _ => SnapshotState::Pending,
     };
-    let is_for_backup = state != SnapshotState::Failed && snapshot.metadata.contains_key(record::FOR_BACKUP);
-    let state = if is_for_backup { SnapshotState::Unfinished } else { state };
+    let state = if snapshot.metadata.contains_key(record::FOR_BACKUP) { state.of_unfinished() } else { state };
     let progress = snapshot.progress.trim_end_matches('%').parse().unwrap_or(0);
     CloudSnapshot {
         id: CloudSnapshotId(snapshot.id),
@@ -150,6 +149,8 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
 pub(super) fn backup(backup: api::Backup, has_temporary: bool) -> CloudSnapshot {
     let state = match backup.status.as_str() {
         "available" | "restoring" if !has_temporary => SnapshotState::Completed,
+        "error" => SnapshotState::FailedUnfinished,
+        // error_deleting: it was whole.
         status if status.starts_with("error") => SnapshotState::Failed,
         // creating, deleting.
         _ => SnapshotState::Unfinished,
@@ -286,7 +287,7 @@ mod tests {
             ("available", SnapshotState::Completed),
             ("restoring", SnapshotState::Completed),
             ("deleting", SnapshotState::Unfinished),
-            ("error", SnapshotState::Failed),
+            ("error", SnapshotState::FailedUnfinished),
             ("error_deleting", SnapshotState::Failed),
         ] {
             assert_eq!(backup(read(status), false).state, state, "{status}");
@@ -300,7 +301,7 @@ mod tests {
             snapshot(serde_json::from_value(made).expect("a snapshot")).state
         };
         assert_eq!(of(json!({"longshore.dev:backup": "true"}), "available"), SnapshotState::Unfinished);
-        assert_eq!(of(json!({"longshore.dev:backup": "true"}), "error"), SnapshotState::Failed);
+        assert_eq!(of(json!({"longshore.dev:backup": "true"}), "error"), SnapshotState::FailedUnfinished);
         assert_eq!(of(json!({}), "available"), SnapshotState::Completed);
     }
 

@@ -280,9 +280,19 @@ pub enum SnapshotState {
     /// It holds the data of its instant, and is not what was asked for yet: [`Cloud::finish_snapshot`] makes that of it, or of another that has
     /// an id of its own. Its id is given to nobody.
     Unfinished,
+    /// It failed while it was [`SnapshotState::Unfinished`]: its id was given to nobody, and another may be made.
+    FailedUnfinished,
 }
 
 impl SnapshotState {
+    /// The state of one with this state, of which [`Cloud::finish_snapshot`] makes what was asked for.
+    pub fn of_unfinished(self) -> SnapshotState {
+        match self {
+            SnapshotState::Failed | SnapshotState::FailedUnfinished => SnapshotState::FailedUnfinished,
+            SnapshotState::Pending | SnapshotState::Completed | SnapshotState::Unfinished => SnapshotState::Unfinished,
+        }
+    }
+
     /// Whether a CO may see it.
     pub(super) fn is_shown(self) -> bool {
         matches!(self, SnapshotState::Pending | SnapshotState::Completed)

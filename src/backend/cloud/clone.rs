@@ -155,7 +155,7 @@ impl Controller {
             (seen.state != SnapshotState::Pending).then_some(seen.state)
         });
         match waited {
-            Ok(SnapshotState::Failed) => {
+            Ok(SnapshotState::Failed | SnapshotState::FailedUnfinished) => {
                 let failure = Error::failed(
                     "create snapshot",
                     taking.object.clone(),

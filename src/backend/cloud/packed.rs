@@ -227,8 +227,13 @@ const ATTACHMENT_STATES: [AttachmentState; 5] = [
     AttachmentState::Detached,
     AttachmentState::Busy,
 ];
-const SNAPSHOT_STATES: [SnapshotState; 4] =
-    [SnapshotState::Pending, SnapshotState::Completed, SnapshotState::Failed, SnapshotState::Unfinished];
+const SNAPSHOT_STATES: [SnapshotState; 5] = [
+    SnapshotState::Pending,
+    SnapshotState::Completed,
+    SnapshotState::Failed,
+    SnapshotState::Unfinished,
+    SnapshotState::FailedUnfinished,
+];
 
 impl Pack for Disk {
     fn pack(&self, packer: &mut Packer) {

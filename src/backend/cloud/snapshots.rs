@@ -82,9 +82,7 @@ impl Controller {
                 let reason = format!("the cloud has saved {} % of it ({})", found.progress, found.id);
                 Err(Error::InProgress { object, reason })
             }
-            SnapshotState::Failed => {
-                Err(Error::Unverified { device: object, reason: format!("the cloud could not make {}", found.id) })
-            }
+            SnapshotState::Failed | SnapshotState::FailedUnfinished => Err(failed_for_good(&object, &found)),
         }
     }
 
@@ -112,7 +110,11 @@ impl Controller {
             let why = match found.state {
                 _ if of_another => Some("it was taken of another volume, for an earlier request of this name"),
                 _ if self.memory.is_torn(what) => Some("its source was written to while it was taken"),
-                SnapshotState::Failed => Some("the cloud could not make it"),
+                SnapshotState::FailedUnfinished => Some("the cloud could not make it"),
+                SnapshotState::Failed if is_temporary => Some("the cloud could not make it"),
+                // Its id may have been answered while it was pending, and the CO keeps it (csi-snapshotter: the first one): one that was made
+                // again, under another id, would never be used.
+                SnapshotState::Failed => return Err(failed_for_good(object, found)),
                 SnapshotState::Pending | SnapshotState::Completed => return Ok(found.clone()),
                 SnapshotState::Unfinished => None,
             };
@@ -189,8 +191,13 @@ impl Controller {
             Err(refusal) => return Err(self.refused("create snapshot", object, refusal).rolled_back()),
         };
         self.memory.made(what, &taken.id.0);
-        match kept_still {
+        let ended = match taken.state {
+            SnapshotState::Failed | SnapshotState::FailedUnfinished => kept_still.and(Err(failed_for_good(object, &taken))),
+            _ => kept_still,
+        };
+        match ended {
             Ok(()) => Ok(taken),
+            // Its id was never answered: the next call may take another.
             Err(broken) => Err(match self.delete_taken(what, object, &taken) {
                 Ok(_) => broken.rolled_back(),
                 Err(error) => broken.leaving(error.to_string()),
@@ -368,12 +375,20 @@ impl Controller {
     }
 }
 
+fn failed_for_good(object: &str, failed: &CloudSnapshot) -> Error {
+    let reason = format!(
+        "the cloud could not make {}; delete the snapshot (in Kubernetes its VolumeSnapshot), and take another",
+        failed.id
+    );
+    Error::Unverified { device: object.to_owned(), reason }
+}
+
 fn rank(state: SnapshotState) -> u8 {
     match state {
         SnapshotState::Completed => 0,
         SnapshotState::Pending => 1,
         SnapshotState::Unfinished => 2,
-        SnapshotState::Failed => 3,
+        SnapshotState::Failed | SnapshotState::FailedUnfinished => 3,
     }
 }
 

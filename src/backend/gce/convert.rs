@@ -126,7 +126,7 @@ pub(super) fn snapshot(snapshot: api::Snapshot) -> CloudSnapshot {
         // CREATING, UPLOADING, DELETING.
         _ => SnapshotState::Pending,
     };
-    let state = if is_for_image(&snapshot) && state != SnapshotState::Failed { SnapshotState::Unfinished } else { state };
+    let state = if is_for_image(&snapshot) { state.of_unfinished() } else { state };
     CloudSnapshot {
         id: CloudSnapshotId(snapshot.id.to_string()),
         name: Some(snapshot.name),
@@ -149,7 +149,7 @@ pub(super) fn image(image: api::Snapshot, has_temporary: bool) -> CloudSnapshot 
     let tags = Record::tags(&image.description, &image.labels);
     let state = match image.status.as_str() {
         "READY" if !has_temporary => SnapshotState::Completed,
-        "FAILED" => SnapshotState::Failed,
+        "FAILED" => SnapshotState::FailedUnfinished,
         // PENDING, DELETING.
         _ => SnapshotState::Unfinished,
     };
@@ -308,7 +308,7 @@ mod tests {
             ("PENDING", true, SnapshotState::Unfinished),
             ("READY", true, SnapshotState::Unfinished),
             ("READY", false, SnapshotState::Completed),
-            ("FAILED", true, SnapshotState::Failed),
+            ("FAILED", true, SnapshotState::FailedUnfinished),
             ("DELETING", false, SnapshotState::Unfinished),
         ] {
             assert_eq!(image(read(status, json!({})), has_temporary).state, state, "{status}");
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!((whole.id.0.as_str(), whole.disk.0.as_str(), whole.capacity), ("image-9", "z-a-b_7", Bytes(10 * GIB)));
         assert_eq!(humantime::format_rfc3339(whole.created).to_string(), "2026-11-25T01:02:03Z");
         let temporary = |status: &str| snapshot(read(status, json!({FOR_IMAGE: "true"}))).state;
-        assert_eq!((temporary("READY"), temporary("FAILED")), (SnapshotState::Unfinished, SnapshotState::Failed));
+        assert_eq!((temporary("READY"), temporary("FAILED")), (SnapshotState::Unfinished, SnapshotState::FailedUnfinished));
         assert_eq!(snapshot(read("READY", json!({}))).state, SnapshotState::Completed);
     }
 

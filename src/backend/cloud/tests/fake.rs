@@ -222,6 +222,10 @@ impl FakeCloud {
         change(self.state().world.disks.get_mut(id).expect("there"));
     }
 
+    pub fn fail_snapshot(&self, id: &CloudSnapshotId) {
+        self.state().world.snapshots.get_mut(id).expect("there").state = SnapshotState::Failed;
+    }
+
     pub fn retag(&self, id: &CloudSnapshotId, tags: &Tags) {
         self.state().world.snapshots.get_mut(id).expect("there").tags = tags.clone();
     }

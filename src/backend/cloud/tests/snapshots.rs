@@ -95,6 +95,28 @@ fn a_killed_drivers_snapshot_is_waited_for_until_it_is_shown() {
     assert_eq!(bench.cloud.snapshots_now().len(), 1);
 }
 
+/// csi-snapshotter keeps the id that was answered first.
+#[test]
+fn snapshot_that_failed_after_its_id_was_answered_is_not_made_again_under_another() {
+    for restarts in [false, true] {
+        let mut bench = Bench::new();
+        bench.create("one").expect("made");
+        let handle = bench.take("s", "one").expect("begun").id;
+        let taken = bench.cloud.snapshots_now().remove(0).id;
+        bench.cloud.fail_snapshot(&taken);
+        if restarts {
+            bench.restart();
+        }
+        for _ in 0..2 {
+            let error = bench.take("s", "one").expect_err("it failed");
+            assert!(matches!(&error, Error::Unverified { reason, .. } if reason.contains(&taken.0)), "{error}");
+        }
+        assert_eq!(bench.cloud.count("create_snapshot"), 1);
+        assert_eq!(bench.snapshots().delete_snapshot(&handle).expect("deleted"), Outcome::Changed(()));
+        bench.take("s", "one").expect("taken anew");
+    }
+}
+
 #[test]
 fn copied_snapshot_with_the_same_tags_is_left_alone() {
     let mut bench = Bench::new();
