@@ -351,6 +351,27 @@ fn interrupted_growth_is_forgotten_once_another_node_has_mounted_it() {
     });
 }
 
+/// Else the volume would stay attached to this node for ever.
+#[test]
+fn interrupted_growth_of_a_volume_that_is_gone_does_not_keep_it_staged() {
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(64));
+        let staging = harness.staging("s");
+        harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        unmount(&staging);
+        let uses = longshore::os::fs::ext4_uses(&Device::open(&harness.device(&id).expect("connected"), false).unwrap()).unwrap();
+        harness.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        harness.backend.disconnect(&id, None).unwrap();
+        let node = harness.node();
+        harness.backend.away.store(true, Ordering::SeqCst);
+        unstage(&node, &id, &staging).expect_err("it may pass");
+        harness.backend.away.store(false, Ordering::SeqCst);
+        fs::remove_file(harness.backend.path(&id)).unwrap();
+        unstage(&node, &id, &staging).unwrap();
+        assert!(!harness.journal(&id).exists());
+    });
+}
+
 #[test]
 fn after_a_reboot_nothing_is_published_before_it_is_staged_again() {
     harness(|harness| {

@@ -41,7 +41,14 @@ pub(super) struct Path {
 
 impl Connect for IscsiBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
-        let way = self.way(request)?;
+        let way = match self.way(request) {
+            Ok(way) => way,
+            // A call by which the node ends what was interrupted has no publish_context: the volume is what it was, or is not there.
+            Err(error) if request.publish_context.is_empty() && request.earlier.is_some() => {
+                return self.connected(request.id, request.earlier)?.map(Outcome::Unchanged).ok_or(error);
+            }
+            Err(error) => return Err(error),
+        };
         if !iscsi::admin::runs() {
             return Err(self.down(
                 "iscsid does not run on this node; start it (`systemctl enable --now iscsid`), or let it run in this pod, which needs \

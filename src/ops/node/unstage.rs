@@ -174,6 +174,14 @@ fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
         Err(error @ (Error::InUse { .. } | Error::WrongNode { .. })) => {
             tracing::warn!(volume = %entry.id, %error, "what was interrupted on its device is left to the node that has it now");
         }
+        // The volume is gone, or cannot be connected by what an unstage knows (its portals and passwords came with the stage): no repeat
+        // would end it.
+        Err(error @ (Error::NotFound { .. } | Error::Invalid { .. })) if entry.growth.is_some() => tracing::error!(
+            volume = %entry.id,
+            error = %crate::volume::error::chain(&error),
+            "the interrupted growth of its file system could not be completed at unstage; if the next stage refuses the file system, \
+             check it with `e2fsck -f`"
+        ),
         // What says that there is nothing to end, or that it is not ours, stays so; anything else may pass.
         Err(error)
             if entry.growth.is_some()
