@@ -17,6 +17,8 @@ use super::record;
 use super::skus::{Sku, own_tier};
 
 const GIB: u64 = 1 << 30;
+/// The provisioning state of a machine whose last change failed.
+const FAILED: &str = "Failed";
 /// On a disk: what a host is to cache of it, where that is anything. Only an attachment has it in Azure.
 pub(super) const CACHING: &str = "longshore.dev/caching";
 
@@ -109,7 +111,8 @@ fn attachment(disk: &DiskId, holder: &MachineName, machine: &api::Machine) -> (A
         seen.is_some_and(|seen| seen.statuses.iter().any(|status| status.code == "ProvisioningState/succeeded"))
     };
     let state = match properties.provisioning_state.as_str() {
-        _ if listed.to_be_detached => AttachmentState::Detaching,
+        // After a change that failed it stays so, and nothing detaches it.
+        state if listed.to_be_detached && state != FAILED => AttachmentState::Detaching,
         "Succeeded" | "Deleting" => AttachmentState::Attached,
         _ if is_there() => AttachmentState::Attached,
         state => {
@@ -174,7 +177,7 @@ pub(super) fn instance(found: &api::Machine, id: &NodeId, group: &str) -> Instan
         _ if says("HibernationState/Hibernated") => MachineState::Hibernated,
         _ if says("PowerState/deallocated") || says("PowerState/deallocating") => MachineState::Deallocated,
         _ if says("PowerState/stopped") || says("PowerState/stopping") => MachineState::Stopped,
-        "Failed" => MachineState::Failed,
+        FAILED => MachineState::Failed,
         _ => MachineState::Running,
     };
     let disks = properties.storage_profile.data_disks.iter().map(|disk| {
@@ -215,7 +218,7 @@ pub(super) fn operations_of(found: &api::Disk, machines: &Machines) -> Vec<Opera
     for (name, machine) in machines.iter().filter(|(name, _)| holders(found).contains(name)) {
         let (Some(machine), Some(node)) = (machine, name.node()) else { continue };
         let is_going = match listed(&id, machine) {
-            Some(listed) => listed.to_be_detached,
+            Some(listed) => listed.to_be_detached && machine.properties.provisioning_state != FAILED,
             None => machine.properties.provisioning_state == "Updating",
         };
         if is_going {
@@ -316,6 +319,7 @@ mod tests {
             ("Updating", on_lun_5(false), &["longshore-1"], AttachmentState::Attached),
             ("Failed", on_lun_5(false), &[], AttachmentState::Attaching),
             ("Succeeded", on_lun_5(true), &["longshore-1"], AttachmentState::Detaching),
+            ("Failed", on_lun_5(true), &["longshore-1"], AttachmentState::Attached),
             ("Updating", json!([]), &[], AttachmentState::Detaching),
         ] {
             assert_eq!(state(&machine(of, disks.clone(), seen)), expected, "{of} {disks}");
@@ -331,6 +335,7 @@ mod tests {
         assert_eq!(of(&machine("Updating", json!([]), &[])), 1);
         assert_eq!(of(&machine("Succeeded", on_lun_5(true), &[])), 1);
         assert_eq!(of(&machine("Updating", on_lun_5(false), &[])), 0);
+        assert_eq!(of(&machine("Failed", on_lun_5(true), &[])), 0, "it has ended");
         let made = read_disk(json!({"managedBy": null, "provisioningState": "Creating", "diskState": ""}));
         assert_eq!(operations_of(&made, &Machines::new())[0].changes, OperationChange::Existence);
     }

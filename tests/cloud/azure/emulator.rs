@@ -946,13 +946,11 @@ impl State {
                 let seen: Vec<Value> = seen.collect();
                 properties["instanceView"]["disks"] = seen.into();
             },
-            // What it was to be stays listed (azuredisk-csi-driver issue 780), and belongs to no machine.
+            // What it was to be stays listed (azuredisk-csi-driver issue 780), and belongs to no machine; what was to be detached still says so.
             move |state| {
                 come_ill.iter().for_each(|name| state.release(name, &id_ill));
                 let Some(machine) = state.machines.get_mut(&path_ill) else { return };
                 machine["properties"]["provisioningState"] = "Failed".into();
-                let listed = machine["properties"]["storageProfile"]["dataDisks"].as_array_mut().expect("a list");
-                listed.iter_mut().for_each(|listed| listed["toBeDetached"] = false.into());
             },
         )
     }
