@@ -265,10 +265,7 @@ impl Controller {
         match disk.state {
             DiskState::Available | DiskState::InUse => {}
             DiskState::Creating | DiskState::Deleting | DiskState::Deleted | DiskState::Failed | DiskState::Unusable => {
-                let why = self.why_failed(&disk.id);
-                let reason =
-                    format!("disk {} is {:?}{why}; have it repaired in the cloud, or restore a snapshot", disk.id, disk.state);
-                return Err(Error::Unverified { device: format!("volume {id}"), reason });
+                return Err(self.not_whole(id, disk));
             }
         }
         self.withdraw_blank(id, disk, node)?;

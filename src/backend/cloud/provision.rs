@@ -4,7 +4,7 @@ use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSp
 use crate::os::step::step;
 use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
 
-use super::api::{AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec};
+use super::api::{AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState};
 use super::controller::Controller;
 use super::existing;
 use super::make::copied;
@@ -17,11 +17,19 @@ impl Provision for Controller {
     }
 
     fn find(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        let Some(disk) = self.disk(id)?.filter(|disk| disk.is_whole() && !self.memory.is_torn(id.derived())) else {
-            if id.recorded().is_some() {
-                self.report_copies(id);
+        let found = self.disk(id)?.filter(|_| !self.memory.is_torn(id.derived()));
+        let disk = match found {
+            Some(disk) if disk.is_whole() => disk,
+            // Its id was answered: it is the volume, whatever has become of it.
+            Some(disk) if id.recorded().is_some() && !matches!(disk.state, DiskState::Deleting | DiskState::Deleted) => {
+                return Err(self.not_whole(id, &disk));
             }
-            return Ok(None);
+            _ => {
+                if id.recorded().is_some() {
+                    self.report_copies(id);
+                }
+                return Ok(None);
+            }
         };
         if id.is_existing() {
             return Ok(Some(existing::volume(id, &disk, self.policy.as_ref())));
@@ -113,6 +121,18 @@ impl Provision for Controller {
 }
 
 impl Controller {
+    /// Why a disk whose id was answered cannot be used now.
+    pub(super) fn not_whole(&self, id: &VolumeId, disk: &Disk) -> Error {
+        if disk.state == DiskState::Creating {
+            // As while Compute Engine restores it (RESTORING).
+            let reason = format!("the cloud is still making or restoring its disk {}", disk.id);
+            return Error::InProgress { object: format!("volume {id}"), reason };
+        }
+        let why = self.why_failed(&disk.id);
+        let reason = format!("disk {} is {:?}{why}; have it repaired in the cloud, or restore a snapshot", disk.id, disk.state);
+        Error::Unverified { device: format!("volume {id}"), reason }
+    }
+
     /// The disk of a volume, whatever its state. That there is none is concluded only where none can be hidden.
     pub(super) fn confirmed_disk(&self, id: &VolumeId) -> Result<Option<Disk>> {
         if let Some(disk) = self.disk(id)? {

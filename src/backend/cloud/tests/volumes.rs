@@ -463,6 +463,21 @@ fn health_tells_what_is_wrong() {
 }
 
 #[test]
+fn disk_whose_id_was_answered_is_never_called_missing() {
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    let disk = bench.cloud.disks_now()[0].id.clone();
+    bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Creating);
+    let error = bench.provision().find(&bench.id("one")).expect_err("it is being restored");
+    assert!(matches!(&error, Error::InProgress { .. }), "{error}");
+    bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Failed);
+    let error = bench.provision().find(&bench.id("one")).expect_err("it is lost");
+    assert!(matches!(&error, Error::Unverified { reason, .. } if reason.contains(&disk.0)), "{error}");
+    bench.cloud.with_disk(&disk, |disk| disk.state = DiskState::Deleting);
+    assert_eq!(bench.provision().find(&bench.id("one")).expect("looked"), None);
+}
+
+#[test]
 fn garbage_is_what_no_handle_names() {
     let bench = Bench::new();
     for name in ["one", "two", "old"] {
