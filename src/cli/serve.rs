@@ -63,9 +63,9 @@ pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
     memory::limit_malloc_arenas();
     let runtime = runtime()?;
     // Dropped before the runtime by which it sends.
-    let (log, _traces) = start_log(&config, &runtime)?;
+    let (log, traces) = start_log(&config, &runtime)?;
     let (lost, mut loss) = oneshot::channel();
-    let Built { services, registry, node, _alone } = build(config.clone(), lost)?;
+    let Built { services, registry, node, alone } = build(config.clone(), lost)?;
     let (flags, file, catalog) = (args.layer(), config_file(args.place.config.as_deref()), catalog.clone());
     let reloader = Reloader {
         file: file.clone(),
@@ -77,7 +77,7 @@ pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
     };
     let reload = server::Reload::new(move |check| reloader.run(check));
     let settings = server_settings(&config, server::Admin { log, reload })?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let signals = Signals::listen().map_err(failed("listen for signals"))?;
         let (mut end, mut signalled) = (None, pin!(signals.first()));
         let shutdown = async {
@@ -91,7 +91,13 @@ pub fn run(args: &ServeArgs, catalog: &Catalog) -> Result<(), Failure> {
         };
         server::serve(settings, services, shutdown).await.map_err(failed("serve"))?;
         end.map_or(Ok(()), |reason| Err(failed("provision")(reason)))
-    })
+    });
+    drop(traces);
+    // An operation that has outlasted the grace ends with the process, which does not wait for it (the storage may hang), and until then no
+    // other process may have the state directory.
+    runtime.shutdown_background();
+    std::mem::forget(alone);
+    served
 }
 
 fn server_settings(config: &Config, admin: server::Admin) -> Result<server::Settings, Failure> {
@@ -194,7 +200,7 @@ struct Built {
     registry: Registry,
     node: Option<Arc<Node>>,
     /// The node is ours alone until it is dropped.
-    _alone: Option<StateDirLock>,
+    alone: Option<StateDirLock>,
 }
 
 /// Opens the backends and the node's journal, and finishes what an earlier process left.
@@ -237,7 +243,7 @@ fn build(config: Config, lost: oneshot::Sender<volume::Error>) -> Result<Built, 
         locks,
         metrics,
     });
-    Ok(Built { services, registry, node, _alone: alone })
+    Ok(Built { services, registry, node, alone })
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Failure> {

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use longshore::backend::image::{Holder, ImageBackend, ImageConfig, Role};
 use longshore::backend::{Backend, ConnectRequest};
@@ -172,7 +173,7 @@ impl World {
         let pools = format!("pools: [{{name: default, path: {}}}]", pool.display());
         fs::write(
             directory.path().join("config.yaml"),
-            format!("backends: [{{name: shared, type: image, shared: true, {pools}}}]\n"),
+            format!("grace: 1s\nbackends: [{{name: shared, type: image, shared: true, {pools}}}]\n"),
         )
         .expect("a configuration");
         let [controller, a, b] = ["controller", "node-a", "node-b"].map(|name| Driver::new(directory.path(), name));
@@ -562,6 +563,25 @@ fn node_that_is_held_at_any_step_of_a_stage_never_has_the_volume_beside_another(
             unstages(if mine { &world.a } else { &world.b });
             assert_eq!((world.leases(), world.devices()), (vec![], vec![]), "{step}");
         }
+    });
+}
+
+/// It holds the lock of the state directory until it is gone.
+#[cfg(feature = "faults")]
+#[test]
+fn call_that_outlasts_the_grace_does_not_keep_the_process() {
+    isolated(|| {
+        let mut world = World::new();
+        let (_, stuck) = world.a.held_at(1, words!(stage(&world.a, &[]))).expect("a step");
+        let mut child = world.a.child.take().expect("it runs");
+        run("kill", &["-TERM", &child.id().to_string()]);
+        let ended = longshore::os::udev::wait_until(Instant::now().checked_add(Duration::from_secs(30)), || {
+            Ok(child.try_wait().expect("waited").is_some())
+        });
+        child.kill().ok();
+        child.wait().expect("reaped");
+        drop(stuck);
+        assert!(ended.expect("waited"), "it waits for a call that hangs");
     });
 }
 
