@@ -182,10 +182,25 @@ impl OpenDir {
 
     /// Replaces a file of ours as a whole, durably: a new one (`.name.tmp`), synced, renamed over it.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.replace(name, content, OFlags::CREATE | OFlags::TRUNC)
+    }
+
+    /// As `write`, on a file system that may be full: the new file takes the room of another, `spare`, which is no longer there then.
+    ///
+    /// # Errors
+    /// `Io`: ENOENT without a spare file.
+    pub fn write_over(&self, name: &str, content: &[u8], spare: (&OpenDir, &str)) -> Result<()> {
+        spare.0.rename(spare.1, self, temporary_of(name))?;
+        self.replace(name, content, OFlags::empty())
+    }
+
+    fn replace(&self, name: &str, content: &[u8], more: OFlags) -> Result<()> {
         let temporary = temporary_of(name);
         let failed = |error| Error::io("write", self.path_of(name), error);
-        let mut file = self.open_file(&temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, 0o600)?;
-        file.write_all(content).and_then(|()| file.sync_all()).map_err(failed)?;
+        let mode = if more.contains(OFlags::CREATE) { 0o600 } else { 0 };
+        let mut file = self.open_file(&temporary, OFlags::WRONLY | more, mode)?;
+        let written = file.write_all(content).and_then(|()| file.set_len(content.len() as u64));
+        written.and_then(|()| file.sync_all()).map_err(failed)?;
         self.rename(&temporary, self, name)?;
         self.sync()
     }

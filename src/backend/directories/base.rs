@@ -50,6 +50,9 @@ const LOCK: &str = "lock";
 /// The same, below the base.
 pub const LOCK_BELOW_BASE: &str = ".longshore/lock";
 const OWNER: &str = "owner";
+const SPARE: &str = "spare";
+/// More than a record has.
+const SPARE_BYTES: usize = 16 << 10;
 /// What is recorded of a file system that says nothing of itself.
 pub const UNKNOWN_FILE_SYSTEM: &str = "unknown";
 /// Of a snapshot, in its directory.
@@ -127,6 +130,8 @@ pub(super) struct Ready {
     /// Held while directories on the way to volumes are made and removed.
     pub places: Mutex<()>,
     owner: String,
+    /// Whether there is the spare file.
+    has_spare: AtomicBool,
     _lock: File,
 }
 
@@ -322,10 +327,13 @@ impl Base {
             tracing::warn!(base = called, %error, "the lock is held, but our process id could not be written into it");
         }
         let owner = random::hexadecimal(16)?;
-        own.write(OWNER, owner.as_bytes())?;
+        // In place, since a full base must open, so that volumes can be deleted.
+        let owner_file = own.open_file(OWNER, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+        let written = owner_file.write_all_at(owner.as_bytes(), 0).and_then(|()| owner_file.sync_all());
+        written.map_err(|error| os::Error::io("write", own.path_of(OWNER), error))?;
         let directory = |name: &str| own.ensure_directory(name, 0o700);
         let trash = directory("trash")?;
-        Ok(Ready {
+        let ready = Ready {
             called,
             backend: self.backend.clone(),
             location: Arc::clone(&self.location),
@@ -341,10 +349,13 @@ impl Base {
             snapshot_start: Mutex::default(),
             places: Mutex::default(),
             owner,
+            has_spare: AtomicBool::new(false),
             _lock: lock_file,
             root,
             own,
-        })
+        };
+        ready.keep_spare();
+        Ok(ready)
     }
 
     /// One process provisions from a base.
@@ -570,6 +581,36 @@ impl KnownBase {
 }
 
 impl Ready {
+    /// Sees to it that there is a spare file, in whose room a deletion can be recorded once the base is full.
+    pub(super) fn keep_spare(&self) {
+        if self.has_spare.load(Ordering::Relaxed) {
+            return;
+        }
+        let made = self.own.stat(SPARE).and_then(|there| match there {
+            Some(_) => Ok(()),
+            None => self.own.write(SPARE, &[b'0'; SPARE_BYTES]),
+        });
+        match made {
+            Ok(()) => self.has_spare.store(true, Ordering::Relaxed),
+            Err(error) => {
+                tracing::debug!(base = self.called, %error, "without a spare file nothing can be deleted from a full base")
+            }
+        }
+    }
+
+    /// As [`OpenDir::write`], of what leads to more room; on a full base in the room of the spare file.
+    pub(super) fn write_even_if_full(&self, directory: &OpenDir, name: &str, content: &[u8]) -> os::Result<()> {
+        match directory.write(name, content) {
+            Err(error)
+                if matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+                    && self.has_spare.swap(false, Ordering::Relaxed) =>
+            {
+                directory.write_over(name, content, (&self.own, SPARE)).map_err(|_| error)
+            }
+            written => written,
+        }
+    }
+
     /// Whether no other process has got the lock since this one did. A file that is opened anew is read from the server (nfs(5),
     /// "Close-to-open cache consistency").
     fn is_owner(&self) -> Result<bool> {

@@ -13,7 +13,7 @@ use crate::os::{self, lock, subvolume};
 use crate::volume::{Error, OnDelete, Result};
 
 use super::base::Ready;
-use super::record::{self, VolumeRecord};
+use super::record::{self, Phase, VolumeRecord};
 use super::subdir;
 
 impl Ready {
@@ -48,8 +48,11 @@ impl Ready {
     pub fn write_record(&self, record: &VolumeRecord) -> Result<()> {
         let name = record_name(record.id.local());
         let text = record::encode(record)?;
-        step("write metadata", &self.volumes.path_of(&name).display(), || self.volumes.write(&name, &text))
-            .map_err(|error| self.failure(error))
+        let write = || match record.phase {
+            Phase::Deleting { .. } => self.write_even_if_full(&self.volumes, &name, &text),
+            Phase::Making | Phase::Whole => self.volumes.write(&name, &text),
+        };
+        step("write metadata", &self.volumes.path_of(&name).display(), write).map_err(|error| self.failure(error))
     }
 
     fn remove_record(&self, local: &str) -> Result<()> {
@@ -246,7 +249,9 @@ impl Ready {
                 .map_err(|error| self.failure(error))?;
         }
         self.clear_quota(record);
-        self.remove_record(local)
+        self.remove_record(local)?;
+        self.keep_spare();
+        Ok(())
     }
 
     fn move_to_archive(&self, parent: &OpenDir, name: &std::ffi::OsStr, new: &str) -> Result<()> {

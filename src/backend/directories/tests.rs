@@ -1,6 +1,7 @@
 //! The controller's side on plain local directories.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -115,7 +116,7 @@ impl Ground {
                 left.insert(path.strip_prefix(self.at("a")).expect("below").to_string_lossy().into_owned());
             }
         }
-        for own in ["", "/marker.json", "/lock", "/owner", "/volumes", "/drafts", "/snapshots", "/trash", "/archive"] {
+        for own in ["", "/marker.json", "/lock", "/owner", "/spare", "/volumes", "/drafts", "/snapshots", "/trash", "/archive"] {
             left.remove(&format!(".longshore{own}"));
         }
         left
@@ -681,6 +682,34 @@ fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
     second.lead().expect("it leads");
     create(&second, &spec("two", &[])).expect("made");
     assert_eq!(second.list(None, 9).expect("listed").len(), 2);
+}
+
+/// Else nothing could be deleted once the pods have filled the file system. A tmpfs has no blocks that are only root's.
+#[test]
+fn volume_of_a_full_base_is_deleted_also_after_a_restart() {
+    crate::os::mount::testing::in_own_namespace(|| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let small = c"size=1m";
+        rustix::mount::mount("none", directory.path(), "tmpfs", rustix::mount::MountFlags::empty(), Some(small))
+            .expect("mounted");
+        let ground = ground_in(directory.path(), &["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        create(&controller, &spec("two", &[])).expect("made");
+        let fill = |path: &str| {
+            let mut file = std::fs::File::create(ground.at(path)).expect("made");
+            std::iter::repeat(()).take_while(|()| file.write_all(&[1; 512]).is_ok()).count()
+        };
+        assert!(fill("a/one/file") > 0);
+        std::fs::write(ground.at("state/file"), "data").expect_err("it is full");
+        controller.delete(&id("two")).expect("deleted");
+        drop(controller);
+        fill("a/one/more");
+        let controller = ground.open();
+        controller.probe().expect("it opens");
+        assert_eq!(controller.delete(&id("one")).expect("deleted"), Outcome::Changed(()));
+        ground.assert_nothing_left();
+    });
 }
 
 /// As what an administrator, a backup or a later version has put there.
