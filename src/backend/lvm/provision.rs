@@ -101,7 +101,7 @@ impl Provision for LvmBackend {
     fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
         let ids = self.all(Kind::Volume)?.into_iter().filter_map(|(id, lv)| Some((id.parse::<VolumeId>().ok()?, lv)));
         let behind = ids.filter(|(id, _)| after.is_none_or(|after| id > after));
-        behind.take(max).map(|(id, lv)| self.volume(id, &lv)).collect()
+        behind.take(max).map(|(id, lv)| self.listed(id, &lv)).collect()
     }
 
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer> {
@@ -156,6 +156,22 @@ impl LvmBackend {
             topology: self.topology.iter().cloned().collect(),
             for_one_node: true,
         })
+    }
+
+    /// A volume for a list. One whose record is damaged is listed with what is known of it: its absence would say that it does not exist.
+    fn listed(&self, id: VolumeId, lv: &Lv) -> Result<Volume> {
+        match self.volume(id.clone(), lv) {
+            Err(Error::Unverified { .. }) => Ok(Volume {
+                id,
+                name: String::new(),
+                capacity: Bytes(lv.size),
+                source: None,
+                parameters: Arc::default(),
+                topology: self.topology.iter().cloned().collect(),
+                for_one_node: true,
+            }),
+            volume => volume,
+        }
     }
 
     /// Removes a logical volume, and of its data what its class, or its own `onDelete`, says.

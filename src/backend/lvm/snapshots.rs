@@ -68,7 +68,8 @@ impl Snapshots for LvmBackend {
     fn list_snapshots(&self, source: Option<&VolumeId>, after: Option<&SnapshotId>, max: usize) -> Result<Vec<Snapshot>> {
         let ids = self.all(Kind::Snapshot)?.into_iter().filter_map(|(id, lv)| Some((id.parse::<SnapshotId>().ok()?, lv)));
         let behind = ids.filter(|(id, _)| after.is_none_or(|after| id > after));
-        let all = behind.map(|(id, lv)| self.snapshot(id, &lv));
+        // One whose record is damaged hides no other.
+        let all = behind.map(|(id, lv)| self.snapshot(id, &lv)).filter(|found| !matches!(found, Err(Error::Unverified { .. })));
         all.filter(|snapshot| snapshot.as_ref().map_or(true, |snapshot| source.is_none_or(|source| snapshot.source == *source)))
             .take(max)
             .collect()

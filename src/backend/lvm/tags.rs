@@ -187,8 +187,16 @@ pub(super) fn decode<T: DeserializeOwned>(lv: &Lv) -> Result<T> {
         text.push_str(piece);
     }
     let json = unescape(&text).ok_or_else(|| damaged(format!("its tags {RECORD}N are damaged: {text:?}")))?;
-    serde_json::from_str(&json)
-        .map_err(|error| damaged(format!("its tags {RECORD}N hold no record: {error}; set them again (lvchange --addtag)")))
+    let no_record = |error: serde_json::Error| {
+        damaged(format!("its tags {RECORD}N hold no record: {error}; set them again (lvchange --addtag)"))
+    };
+    let record: serde_json::Value = serde_json::from_str(&json).map_err(no_record)?;
+    match &record["format"] {
+        format if *format == FORMAT => serde_json::from_value(record).map_err(no_record),
+        format => {
+            Err(damaged(format!("its tags {RECORD}N have the format {format}, and this version of the driver knows {FORMAT}")))
+        }
+    }
 }
 
 /// What a tag may hold (lvm(8): A-Z a-z 0-9 _ + . - / = ! : # &), any other byte as `=` and two hexadecimal digits.
@@ -265,6 +273,9 @@ mod tests {
         assert_eq!(decode::<SnapshotRecord>(&Lv::named("x", shuffled)).expect("whole"), record);
         assert!(decode::<SnapshotRecord>(&Lv::named("x", tags[1..].to_vec())).is_err(), "the first is gone");
         assert!(decode::<SnapshotRecord>(&Lv::named("x", Vec::new())).is_err());
+        let later = encode(&SnapshotRecord { format: FORMAT + 1, ..record }).expect("JSON");
+        let error = decode::<SnapshotRecord>(&Lv::named("x", later)).expect_err("of a later version").to_string();
+        assert!(error.contains("format 2"), "{error}");
     }
 
     #[test]

@@ -91,10 +91,22 @@ refused 'NotFound\|NOT_FOUND' stage "$id" ext4
 lvm lvrename -qq --devices "$disks" vg0 renamed "$name"
 stage "$id" ext4
 unstage "$id"
+# A damaged record is that of its volume only.
+piece=$(lvm lvs --noheadings --devices "$disks" -o lv_tags "vg0/$name" | tr ', ' '\n\n' | grep '^longshore.record.0=')
+lvm lvchange -qq --devices "$disks" --deltag "$piece" "vg0/$name"
+is "$id" "$(call list-volumes | jq -r '.entries[].volume.volume_id')" "the list with a damaged record"
+is 0 "$(call list-snapshots | jq '.entries | length')" "snapshots in the list"
+lvm lvchange -qq --devices "$disks" --addtag "$piece" "vg0/$name"
+# The command that inspect prints for a draft removes nothing else.
+lvm lvremove -qq --yes --devices "$disks" --select lv_tags=longshore.state=draft "vg0/$name"
+is "$name" "$(ours)" "a volume after the command for a draft"
 # What has our name and not our tags is another's.
 other=$(call create-volume --name probe --size 64MiB --fs=ext4 --parameter deviceClass=thick | jq -er .volume.volume_id)
 probe=$(comm -13 <(echo "$name") <(ours))
 delete "$other"
+lvm lvcreate -qq -y --devices "$disks" -n "$probe" -L 64M --addtag longshore.state=draft vg0 >/dev/null
+lvm lvremove -qq --yes --devices "$disks" --select lv_tags=longshore.state=draft "vg0/$probe"
+is "$name" "$(ours)" "a draft after the command that inspect prints for it"
 lvm lvcreate -qq -y --devices "$disks" -n "$probe" -L 64M vg0 >/dev/null
 printf precious | dd of="/dev/vg0/$probe" status=none oflag=dsync
 refused "$probe" call create-volume --name probe --size 64MiB --fs=ext4 --parameter deviceClass=thick
