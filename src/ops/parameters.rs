@@ -9,6 +9,10 @@ use crate::backend::Backend;
 use crate::backend::registry::Registry;
 use crate::volume::{Bytes, Capability, Error, FsType, NodeParameters, RawParameters, Result};
 
+/// The key of publish_context that says `true` where the volume was attached for reading only: a node may not write to it, and is not
+/// asked so by NodeStageVolume (CSI spec, PUBLISH_READONLY).
+pub const READ_ONLY_KEY: &str = "readOnly";
+
 /// The key in volume_context under which the controller sends them to the node.
 pub const CONTEXT_KEY: &str = "longshore.dev/parameters";
 

@@ -403,6 +403,26 @@ fn node_that_is_detached_while_it_runs_publishes_no_more() {
     });
 }
 
+/// A PersistentVolume with `readOnly: true`: NodeStageVolume has no word for it.
+#[test]
+fn volume_that_is_attached_for_reading_is_staged_so() {
+    isolated(|| {
+        let world = World::new();
+        world.attach("node-a");
+        stages(&world.a, &[ATTACHED_TO_A]);
+        world.a.shell("echo kept > data");
+        unstages(&world.a);
+        world.detach("node-a");
+        let said = world.controller.call(&["controller-publish-volume", ID, "--node=node-a", "--fs=ext4", "--read-only"]);
+        assert!(said.contains("readOnly"), "{said}");
+        let before = fs::read(world.volume().join("image")).expect("the image");
+        stages(&world.a, &[ATTACHED_TO_A, "--publish-context=readOnly=true"]);
+        assert_eq!(world.a.shell("cat data; touch more 2>/dev/null || echo refused"), "kept\nrefused");
+        unstages(&world.a);
+        assert!(fs::read(world.volume().join("image")).expect("the image") == before, "it was written to");
+    });
+}
+
 #[test]
 fn nodes_that_stage_at_once_are_never_two() {
     isolated(|| {

@@ -1,6 +1,7 @@
 //! Volumes are bound to nodes, where their backend needs it.
 
 use super::*;
+use crate::ops::parameters::READ_ONLY_KEY;
 
 impl Controller {
     /// Binds a volume to a node; the answer is for the node (ControllerPublishVolume). A backend whose volumes need no
@@ -17,7 +18,13 @@ impl Controller {
         self.existing(backend, id)?;
         check_capability(backend.as_ref(), &request.capability)?;
         match backend.attach() {
-            Some(attach) => attach.attach(id, &request.node, request.capability.mode, request.read_only),
+            Some(attach) => {
+                let attached = attach.attach(id, &request.node, request.capability.mode, request.read_only)?;
+                Ok(attached.map(|mut context| {
+                    context.extend(request.read_only.then(|| (READ_ONLY_KEY.to_owned(), true.to_string())));
+                    context
+                }))
+            }
             None => Ok(Outcome::Unchanged(BTreeMap::new())),
         }
     }

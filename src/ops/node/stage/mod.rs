@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::backend::Source;
 use crate::ops::lock::Key;
-use crate::ops::parameters::Parameters;
+use crate::ops::parameters::{Parameters, READ_ONLY_KEY};
 use crate::os::mounts::Mounts;
 use crate::volume::{AccessType, Capability, Error, Outcome, Result, Secrets, VolumeId};
 
@@ -34,10 +34,12 @@ pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> 
     backend.check_capability(&request.capability)?;
     let staging = resolve::path(node, &request.staging)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
+    let wanted = wanted(&id, staging, &request.capability)?;
+    let is_attached_read_only = request.publish_context.get(READ_ONLY_KEY).is_some_and(|text| text == "true");
     let order = StageSpec {
         backend,
         root: &node.kubelet,
-        wanted: wanted(&id, staging, &request.capability)?,
+        wanted: DesiredStage { read_only: wanted.read_only || is_attached_read_only, ..wanted },
         group: group_of(&request.capability),
         parameters: Parameters::from_context(backend, &request.volume_context)?,
         publish_context: &request.publish_context,
