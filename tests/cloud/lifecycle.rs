@@ -224,6 +224,26 @@ fn clones_that_ec2_does_not_copy_go_through_a_snapshot() {
     driver.assert_clean("at the end");
 }
 
+/// The CO is told that there is no such source, and does not ask again.
+#[test]
+fn copy_whose_source_is_gone_leaves_nothing() {
+    let Some(cloud) = Cloud::start(SPEED) else { return };
+    let instance = cloud.run_instances(1, "m5.large", ZONE).remove(0);
+    let mut driver = Driver::start(&cloud, SPEED, &instance);
+    driver.create("data").expect("created");
+    cloud.world().stuck.insert("pending");
+    cloud.order("CopyVolumes", REFUSED);
+    driver.persistent = false;
+    let clone = clone_of("copy", &driver.handle("ebs:data"));
+    let begun = driver.create_as(clone.clone()).expect_err("its snapshot is pending");
+    assert!(!is_final(begun.code()) && driver.snapshots().len() == 1, "{begun}");
+    driver.delete("ebs:data").expect("deleted");
+    driver.persistent = true;
+    let gone = driver.create_as(clone).expect_err("its source is gone");
+    assert_eq!(gone.code(), Code::NotFound, "{gone}");
+    driver.assert_clean("after it was refused");
+}
+
 /// What others wrote, with nothing of ours between.
 #[test]
 fn a_volume_lives_in_moto() {

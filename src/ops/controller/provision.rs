@@ -26,7 +26,10 @@ impl Controller {
         let outcome = match provision.find_for_create(&id, &asked)? {
             Some(existing) => Outcome::Unchanged(fits(backend, existing, request, &asked)?),
             None => {
-                let spec = self.specify(backend, request, id.clone(), &parameters)?;
+                let spec = self.specify(backend, request, id.clone(), &parameters).map_err(|error| match error {
+                    Error::NotFound { .. } => abandon(provision, &id, error),
+                    error => error,
+                })?;
                 let created = provision.create(&spec, self.quiesce()?)?;
                 // A backend may end what an earlier request of this name began, whose parameters were others.
                 Outcome::Changed(fits(backend, created, request, &asked)?)
@@ -177,6 +180,14 @@ fn elsewhere(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement, error: Er
         return error;
     }
     not_there(wanted, format!("{error} on this node; what is made of it is made where it lies"))
+}
+
+/// Its source is gone: what an earlier call began of the copy would be nobody's, since the CO does not repeat the call.
+fn abandon(provision: &dyn Provision, id: &VolumeId, error: Error) -> Error {
+    match provision.delete(id) {
+        Ok(_) => error,
+        Err(left) => error.leaving(left.to_string()),
+    }
 }
 
 /// A volume that cannot have its mutable parameters is not left behind a final error. One that was found may be in use.
