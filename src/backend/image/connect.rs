@@ -120,7 +120,11 @@ impl Connect for ImageBackend {
     }
 
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
-        let (_, inode) = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        let (ready, inode) = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        if self.shared {
+            // As in `scan::examine`; the loop device asks the kernel, not the server.
+            drop(ready.open_image(Kind::Volume, id.local(), Access::Read)?);
+        }
         let device = confirm(id, Some(source), inode)?.ok_or_else(|| not_this(id, path_of(source)))?;
         let size = step("refresh loop device", &device.path.display(), || loopdev::refresh(&device.path))?;
         Ok(Bytes(size))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::os;
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
-use super::files::{self, IMAGE, META, Seen, Stamp};
+use super::files::{self, Access, IMAGE, META, Seen, Stamp};
 use super::index::Rows;
 use super::layout::{ARCHIVE, GROUPS, Kind, RETAINED, VOLUMES};
 use super::ledger::{AsRead, Entry, VolumeRow};
@@ -93,8 +93,15 @@ pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
         }
     };
     let meta = read_meta::<M>(ready, local).map(|(meta, _)| meta).map_err(|found| damage.push(found)).ok();
+    let is_short = |seen: &Seen| meta.as_ref().is_some_and(|meta| seen.length < meta.length().0);
+    // Of a volume that was just expanded, a client of NFS may know the old length still. Who opens a file is told (nfs(5), "Close-to-open cache
+    // consistency").
+    let image = image.map(|seen| {
+        let opened = || files::look_at(&ready.open_image(M::KIND, local, Access::Read).ok()?, &image_path).ok();
+        if is_short(&seen) { opened().unwrap_or(seen) } else { seen }
+    });
     if let (Some(meta), Some(seen)) = (&meta, image)
-        && seen.length < meta.length().0
+        && is_short(&seen)
     {
         damage.push(Damage::image_short(&image_path, seen.length, meta.length()));
     }
