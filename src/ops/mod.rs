@@ -5,6 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::backend::Backend;
+use crate::volume::{Capability, Error, Result};
+
 pub mod controller;
 pub mod doctor;
 pub mod gauges;
@@ -17,6 +20,17 @@ pub mod task;
 
 pub use controller::Controller;
 pub use node::Node;
+
+/// Whether the backend can serve a volume in this way.
+pub(crate) fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()> {
+    if !backend.access_modes().contains(&capability.mode) {
+        return Err(Error::invalid(
+            "volume_capability.access_mode",
+            format!("backend {} cannot offer {:?}; it offers {:?}", backend.name(), capability.mode, backend.access_modes()),
+        ));
+    }
+    backend.check_capability(capability)
+}
 
 /// What the locks are built on. The model checker includes `lock.rs` over a mutex of its own (tests/loom).
 mod sync {

@@ -20,7 +20,7 @@ pub(super) use exclusive::patience;
 pub use exclusive::{Exclusive, FirstLock};
 pub use inspect::{Compare, Connected, Garbage, Inspect, Leftover, LeftoverKind, Place, Stored, Survey, Unnamed};
 pub(super) use inspect::{changed, words};
-pub use node::{BlockDevice, Connect, ConnectRequest, Directory, ExpectedContents, SharedConnection, Source};
+pub use node::{BlockDevice, Connect, ConnectRequest, Directory, ExpectedContents, SharedConnection, Source, detached_meanwhile};
 pub use usage::{PoolUsage, Provisioned, Usage};
 
 /// Applies settings. It cannot fail, so that the settings of all backends are applied together or not at all.

@@ -176,6 +176,15 @@ pub trait Connect: Send + Sync {
         Ok(())
     }
 
+    /// Whether what is connected is so by the attachment that publish_context is of, where that is known: between two attachments of a volume to
+    /// one node another may have written to it. Asked with `may_use`.
+    ///
+    /// # Errors
+    /// [`detached_meanwhile`]
+    fn check_attachment(&self, _id: &VolumeId, _publish_context: &BTreeMap<String, String>) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether what is connected answers, where that is not certain: a server. Comes back in seconds, whatever the server does;
     /// asked before anything that would wait for it.
     ///
@@ -278,4 +287,11 @@ pub trait Connect: Send + Sync {
     fn limit(&self) -> Option<u64> {
         None
     }
+}
+
+/// A volume that was detached from this node while it was staged here, and attached again.
+pub fn detached_meanwhile(id: &VolumeId) -> Error {
+    let reason = "the volume was detached from this node meanwhile, and another node may have written to it: unstage the volume here (delete the \
+                  pods that use it), and stage it again";
+    Error::NotStaged { volume: id.to_string(), reason: reason.to_owned() }
 }

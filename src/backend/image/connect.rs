@@ -36,7 +36,11 @@ impl Connect for ImageBackend {
         };
         // Of several readers, each has a device of its own.
         let new_reader = request.read_only && acquired == Some(Acquired::Now);
-        if let Some(device) = connected_here(&ready, request, image.inode, new_reader)? {
+        let there = match confirm(id, request.earlier, image.inode)? {
+            None if !new_reader => bound(&ready, id, image.inode)?,
+            confirmed => confirmed,
+        };
+        if let Some(device) = there {
             return Ok(Outcome::Unchanged(source(&device, named(image.inode))));
         }
         // Two caches of one file lose data.
@@ -122,7 +126,7 @@ impl Connect for ImageBackend {
     fn refresh(&self, id: &VolumeId, source: &Source) -> Result<Bytes> {
         let (ready, inode) = self.inode(id)?.ok_or_else(|| Error::volume_not_found(id))?;
         if self.shared {
-            // As in `scan::examine`; the loop device asks the kernel, not the server.
+            // As in `scan::examine`: the loop device asks the kernel, not the server.
             drop(ready.open_image(Kind::Volume, id.local(), Access::Read)?);
         }
         let device = confirm(id, Some(source), inode)?.ok_or_else(|| not_this(id, path_of(source)))?;
@@ -189,7 +193,7 @@ fn seen_image(ready: &Ready, id: &VolumeId) -> Result<Option<files::Seen>> {
 
 /// The device of a hint, if it shows this image now. One that shows a file of another name is not asked, since its disk may hang; where it
 /// is this image nevertheless, the walk over all devices finds it.
-fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<Loop>> {
+pub(super) fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<Loop>> {
     let Some(Source::Device(reported)) = hint else { return Ok(None) };
     if !loopdev::shows(&reported.path, &image_name(id))? {
         return Ok(None);
@@ -197,19 +201,6 @@ fn confirm(id: &VolumeId, hint: Option<&Source>, inode: Inode) -> Result<Option<
     match loopdev::status(&reported.path) {
         Err(error) if error.is_missing() => Ok(None),
         device => Ok(device?.filter(|device| device.backing == inode)),
-    }
-}
-
-/// The device of this volume, by what the journal has of it, or, if it is not a new reader's, by the image that it shows.
-pub(super) fn connected_here(
-    ready: &Ready,
-    request: &ConnectRequest<'_>,
-    inode: Inode,
-    new_reader: bool,
-) -> Result<Option<Loop>> {
-    match confirm(request.id, request.earlier, inode)? {
-        None if !new_reader => bound(ready, request.id, inode),
-        confirmed => Ok(confirmed),
     }
 }
 
@@ -240,7 +231,7 @@ pub(super) fn is_unbound(ready: &Ready, id: &VolumeId, inode: Inode) -> bool {
 }
 
 /// The devices that show this image.
-fn devices(ready: &Ready, id: &VolumeId, inode: Inode) -> Result<Vec<Loop>> {
+pub(super) fn devices(ready: &Ready, id: &VolumeId, inode: Inode) -> Result<Vec<Loop>> {
     if is_unbound(ready, id, inode) { Ok(Vec::new()) } else { Ok(loopdev::find(inode, &image_name(id))?) }
 }
 

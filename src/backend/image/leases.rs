@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::backend::ConnectRequest;
-use crate::os::loopdev;
+use crate::backend::{ConnectRequest, detached_meanwhile};
+use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::ImageBackend;
 use super::attachment::{check_attached, check_detached};
-use super::connect::{Inode, connected_here};
+use super::connect::{Inode, confirm, devices};
 use super::files;
 use super::layout::Kind;
 use super::lease::{Access, Acquired, VolumeDirectory};
@@ -26,7 +26,12 @@ impl ImageBackend {
         let leases = directory.leases()?;
         directory.check_free(&leases, holder, access)?;
         if !leases.iter().any(|lease| lease.is_of(holder)) {
-            detach_stale(ready, request, inode)?;
+            // Where nobody has a lease, no device shows the image rightly; other readers on this machine have devices of their own.
+            let stale = match leases.is_empty() {
+                true => devices(ready, id, inode)?,
+                false => confirm(id, request.earlier, inode)?.into_iter().collect(),
+            };
+            stale.iter().try_for_each(|device| detach_stale(id, device))?;
         }
         let acquired = directory.acquire(holder, access)?;
         // It may have been detached just before it had the lease.
@@ -47,11 +52,9 @@ impl ImageBackend {
         let holder = self.holder()?;
         let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let own = directory.leases()?.into_iter().find(|lease| lease.is_of(holder)).map(|lease| lease.access);
-        check_attached(ready, id, &holder.node, &BTreeMap::new(), own == Some(Access::Read))?;
+        check_attached(ready, id, &holder.node, &BTreeMap::new(), own != Some(Access::Write))?;
         if own.is_none() {
-            let reason = "the volume was detached from this node meanwhile (its lease is gone), and another node may have written to it: \
-                          unstage the volume here, and stage it again";
-            return Err(Error::NotStaged { volume: id.to_string(), reason: reason.to_owned() });
+            return Err(detached_meanwhile(id));
         }
         Ok(())
     }
@@ -109,14 +112,13 @@ impl ImageBackend {
 ///
 /// # Errors
 /// `InUse` where something uses it.
-fn detach_stale(ready: &Ready, request: &ConnectRequest<'_>, inode: Inode) -> Result<()> {
-    let Some(device) = connected_here(ready, request, inode, request.read_only)? else { return Ok(()) };
-    tracing::warn!(volume = %request.id, device = %device.path.display(), "a device of before this node was detached is let go");
+fn detach_stale(id: &VolumeId, device: &Loop) -> Result<()> {
+    tracing::warn!(volume = %id, device = %device.path.display(), "a device of before this node was detached is let go");
     let detached = step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing));
     detached.map_err(|error| match error.errno() {
         Some(libc::EBUSY) => {
             let by = format!("{error}; that device is of before this node was detached from it: unstage the volume here first");
-            Error::InUse { object: format!("volume {}", request.id), by }
+            Error::InUse { object: format!("volume {id}"), by }
         }
         _ => error.into(),
     })

@@ -94,7 +94,7 @@ pub(super) fn examine<M: About>(ready: &Ready, local: &str) -> Examined<M> {
     };
     let meta = read_meta::<M>(ready, local).map(|(meta, _)| meta).map_err(|found| damage.push(found)).ok();
     let is_short = |seen: &Seen| meta.as_ref().is_some_and(|meta| seen.length < meta.length().0);
-    // Of a volume that was just expanded, a client of NFS may know the old length still. Who opens a file is told (nfs(5), "Close-to-open cache
+    // Of a volume that was just expanded, a client of NFS may know the old length still. Opening the file asks the server (nfs(5), "Close-to-open cache
     // consistency").
     let image = image.map(|seen| {
         let opened = || files::look_at(&ready.open_image(M::KIND, local, Access::Read).ok()?, &image_path).ok();

@@ -44,9 +44,19 @@ pub struct Attachment {
     pub chap: Option<Chap>,
     /// Nobody has written anything to it since it was made, as the storage saw when it was attached.
     pub blank: bool,
+    /// What tells it from an earlier attachment of the volume to this node, between which another may have written.
+    pub attachment: Option<String>,
 }
 
-/// The key of publish_context that says so.
+/// The key of [`Attachment::attachment`].
+const ATTACHMENT: &str = "attachment";
+
+/// What publish_context says of [`Attachment::attachment`].
+pub(super) fn attachment_in(context: &BTreeMap<String, String>) -> Option<&str> {
+    context.get(ATTACHMENT).map(String::as_str)
+}
+
+/// The key of [`Attachment::blank`].
 const BLANK: &str = "blank";
 
 /// What publish_context says of [`Attachment::blank`].
@@ -81,6 +91,7 @@ impl Attachment {
         if self.blank {
             context.insert(BLANK.to_owned(), "true".to_owned());
         }
+        context.extend(self.attachment.iter().map(|one| (ATTACHMENT.to_owned(), one.clone())));
         if let Some(chap) = &self.chap {
             let mut add = |key: &str, value: &str| context.insert(key.to_owned(), value.to_owned());
             add("chapUser", &chap.user);
@@ -117,7 +128,16 @@ impl Attachment {
         };
         let portals = get("portals")?.split(',').filter(|portal| !portal.is_empty()).map(str::to_owned).collect();
         let (target, wwid, initiator) = (get("target")?, get("wwid")?, get("initiator")?);
-        Ok(Some(Attachment { portals, target, lun, wwid, initiator, chap, blank: is_blank(context) }))
+        Ok(Some(Attachment {
+            portals,
+            target,
+            lun,
+            wwid,
+            initiator,
+            chap,
+            blank: is_blank(context),
+            attachment: attachment_in(context).map(str::to_owned),
+        }))
     }
 }
 
@@ -133,6 +153,7 @@ mod tests {
             wwid: "naa.6001405abcdef".to_owned(),
             initiator: initiator_name(&"node-1".parse().expect("an id")),
             blank: chap.is_some(),
+            attachment: chap.is_some().then(|| "0123".to_owned()),
             chap,
         }
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::backend::keyed_mutex::{Holder, KeyedGuard};
-use crate::backend::{BlockDevice, Connect, ConnectRequest, SharedConnection, Source};
+use crate::backend::{BlockDevice, Connect, ConnectRequest, SharedConnection, Source, detached_meanwhile};
 use crate::os::block::Device;
 use crate::os::iscsi::{self, Session};
 use crate::os::multipath::{self, Map};
@@ -19,7 +19,7 @@ use crate::os::udev;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::IscsiBackend;
-use super::attachment::is_blank;
+use super::attachment::{attachment_in, is_blank};
 use super::connections::Entry;
 use super::way::LoginParameters;
 
@@ -41,14 +41,7 @@ pub(super) struct Path {
 
 impl Connect for IscsiBackend {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
-        let way = match self.way(request) {
-            Ok(way) => way,
-            // A call by which the node ends what was interrupted has no publish_context: the volume is what it was, or is not there.
-            Err(error) if request.publish_context.is_empty() && request.earlier.is_some() => {
-                return self.connected(request.id, request.earlier)?.map(Outcome::Unchanged).ok_or(error);
-            }
-            Err(error) => return Err(error),
-        };
+        let way = self.way(request)?;
         if !iscsi::admin::runs() {
             return Err(self.down(
                 "iscsid does not run on this node; start it (`systemctl enable --now iscsid`), or let it run in this pod, which needs \
@@ -57,11 +50,13 @@ impl Connect for IscsiBackend {
         }
         let mut entry = Entry::new(request.id, &way.target, way.lun, &way.interface.name);
         match self.connections.get(request.id) {
-            Some(earlier) if earlier.same_unit(&entry) => entry = earlier,
-            // It was to be connected otherwise.
+            Some(earlier) if earlier.same_unit(&entry) && earlier.is_by(way.attachment.as_deref()) => entry = earlier,
+            // It was to be connected otherwise, or was detached meanwhile: what is cached may be older than what another node has written, and
+            // its session has the passwords of then.
             Some(earlier) => self.release(&earlier)?,
             None => {}
         }
+        entry.attachment = way.attachment.clone().or(entry.attachment);
         // Whose unit it is, is settled before anything is done to it.
         step("remember session", request.id, || self.connections.keep(&entry))?;
         let was_whole = entry.wwid.is_some();
@@ -97,6 +92,13 @@ impl Connect for IscsiBackend {
         match source {
             Source::Device(device) => is_same_device(device),
             Source::Filesystem { .. } | Source::Directory(_) => Ok(false),
+        }
+    }
+
+    fn check_attachment(&self, id: &VolumeId, publish_context: &BTreeMap<String, String>) -> Result<()> {
+        match self.connections.get(id).filter(|entry| !entry.is_by(attachment_in(publish_context))) {
+            None => Ok(()),
+            Some(_) => Err(detached_meanwhile(id)),
         }
     }
 

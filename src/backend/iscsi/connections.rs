@@ -35,6 +35,9 @@ pub struct Entry {
     pub one_path: Option<String>,
     /// One that runs, or was interrupted.
     pub login: Option<Login>,
+    /// By which attachment it is connected; `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<String>,
 }
 
 /// A login that may yet come.
@@ -67,7 +70,13 @@ impl Entry {
             wwid: None,
             one_path: None,
             login: None,
+            attachment: None,
         }
+    }
+
+    /// Whether it was connected by this attachment, as far as is known.
+    pub fn is_by(&self, attachment: Option<&str>) -> bool {
+        self.attachment.as_deref().zip(attachment).is_none_or(|(then, now)| then == now)
     }
 
     /// Whether it is the same unit, reached by the same sessions.
@@ -212,6 +221,17 @@ mod tests {
         connections.forget(&id).expect("forgotten");
         connections.forget(&id).expect("again");
         assert_eq!(Connections::open(place).all().len(), 1);
+    }
+
+    #[test]
+    fn connection_is_by_its_attachment_where_both_are_known() {
+        let entry = Entry::new(&"san:a".parse().expect("an id"), "iqn.x", 0, "i");
+        let text = serde_json::to_string(&entry).expect("JSON");
+        assert!(!text.contains("attachment"), "as of an earlier version: {text}");
+        assert_eq!(serde_json::from_str::<Entry>(&text).expect("an entry"), entry);
+        assert!(entry.is_by(Some("1")) && entry.is_by(None));
+        let entry = Entry { attachment: Some("1".to_owned()), ..entry };
+        assert!(entry.is_by(Some("1")) && entry.is_by(None) && !entry.is_by(Some("2")));
     }
 
     #[test]

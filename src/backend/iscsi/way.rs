@@ -25,6 +25,8 @@ pub struct LoginParameters {
     pub credentials: Option<Credentials>,
     /// As the storage side answered; `None` where it did not.
     pub wwid: Option<String>,
+    /// [`Attachment::attachment`]
+    pub attachment: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -80,6 +82,7 @@ impl IscsiBackend {
             discovery: Discovery::No,
             credentials,
             wwid: Some(reported.wwid),
+            attachment: reported.attachment,
         })
     }
 
@@ -102,7 +105,16 @@ impl IscsiBackend {
             }
         }
         let target = parameters.iqn.get().unwrap_or_default().to_owned();
-        Ok(LoginParameters { target, lun: parameters.lun.0, portals, discovery, interface, credentials, wwid: None })
+        Ok(LoginParameters {
+            target,
+            lun: parameters.lun.0,
+            portals,
+            discovery,
+            interface,
+            credentials,
+            wwid: None,
+            attachment: None,
+        })
     }
 
     /// An interface of our own for each initiator's name, since iscsiadm tells sessions apart by it; and of this driver's, since another

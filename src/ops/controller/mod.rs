@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::backend::registry::Registry;
 use crate::backend::{Backend, FreezeGuard, Provision, Quiesce, with_own_part};
+use crate::ops::check_capability;
 use crate::ops::lock::{Key, Locks};
 use crate::ops::node::{Handle, Node};
 use crate::ops::parameters::{CONTEXT_KEY, Parameters, static_volume_backend};
@@ -216,17 +217,6 @@ fn unsupported(backend: &Arc<dyn Backend>, what: &str) -> Error {
 
 fn several_nodes(capabilities: &[Capability]) -> bool {
     capabilities.iter().any(|capability| !capability.mode.is_single_node())
-}
-
-/// Whether the backend can serve a volume in this way.
-fn check_capability(backend: &dyn Backend, capability: &Capability) -> Result<()> {
-    if !backend.access_modes().contains(&capability.mode) {
-        return Err(Error::invalid(
-            "volume_capability.access_mode",
-            format!("backend {} cannot offer {:?}; it offers {:?}", backend.name(), capability.mode, backend.access_modes()),
-        ));
-    }
-    backend.check_capability(capability)
 }
 
 /// Parameters as a request could have had them: without what the backend filled in when it made the volume.

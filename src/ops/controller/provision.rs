@@ -182,7 +182,7 @@ fn elsewhere(backend: &Arc<dyn Backend>, wanted: &TopologyRequirement, error: Er
     not_there(wanted, format!("{error} on this node; what is made of it is made where it lies"))
 }
 
-/// Its source is gone: what an earlier call began of the copy would be nobody's, since the CO does not repeat the call.
+/// Its source is gone: what an earlier call began of the copy would be orphaned, since the CO does not repeat the call.
 fn abandon(provision: &dyn Provision, id: &VolumeId, error: Error) -> Error {
     match provision.delete(id) {
         Ok(_) => error,

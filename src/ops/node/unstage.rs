@@ -176,12 +176,14 @@ fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
         }
         // The volume is gone, or cannot be connected by what an unstage knows (its portals and passwords came with the stage): no repeat
         // would end it.
-        Err(error @ (Error::NotFound { .. } | Error::Invalid { .. })) if entry.growth.is_some() => tracing::error!(
-            volume = %entry.id,
-            error = %crate::volume::error::chain(&error),
-            "the interrupted growth of its file system could not be completed at unstage; if the next stage refuses the file system, \
-             check it with `e2fsck -f`"
-        ),
+        Err(error @ (Error::NotFound { kind: "volume", .. } | Error::Invalid { .. })) if entry.growth.is_some() => {
+            tracing::error!(
+                volume = %entry.id,
+                error = %crate::volume::error::chain(&error),
+                "the interrupted growth of its file system could not be completed at unstage; if the next stage refuses the file system, \
+                 check it with `e2fsck -f`"
+            )
+        }
         // What says that there is nothing to end, or that it is not ours, stays so; anything else may pass.
         Err(error)
             if entry.growth.is_some()

@@ -112,11 +112,21 @@ cmp more "$(at a staging)/more" || fail "what node a wrote changed"
 is 0 "$(stat -c %s "$(at a staging)/open")" "the size of what node b wanted to write"
 on a unstage-volume "$id" --staging "$(at a staging)" >/dev/null
 detach "$id" a
+# Attached to node b again, it is not used there by what node b has cached.
+attach "$id" b --fs ext4
+mapfile -t context < <(jq -r 'to_entries[] | "--publish-context", "\(.key)=\(.value)"' b.context)
+refused "detached from this node meanwhile" stage_on b "$id"
+refused "detached from this node meanwhile" on b publish-volume "$id" --staging "$(at b staging)" --target "$(at b other)" --fs ext4 \
+    "${volume_context[@]}" "${context[@]}"
 # Node b comes to itself, and lets go of what it had.
 exec 8>&-
 ! wait $hung || fail "the write of node b was acknowledged"
 take_off b "$id" || take_off b "$id" || fail "node b cannot let go"
 is '' "$(iscsi_sessions)" "sessions at the end"
+stage_on b "$id"
+is 'by a' "$(cat "$(at b staging)/mark")" "what node b finds"
+on b unstage-volume "$id" --staging "$(at b staging)" >/dev/null
+detach "$id" b
 delete "$id"
 
 # Of what nobody has written to, little is read before it is formatted; of what was written to, all, also between the samples.

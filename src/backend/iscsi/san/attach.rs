@@ -144,6 +144,7 @@ impl TargetServer {
             wwid: wwid(image),
             initiator: initiator_name(node),
             chap: record.nodes.get(node).and_then(|grant| grant.keys.as_ref()).map(Keys::chap),
+            attachment: record.nodes.get(node).and_then(|grant| grant.attachment.clone()),
             blank,
         };
         Ok(attachment.to_context())

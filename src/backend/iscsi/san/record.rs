@@ -25,6 +25,8 @@ const FORMAT: u32 = 1;
 const LONGEST: u64 = 1 << 20;
 /// Random bytes of a password: 32 characters, where CHAP wants at least 12 and initiators take no more than 255.
 const PASSWORD: usize = 16;
+/// Random bytes of what tells an attachment from others.
+const ATTACHMENT: usize = 8;
 const NODE: &str = "longshore-node";
 const TARGET: &str = "longshore-target";
 
@@ -46,6 +48,9 @@ pub(super) struct Grant {
     pub mode: AccessMode,
     pub read_only: bool,
     pub keys: Option<Keys>,
+    /// Random, of this attachment alone; `None` in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<String>,
 }
 
 /// The passwords of a node's sessions.
@@ -85,7 +90,8 @@ impl Record {
     /// Lets a further node have it, with passwords of its own.
     pub fn grant(&mut self, node: &NodeId, mode: AccessMode, read_only: bool) -> Result<()> {
         let keys = self.chap.then(Keys::new).transpose()?;
-        self.nodes.insert(node.clone(), Grant { mode, read_only, keys });
+        let attachment = Some(random::hexadecimal(ATTACHMENT)?);
+        self.nodes.insert(node.clone(), Grant { mode, read_only, keys, attachment });
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::backend::Source;
+use crate::ops::check_capability;
 use crate::ops::lock::Key;
 use crate::os::mounts::Mounts;
 use crate::volume::{AccessMode, AccessType, Capability, Error, Outcome, Result, VolumeId};
@@ -38,7 +39,7 @@ fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outco
     };
     let staging = resolve::path(node, staging)?;
     let target = resolve::path(node, &request.target)?;
-    resolve::backend(node, id)?.check_capability(&request.capability)?;
+    check_capability(resolve::backend(node, id)?.as_ref(), &request.capability)?;
     let staged = || node.journal.stage(id)?.ok_or_else(|| not_staged(id, "there is no stage of it in the journal".to_owned()));
     let key = || Key::Volume(id.clone());
     let shared = node.locks.shared(key(), "publish")?;
@@ -55,6 +56,7 @@ fn attempt(node: &Node, request: &PublishRequest, id: &VolumeId) -> Result<Outco
         let reason = format!("it is staged at {}, not at {}", entry.staging.display(), staging.display());
         return Err(not_staged(id, reason));
     }
+    resolve::backend(node, id)?.connect().check_attachment(id, &request.publish_context)?;
     run(node, &entry, target, &request.capability, request.read_only)
 }
 

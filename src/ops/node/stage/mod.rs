@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::Source;
+use crate::ops::check_capability;
 use crate::ops::lock::Key;
 use crate::ops::parameters::{Parameters, READ_ONLY_KEY};
 use crate::os::mounts::Mounts;
@@ -31,7 +32,7 @@ pub(super) fn stage(node: &Node, request: &StageRequest) -> Result<Outcome<()>> 
     let id = resolve::volume_by_request(node, &request.handle, &request.volume_context)?;
     let backend = resolve::backend(node, &id)?.as_ref();
     // No controller of this driver has seen it where nothing is attached, and the PersistentVolume may be written by hand.
-    backend.check_capability(&request.capability)?;
+    check_capability(backend, &request.capability)?;
     let staging = resolve::path(node, &request.staging)?;
     let _guard = node.locks.exclusive(Key::Volume(id.clone()), "stage")?;
     let wanted = wanted(&id, staging, &request.capability)?;
@@ -94,6 +95,7 @@ pub(super) fn run(node: &Node, order: &StageSpec<'_>) -> Result<Outcome<()>> {
     let steps = plan::start(&order.wanted, &seen)?;
     if steps.is_empty() {
         order.backend.connect().may_use(&order.wanted.id)?;
+        order.backend.connect().check_attachment(&order.wanted.id, order.publish_context)?;
         if seen.staging != MountState::Nothing
             && let Some(entry) = seen.entry.filter(|entry| entry.network_directory().is_some())
             && let Err(error) = unmount_all(order.root, &entry.staging, &entry.shown())
