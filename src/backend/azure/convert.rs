@@ -17,8 +17,6 @@ use super::record;
 use super::skus::{Sku, own_tier};
 
 const GIB: u64 = 1 << 30;
-/// The provisioning state of a machine whose last change failed.
-const FAILED: &str = "Failed";
 /// On a disk: what a host is to cache of it, where that is anything. Only an attachment has it in Azure.
 pub(super) const CACHING: &str = "longshore.dev/caching";
 
@@ -111,8 +109,9 @@ fn attachment(disk: &DiskId, holder: &MachineName, machine: &api::Machine) -> (A
         seen.is_some_and(|seen| seen.statuses.iter().any(|status| status.code == "ProvisioningState/succeeded"))
     };
     let state = match properties.provisioning_state.as_str() {
-        // After a change that failed it stays so, and nothing detaches it.
-        state if listed.to_be_detached && state != FAILED => AttachmentState::Detaching,
+        // After a change that failed it stays so, and nothing detaches it, nor may it be used: the next change may detach it.
+        state if listed.to_be_detached && has_failed(state) => AttachmentState::Attaching,
+        _ if listed.to_be_detached => AttachmentState::Detaching,
         "Succeeded" | "Deleting" => AttachmentState::Attached,
         _ if is_there() => AttachmentState::Attached,
         state => {
@@ -121,6 +120,11 @@ fn attachment(disk: &DiskId, holder: &MachineName, machine: &api::Machine) -> (A
         }
     };
     (state, slot)
+}
+
+/// Whether the last change of a machine failed, by its provisioning state.
+fn has_failed(state: &str) -> bool {
+    matches!(state, "Failed" | "Canceled")
 }
 
 fn listed<'a>(disk: &DiskId, machine: &'a api::Machine) -> Option<&'a api::DataDisk> {
@@ -177,7 +181,7 @@ pub(super) fn instance(found: &api::Machine, id: &NodeId, group: &str) -> Instan
         _ if says("HibernationState/Hibernated") => MachineState::Hibernated,
         _ if says("PowerState/deallocated") || says("PowerState/deallocating") => MachineState::Deallocated,
         _ if says("PowerState/stopped") || says("PowerState/stopping") => MachineState::Stopped,
-        FAILED => MachineState::Failed,
+        "Failed" => MachineState::Failed,
         _ => MachineState::Running,
     };
     let disks = properties.storage_profile.data_disks.iter().map(|disk| {
@@ -218,7 +222,7 @@ pub(super) fn operations_of(found: &api::Disk, machines: &Machines) -> Vec<Opera
     for (name, machine) in machines.iter().filter(|(name, _)| holders(found).contains(name)) {
         let (Some(machine), Some(node)) = (machine, name.node()) else { continue };
         let is_going = match listed(&id, machine) {
-            Some(listed) => listed.to_be_detached && machine.properties.provisioning_state != FAILED,
+            Some(listed) => listed.to_be_detached && !has_failed(&machine.properties.provisioning_state),
             None => machine.properties.provisioning_state == "Updating",
         };
         if is_going {
@@ -319,7 +323,8 @@ mod tests {
             ("Updating", on_lun_5(false), &["longshore-1"], AttachmentState::Attached),
             ("Failed", on_lun_5(false), &[], AttachmentState::Attaching),
             ("Succeeded", on_lun_5(true), &["longshore-1"], AttachmentState::Detaching),
-            ("Failed", on_lun_5(true), &["longshore-1"], AttachmentState::Attached),
+            ("Failed", on_lun_5(true), &["longshore-1"], AttachmentState::Attaching),
+            ("Canceled", on_lun_5(true), &[], AttachmentState::Attaching),
             ("Updating", json!([]), &[], AttachmentState::Detaching),
         ] {
             assert_eq!(state(&machine(of, disks.clone(), seen)), expected, "{of} {disks}");

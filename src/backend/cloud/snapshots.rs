@@ -187,7 +187,14 @@ impl Controller {
         }
         let taken = match self.finish("create snapshot", begun) {
             Ok(taken) => taken,
-            Err(refusal) if refusal.maybe_done || refusal.because == CloudErrorKind::Exists => self.find_out(taking, refusal)?,
+            Err(refusal) if refusal.maybe_done || refusal.because == CloudErrorKind::Exists => {
+                let found = self.find_out(taking, refusal)?;
+                // Another process may have made it, and answered its id.
+                if found.state == SnapshotState::Failed {
+                    return Err(failed_for_good(object, &found));
+                }
+                found
+            }
             Err(refusal) => return Err(self.refused("create snapshot", object, refusal).rolled_back()),
         };
         self.memory.made(what, &taken.id.0);

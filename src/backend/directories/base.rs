@@ -131,7 +131,7 @@ pub(super) struct Ready {
     pub places: Mutex<()>,
     owner: String,
     /// Whether there is the spare file.
-    has_spare: AtomicBool,
+    has_spare: Mutex<bool>,
     _lock: File,
 }
 
@@ -282,6 +282,7 @@ impl Base {
                 tracing::info!(base = ready.called, "the {} is there", self.location.noun());
                 *lock(&self.failure) = None;
                 *lock(&self.current) = Some(Arc::clone(&ready));
+                ready.keep_spare();
                 ready.go_on();
                 Ok(ready)
             }
@@ -333,7 +334,7 @@ impl Base {
         written.map_err(|error| os::Error::io("write", own.path_of(OWNER), error))?;
         let directory = |name: &str| own.ensure_directory(name, 0o700);
         let trash = directory("trash")?;
-        let ready = Ready {
+        Ok(Ready {
             called,
             backend: self.backend.clone(),
             location: Arc::clone(&self.location),
@@ -349,13 +350,11 @@ impl Base {
             snapshot_start: Mutex::default(),
             places: Mutex::default(),
             owner,
-            has_spare: AtomicBool::new(false),
+            has_spare: Mutex::default(),
             _lock: lock_file,
             root,
             own,
-        };
-        ready.keep_spare();
-        Ok(ready)
+        })
     }
 
     /// One process provisions from a base.
@@ -583,15 +582,21 @@ impl KnownBase {
 impl Ready {
     /// Sees to it that there is a spare file, in whose room a deletion can be recorded once the base is full.
     pub(super) fn keep_spare(&self) {
-        if self.has_spare.load(Ordering::Relaxed) {
+        self.ensure_spare(&mut lock(&self.has_spare));
+    }
+
+    fn ensure_spare(&self, has_spare: &mut bool) {
+        if *has_spare {
             return;
         }
+        // Such as no file system makes small.
+        let content = || random::hexadecimal(SPARE_BYTES / 2);
         let made = self.own.stat(SPARE).and_then(|there| match there {
             Some(_) => Ok(()),
-            None => self.own.write(SPARE, &[b'0'; SPARE_BYTES]),
+            None => self.own.write(SPARE, content()?.as_bytes()),
         });
         match made {
-            Ok(()) => self.has_spare.store(true, Ordering::Relaxed),
+            Ok(()) => *has_spare = true,
             Err(error) => {
                 tracing::debug!(base = self.called, %error, "without a spare file nothing can be deleted from a full base")
             }
@@ -601,11 +606,13 @@ impl Ready {
     /// As [`OpenDir::write`], of what leads to more room; on a full base in the room of the spare file.
     pub(super) fn write_even_if_full(&self, directory: &OpenDir, name: &str, content: &[u8]) -> os::Result<()> {
         match directory.write(name, content) {
-            Err(error)
-                if matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT))
-                    && self.has_spare.swap(false, Ordering::Relaxed) =>
-            {
-                directory.write_over(name, content, (&self.own, SPARE)).map_err(|_| error)
+            Err(error) if matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+                let mut has_spare = lock(&self.has_spare);
+                self.ensure_spare(&mut has_spare);
+                if !std::mem::take(&mut *has_spare) {
+                    return Err(error);
+                }
+                directory.write_over(name, content, (&self.own, SPARE))
             }
             written => written,
         }

@@ -22,7 +22,9 @@ impl Ready {
             match name.strip_suffix(".json") {
                 Some(local) => self.recover_volume(local)?,
                 // Not yet whole when it was written.
-                None if is_temporary(&name) => drop(self.volumes.remove_file(&name)?),
+                None if is_temporary(&name) => {
+                    self.go_on_without(&name, self.volumes.remove_file(&name).map(drop).map_err(Into::into))?;
+                }
                 None => self.leave(&self.volumes, &name),
             }
         }
