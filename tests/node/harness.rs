@@ -33,6 +33,8 @@ pub struct Files {
     pub stuck: AtomicBool,
     /// Connecting fails.
     pub away: AtomicBool,
+    /// Nothing is connected without publish_context.
+    pub needs_context: AtomicBool,
     /// The storage has an id of its own for this node, and does not know it.
     pub unnamed: AtomicBool,
     /// What the storage keeps of a volume beside its file, by the local id.
@@ -46,6 +48,7 @@ impl Files {
             directory,
             stuck: AtomicBool::new(false),
             away: AtomicBool::new(false),
+            needs_context: AtomicBool::new(false),
             unnamed: AtomicBool::new(false),
             names: Mutex::default(),
         }
@@ -76,6 +79,9 @@ fn source(device: loopdev::Loop) -> Source {
 
 impl Connect for Files {
     fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome<Source>> {
+        if self.needs_context.load(Ordering::SeqCst) && request.publish_context.is_empty() {
+            return Err(Error::invalid("publish_context", "it is missing"));
+        }
         if let Some(there) = self.connected(request.id, None)? {
             return Ok(Outcome::Unchanged(there));
         }

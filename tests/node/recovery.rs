@@ -351,6 +351,27 @@ fn interrupted_growth_is_forgotten_once_another_node_has_mounted_it() {
     });
 }
 
+/// NodeUnstageVolume has none.
+#[test]
+fn interrupted_growth_is_completed_at_unstage_without_publish_context() {
+    harness(|harness| {
+        let id = harness.volume("a", Bytes::mib(64));
+        let staging = harness.staging("s");
+        harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
+        unmount(&staging);
+        let path = harness.device(&id).expect("connected");
+        let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
+        harness.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        // As our own resize2fs may leave it.
+        run("debugfs", &["-w", "-R", "set_super_value free_blocks_count 7", &path.display().to_string()]);
+        let node = harness.node();
+        harness.backend.needs_context.store(true, Ordering::SeqCst);
+        unstage(&node, &id, &staging).unwrap();
+        assert!(!harness.journal(&id).exists());
+        run("e2fsck", &["-f", "-n", &harness.backend.path(&id).display().to_string()]);
+    });
+}
+
 /// Else the volume would stay attached to this node for ever.
 #[test]
 fn interrupted_growth_of_a_volume_that_is_gone_does_not_keep_it_staged() {

@@ -1,7 +1,7 @@
 //! The end of a format or growth that was interrupted, without mounting.
 
 use crate::backend::Source;
-use crate::volume::{Encryption, Result};
+use crate::volume::{Encryption, Error, Result};
 
 use super::apply::StageRun;
 use super::plan::filesystem::{self, Prepare};
@@ -12,7 +12,10 @@ impl StageRun<'_> {
     /// a whole file system, or a LUKS header that tells what there is behind it, or nothing. What the medium does not say to be
     /// interrupted is left as it is, whatever the journal says.
     pub fn finish_interrupted(&mut self) -> Result<()> {
-        self.connect()?;
+        match self.connect() {
+            Err(error @ Error::Invalid { .. }) => self.connected_still(error)?,
+            connected => connected?,
+        }
         let Some(Source::Device(device)) = self.entry.source.clone() else { return Ok(()) };
         let opened = self.open_alone(&device)?;
         if self.order.parameters.node.encryption != Encryption::None {
@@ -32,5 +35,17 @@ impl StageRun<'_> {
         }
         self.device = None;
         Ok(())
+    }
+
+    /// Takes what is connected as it is: an unstage has no publish_context, by which some backends connect.
+    fn connected_still(&mut self, error: Error) -> Result<()> {
+        let found = self.order.backend.connect().connected(&self.entry.id, self.entry.source.as_ref())?;
+        match (&self.entry.source, found) {
+            (Some(Source::Device(then)), Some(Source::Device(now))) if then.lasting_identity() == now.lasting_identity() => {
+                self.entry.source = Some(Source::Device(now));
+                Ok(())
+            }
+            _ => Err(error),
+        }
     }
 }
