@@ -189,8 +189,8 @@ impl Controller {
             Ok(taken) => taken,
             Err(refusal) if refusal.maybe_done || refusal.because == CloudErrorKind::Exists => {
                 let found = self.find_out(taking, refusal)?;
-                // Another process may have made it, and answered its id.
-                if found.state == SnapshotState::Failed {
+                // Another process may have made it, and answered its id; that of a copy's own is answered to nobody.
+                if found.state == SnapshotState::Failed && !matches!(taking.key, Key::Tag(tags::TEMPORARY, _)) {
                     return Err(failed_for_good(object, &found));
                 }
                 found

@@ -31,7 +31,7 @@ use rustix::io::Errno;
 
 use crate::backend::FirstLock;
 use crate::backend::{LockHolder, lock_holder, patience};
-use crate::os::dir::OpenDir;
+use crate::os::dir::{OpenDir, temporary_of};
 use crate::os::fs::{Usage, usage};
 use crate::os::single::{Attempt, NoResult, Single};
 use crate::os::{self, durable, lock, random};
@@ -598,7 +598,9 @@ impl Ready {
         match made {
             Ok(()) => *has_spare = true,
             Err(error) => {
-                tracing::debug!(base = self.called, %error, "without a spare file nothing can be deleted from a full base")
+                tracing::debug!(base = self.called, %error, "without a spare file nothing can be deleted from a full base");
+                // It must not have the room that a deletion's record would need.
+                self.own.remove_file(temporary_of(SPARE)).ok();
             }
         }
     }
@@ -610,7 +612,7 @@ impl Ready {
                 let mut has_spare = lock(&self.has_spare);
                 self.ensure_spare(&mut has_spare);
                 if !std::mem::take(&mut *has_spare) {
-                    return Err(error);
+                    return directory.write(name, content).map_err(|_| error);
                 }
                 directory.write_over(name, content, (&self.own, SPARE))
             }
