@@ -134,6 +134,11 @@ impl Error {
         }
     }
 
+    /// Whether the same call may succeed later without anybody's doing, so that it is repeated.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. })
+    }
+
     /// The same failure, with what is known to be left. An error of a final kind becomes a `Failed` that is not
     /// final: what is left behind must be reported.
     #[must_use]

@@ -353,8 +353,7 @@ pub(super) fn check_source(id: &VolumeId, disk: &Disk, spec: &DiskSpec) -> Resul
 /// Whether nothing still runs behind an error.
 pub(super) fn is_over(error: &Error) -> bool {
     match error {
-        Error::InProgress { .. } | Error::BackendUnavailable { .. } | Error::Throttled { .. } | Error::Busy { .. } => false,
         Error::Failed { rollback, .. } => *rollback == Rollback::Verified,
-        _ => true,
+        other => !other.may_pass(),
     }
 }

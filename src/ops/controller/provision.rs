@@ -193,8 +193,7 @@ fn abandon(provision: &dyn Provision, id: &VolumeId, error: Error) -> Error {
 /// A volume that cannot have its mutable parameters is not left behind a final error. One that was found may be in use.
 fn take_back(provision: &dyn Provision, id: &VolumeId, outcome: &Outcome<Volume>, error: Error) -> Error {
     // The CO repeats the call, which finds the volume.
-    if matches!(error, Error::BackendUnavailable { .. } | Error::Busy { .. } | Error::InProgress { .. } | Error::Throttled { .. })
-    {
+    if error.may_pass() {
         return error;
     }
     let left = match outcome {
