@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backend::{BlockDevice, Connect, ConnectRequest, Directory, Source};
+use crate::os;
 use crate::os::block::Device;
 use crate::os::loopdev::{self, Loop};
 use crate::os::step::step;
@@ -217,8 +218,8 @@ pub(super) fn status(path: &Path) -> Result<Option<Loop>> {
     }
 }
 
-fn detach(device: &Loop) -> Result<()> {
-    Ok(step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))?)
+pub(super) fn detach(device: &Loop) -> os::Result<()> {
+    step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing))
 }
 
 /// Whether it is proven that no loop device of this machine shows the image, at no cost that grows with their number.

@@ -164,13 +164,15 @@ impl<'a> VolumeDirectory<'a> {
         Ok(Some(lease))
     }
 
-    /// Takes a lease; repeated, it finds its own. On return it is durable, and no other stands against it.
+    /// Takes a lease; repeated, it finds its own. On return it is durable, and no other stands against it. `before` sees all leases, none of
+    /// which stands against it, before it is taken.
     ///
     /// # Errors
     /// `InUse`, naming who has the volume; `NotFound` where the volume went meanwhile; `Unverified`.
-    pub fn acquire(&self, holder: &Holder, access: Access) -> Result<Acquired> {
+    pub fn acquire(&self, holder: &Holder, access: Access, before: impl FnOnce(&[Lease]) -> Result<()>) -> Result<Acquired> {
         let leases = self.leases()?;
         self.check_free(&leases, holder, access)?;
+        before(&leases)?;
         let wanted = Lease {
             format: FORMAT,
             pool: self.ready.id.clone(),
@@ -198,9 +200,7 @@ impl<'a> VolumeDirectory<'a> {
         Ok(acquired)
     }
 
-    /// # Errors
-    /// `InUse`, naming who has the volume.
-    pub fn check_free(&self, leases: &[Lease], holder: &Holder, access: Access) -> Result<()> {
+    fn check_free(&self, leases: &[Lease], holder: &Holder, access: Access) -> Result<()> {
         match leases.iter().find(|lease| !lease.allows(holder, access)) {
             None => Ok(()),
             Some(lease) => Err(self.held_by(lease)),

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::backend::{ConnectRequest, detached_meanwhile};
-use crate::os::loopdev::{self, Loop};
+use crate::os::loopdev::Loop;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
 use super::ImageBackend;
 use super::attachment::{check_attached, check_detached};
-use super::connect::{Inode, confirm, devices};
+use super::connect::{Inode, confirm, detach, devices};
 use super::files;
 use super::layout::Kind;
 use super::lease::{Access, Acquired, VolumeDirectory};
@@ -23,17 +23,15 @@ impl ImageBackend {
         attached()?;
         let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
         let access = if request.read_only { Access::Read } else { Access::Write };
-        let leases = directory.leases()?;
-        directory.check_free(&leases, holder, access)?;
-        if !leases.iter().any(|lease| lease.is_of(holder)) {
+        let acquired = directory.acquire(holder, access, |leases| {
             // Where nobody has a lease, no device shows the image rightly; other readers on this machine have devices of their own.
-            let stale = match leases.is_empty() {
-                true => devices(ready, id, inode)?,
-                false => confirm(id, request.earlier, inode)?.into_iter().collect(),
+            let stale = match leases {
+                [] => devices(ready, id, inode)?,
+                leases if leases.iter().any(|lease| lease.is_of(holder)) => Vec::new(),
+                _ => confirm(id, request.earlier, inode)?.into_iter().collect(),
             };
-            stale.iter().try_for_each(|device| detach_stale(id, device))?;
-        }
-        let acquired = directory.acquire(holder, access)?;
+            stale.iter().try_for_each(|device| detach_stale(id, device))
+        })?;
         // It may have been detached just before it had the lease.
         match attached() {
             Err(refused) if acquired == Acquired::Now => {
@@ -99,7 +97,7 @@ impl ImageBackend {
         }
         check_detached(ready, id)?;
         let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
-        directory.acquire(self.holder()?, Access::Delete)?;
+        directory.acquire(self.holder()?, Access::Delete, |_| Ok(()))?;
         let deletion = Deletion { directory };
         match check_detached(ready, id) {
             Ok(()) => Ok(Some(deletion)),
@@ -114,8 +112,7 @@ impl ImageBackend {
 /// `InUse` where something uses it.
 fn detach_stale(id: &VolumeId, device: &Loop) -> Result<()> {
     tracing::warn!(volume = %id, device = %device.path.display(), "a device of before this node was detached is let go");
-    let detached = step("detach loop device", &device.path.display(), || loopdev::detach(&device.path, device.backing));
-    detached.map_err(|error| match error.errno() {
+    detach(device).map_err(|error| match error.errno() {
         Some(libc::EBUSY) => {
             let by = format!("{error}; that device is of before this node was detached from it: unstage the volume here first");
             Error::InUse { object: format!("volume {id}"), by }
