@@ -224,7 +224,7 @@ fn clones_that_ec2_does_not_copy_go_through_a_snapshot() {
     driver.assert_clean("at the end");
 }
 
-/// The answer that there is no such source is final: the CO does not ask again.
+/// The answer that there is no such source is final: the CO does not retry.
 #[test]
 fn copy_whose_source_is_gone_leaves_nothing() {
     let Some(cloud) = Cloud::start(SPEED) else { return };

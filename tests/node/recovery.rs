@@ -71,6 +71,20 @@ fn interrupted_mkfs(
     harness.edit_journal(id, &[("phase", json!("staging")), ("format", journaled(&mark))]);
 }
 
+/// Leaves an ext4 as a kill in the middle of resize2fs would, for the journal; its device.
+fn interrupted_growth(
+    harness: &crate::harness::Harness,
+    id: &longshore::volume::VolumeId,
+    staging: &std::path::Path,
+) -> std::path::PathBuf {
+    harness.node().stage(&stage_request(id, staging, &filesystem(None))).unwrap();
+    unmount(staging);
+    let path = harness.device(id).expect("connected");
+    let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
+    harness.edit_journal(id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+    path
+}
+
 /// What the journal has of a format in progress.
 fn journaled(mark: &Mark) -> serde_json::Value {
     json!({ "purpose": mark.purpose, "offset": mark.offset })
@@ -329,12 +343,7 @@ fn interrupted_growth_is_forgotten_once_another_node_has_mounted_it() {
         let id = harness.volume("a", Bytes::mib(64));
         let staging = harness.staging("s");
         let stage = stage_request(&id, &staging, &filesystem(None));
-        let node = harness.node();
-        node.stage(&stage).unwrap();
-        unmount(&staging);
-        let path = harness.device(&id).expect("connected");
-        let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
-        harness.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        interrupted_growth(harness, &id, &staging);
         harness.backend.disconnect(&id, None).unwrap();
         let other = harness.peer("b");
         let elsewhere = stage_request(&id, &harness.peer_staging("b"), &filesystem(None));
@@ -357,11 +366,7 @@ fn interrupted_growth_is_completed_at_unstage_without_publish_context() {
     harness(|harness| {
         let id = harness.volume("a", Bytes::mib(64));
         let staging = harness.staging("s");
-        harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
-        unmount(&staging);
-        let path = harness.device(&id).expect("connected");
-        let uses = longshore::os::fs::ext4_uses(&Device::open(&path, false).unwrap()).unwrap();
-        harness.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        let path = interrupted_growth(harness, &id, &staging);
         // As our own resize2fs may leave it.
         run("debugfs", &["-w", "-R", "set_super_value free_blocks_count 7", &path.display().to_string()]);
         let node = harness.node();
@@ -378,10 +383,7 @@ fn interrupted_growth_of_a_volume_that_is_gone_does_not_keep_it_staged() {
     harness(|harness| {
         let id = harness.volume("a", Bytes::mib(64));
         let staging = harness.staging("s");
-        harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
-        unmount(&staging);
-        let uses = longshore::os::fs::ext4_uses(&Device::open(&harness.device(&id).expect("connected"), false).unwrap()).unwrap();
-        harness.edit_journal(&id, &[("phase", json!("staging")), ("growth", json!(uses))]);
+        interrupted_growth(harness, &id, &staging);
         harness.backend.disconnect(&id, None).unwrap();
         let node = harness.node();
         harness.backend.away.store(true, Ordering::SeqCst);

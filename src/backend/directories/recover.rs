@@ -96,7 +96,7 @@ impl Ready {
         Ok(())
     }
 
-    /// What cannot be ended now is no reason to serve no other volume: a call for it tries it again, or the next start.
+    /// An interrupted call that cannot be ended now is no reason to serve no other volume: a call for it tries it again, or the next start.
     fn go_on_without(&self, object: &str, ended: Result<()>) -> Result<()> {
         match ended {
             Err(error @ Error::BackendUnavailable { .. }) => Err(error),
