@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -152,6 +152,7 @@ impl Drop for Driver {
 
 struct World {
     directory: tempfile::TempDir,
+    pool: PathBuf,
     controller: Driver,
     a: Driver,
     b: Driver,
@@ -170,6 +171,10 @@ impl World {
         let directory = directory();
         let pool = directory.path().join("pool");
         fs::create_dir(&pool).expect("a directory");
+        World::with(directory, pool)
+    }
+
+    fn with(directory: tempfile::TempDir, pool: PathBuf) -> World {
         let pools = format!("pools: [{{name: default, path: {}}}]", pool.display());
         fs::write(
             directory.path().join("config.yaml"),
@@ -177,7 +182,7 @@ impl World {
         )
         .expect("a configuration");
         let [controller, a, b] = ["controller", "node-a", "node-b"].map(|name| Driver::new(directory.path(), name));
-        let mut world = World { directory, controller, a, b, boots: 0 };
+        let mut world = World { directory, pool, controller, a, b, boots: 0 };
         world.controller.start("controller", None);
         world.a.start("node", None);
         world.b.start("node", None);
@@ -190,21 +195,20 @@ impl World {
     }
 
     fn volume(&self) -> PathBuf {
-        self.directory.path().join("pool/volumes/v")
+        self.pool.join("volumes/v")
     }
 
     fn leases(&self) -> Vec<String> {
         let names = fs::read_dir(self.volume()).expect("a volume").map(|entry| entry.expect("an entry").file_name());
         let mut names: Vec<String> = names.map(|name| name.into_string().expect("a name")).collect();
-        names.retain(|name| name.contains("lease"));
+        names.retain(|name| name.starts_with("lease"));
         names.sort();
         names
     }
 
     fn devices(&self) -> Vec<String> {
-        let ours = self.directory.path().join("pool");
         let devices = loopdev::list().expect("a list").0.into_iter().map(|device| device.path);
-        let of = |path: &PathBuf| loopdev::file_of(path).expect("a file").is_some_and(|file| file.starts_with(&ours));
+        let of = |path: &PathBuf| loopdev::file_of(path).expect("a file").is_some_and(|file| file.starts_with(&self.pool));
         devices.filter(of).map(|path| path.display().to_string()).collect()
     }
 
@@ -545,15 +549,19 @@ fn node_that_dies_before_any_step_of_a_stage_or_unstage_is_the_holder_or_nobody_
                 stages(&world.b, &[]);
                 assert_eq!(world.b.shell("cat data"), n.to_string(), "{at}");
                 unstages(&world.b);
-                assert_eq!((world.leases(), world.devices()), (vec![], vec![]), "{at}");
+                assert_eq!(world.devices(), [""; 0], "{at}");
+                assert_eq!(
+                    names(&world.volume()),
+                    [".attached.json.old", ".attached.json.tmp", ".lease.tmp", "image", "meta.json"]
+                );
                 if ended {
                     break;
                 }
             }
         }
-        let names = |steps: &[String], name: &str| steps.iter().any(|step| step.starts_with(name));
-        assert!(names(&steps[0], "take lease") && names(&steps[0], "attach loop device"), "{steps:?}");
-        assert!(names(&steps[1], "sync image") && names(&steps[1], "release lease"), "{steps:?}");
+        let has = |steps: &[String], name: &str| steps.iter().any(|step| step.starts_with(name));
+        assert!(has(&steps[0], "take lease") && has(&steps[0], "attach loop device"), "{steps:?}");
+        assert!(has(&steps[1], "sync image") && has(&steps[1], "release lease"), "{steps:?}");
         let position = |steps: &[String], name: &str| steps.iter().position(|step| step.starts_with(name));
         assert!(position(&steps[0], "take lease") < position(&steps[0], "attach loop device"), "{steps:?}");
         assert!(position(&steps[1], "detach loop device") < position(&steps[1], "sync image"), "{steps:?}");
@@ -761,4 +769,69 @@ fn device_of_before_the_node_was_detached_is_not_connected_again() {
         unstages(&world.a);
         assert_eq!((world.leases(), world.devices()), (vec![], vec![]));
     });
+}
+
+/// Whatever room is given back, another volume takes at once.
+#[test]
+fn volumes_of_a_full_shared_pool_are_attached_staged_detached_and_deleted() {
+    isolated(|| {
+        for kind in [Kind::Ext4, Kind::Xfs] {
+            let disk = Disk::new(kind, 320);
+            let world = World::with(directory(), disk.pool());
+            let other = Filler::new(&disk);
+            world.controller.call(&["create-volume", "--name=new", "--size=16MiB", "--fs=ext4"]);
+            world.attach("node-a");
+            stages(&world.a, &[ATTACHED_TO_A]);
+            world.a.shell("echo kept > data && sync");
+            for _ in 0..2 {
+                for (driver, to) in [(&world.a, "node-b"), (&world.b, "node-a")] {
+                    other.fills();
+                    unstages(driver);
+                    other.fills();
+                    world.detach(if to == "node-a" { "node-b" } else { "node-a" });
+                    other.fills();
+                    world.attach(to);
+                    other.fills();
+                    let (next, attached) = if to == "node-a" { (&world.a, ATTACHED_TO_A) } else { (&world.b, ATTACHED_TO_B) };
+                    stages(next, &[attached]);
+                    assert_eq!(next.shell("cat data"), "kept", "{kind:?}");
+                }
+            }
+            other.fills();
+            let id = "shared:new";
+            world.controller.call(&["controller-publish-volume", id, "--node=node-b", "--block"]);
+            other.fills();
+            world.b.call(&["stage-volume", id, "--block", &world.b.staging(), ATTACHED_TO_B]);
+            other.fills();
+            world.b.call(&["unstage-volume", id, &world.b.staging()]);
+            other.fills();
+            world.controller.call(&["controller-unpublish-volume", id, "--node=node-b"]);
+            other.fills();
+            world.controller.call(&["delete-volume", id]);
+            unstages(&world.a);
+            world.detach("node-a");
+            other.fills();
+            world.controller.call(&["delete-volume", ID]);
+            assert_eq!((names(&disk.pool().join("volumes")), world.devices()), (vec![], vec![]), "{kind:?}");
+        }
+    });
+}
+
+/// A file that takes all blocks that its file system has left.
+struct Filler(fs::File, PathBuf);
+
+impl Filler {
+    fn new(disk: &Disk) -> Filler {
+        let path = disk.mountpoint().join("filler");
+        Filler(fs::File::create_new(&path).expect("a file"), path)
+    }
+
+    fn fills(&self) {
+        for block in [1 << 20, 1 << 16, 1 << 12, 1 << 10] {
+            while (&self.0).write_all(&vec![1; block]).and_then(|()| self.0.sync_all()).is_ok() {}
+        }
+        let more = self.1.with_extension("more");
+        assert!(fs::write(&more, [1; 1 << 10]).is_err(), "full");
+        fs::remove_file(more).ok();
+    }
 }

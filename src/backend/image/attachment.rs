@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::os::durable;
 use crate::os::step::step;
 use crate::volume::{AccessMode, Error, NodeId, Result, VolumeId};
 
@@ -13,6 +12,7 @@ use super::files;
 use super::layout::{ATTACHED, Kind};
 use super::meta;
 use super::ready::Ready;
+use super::room;
 
 /// In publish_context: the node to which the controller has attached the volume.
 pub(super) const ATTACHED_TO: &str = "attachedTo";
@@ -58,9 +58,12 @@ impl AttachmentRecord {
     }
 
     pub fn write(&self, ready: &Ready) -> Result<()> {
-        let directory = ready.place(Kind::Volume, self.volume.local());
-        let text = meta::encode(self, &directory.join(ATTACHED))?;
-        step("write attachment", &directory.display(), || durable::write(&directory, ATTACHED, &text))
+        let path = ready.place(Kind::Volume, self.volume.local());
+        let text = meta::encode(self, &path.join(ATTACHED))?;
+        let relative = Path::new(Kind::Volume.directory()).join(self.volume.local());
+        let directory = files::open_directory(ready.root(), &relative).map_err(|error| ready.failure(error))?;
+        let directory = directory.ok_or_else(|| Error::volume_not_found(&self.volume))?;
+        step("write attachment", &path.display(), || room::replace_record(&directory, &path, &text))
             .map_err(|error| ready.failure(error))
     }
 

@@ -15,6 +15,7 @@ use super::files::{self, IMAGE, META, Stamp};
 use super::layout::{Kind, TMP, TRASH};
 use super::meta;
 use super::ready::Ready;
+use super::room;
 
 /// A half-made volume or snapshot. One that is neither placed nor discarded is swept when the pool is next opened.
 #[derive(Debug)]
@@ -89,6 +90,12 @@ impl<'a> Draft<'a> {
     pub fn length(&self) -> Result<Bytes> {
         let seen = files::look_at(&self.image, &self.image_path()).map_err(|error| self.pool.failure(error))?;
         Ok(Bytes(seen.length))
+    }
+
+    /// See [`room::reserve`].
+    pub fn reserve_room(&self) -> Result<()> {
+        let reserved = step("reserve room", &self.directory.display(), || room::reserve(&self.directory));
+        reserved.map_err(|error| self.pool.failure(error))
     }
 
     /// Writes the metadata. Which metadata file that is.

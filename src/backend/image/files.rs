@@ -323,19 +323,6 @@ pub(super) fn names_in(directory: impl AsFd, path: &Path) -> os::Result<Vec<Stri
     Ok(names)
 }
 
-/// Makes a file in an open directory with this content, synced; one of that name is replaced. All users that reach it may read it:
-/// nodes and the controller are different ones.
-pub(super) fn write_for_all(directory: impl AsFd, name: &str, content: &[u8]) -> os::Result<()> {
-    let failed = |action, error| Error::io(action, name, error);
-    remove_in(&directory, name)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(0o644);
-    let file = rustix::fs::openat(&directory, name, flags, mode).map_err(|error| failed("create", error))?;
-    rustix::fs::fchmod(&file, mode).map_err(|error| failed("set the mode of", error))?;
-    let mut file = File::from(file);
-    file.write_all(content).and_then(|()| file.sync_all()).map_err(|error| Error::io("write", name, error))
-}
-
 /// Gives the file `from` a second name in its directory, decided where the file system is; `false` where there is such a name.
 pub(super) fn link_new(directory: impl AsFd, from: &str, to: &str) -> os::Result<bool> {
     match rustix::fs::linkat(&directory, from, &directory, to, AtFlags::empty()) {

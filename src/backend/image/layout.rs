@@ -29,9 +29,14 @@ pub(super) const ESSENTIAL: [&str; 3] = [VOLUMES, SNAPSHOTS, GROUPS];
 
 /// Beside the image of a volume of a shared pool: to which nodes it is attached.
 pub(super) const ATTACHED: &str = "attached.json";
+/// The file that the record is written into next, and the one that is being replaced: see [`super::room`].
+pub(super) const ATTACHED_SPARE: &str = ".attached.json.tmp";
+pub(super) const ATTACHED_BEFORE: &str = ".attached.json.old";
 /// The name of the only lease that lets its holder write.
 pub(super) const EXCLUSIVE: &str = "lease";
 pub(super) const READER: &str = "lease-";
+/// The file that a lease is written into next.
+pub(super) const LEASE_SPARE: &str = ".lease.tmp";
 /// Hexadecimal digits of the digest of a holder, in the names of its files.
 pub(super) const DIGITS: usize = 16;
 /// These can be made anew.
@@ -89,5 +94,5 @@ pub(super) fn is_lease_name(name: &str) -> bool {
     let digest = |name: &str| name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     let temporary = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
     let base = temporary.unwrap_or(name);
-    base == EXCLUSIVE || base == ATTACHED || base.strip_prefix(READER).is_some_and(digest)
+    [EXCLUSIVE, ATTACHED, ATTACHED_BEFORE].contains(&base) || base.strip_prefix(READER).is_some_and(digest)
 }

@@ -29,6 +29,7 @@ use super::files;
 use super::layout::{DIGITS, EXCLUSIVE, Kind, READER, is_lease_name};
 use super::meta::{self, FORMAT, from_nanos, to_nanos};
 use super::ready::Ready;
+use super::room;
 
 /// The file in the state directory that tells its driver from any other, also from one of the same node id.
 const DRIVER_ID: &str = "driver-id";
@@ -238,12 +239,15 @@ impl<'a> VolumeDirectory<'a> {
     /// Makes the file appear whole, if nothing is there by its name.
     fn put(&self, lease: &Lease) -> Result<()> {
         let name = lease.file_name();
-        let temporary = format!(".{READER}{}.tmp", lease.holder.digest());
+        let draft = format!(".{READER}{}.tmp", lease.holder.digest());
         let text = meta::encode(lease, &self.path.join(&name))?;
-        let linked = step("take lease", &self.path.join(&name).display(), || {
-            files::write_for_all(&self.open, &temporary, &text)?;
-            let linked = files::link_new(&self.open, &temporary, &name);
-            files::remove_in(&self.open, &temporary)?;
+        let shown = self.path.join(&name);
+        let linked = step("write lease", &shown.display(), || room::draft_lease(&self.open, &draft, &text)).and_then(|()| {
+            let linked = step("take lease", &shown.display(), || files::link_new(&self.open, &draft, &name));
+            step("remove draft", &shown.display(), || match linked {
+                Ok(true) => files::remove_in(&self.open, &draft),
+                _ => room::give_back(&self.open, &draft),
+            })?;
             linked
         });
         match linked {
@@ -286,7 +290,7 @@ impl<'a> VolumeDirectory<'a> {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        let removed = step("release lease", &self.path.join(name).display(), || files::remove_in(&self.open, name));
+        let removed = step("release lease", &self.path.join(name).display(), || room::release_lease(&self.open, name));
         removed.map_err(|error| self.ready.failure(error))?;
         self.sync()
     }

@@ -55,6 +55,7 @@ mod pool;
 mod pool_id;
 mod provision;
 mod ready;
+mod room;
 mod row;
 mod scan;
 mod snapshot;

@@ -191,6 +191,9 @@ impl ImageBackend {
             preallocate: parameters.preallocate,
             created: to_nanos(SystemTime::now()),
         };
+        if self.shared {
+            draft.reserve_room()?;
+        }
         let stamp = draft.finish(&meta)?;
         Ok((meta, stamp))
     }
