@@ -218,6 +218,26 @@ fn leader_that_finds_an_earlier_pool_held_elsewhere_ends_and_stands_by() {
 }
 
 #[test]
+fn leader_whose_lock_another_machine_has_got_from_the_file_server_ends() {
+    isolated(|| {
+        let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let mut driver = with_pools(&[("a", &place.path().join("a")), ("b", &place.path().join("b"))]);
+        driver.start();
+        created(&driver, "v", Some("b")).expect("created");
+        // The kernel here gives no lock away; what the other one writes is the same.
+        let lock = place.path().join("b/lock");
+        let content = fs::read_to_string(&lock).expect("the lock");
+        fs::write(&lock, content.replace(&driver.pid().to_string(), "4321")).expect("written");
+        let status = created(&driver, "w", Some("b")).expect_err("taken over");
+        assert!(status.code() == Code::Unavailable && status.message().contains("process 4321"), "{status}");
+        assert!(driver.ends_within(TAKEOVER), "{}", driver.log());
+        assert!(driver.log().contains("this process ends, so that one provisions from everything"), "{}", driver.log());
+        driver.start();
+        created(&driver, "w", Some("b")).expect("nobody has it");
+    });
+}
+
+#[test]
 fn later_pool_that_is_held_elsewhere_keeps_only_its_own_volumes_away() {
     isolated(|| {
         let place = tempfile::tempdir_in("/var/tmp").expect("a directory");

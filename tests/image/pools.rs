@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, Request};
 use longshore::backend::image::{ImageBackend, Role};
-use longshore::backend::{Backend, VolumeSpec};
+use longshore::backend::{Backend, FirstLock, VolumeSpec};
 use longshore::volume::{Bytes, Error, Outcome, Severity, VolumeId};
 use nix::mount::{MntFlags, umount2};
 
@@ -69,6 +69,37 @@ fn only_one_process_provisions() {
     assert!(free());
     let second = open_at(&path);
     assert_eq!(provision(&second).list(None, 9).expect("a list").len(), 1);
+}
+
+/// As a file server does, once its client was silent for longer than its lease.
+#[test]
+fn process_that_has_lost_its_lock_provisions_no_more() {
+    let (first, second) = (directory(), directory());
+    let pools = || vec![pool("a", first.path()), pool("b", second.path())];
+    let backend = open(pools());
+    create_with(&backend, &spec("v", MIB, &[("pool", "b")])).expect("created");
+    let lock = second.path().join("lock");
+    let mut content = fs::read(&lock).expect("the lock");
+    content[..80].copy_from_slice(format!("{:10} {:68}\n", 7, "other-pod").as_bytes());
+    fs::write(&lock, content).expect("written");
+    let error = create_with(&backend, &spec("w", MIB, &[("pool", "b")])).expect_err("taken over");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
+    let error = provision(&backend).delete(&volume_id("v")).expect_err("taken over");
+    assert!(error.to_string().contains("other-pod"), "{error}");
+    assert_eq!(names(&second.path().join("volumes")), ["v"]);
+    let exclusive = backend.exclusive().expect("locks");
+    let found = exclusive.first_lock(Instant::now()).expect("looked");
+    assert!(
+        matches!(&found, FirstLock::Elsewhere(reason) if reason.contains("pool b ") && reason.contains("other-pod")),
+        "{found:?}"
+    );
+    drop(backend);
+    let backend = open(pools());
+    create_with(&backend, &spec("w", MIB, &[("pool", "b")])).expect("by another process");
+    // Another process could lock a new one.
+    fs::remove_file(&lock).expect("removed");
+    let error = provision(&backend).delete(&volume_id("v")).expect_err("not seen");
+    assert!(error.to_string().contains("/lock: No such file"), "{error}");
 }
 
 #[test]

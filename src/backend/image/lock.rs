@@ -1,22 +1,27 @@
 //! The lock of a pool: who has it provisions.
+//!
+//! It is flock(2). A file server gives it to another client once ours was silent for longer than its lease (RFC 8881, section 8.4.3), and
+//! does not tell us: so who gets it writes a random name behind the record of who that is, and who finds another name there has lost it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backend::LockHolder;
 use crate::os::step::step;
-use crate::os::{self, udev};
+use crate::os::{self, random, udev};
 use crate::volume::{Error, Result};
 
 use super::config::PoolConfig;
 use super::layout::LOCK;
 
+/// Random bytes, of the name that a holder gives itself.
+const NAME: usize = 16;
 /// How long what a killed driver left may keep its locks.
 const ORPHANS: Duration = Duration::from_secs(5);
 
@@ -29,6 +34,9 @@ static OWN: Mutex<BTreeMap<(u64, u64), PathBuf>> = Mutex::new(BTreeMap::new());
 pub(in crate::backend) struct PoolLock {
     file: Option<File>,
     inode: (u64, u64),
+    path: PathBuf,
+    /// What this process wrote into it; `None` where that failed.
+    written: Option<String>,
 }
 
 /// Why there is no lock.
@@ -94,11 +102,34 @@ impl PoolLock {
                 return Ok(Err(NoLock::Elsewhere(holder)));
             }
         }
-        if let Err(error) = writable.rewind().and_then(|()| writable.write_all(LockHolder::this().encode().as_bytes())) {
-            tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
-        }
+        let content = LockHolder::this().encode() + &random::hexadecimal(NAME)?;
+        // Always as long, in place: also on a full file system.
+        let written = match writable.write_all_at(content.as_bytes(), 0).and_then(|()| writable.sync_data()) {
+            Ok(()) => Some(content),
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
+                None
+            }
+        };
         own().insert(inode, pool.path.clone());
-        Ok(Ok(PoolLock { file: Some(file), inode }))
+        Ok(Ok(PoolLock { file: Some(file), inode, path, written }))
+    }
+
+    /// Who has taken it from us, if another process has. A file that is opened anew is read from its server (nfs(5), "Close-to-open cache
+    /// consistency").
+    ///
+    /// # Errors
+    /// Where that cannot be read, also where the file is gone: another process would lock a new one.
+    pub(super) fn taken_over(&self) -> os::Result<Option<LockHolder>> {
+        let Some(written) = &self.written else { return Ok(None) };
+        let mut file = File::open(&self.path).map_err(|error| os::Error::io("open", &self.path, error))?;
+        let mut found = vec![0; written.len()];
+        let holder = match file.read_exact_at(&mut found, 0) {
+            Ok(()) if found == written.as_bytes() => return Ok(None),
+            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+            _ => LockHolder::read(&mut file).map(Some),
+        };
+        holder.map_err(|error| os::Error::io("read", &self.path, error))
     }
 }
 

@@ -319,6 +319,9 @@ impl Exclusive for ImageBackend {
     fn first_lock(&self, until: Instant) -> Result<FirstLock> {
         let mut pools: Vec<&Pool> = self.pools.iter().map(|pool| &**pool).collect();
         pools.sort_by(|a, b| a.config.name.cmp(&b.config.name));
+        if let Some(reason) = pools.iter().find_map(|pool| pool.lost_to()) {
+            return Ok(FirstLock::Elsewhere(reason));
+        }
         for pool in pools {
             match pool.first_lock(until)? {
                 FirstLock::Away => {}

@@ -47,6 +47,8 @@ pub(super) struct Pool {
     refusal: Mutex<Option<Error>>,
     /// Another process has the lock, as far as this one has tried to take it.
     elsewhere: Mutex<Option<LockHolder>>,
+    /// Another process has taken over the lock that this one had.
+    lost: AtomicBool,
     /// While this process is on standby only `first_lock` takes the lock.
     standby: AtomicBool,
     /// It was away, or late at the start: that it has come is logged.
@@ -81,6 +83,7 @@ impl Pool {
             opening: Single::new("open pool"),
             refusal: Mutex::new(None),
             elsewhere: Mutex::new(None),
+            lost: AtomicBool::new(false),
             standby: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             this: this.clone(),
@@ -133,6 +136,7 @@ impl Pool {
     pub fn writable(&self) -> Result<Arc<Ready>> {
         let ready = self.ready()?;
         if ready.lock.is_ok() {
+            self.check_kept(&ready)?;
             return Ok(ready);
         }
         let ready = self.reopen()?;
@@ -140,6 +144,27 @@ impl Pool {
             Ok(_) => Ok(ready),
             Err(reason) => Err(self.down(reason.to_string())),
         }
+    }
+
+    /// Whether no other process has got the lock since this one did. What is known in memory means nothing then, and stays so: this
+    /// process is to end.
+    fn check_kept(&self, ready: &Ready) -> Result<()> {
+        let Ok(lock) = &ready.lock else { return Ok(()) };
+        let taken_over =
+            lock.taken_over().map_err(|error| self.down(format!("it is not seen that its lock is kept: {error}")))?;
+        let Some(holder) = taken_over else { return Ok(()) };
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            tracing::error!(pool = self.config.name, %holder, "another process has taken over the pool's lock");
+        }
+        *lock_of(&self.elsewhere) = Some(holder.clone());
+        Err(self.down(NoLock::Elsewhere(holder).to_string()))
+    }
+
+    /// Who has taken over its lock, as far as this process has noticed.
+    pub fn lost_to(&self) -> Option<String> {
+        let lost = self.lost.load(Ordering::Relaxed);
+        let holder = self.elsewhere().filter(|_| lost)?;
+        Some(self.reason(&NoLock::Elsewhere(holder).to_string()))
     }
 
     /// The pool, for its ledger.
@@ -244,8 +269,8 @@ impl Pool {
 
     fn open_now(&self, lock: bool) -> Result<(), String> {
         // Another call may have opened it meanwhile; or it was there all the time, and looking at it took too long. On this thread it may.
-        if self.current().is_some_and(|ready| ready.is_writable() && ready.is_in_place()) {
-            return Ok(());
+        if let Some(ready) = self.current().filter(|ready| ready.is_writable() && ready.is_in_place()) {
+            return self.check_kept(&ready).map_err(|error| error.to_string());
         }
         *lock_of(&self.refusal) = None;
         let held = Cell::new(false);
