@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Harness, MIB, Pool, capability, create, isolated, mounts_at, publish_request, skipped, stage_request, text};
+use common::{
+    Harness, LoopDevice, MIB, Pool, capability, create, isolated, mounts_at, publish_request, run, skipped, stage_request, text,
+};
 use longshore::csi;
 use longshore::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -393,27 +395,32 @@ fn publish_of_a_volume_that_is_not_staged_fails() {
     });
 }
 
+const INLINE: &str = "csi-4f2c8a0f5d5d9f3c2b8b8f6d5f4c3b2a1908f7e6d5c4b3a29180f7e6d5c4b3a2";
+
+fn inline_request(target: &Path) -> csi::NodePublishVolumeRequest {
+    let context = [("csi.storage.k8s.io/ephemeral", "true"), ("size", "64MiB"), ("backend", "image")];
+    csi::NodePublishVolumeRequest {
+        volume_id: INLINE.to_owned(),
+        target_path: text(target),
+        volume_capability: Some(capability(Some("ext4"))),
+        volume_context: context.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect::<HashMap<_, _>>(),
+        ..Default::default()
+    }
+}
+
 #[test]
 fn an_inline_volume_lives_from_publish_to_unpublish() {
     isolated(|| {
         let mut harness = Harness::new(Pool::Xfs);
         harness.start();
         let target = harness.target("inline");
-        let handle = "csi-4f2c8a0f5d5d9f3c2b8b8f6d5f4c3b2a1908f7e6d5c4b3a29180f7e6d5c4b3a2";
-        let context = [("csi.storage.k8s.io/ephemeral", "true"), ("size", "64MiB"), ("backend", "image")];
-        let request = csi::NodePublishVolumeRequest {
-            volume_id: handle.to_owned(),
-            target_path: text(&target),
-            volume_capability: Some(capability(Some("ext4"))),
-            volume_context: context.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect::<HashMap<_, _>>(),
-            ..Default::default()
-        };
+        let request = inline_request(&target);
         for _ in 0..2 {
             harness.block_on(harness.node().node_publish_volume(request.clone())).expect("published");
         }
         assert_eq!(mounts_at(&target), 1);
         fs::write(target.join("scratch"), "x").expect("writable");
-        let request = csi::NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(&target) };
+        let request = csi::NodeUnpublishVolumeRequest { volume_id: INLINE.to_owned(), target_path: text(&target) };
         for _ in 0..2 {
             harness.block_on(harness.node().node_unpublish_volume(request.clone())).expect("unpublished");
         }
@@ -747,6 +754,64 @@ fn a_killed_driver_finds_everything_again() {
     });
 }
 
+/// The state directory, the kubelet's and the pool lie on the node's only disk, and others write to it: pods must end all the same.
+#[test]
+fn volumes_of_a_node_whose_disk_is_full_are_unpublished_unstaged_and_deleted() {
+    isolated(|| {
+        for fstype in ["ext4", "xfs"] {
+            let image = tempfile::NamedTempFile::new_in("/var/tmp").expect("a file");
+            image.as_file().set_len(320 << 20).expect("its length");
+            let device = LoopDevice::over(image.path());
+            run(&format!("mkfs.{fstype}"), ["-q", &device.0]);
+            let mut harness = Harness::new(Pool::Local);
+            let disk = harness.path("disk");
+            fs::create_dir(&disk).expect("a directory");
+            mount(Some(device.0.as_str()), &disk, Some(fstype), MsFlags::empty(), NONE).expect("mounted");
+            for name in ["state", "kubelet", "pool"] {
+                fs::create_dir(disk.join(name)).expect("a directory");
+                mount(Some(&disk.join(name)), &harness.path(name), NONE, MsFlags::MS_BIND, NONE).expect("bound");
+            }
+            fs::create_dir(harness.path("pool/images")).expect("a directory");
+            harness.start();
+            let others = [("mounted", Some("ext4")), ("raw", None), ("deleted", Some("ext4")), ("restarted", Some("ext4"))];
+            let placed: Vec<Placed> =
+                others.iter().map(|(name, fstype)| place(&harness, create(name, 16, *fstype, "image"))).collect();
+            let target = harness.target("inline");
+            harness.block_on(harness.node().node_publish_volume(inline_request(&target))).expect("published");
+
+            let filler = fs::File::create_new(disk.join("filler")).expect("a file");
+            let fills = || {
+                for block in [1 << 20, 1 << 12, 1 << 10] {
+                    while (&filler).write_all(&vec![1; block]).and_then(|()| filler.sync_all()).is_ok() {}
+                }
+            };
+            for (number, placed) in placed.iter().enumerate() {
+                fills();
+                if number == 3 {
+                    harness.kill();
+                    harness.start();
+                    fills();
+                }
+                let (mut controller, mut node) = (harness.controller(), harness.node());
+                harness.block_on(node.node_unpublish_volume(unpublish_request(placed))).expect("unpublished");
+                fills();
+                harness.block_on(node.node_unstage_volume(unstage_request(placed))).expect("unstaged");
+                fills();
+                let request = csi::DeleteVolumeRequest { volume_id: placed.volume.volume_id.clone(), ..Default::default() };
+                harness.block_on(controller.delete_volume(request)).expect("deleted");
+            }
+            fills();
+            let request = csi::NodeUnpublishVolumeRequest { volume_id: INLINE.to_owned(), target_path: text(&target) };
+            harness.block_on(harness.node().node_unpublish_volume(request)).expect("unpublished");
+            harness.kill();
+            let own = ["kubelet", "state"].map(|name| text(&harness.path(name)));
+            assert!(harness.mounts().iter().all(|mount| own.contains(mount)), "{:?}", harness.mounts());
+            assert_eq!([harness.loops(), harness.journal()].concat(), [""; 0]);
+            harness.assert_pool_empty();
+        }
+    });
+}
+
 #[test]
 fn a_volume_that_cannot_have_its_mutable_parameters_is_not_left_behind() {
     isolated(|| {
@@ -777,8 +842,8 @@ fn a_device_that_became_another_volumes_does_not_keep_its_first_from_being_unsta
             |name: &str| serde_json::from_slice::<serde_json::Value>(&fs::read(entry(name)).expect("a journal")).expect("JSON");
         let (mut forgotten, other) = (read("first"), read("second"));
         let device = forgotten["source"]["device"]["path"].as_str().expect("a device").to_owned();
-        common::run("umount", [&first.staging]);
-        common::run("losetup", ["--detach", &device]);
+        run("umount", [&first.staging]);
+        run("losetup", ["--detach", &device]);
         for field in ["path", "number"] {
             forgotten["source"]["device"][field] = other["source"]["device"][field].clone();
         }
@@ -815,7 +880,7 @@ fn a_client_that_only_keeps_its_connection_does_not_delay_the_end() {
 fn damage(harness: &Harness, requests: &[&str]) -> PathBuf {
     let image = harness.path("pool/images/volumes/hurt/image");
     for request in requests.iter().chain(&["set_super_value state 0"]) {
-        common::run("debugfs", ["-w", "-R", request, &text(&image)]);
+        run("debugfs", ["-w", "-R", request, &text(&image)]);
     }
     image
 }
@@ -837,7 +902,7 @@ fn errors_that_fsck_may_repair_are_repaired_before_the_mount_and_others_are_repo
         harness.block_on(harness.node().node_publish_volume(placed.publish_request())).expect("published");
         assert_eq!(fs::read_to_string(placed.target.join("file")).expect("still there"), "kept");
         take_off();
-        common::run("e2fsck", ["-fn", &text(&image)]);
+        run("e2fsck", ["-fn", &text(&image)]);
         assert!(harness.log().contains("repaired errors"), "it is reported");
 
         damage(&harness, &["clri <2>"]);

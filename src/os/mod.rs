@@ -125,6 +125,11 @@ impl Error {
         }
     }
 
+    /// ENOSPC, or EDQUOT: the file system has no room.
+    pub fn is_full(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+    }
+
     /// ENOENT.
     pub fn is_missing(&self) -> bool {
         self.errno() == Some(libc::ENOENT)

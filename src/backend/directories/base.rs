@@ -608,7 +608,7 @@ impl Ready {
     /// As [`OpenDir::write`], of what leads to more room; on a full base in the room of the spare file.
     pub(super) fn write_even_if_full(&self, directory: &OpenDir, name: &str, content: &[u8]) -> os::Result<()> {
         match directory.write(name, content) {
-            Err(error) if matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+            Err(error) if error.is_full() => {
                 let mut has_spare = lock(&self.has_spare);
                 self.ensure_spare(&mut has_spare);
                 if !std::mem::take(&mut *has_spare) {
