@@ -10,9 +10,10 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::dir::temporary_of;
 use super::{Error, Result, lock, quota};
 
-/// Replaces `directory/name` by `content`: a temporary file (`.name.tmp`), fsync, rename, fsync of the directory. Only our user may
+/// Replaces `directory/name` by `content`: a [temporary file](temporary_of), fsync, rename, fsync of the directory. Only our user may
 /// read it. Two writers of the same file must keep each other out.
 ///
 /// # Errors
@@ -20,7 +21,7 @@ use super::{Error, Result, lock, quota};
 /// failed, one of both.
 pub fn write(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
     let open = open_directory(directory, name)?;
-    let temporary = format!(".{name}.tmp");
+    let temporary = temporary_of(name);
     if let Err((action, errno)) = fill(&open, &temporary, content)
         .and_then(|()| rustix::fs::renameat(&open, &temporary, &open, name).map_err(|errno| ("rename", errno)))
     {
@@ -34,12 +35,14 @@ pub fn write(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
 }
 
 fn fill(directory: &OwnedFd, name: &str, content: &[u8]) -> Result<(), (&'static str, Errno)> {
-    // O_NOFOLLOW: no link may turn this into another file.
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // O_NOFOLLOW: no link may turn this into another file. Not O_TRUNC: what is there keeps its room, which a full file system would not give
+    // again.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     let fd = rustix::fs::openat(directory, name, flags, mode).map_err(|errno| ("create", errno))?;
     let mut file = File::from(fd);
-    file.write_all(content).map_err(|error| ("write", Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+    let written = file.write_all(content).and_then(|()| file.set_len(content.len() as u64));
+    written.map_err(|error| ("write", Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
     rustix::fs::fsync(&file).map_err(|errno| ("sync", errno))
 }
 

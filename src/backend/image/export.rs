@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::volume::{Bytes, Error, Result, VolumeId};
 
 use super::files::{self, Access};
-use super::layout::Kind;
+use super::layout::{ATTACHED_SPARE, Kind};
 use super::lock::PoolLock;
 use super::meta::VolumeMeta;
 use super::ready::Ready;
@@ -14,6 +14,12 @@ use super::{ImageBackend, Located};
 
 /// The directory of a pool in which `<volume>.json` says to whom another backend shows its image.
 pub(in crate::backend) const EXPORTS: &str = "exports";
+
+/// Beside the image: the room of that file while there is none, so that the volume can be exported again where the pool is full. It goes with
+/// the volume.
+pub(in crate::backend) fn export_room(id: &VolumeId, pool: &Path) -> PathBuf {
+    pool.join(Kind::Volume.directory()).join(id.local()).join(ATTACHED_SPARE)
+}
 
 /// Whether an image may be shown by a loop device, or deleted: nobody else shows it.
 pub(super) fn check_not_exported(ready: &Ready, id: &VolumeId) -> Result<()> {

@@ -65,7 +65,7 @@ pub use lease::Holder;
 
 pub use super::Role;
 pub use config::{ImageConfig, ImageParameters, MutableParameters, PoolConfig};
-pub(super) use export::{EXPORTS, Image};
+pub(super) use export::{EXPORTS, Image, export_room};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use meta::rewritten;

@@ -89,8 +89,18 @@ stop_driver
 # volume from being attached, and one over the image does.
 other=$(losetup --find --show data)
 start_controller unshare --mount sh -c 'mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/random c 1 8 && exec "$@"' pod
-attach "$id" a
-detach "$id" a
+# Also on a full pool: others take whatever room is given back.
+fills() { dd if=/dev/zero bs=4k oflag=append conv=notrunc,fsync of=pool/filler status=none 2>/dev/null || true; }
+fallocate -l $(($(stat -f -c '%a * %S' pool) - (8 << 20))) pool/filler
+fills
+[ "$(stat -f -c %a pool/images)" -lt 16 ] || fail "the pool is not full"
+for node in a b a; do
+    attach "$id" "$node"
+    fills
+    detach "$id" "$node"
+    fills
+done
+rm pool/filler
 own=$(losetup --find --show "$(image_of Vol_1)")
 refused "$own shows its image" attach "$id" a
 losetup -d "$own"

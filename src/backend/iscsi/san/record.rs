@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::image::EXPORTS;
+use crate::backend::image::{EXPORTS, export_room};
 use crate::backend::record::{self, Unreadable};
+use crate::os::dir::temporary_of;
 use crate::os::step::step;
 use crate::os::{self, durable, random};
 use crate::volume::{AccessMode, Error, NodeId, Result, VolumeId};
@@ -104,19 +105,23 @@ impl Record {
         text.push(b'\n');
         step("write export", &directory.join(&file).display(), || {
             make_directory(&directory, pool)?;
+            rename(&export_room(&self.id, pool), &directory.join(temporary_of(&file)))?;
             durable::write(&directory, &file, &text)
         })?;
         Ok(())
     }
 
-    /// Removes it, durably; gone is fine.
+    /// Removes it, durably; gone is fine. Its room stays with the volume.
     pub fn remove(id: &VolumeId, pool: &Path) -> Result<()> {
         let directory = pool.join(EXPORTS);
         let file = file_of(id);
-        step("remove export", &directory.join(&file).display(), || match durable::remove(&directory, &file) {
-            // No volume of this pool was ever exported.
-            Err(error) if error.is_missing() => Ok(()),
-            done => done,
+        step("remove export", &directory.join(&file).display(), || {
+            rename(&directory.join(&file), &export_room(id, pool))?;
+            match durable::remove(&directory, &file) {
+                // No volume of this pool was ever exported.
+                Err(error) if error.is_missing() => Ok(()),
+                done => done,
+            }
         })?;
         Ok(())
     }
@@ -155,6 +160,14 @@ impl Record {
 
     fn path(id: &VolumeId, pool: &Path) -> PathBuf {
         pool.join(EXPORTS).join(file_of(id))
+    }
+}
+
+/// Where there is nothing of that name, or no such directory, nothing is done.
+fn rename(from: &Path, to: &Path) -> os::Result<()> {
+    match std::fs::rename(from, to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(os::Error::io("rename", from, error)),
+        _ => Ok(()),
     }
 }
 
@@ -215,6 +228,29 @@ mod tests {
                 Record::remove(&record.id, pool.path()).expect("removed");
             }
         }
+    }
+
+    /// By the file that it is written into: a new one is what a full pool has no room for.
+    #[test]
+    fn record_of_a_volume_that_was_exported_before_is_written_in_the_same_room() {
+        use std::os::unix::fs::MetadataExt;
+        let pool = tempfile::tempdir().expect("a directory");
+        let record = record(true);
+        let beside = pool.path().join("volumes/a");
+        std::fs::create_dir_all(&beside).expect("a directory");
+        let path = Record::path(&record.id, pool.path());
+        let mut rooms = Vec::new();
+        for _ in 0..3 {
+            record.write(pool.path()).expect("written");
+            rooms.push(path.metadata().expect("there").ino());
+            assert_eq!(std::fs::read_dir(&beside).expect("a directory").count(), 0);
+            for _ in 0..2 {
+                Record::remove(&record.id, pool.path()).expect("removed");
+            }
+            assert!(!path.exists());
+            assert_eq!(std::fs::read_dir(&beside).expect("a directory").count(), 1);
+        }
+        assert_eq!(rooms, [rooms[0]; 3]);
     }
 
     #[test]

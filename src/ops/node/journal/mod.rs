@@ -84,7 +84,7 @@ impl Journal {
     pub fn write_unstaging(&self, entry: &StageEntry) -> Result<()> {
         match self.try_write(&entry.id, STAGE, &encode(entry)?) {
             Err(error) if error.is_full() => {
-                tracing::warn!(volume = %entry.id, %error, "unstage: that it begins cannot be written into the journal; it goes on");
+                tracing::warn!(volume = %entry.id, %error, "unstage: that it begins cannot be written into the journal; it continues");
                 Ok(())
             }
             written => Ok(written?),
