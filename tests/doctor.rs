@@ -204,6 +204,32 @@ fn directories_that_cannot_be_used() {
     });
 }
 
+/// As the init container of the node's pod: else nothing could be unmounted, nor what fills a pool be deleted.
+#[test]
+fn driver_whose_storage_is_full_or_read_only_is_not_kept_from_starting() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Local);
+        let pool = harness.path("pool/images");
+        mount(Some("full"), &pool, Some("tmpfs"), MsFlags::empty(), Some("size=2m")).expect("a tmpfs");
+        harness.start();
+        harness.kill();
+        fs::write(pool.join("filler"), vec![1; 2 << 20]).expect_err("it is full");
+        assert_eq!(level(&checks(&harness, 1, &[]), "pool-room", "free of"), "error");
+        let before_start = |harness: &Harness| output(command(harness, "doctor").arg("--before-start"));
+        let found = before_start(&harness);
+        let said = String::from_utf8_lossy(&found.stdout);
+        assert!(found.status.success() && said.contains("ERROR    pool-room"), "{said}");
+        harness.start();
+        harness.kill();
+        read_only(&pool);
+        assert!(before_start(&harness).status.success());
+        // What it cannot do without still counts.
+        fs::remove_dir_all(harness.path("kubelet")).expect("removed");
+        fs::write(harness.path("kubelet"), "").expect("written");
+        assert_eq!(before_start(&harness).status.code(), Some(1));
+    });
+}
+
 #[test]
 fn a_pool_without_reflinks_on_the_kubelets_disk() {
     isolated(|| {

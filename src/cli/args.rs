@@ -243,6 +243,9 @@ pub struct DoctorArgs {
     /// What the driver is to serve [env: LONGSHORE_MODE] [default: all]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// Exit with 0 where nothing but storage is at fault (full, away): the driver starts without it, and must, to unmount volumes
+    #[arg(long)]
+    pub before_start: bool,
     /// For programs: docs/doctor.md has each field
     #[arg(long)]
     pub json: bool,

@@ -56,6 +56,12 @@ pub fn examine(setup: &Setup) -> Vec<Check> {
     run(work, PATIENCE)
 }
 
+/// Whether a check is of storage, which may be full or away: the driver starts without it, and it must, since it alone unmounts volumes and
+/// deletes what fills the storage.
+pub fn is_of_storage(check: &Check) -> bool {
+    ["state-dir", "pool", "pool-room", "pool-quota", storage::STORAGE].contains(&check.name)
+}
+
 fn run(work: Vec<(&'static str, Work)>, patience: Duration) -> Vec<Check> {
     let until = Instant::now() + patience;
     let started: Vec<_> = work

@@ -79,16 +79,13 @@ impl Journal {
         self.write(&entry.id, STAGE, entry)
     }
 
-    /// As `write_stage`, before a stage is undone, which must not wait for room on a full disk: there the entry stays as it is. What it says
-    /// is then looked for and not found, and the call that undoes it is repeated, also after a crash.
+    /// As `write_stage`, before a stage is undone, which must not wait for a disk that is full or read-only: there the entry stays as it is.
+    /// What it says is then looked for and not found, and the call that undoes it is repeated, also after a crash.
     pub fn write_unstaging(&self, entry: &StageEntry) -> Result<()> {
-        match self.try_write(&entry.id, STAGE, &encode(entry)?) {
-            Err(error) if error.is_full() => {
-                tracing::warn!(volume = %entry.id, %error, "unstage: that it begins cannot be written into the journal; it continues");
-                Ok(())
-            }
-            written => Ok(written?),
+        if let Err(error) = self.try_write(&entry.id, STAGE, &encode(entry)?) {
+            tracing::warn!(volume = %entry.id, %error, "unstage: that it begins cannot be written into the journal; it continues");
         }
+        Ok(())
     }
 
     /// Removes the volume's stage, and its directory if nothing else is in it.
