@@ -8,7 +8,7 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -230,6 +230,13 @@ fn a_controller_without_rights_makes_what_a_node_mounts_and_grows() {
         halves.call("node", &["stage-volume", volume, "--fs=xfs", staging, "--context=onDelete=retain"]);
         halves.call("node", &["unstage-volume", volume, staging]);
         halves.call("controller", &["delete-snapshot", "shared:s"]);
+        // Of an earlier version: its volumes have no spare file, and what its nodes wrote is root's.
+        let spare = halves.directory.path().join("pool/images/volumes").join(halves.name()).join(".lease.tmp");
+        fs::remove_file(&spare).expect("the spare file");
+        halves.call("node", &["stage-volume", volume, "--fs=xfs", staging, "--context=onDelete=retain"]);
+        halves.call("node", &["unstage-volume", volume, staging]);
+        assert_eq!(fs::metadata(&spare).expect("the next spare file").uid(), NOBODY, "the controller's");
+        chown(&spare, Some(0), Some(0)).expect("given away");
         halves.call("controller", &["delete-volume", volume]);
         assert_eq!(halves.count("volumes"), 0);
     });

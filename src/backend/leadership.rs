@@ -118,9 +118,13 @@ impl Leadership {
         }
     }
 
-    /// Who has the first lock, if another process has it.
+    /// Who has the first lock, or one that this process had, if another process has it.
     fn held_elsewhere(&self) -> Result<Option<Standby>> {
         let until = Instant::now() + PATIENCE;
+        let mut lost = self.exclusives().filter_map(|(backend, exclusive)| Some((backend, exclusive.lost(until)?)));
+        if let Some((backend, reason)) = lost.next() {
+            return Ok(Some(Standby { backend: backend.clone(), reason }));
+        }
         for (backend, exclusive) in self.exclusives() {
             match exclusive.first_lock(until)? {
                 FirstLock::Here => return Ok(None),

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, Request};
 use longshore::backend::image::{ImageBackend, Role};
-use longshore::backend::{Backend, FirstLock, VolumeSpec};
-use longshore::volume::{Bytes, Error, Outcome, Severity, VolumeId};
+use longshore::backend::{Backend, VolumeSpec};
+use longshore::volume::{Bytes, ContentSource, Error, Outcome, Severity, VolumeId};
 use nix::mount::{MntFlags, umount2};
 
 use crate::harness::*;
@@ -87,19 +87,21 @@ fn process_that_has_lost_its_lock_provisions_no_more() {
     let error = provision(&backend).delete(&volume_id("v")).expect_err("taken over");
     assert!(error.to_string().contains("other-pod"), "{error}");
     assert_eq!(names(&second.path().join("volumes")), ["v"]);
-    let exclusive = backend.exclusive().expect("locks");
-    let found = exclusive.first_lock(Instant::now()).expect("looked");
-    assert!(
-        matches!(&found, FirstLock::Elsewhere(reason) if reason.contains("pool b ") && reason.contains("other-pod")),
-        "{found:?}"
-    );
+    let error = create_from(&backend, "copy", MIB, ContentSource::Volume(volume_id("v"))).expect_err("taken over");
+    assert!(error.to_string().contains("other-pod"), "{error}");
+    let error = provision(&backend).delete(&volume_id("nothing")).expect_err("taken over");
+    assert!(error.to_string().contains("other-pod"), "{error}");
+    let reason = backend.exclusive().expect("locks").lost(Instant::now()).expect("noticed");
+    assert!(reason.contains("pool b ") && reason.contains("other-pod"), "{reason}");
     drop(backend);
     let backend = open(pools());
     create_with(&backend, &spec("w", MIB, &[("pool", "b")])).expect("by another process");
-    // Another process could lock a new one.
+    // Another process could lock a new one: this one ends, and the next one makes it.
     fs::remove_file(&lock).expect("removed");
-    let error = provision(&backend).delete(&volume_id("v")).expect_err("not seen");
-    assert!(error.to_string().contains("/lock: No such file"), "{error}");
+    assert!(backend.exclusive().expect("locks").lost(Instant::now()).is_some());
+    provision(&backend).delete(&volume_id("v")).expect_err("not kept");
+    drop(backend);
+    provision(&open(pools())).delete(&volume_id("v")).expect("deleted");
 }
 
 #[test]

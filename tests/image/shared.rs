@@ -552,7 +552,7 @@ fn node_that_dies_before_any_step_of_a_stage_or_unstage_is_the_holder_or_nobody_
                 assert_eq!(world.devices(), [""; 0], "{at}");
                 assert_eq!(
                     names(&world.volume()),
-                    [".attached.json.old", ".attached.json.tmp", ".lease.tmp", "image", "meta.json"]
+                    [".attached.json.tmp", ".lease-0000000000000000.tmp", ".lease.tmp", "image", "meta.json"]
                 );
                 if ended {
                     break;

@@ -19,6 +19,12 @@ pub trait Exclusive {
     /// What waiting will not repair: a directory that is none of ours, one that this process has in two backends.
     fn first_lock(&self, until: Instant) -> Result<FirstLock>;
 
+    /// Who has got a lock that this process had, of which pool: a file server gives it to another client once the holder was silent for
+    /// longer than its lease.
+    fn lost(&self, _until: Instant) -> Option<String> {
+        None
+    }
+
     /// Locks and opens all that can be; the rest is tried again at each use.
     ///
     /// # Errors

@@ -58,6 +58,7 @@ impl AttachmentRecord {
     }
 
     pub fn write(&self, ready: &Ready) -> Result<()> {
+        ready.check_kept()?;
         let path = ready.place(Kind::Volume, self.volume.local());
         let text = meta::encode(self, &path.join(ATTACHED))?;
         let relative = Path::new(Kind::Volume.directory()).join(self.volume.local());

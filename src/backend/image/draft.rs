@@ -32,15 +32,16 @@ pub(super) struct Draft<'a> {
 impl<'a> Draft<'a> {
     /// An empty image in a directory of its own. What failed calls left of the same thing must be gone: see [`remove_passing`].
     pub fn begin(pool: &'a Ready, kind: Kind, local: &str) -> Result<Self> {
+        pool.check_kept()?;
         let directory = pool.path.join(TMP).join(kind.passing_name(local));
         let shown = directory.display();
         // mkdir is all or nothing, unless the step was stopped behind it: look.
         step("make directory", &shown, || files::make_directory(&directory))
-            .map_err(|error| remove(&directory, pool.failure(error)))?;
+            .map_err(|error| remove(pool, &directory, pool.failure(error)))?;
         let image = step("create image", &shown, || files::make_file(&directory.join(IMAGE)));
         match image {
             Ok(image) => Ok(Draft { pool, kind, local: local.to_owned(), directory, image, empty: Cell::new(true) }),
-            Err(error) => Err(remove(&directory, pool.failure(error))),
+            Err(error) => Err(remove(pool, &directory, pool.failure(error))),
         }
     }
 
@@ -94,7 +95,8 @@ impl<'a> Draft<'a> {
 
     /// See [`room::reserve`].
     pub fn reserve_room(&self) -> Result<()> {
-        let reserved = step("reserve room", &self.directory.display(), || room::reserve(&self.directory));
+        let reserved =
+            step("reserve room", &self.directory.display(), || room::reserve(&self.directory, self.pool.commits_in_order()));
         reserved.map_err(|error| self.pool.failure(error))
     }
 
@@ -132,6 +134,10 @@ impl<'a> Draft<'a> {
     /// # Errors
     /// Then it is gone again, but not final if the rename may have become durable.
     pub fn place(self) -> Result<()> {
+        // What has been made may have taken hours.
+        if let Err(error) = self.pool.check_kept() {
+            return Err(self.discard(error));
+        }
         let to = self.pool.place(self.kind, &self.local);
         if let Err(error) = step("rename into place", &to.display(), || files::rename_new(&self.directory, &to)) {
             let failure = if error.errno() == Some(libc::EEXIST) {
@@ -158,11 +164,15 @@ impl<'a> Draft<'a> {
 
     /// Removes it; answers `failure`, final only if the removal was seen to work.
     pub fn discard(self, failure: Error) -> Error {
-        remove(&self.directory, failure)
+        remove(self.pool, &self.directory, failure)
     }
 }
 
-fn remove(directory: &Path, failure: Error) -> Error {
+/// It is another process's that has got the pool's lock, if there is one.
+fn remove(pool: &Ready, directory: &Path, failure: Error) -> Error {
+    if pool.check_kept().is_err() {
+        return failure.leaving(directory.display().to_string());
+    }
     match step("roll back", &directory.display(), || files::remove_directory(directory)) {
         Ok(()) => failure.rolled_back(),
         Err(error) => failure.leaving(error.to_string()),
@@ -171,6 +181,7 @@ fn remove(directory: &Path, failure: Error) -> Error {
 
 /// Deletes what is in place: one durable rename into the trash, then its files are unlinked.
 pub(super) fn throw_away(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
+    pool.check_kept()?;
     let from = pool.place(kind, local);
     let to = pool.path.join(TRASH).join(kind.passing_name(local));
     step("move to trash", &from.display(), || match files::rename_new(&from, &to) {
@@ -219,6 +230,7 @@ pub(super) fn is_gone(pool: &Ready, kind: Kind, local: &str) -> bool {
 /// # Errors
 /// Not final: it is still there.
 pub(super) fn remove_passing(pool: &Ready, kind: Kind, local: &str) -> Result<()> {
+    pool.check_kept()?;
     for parent in [TMP, TRASH] {
         let relative = Path::new(parent).join(kind.passing_name(local));
         if files::look(pool.root(), &relative).map_err(|error| pool.failure(error))?.is_some() {

@@ -217,6 +217,7 @@ fn place_all(drafts: Vec<Draft<'_>>, complete: Vec<Complete>, pools: &[Arc<Ready
 
 /// Makes the group exist.
 fn commit(home: &Ready, record: &GroupRecord) -> Result<()> {
+    home.check_kept()?;
     let directory = home.path.join(GROUPS);
     let file = group_file(record.id.local());
     let text = meta::encode(record, &directory.join(&file))?;

@@ -29,9 +29,10 @@ pub(super) const ESSENTIAL: [&str; 3] = [VOLUMES, SNAPSHOTS, GROUPS];
 
 /// Beside the image of a volume of a shared pool: to which nodes it is attached.
 pub(super) const ATTACHED: &str = "attached.json";
-/// The file that the record is written into next, and the one that is being replaced: see [`super::room`].
+/// The file that the record is written into next, and the one that is being replaced: see [`super::room`]. Names that earlier versions remove
+/// with a volume.
 pub(super) const ATTACHED_SPARE: &str = ".attached.json.tmp";
-pub(super) const ATTACHED_BEFORE: &str = ".attached.json.old";
+pub(super) const ATTACHED_BEFORE: &str = ".lease-0000000000000000.tmp";
 /// The name of the only lease that lets its holder write.
 pub(super) const EXCLUSIVE: &str = "lease";
 pub(super) const READER: &str = "lease-";
@@ -94,5 +95,5 @@ pub(super) fn is_lease_name(name: &str) -> bool {
     let digest = |name: &str| name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     let temporary = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
     let base = temporary.unwrap_or(name);
-    [EXCLUSIVE, ATTACHED, ATTACHED_BEFORE].contains(&base) || base.strip_prefix(READER).is_some_and(digest)
+    base == EXCLUSIVE || base == ATTACHED || base.strip_prefix(READER).is_some_and(digest)
 }

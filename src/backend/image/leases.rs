@@ -20,8 +20,9 @@ impl ImageBackend {
     pub(super) fn take_lease(&self, ready: &Ready, request: &ConnectRequest<'_>, inode: Inode) -> Result<Acquired> {
         let (id, holder) = (request.id, self.holder()?);
         let attached = || check_attached(ready, id, &holder.node, request.publish_context, request.read_only);
-        attached()?;
+        // Opened first: what a node remembers of a directory on NFS is checked then.
         let directory = VolumeDirectory::open(ready, id)?.ok_or_else(|| Error::volume_not_found(id))?;
+        attached()?;
         let access = if request.read_only { Access::Read } else { Access::Write };
         let acquired = directory.acquire(holder, access, |leases| {
             // Where nobody has a lease, no device shows the image rightly; other readers on this machine have devices of their own.

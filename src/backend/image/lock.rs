@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, StatxFlags};
+
 use crate::backend::LockHolder;
 use crate::os::step::step;
 use crate::os::{self, random, udev};
@@ -107,7 +109,11 @@ impl PoolLock {
         let written = match writable.write_all_at(content.as_bytes(), 0).and_then(|()| writable.sync_data()) {
             Ok(()) => Some(content),
             Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "the lock is held, but our process id could not be written into it");
+                let error = os::Error::io("write", &path, error);
+                if !error.is_full() {
+                    return Ok(Err(NoLock::Unwritable(format!("{error}; see the kernel's log"))));
+                }
+                tracing::warn!(%error, "the lock is held, but it cannot be written who has it; if a server gives it away, that is not seen");
                 None
             }
         };
@@ -115,21 +121,28 @@ impl PoolLock {
         Ok(Ok(PoolLock { file: Some(file), inode, path, written }))
     }
 
-    /// Who has taken it from us, if another process has. A file that is opened anew is read from its server (nfs(5), "Close-to-open cache
-    /// consistency").
+    /// Who has taken it from us, if another process has, or can: where the file is gone, nobody is named.
     ///
     /// # Errors
-    /// Where that cannot be read, also where the file is gone: another process would lock a new one.
+    /// Where the file cannot be read.
     pub(super) fn taken_over(&self) -> os::Result<Option<LockHolder>> {
         let Some(written) = &self.written else { return Ok(None) };
-        let mut file = File::open(&self.path).map_err(|error| os::Error::io("open", &self.path, error))?;
-        let mut found = vec![0; written.len()];
-        let holder = match file.read_exact_at(&mut found, 0) {
-            Ok(()) if found == written.as_bytes() => return Ok(None),
-            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
-            _ => LockHolder::read(&mut file).map(Some),
+        let read = || {
+            // Asks the server, whatever this client remembers: what it has cached is dropped if the file has changed (nfs(5)).
+            rustix::fs::statx(rustix::fs::CWD, &self.path, AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME)?;
+            let mut file = File::open(&self.path)?;
+            let mut found = vec![0; written.len()];
+            match file.read_exact_at(&mut found, 0) {
+                Ok(()) if found == written.as_bytes() => Ok(None),
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+                _ => LockHolder::read(&mut file).map(Some),
+            }
         };
-        holder.map_err(|error| os::Error::io("read", &self.path, error))
+        match read() {
+            // Another process locks a new one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(LockHolder::default())),
+            read => read.map_err(|error| os::Error::io("read", &self.path, error)),
+        }
     }
 }
 

@@ -319,9 +319,6 @@ impl Exclusive for ImageBackend {
     fn first_lock(&self, until: Instant) -> Result<FirstLock> {
         let mut pools: Vec<&Pool> = self.pools.iter().map(|pool| &**pool).collect();
         pools.sort_by(|a, b| a.config.name.cmp(&b.config.name));
-        if let Some(reason) = pools.iter().find_map(|pool| pool.lost_to()) {
-            return Ok(FirstLock::Elsewhere(reason));
-        }
         for pool in pools {
             match pool.first_lock(until)? {
                 FirstLock::Away => {}
@@ -329,6 +326,10 @@ impl Exclusive for ImageBackend {
             }
         }
         Ok(FirstLock::Away)
+    }
+
+    fn lost(&self, until: Instant) -> Option<String> {
+        self.pools.iter().find_map(|pool| pool.lost_to(until))
     }
 
     fn lead(&self) -> Result<()> {

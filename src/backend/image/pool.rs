@@ -146,22 +146,23 @@ impl Pool {
         }
     }
 
-    /// Whether no other process has got the lock since this one did. What is known in memory means nothing then, and stays so: this
-    /// process is to end.
+    /// As [`Ready::check_kept`]; remembers who has it, since this process is to end.
     fn check_kept(&self, ready: &Ready) -> Result<()> {
-        let Ok(lock) = &ready.lock else { return Ok(()) };
-        let taken_over =
-            lock.taken_over().map_err(|error| self.down(format!("it is not seen that its lock is kept: {error}")))?;
-        let Some(holder) = taken_over else { return Ok(()) };
+        let Some(holder) = ready.taken_over()? else { return Ok(()) };
         if !self.lost.swap(true, Ordering::Relaxed) {
-            tracing::error!(pool = self.config.name, %holder, "another process has taken over the pool's lock");
+            tracing::error!(pool = self.config.name, %holder, "another process has taken over the pool's lock, or its file is gone");
         }
-        *lock_of(&self.elsewhere) = Some(holder.clone());
-        Err(self.down(NoLock::Elsewhere(holder).to_string()))
+        let error = self.down(NoLock::Elsewhere(holder.clone()).to_string());
+        *lock_of(&self.elsewhere) = Some(holder);
+        Err(error)
     }
 
-    /// Who has taken over its lock, as far as this process has noticed.
-    pub fn lost_to(&self) -> Option<String> {
+    /// Who has taken over the lock that this process had, if one has.
+    pub fn lost_to(&self, until: Instant) -> Option<String> {
+        if self.current().is_some_and(|ready| ready.is_writable()) {
+            // What hangs with its file system is seen later.
+            self.attempt(patience(until), self.may_lock()).ok();
+        }
         let lost = self.lost.load(Ordering::Relaxed);
         let holder = self.elsewhere().filter(|_| lost)?;
         Some(self.reason(&NoLock::Elsewhere(holder).to_string()))

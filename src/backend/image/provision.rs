@@ -260,6 +260,7 @@ fn scrub(ready: &Ready, local: &str) -> Result<()> {
 
 /// Moves a deleted volume's directory to where the operator finds it.
 fn keep(ready: &Ready, local: &str, directory: &'static str) -> Result<()> {
+    ready.check_kept()?;
     let from = ready.place(Kind::Volume, local);
     let parent = ready.path.join(directory);
     step("move aside", &from.display(), || {

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::backend::LockHolder;
 use crate::os::durable::{self, SharedSync};
 use crate::os::step::step;
 use crate::os::{self, copy};
@@ -205,6 +206,27 @@ impl Ready {
     /// `BackendUnavailable`.
     pub fn down(&self, reason: impl Into<String>) -> Error {
         Error::BackendUnavailable { backend: self.backend.to_string(), reason: format!("{}: {}", self.called(), reason.into()) }
+    }
+
+    /// Whether no other process has got the lock since this one did: looked at before each change, since a server that gives it to another
+    /// client says nothing. What is known in memory means nothing then.
+    ///
+    /// # Errors
+    /// `BackendUnavailable`, naming the holder.
+    pub fn check_kept(&self) -> Result<()> {
+        match self.taken_over()? {
+            None => Ok(()),
+            Some(holder) => Err(self.down(NoLock::Elsewhere(holder).to_string())),
+        }
+    }
+
+    /// Who has got the lock that this process had.
+    ///
+    /// # Errors
+    /// `BackendUnavailable` where that cannot be seen.
+    pub fn taken_over(&self) -> Result<Option<LockHolder>> {
+        let Ok(lock) = &self.lock else { return Ok(None) };
+        lock.taken_over().map_err(|error| self.down(format!("who has its lock cannot be read: {error}")))
     }
 
     /// Whether this process holds the lock.

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use crate::os::{self, Error, random};
@@ -27,8 +27,8 @@ const ALL: Mode = Mode::from_raw_mode(0o644);
 /// Who may read the record.
 const OWNER: Mode = Mode::from_raw_mode(0o600);
 
-/// Makes the spare files of a volume that is being made in `directory`.
-pub(super) fn reserve(directory: &Path) -> os::Result<()> {
+/// Makes the spare files of a volume that is being made in `directory`; `in_order` as [`durable::commits_in_order`].
+pub(super) fn reserve(directory: &Path, in_order: bool) -> os::Result<()> {
     // Such as no file system makes small.
     static CONTENT: OnceLock<String> = OnceLock::new();
     let content = match CONTENT.get() {
@@ -38,14 +38,22 @@ pub(super) fn reserve(directory: &Path) -> os::Result<()> {
             || content
         }),
     };
-    [LEASE_SPARE, ATTACHED_SPARE, ATTACHED_BEFORE]
-        .iter()
-        .try_for_each(|name| files::write_new(&directory.join(name), content.as_bytes()).map(drop))
+    [LEASE_SPARE, ATTACHED_SPARE, ATTACHED_BEFORE].iter().try_for_each(|name| {
+        let path = directory.join(name);
+        let file = files::write_new(&path, content.as_bytes())?;
+        // Only then it has blocks.
+        if in_order { files::write_back(&file, &path) } else { files::sync(&file, &path) }
+    })
 }
 
 /// Writes a lease into the file `draft`, synced. It gets its name by link(2).
 pub(super) fn draft_lease(directory: &File, draft: &str, content: &[u8]) -> os::Result<()> {
-    let spare = rename(directory, LEASE_SPARE, draft)?;
+    let spare = links(directory, LEASE_SPARE)?.is_some();
+    if spare {
+        // Of an earlier attempt; it may be the spare file itself, by another name, and rename(2) does nothing then.
+        files::remove_in(directory, draft)?;
+        rename(directory, LEASE_SPARE, draft)?;
+    }
     let written = write_over(directory, draft, content, ALL);
     if written.is_err() {
         // An empty file has no room for the next one.
@@ -60,7 +68,7 @@ pub(super) fn draft_lease(directory: &File, draft: &str, content: &[u8]) -> os::
 /// The lease that was drafted was not taken: its file is the spare one again.
 pub(super) fn give_back(directory: &File, draft: &str) -> os::Result<()> {
     match links(directory, draft)? {
-        Some(1) => rename(directory, draft, LEASE_SPARE).map(drop),
+        Some(1) if has_room(directory, draft)? => rename(directory, draft, LEASE_SPARE).map(drop),
         // The answer said otherwise, but it has the lease's name.
         _ => files::remove_in(directory, draft),
     }
@@ -93,31 +101,46 @@ pub(super) fn replace_record(directory: &File, path: &Path, content: &[u8]) -> o
     Ok(())
 }
 
-/// Writes a file over what a spare one holds. One that has another name, too, is in use by that: a new one is made.
+/// Writes a file over what a spare one holds. Where that cannot be, since it has another name, too, and is in use by that, or is another user's,
+/// a new one is made, for the user whose directory it is: nodes are root, and the controller, which deletes the volume, need not be.
 fn write_over(directory: &File, name: &str, content: &[u8], mode: Mode) -> os::Result<()> {
     let failed = |action, error| Error::io(action, name, error);
     let open = |more: OFlags| {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(directory, name, flags | more, mode).map_err(|error| failed("create", error))?;
-        let names = rustix::fs::fstat(&file).map_err(|error| failed("stat", error))?.st_nlink;
-        Ok((File::from(file), names))
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::openat(directory, name, flags | more, mode).map(File::from)
     };
-    let mut file = match open(OFlags::empty())? {
-        (file, 1) => file,
-        _ => {
+    let there = match open(OFlags::empty()) {
+        Ok(file) if rustix::fs::fstat(&file).map_err(|error| failed("stat", error))?.st_nlink == 1 => Some(file),
+        Ok(_) | Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => None,
+        Err(error) => return Err(failed("open", error)),
+    };
+    let mut file = match there {
+        Some(file) => file,
+        None => {
             files::remove_in(directory, name)?;
-            open(OFlags::EXCL)?.0
+            let file = open(OFlags::CREATE | OFlags::EXCL).map_err(|error| failed("create", error))?;
+            rustix::fs::fchmod(&file, mode).map_err(|error| failed("set the mode of", error))?;
+            let owner = rustix::fs::fstat(directory).map_err(|error| failed("stat directory of", error))?;
+            let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
+            if let Err(error) = rustix::fs::fchown(&file, Some(uid), Some(gid)) {
+                tracing::debug!(name, %error, "it stays this process's");
+            }
+            file
         }
     };
-    rustix::fs::fchmod(&file, mode).map_err(|error| failed("set the mode of", error))?;
     let written = file.write_all(content).and_then(|()| file.set_len(content.len() as u64)).and_then(|()| file.sync_all());
     written.map_err(|error| Error::io("write", name, error))
+}
+
+fn has_room(directory: &File, name: &str) -> os::Result<bool> {
+    let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| Error::io("stat", name, error))?;
+    Ok(stat.st_size > 0)
 }
 
 /// How many names a file has; `None` where there is none.
 #[allow(clippy::useless_conversion, reason = "the field's type differs between architectures")]
 fn links(directory: &File, name: &str) -> os::Result<Option<u64>> {
-    match rustix::fs::statat(directory, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(u64::from(stat.st_nlink))),
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(Error::io("stat", name, error)),
@@ -143,7 +166,7 @@ mod tests {
 
     fn volume() -> (tempfile::TempDir, File) {
         let directory = tempfile::tempdir().expect("a directory");
-        reserve(directory.path()).expect("reserved");
+        reserve(directory.path(), false).expect("reserved");
         let open = File::open(directory.path()).expect("opened");
         (directory, open)
     }

@@ -213,6 +213,10 @@ impl Exclusive for IscsiBackend {
         self.san.as_ref().map_or(Ok(FirstLock::Away), |san| san.images.first_lock(until))
     }
 
+    fn lost(&self, until: Instant) -> Option<String> {
+        self.san.as_ref().and_then(|san| san.images.lost(until))
+    }
+
     fn lead(&self) -> Result<()> {
         self.san.as_ref().map_or(Ok(()), |san| san.lead())
     }
