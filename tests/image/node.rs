@@ -181,3 +181,25 @@ fn device_that_an_older_version_has_connected_is_the_one_that_it_was() {
     }
     assert_eq!(backend.connect().disconnect(&id, Some(&then)).expect("disconnected"), Outcome::Changed(()));
 }
+
+/// As after a boot without the pool's disk: pods that had the volume are taken down all the same.
+#[test]
+fn volume_of_a_pool_that_is_away_is_not_connected_where_no_device_shows_it() {
+    isolated(|| {
+        let disk = Disk::new(Kind::Ext4, 64);
+        let backend = open_at(&disk.pool());
+        create(&backend, "v", 8 * MIB);
+        let id = volume_id("v");
+        let source = connect(&backend, &id).expect("connected").into_inner();
+        let node = backend.connect();
+        let held = Connected(node, id.clone(), source.clone());
+        disk.unmount();
+        // Its device keeps the file system.
+        assert!(matches!(node.connected(&id, None), Err(Error::BackendUnavailable { .. })));
+        assert!(matches!(node.disconnect(&id, None), Err(Error::BackendUnavailable { .. })));
+        assert_eq!(node.connected(&id, Some(&source)).expect("by its journal"), Some(source.clone()));
+        drop(held);
+        assert_eq!(node.connected(&id, None).expect("nothing shows it"), None);
+        assert_eq!(node.disconnect(&id, None).expect("nothing shows it"), Outcome::Unchanged(()));
+    });
+}

@@ -132,9 +132,11 @@ fn a_pool_that_is_away_is_reported_and_comes_back() {
         for id in ["a", "never"] {
             let error = provision(&backend).find(&volume_id(id)).expect_err("cannot be seen");
             assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
-            let error = provision(&backend).delete(&volume_id(id)).expect_err("cannot be seen");
-            assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
         }
+        let error = provision(&backend).delete(&volume_id("a")).expect_err("cannot be seen");
+        assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
+        // While it was there it was this process's alone, and had no such volume.
+        assert_eq!(provision(&backend).delete(&volume_id("never")).expect("nothing to do"), Outcome::Unchanged(()));
         let health = backend.health().expect("health");
         assert_eq!(health.storage_health().expect("reported")[0].reason, "PoolUnreachable");
         assert_eq!(health.volume_health(&volume_id("a")).expect("reported")[0].reason, "PoolUnreachable");
@@ -160,6 +162,32 @@ fn one_of_two_pools_away_leaves_the_backend_usable_in_part() {
     assert!(backend.is_usable_in_part());
     fs::rename(&second, directory.path().join("b.away")).expect("moved");
     assert!(!backend.is_usable_in_part());
+}
+
+/// A call whose answer was lost is repeated, also for what lies in the pool that is there.
+#[test]
+fn deletion_of_what_is_gone_waits_for_a_pool_that_is_away_only_where_that_may_have_it() {
+    let directory = directory();
+    let (first, second, away) = (directory.path().join("a"), directory.path().join("b"), directory.path().join("away"));
+    let backend = open(vec![pool("a", &first), pool("b", &second)]);
+    create_with(&backend, &spec("old", MIB, &[("pool", "a")])).expect("created");
+    create_with(&backend, &spec("v", MIB, &[("pool", "b")])).expect("created");
+    take(&backend, "s", "v");
+    fs::rename(&first, &away).expect("moved");
+    for _ in 0..2 {
+        snapshots(&backend).delete_snapshot(&snapshot_id("s")).expect("gone");
+        provision(&backend).delete(&volume_id("v")).expect("gone");
+    }
+    let error = provision(&backend).delete(&volume_id("old")).expect_err("not seen");
+    assert!(matches!(error, Error::BackendUnavailable { .. }), "{error}");
+    drop(backend);
+    // Nobody knows what it holds.
+    let backend = open(vec![pool("a", &first), pool("b", &second)]);
+    drop(backend);
+    fs::remove_dir_all(&first).expect("removed");
+    fs::rename(&away, &first).expect("moved back");
+    let backend = open(vec![pool("a", &first), pool("b", &second)]);
+    provision(&backend).delete(&volume_id("old")).expect("deleted");
 }
 
 fn look_for_create(backend: &ImageBackend, spec: &VolumeSpec) -> Result<Option<VolumeId>, Error> {

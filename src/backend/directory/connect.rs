@@ -89,7 +89,11 @@ impl Connect for DirectoryBackend {
             // What is mounted at the volume's places with its id is its own; else there is nothing of it.
             Some(Source::Filesystem { .. }) => Ok(hint.cloned()),
             Some(Source::Device(_)) => Ok(None),
-            None => self.bound(id),
+            None => match self.bound(id) {
+                // As after a boot without its disk. What is mounted at the volume's places is nothing of it then, and stays.
+                Err(Error::BackendUnavailable { .. }) => Ok(None),
+                bound => bound,
+            },
         }
     }
 

@@ -98,9 +98,10 @@ impl Looked {
             Seen::Unclaimed => true,
             Seen::Ours(ours) => {
                 let sound = ours.copied.is_none() && ours.twin.is_none();
+                let proven = class.proof == Proof::Samples || !ours.record.sampled;
                 match ours.record.state {
-                    State::Claiming => sound,
-                    State::Free => sound && ours.table.is_none() && (class.proof == Proof::Samples || !ours.record.sampled),
+                    State::Claiming => sound && proven,
+                    State::Free => sound && proven && ours.table.is_none(),
                     State::Volume(_) | State::Wiping { .. } | State::Retained { .. } => false,
                 }
             }

@@ -76,7 +76,11 @@ impl Connect for ImageBackend {
                 Ok(found.map(|device| hinted_or_named(&device, hint, &ready, id)))
             }
             Ok(None) => Ok(self.orphan(hint)?.and(hint.cloned())),
-            Err(away) => self.orphan(hint)?.and(hint.cloned()).map_or(Err(away), |found| Ok(Some(found))),
+            Err(away) => match self.orphan(hint)? {
+                Some(_) => Ok(hint.cloned()),
+                None if self.is_unnamed(id)? => Ok(None),
+                None => Err(away),
+            },
         }
     }
 
@@ -116,7 +120,11 @@ impl Connect for ImageBackend {
             },
             Ok(None) => self.orphan(hint)?.into_iter().collect(),
             // Without its pool the image can't be looked at, but its device can still be let go.
-            Err(away) => vec![self.orphan(hint)?.ok_or(away)?],
+            Err(away) => match self.orphan(hint)? {
+                Some(device) => vec![device],
+                None if self.is_unnamed(id)? => Vec::new(),
+                None => return Err(away),
+            },
         };
         devices.iter().try_for_each(detach)?;
         changed |= !devices.is_empty();
@@ -155,6 +163,12 @@ impl Connect for ImageBackend {
 }
 
 impl ImageBackend {
+    /// Whether no device shows a file that is called as the volume's image, so that it is not connected, though its pool is away: as after a
+    /// boot without its disk. Of a shared pool there is its lease, too.
+    fn is_unnamed(&self, id: &VolumeId) -> Result<bool> {
+        Ok(!self.shared && loopdev::find_by_name(&image_name(id))?.is_empty())
+    }
+
     /// The image's pool, device and inode; `None` where there is no image.
     fn inode(&self, id: &VolumeId) -> Result<Option<(Arc<Ready>, Inode)>> {
         let found = self.search(Kind::Volume, id.local(), |ready| seen_image(ready, id))?;

@@ -63,6 +63,12 @@ impl ImageBackend {
         Ok(Some(Image { file, path, inode, capacity: meta.capacity, unique, pool: ready.path.clone() }))
     }
 
+    /// The directories of the pools that may have a volume, where this process can provision from them now.
+    pub(in crate::backend) fn homes_of(&self, id: &VolumeId) -> impl Iterator<Item = Result<PathBuf>> {
+        let homes = self.pools.iter().map(|pool| (pool, pool.writable().map(|ready| ready.path.clone())));
+        homes.filter(|(pool, home)| home.is_ok() || !pool.surely_lacks(Kind::Volume, id.local())).map(|(_, home)| home)
+    }
+
     /// The pools' names, and their directories where this process can provision from them now.
     pub(in crate::backend) fn homes(&self) -> impl Iterator<Item = (&str, Result<PathBuf>)> {
         self.pools.iter().map(|pool| (pool.config.name.as_str(), pool.writable().map(|ready| ready.path.clone())))

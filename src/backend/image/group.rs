@@ -147,9 +147,15 @@ impl ImageBackend {
     /// Removes the members of a group that has no record, from all pools; those, too, of which an earlier call left a part in
     /// the trash. Whether there were any.
     fn remove_stray_members(&self, id: &GroupId) -> Result<bool> {
-        let mut removed = false;
+        let (mut removed, mut away) = (false, None);
         for pool in &self.pools {
-            let ready = pool.ready()?;
+            let ready = match pool.ready() {
+                Ok(ready) => ready,
+                Err(error) => {
+                    away = away.or(Some(error).filter(|_| self.shared || !pool.surely_lacks_group(id.local())));
+                    continue;
+                }
+            };
             for local in ready.ledger.members(id.local()) {
                 if !ready.has(Kind::Snapshot, &local)? {
                     removed |= draft::clear_leftovers(&*pool.writable()?, Kind::Snapshot, &local)?;
@@ -159,7 +165,7 @@ impl ImageBackend {
                 }
             }
         }
-        Ok(removed)
+        away.map_or(Ok(removed), Err)
     }
 
     fn is_stray(&self, ready: &Ready, local: &str) -> Result<bool> {

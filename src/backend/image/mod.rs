@@ -162,6 +162,21 @@ impl ImageBackend {
         }
     }
 
+    /// As `locate`, for a deletion: what is gone already, or lies elsewhere, waits for no pool that never had it.
+    fn locate_to_delete<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
+        let LookedInto { found, away } = self.look_into_all(local)?;
+        match away.into_iter().rfind(|(pool, _)| !self.never_had(pool, M::KIND, local)) {
+            Some((_, error)) if found.is_none() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// Whether a pool that is away lacks this for certain, so that its deletion need not wait. Not if it is shared: another machine may have
+    /// got its lock meanwhile, and made it.
+    fn never_had(&self, pool: &Pool, kind: Kind, local: &str) -> bool {
+        !self.shared && pool.surely_lacks(kind, local)
+    }
+
     /// As `locate`, for a volume that is made if there is none. A pool that is away does not count where its ledger, which only this
     /// process changes, does not have the volume, or where the StorageClass names another pool.
     fn locate_for_create(&self, local: &str, parameters: &ImageParameters) -> Result<Option<Located<'_, VolumeMeta>>> {

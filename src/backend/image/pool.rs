@@ -14,6 +14,7 @@ use crate::volume::{BackendName, Error, Result};
 
 use super::config::PoolConfig;
 use super::layout::{Kind, Limits};
+use super::ledger::Ledger;
 use super::lock::{NoLock, PoolLock};
 use super::open::Opening;
 use super::pool_id::PoolIdFile;
@@ -191,7 +192,17 @@ impl Pool {
     /// Whether it is certain that there is no such volume or snapshot in it, also while it is away: by its ledger, as long as this
     /// process has the lock that lets nobody else make one.
     pub fn surely_lacks(&self, kind: Kind, local: &str) -> bool {
-        self.current().is_some_and(|ready| ready.is_writable() && !ready.ledger.has(kind, local))
+        self.ledger_says(|ledger| !ledger.has(kind, local))
+    }
+
+    /// As `surely_lacks`, of all members of a group.
+    pub fn surely_lacks_group(&self, group: &str) -> bool {
+        self.ledger_says(|ledger| ledger.members(group).is_empty())
+    }
+
+    fn ledger_says(&self, what: impl FnOnce(&Ledger) -> bool) -> bool {
+        let lost = self.lost.load(Ordering::Relaxed);
+        !lost && self.current().is_some_and(|ready| ready.is_writable() && what(&ready.ledger))
     }
 
     fn current(&self) -> Option<Arc<Ready>> {

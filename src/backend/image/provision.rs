@@ -78,7 +78,7 @@ impl Provision for ImageBackend {
 
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let local = id.local();
-        let Some(Located { pool, seen, .. }) = self.locate::<VolumeMeta>(local)? else {
+        let Some(Located { pool, seen, .. }) = self.locate_to_delete::<VolumeMeta>(local)? else {
             return self.finish_deletion(Kind::Volume, local);
         };
         let ready = pool.writable()?;
@@ -120,13 +120,24 @@ impl Provision for ImageBackend {
 impl ImageBackend {
     /// Deletes what is not in place: a call that failed may have left a part of it.
     pub(super) fn finish_deletion(&self, kind: Kind, local: &str) -> Result<Outcome<()>> {
-        let mut changed = false;
-        for ready in self.all_ready()?.iter().filter(|ready| ready.is_writable()) {
-            if draft::clear_leftovers(ready, kind, local)? {
+        let (mut changed, mut away) = (false, None);
+        for pool in &self.pools {
+            let ready = match pool.counted() {
+                Ok(ready) if ready.is_writable() => ready,
+                Ok(_) => continue,
+                Err(error) => {
+                    away = away.or(Some(error).filter(|_| !self.never_had(pool, kind, local)));
+                    continue;
+                }
+            };
+            if draft::clear_leftovers(&ready, kind, local)? {
                 changed = true;
                 // It may be among what is kept.
-                ready.ledger.set_kept(scan::kept(ready));
+                ready.ledger.set_kept(scan::kept(&ready));
             }
+        }
+        if let Some(error) = away {
+            return Err(error);
         }
         Ok(if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) })
     }

@@ -39,7 +39,7 @@ impl Snapshots for ImageBackend {
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
         let local = id.local();
-        let Some(Located { pool, seen, .. }) = self.locate::<SnapshotMeta>(local)? else {
+        let Some(Located { pool, seen, .. }) = self.locate_to_delete::<SnapshotMeta>(local)? else {
             return self.finish_deletion(Kind::Snapshot, local);
         };
         let ready = pool.writable()?;

@@ -1,6 +1,7 @@
 //! How much room there is.
 
 use std::cmp::Reverse;
+use std::path::Path;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provisioned};
 use crate::os::lvm::{Report, VolumeGroup, in_percent};
@@ -18,6 +19,9 @@ pub(super) const FULL: u32 = 9500;
 /// Why nothing can be made or grown: LVM refuses that as long as a physical volume is missing.
 fn missing(report: &Report) -> Option<String> {
     let away: Vec<&str> = report.pvs.iter().filter(|pv| pv.missing).map(|pv| pv.uuid.as_str()).collect();
+    if let Some(reason) = not_configured(report) {
+        return Some(reason);
+    }
     (report.missing > 0).then(|| {
         format!(
             "{} of its physical volumes is missing ({}), and LVM makes and grows nothing until it is back; `pvs` shows them",
@@ -25,6 +29,18 @@ fn missing(report: &Report) -> Option<String> {
             away.join(", ")
         )
     })
+}
+
+/// What to do about a physical volume that is on this machine, as udev says, but none of the configured devices, so that LVM misses it. Each
+/// change of the volume group's metadata would mark it as missing for all that use it.
+pub(super) fn not_configured(report: &Report) -> Option<String> {
+    let link = |uuid: &str| Path::new("/dev/disk/by-id").join(format!("lvm-pv-uuid-{uuid}"));
+    let pv = report.pvs.iter().find(|pv| pv.missing && !pv.is_back() && link(&pv.uuid).exists())?;
+    let at = link(&pv.uuid);
+    Some(format!(
+        "its physical volume {} is here, but none of the configured devices: add it to `devices` of the class",
+        at.display()
+    ))
 }
 
 /// The largest thick volume of this class that fits, in bytes: a multiple of the extent.

@@ -169,13 +169,10 @@ impl Pool<'_> {
         }
     }
 
+    /// The note first: once the snapshot is released, another program may get one at the same block.
     fn release(&self) -> Result<()> {
-        dm::message(&self.mapping(), "release_metadata_snap")?;
-        let path = self.note_path();
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(os::Error::io("remove", &path, error).into()),
-            _ => Ok(()),
-        }
+        durable::remove(self.group.directory(), &self.note_name())?;
+        Ok(dm::message(&self.mapping(), "release_metadata_snap")?)
     }
 
     fn note_name(&self) -> String {

@@ -56,7 +56,12 @@ impl Connect for LvmBackend {
         if let Some(device) = self.as_made(id)? {
             return Ok(Some(source(&device)).filter(|_| device.open));
         }
-        let Some(found) = self.locate(&Object::volume(id))? else { return Ok(None) };
+        let object = Object::volume(id);
+        let found = match self.locate(&object) {
+            Err(Error::BackendUnavailable { .. }) if !self.is_mapped(&object)? => None,
+            found => found?,
+        };
+        let Some(found) = found else { return Ok(None) };
         // Active alone says nothing: the node activates all at its start, and a call that deletes may have been interrupted.
         Ok(mapped(&found.report, &found.lv)?.filter(|device| device.open).map(|device| source(&device)))
     }
@@ -73,8 +78,16 @@ impl Connect for LvmBackend {
             _ => None,
         };
         let found = match identity {
-            Some(identity) => self.search(|report| report.lvs.values().find(|lv| dm_uuid(report, lv) == identity).cloned())?,
-            None => self.locate(&Object::volume(id))?,
+            Some(identity) => self.search(|report| report.lvs.values().find(|lv| dm_uuid(report, lv) == identity).cloned()),
+            None => self.locate(&Object::volume(id)),
+        };
+        let found = match found {
+            Err(Error::BackendUnavailable { .. })
+                if !self.is_mapped(&Object::volume(id))? && !hint.map_or(Ok(false), |hint| self.is_same_device(hint))? =>
+            {
+                None
+            }
+            found => found?,
         };
         let Some(found) = found else {
             if let Some(hint) = hint
@@ -157,6 +170,17 @@ fn limits_of(found: &Found<'_>) -> Result<IoLimits> {
 }
 
 impl LvmBackend {
+    /// Whether the kernel has a device of this name in any of the volume groups: without one nothing is connected, though a volume group is
+    /// away, as after a boot without its disks.
+    fn is_mapped(&self, object: &Object) -> Result<bool> {
+        for group in self.groups.values() {
+            if dm::find(&group.mapping(&object.name))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The device of a thin volume that this process made just now and nobody has written to: LVM is not asked again which logical volume it
     /// is. What was removed, renamed or made anew since has not this UUID, or not under this name; tags are LVM's alone, so this holds for a
     /// short time only.

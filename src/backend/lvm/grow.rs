@@ -6,6 +6,7 @@ use crate::os::step::step;
 use crate::volume::{Bytes, Error, Outcome, Result, VolumeId};
 
 use super::config::LvmParameters;
+use super::provision::check_same;
 use super::tags::{self, DRAFT, Object, VolumeRecord};
 use super::{Found, LvmBackend, capacity, named_in};
 
@@ -69,13 +70,20 @@ impl LvmBackend {
         let zeroed =
             self.locate(&growth)?.ok_or_else(|| Error::failed("grow volume", id.to_string(), "its new extents are gone"))?;
         self.zero(&zeroed, id)?;
-        let ranges = ranges(&zeroed.report, &zeroed.lv);
+        let zeroes = ranges(&zeroed.report, &zeroed.lv);
         // Nothing else of this process gets the extents between the two; another's command would find them allocated by itself.
         let held = found.group.lock("lvextend")?;
-        step("free zeroed extents", id, || found.group.remove(&held, Freed::Left, &zeroed.path()))?;
+        let now = self.report(found.group)?;
+        check_same(&now, &zeroed)?;
+        if ranges(&now, &zeroed.lv) != zeroes {
+            // By pvmove: what has not been zeroed there holds an earlier volume's data. The next call removes it.
+            let reason = format!("{} was moved to other extents while it was zeroed; repeat the call", zeroed.path());
+            return Err(Error::InProgress { object: format!("grow volume {id}"), reason });
+        }
+        step("free zeroed extents", id, || found.group.remove(&held, Freed::Left, &zeroed.path(), &zeroed.lv.uuid))?;
         let (extents, path) = ((found.lv.size / found.report.extent + more).to_string(), found.path());
         let mut arguments = vec!["--extents", extents.as_str(), path.as_str()];
-        arguments.extend(ranges.iter().map(String::as_str));
+        arguments.extend(zeroes.iter().map(String::as_str));
         Ok(step("grow logical volume", id, || found.group.change(&held, "lvextend", &arguments))?)
     }
 

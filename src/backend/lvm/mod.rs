@@ -192,16 +192,24 @@ impl LvmBackend {
     /// on it alone, and RAID knows by itself what its disk has missed.
     fn report_at_start(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
         let report = self.report(group)?;
-        let is_back = |report: &Report| report.pvs.iter().any(Pv::is_back);
-        if !self.purpose.serves() || !is_back(&report) {
+        // Not while another is away: of a RAID, that one may have the data that this one has missed.
+        let are_back =
+            |report: &Report| report.pvs.iter().any(Pv::is_back) && report.pvs.iter().all(|pv| !pv.missing || pv.is_back());
+        if !self.purpose.serves() || !are_back(&report) {
             return Ok(report);
         }
         let held = group.lock("vgextend")?;
         let report = self.report(group)?;
+        if !are_back(&report) {
+            return Ok(report);
+        }
         for pv in report.pvs.iter().filter(|pv| pv.is_back()) {
-            step("restore physical volume", &pv.name, || {
-                group.change(&held, "vgextend", &["--restoremissing", &group.name, &pv.name])
-            })?;
+            let restore = || group.change(&held, "vgextend", &["--restoremissing", &group.name, &pv.name]);
+            if let Err(error) = step("restore physical volume", &pv.name, restore) {
+                // What needs it says so; all else does not.
+                tracing::warn!(volume_group = group.name, physical_volume = pv.name, %error, "it is back and cannot be used again");
+                return Ok(report);
+            }
             tracing::info!(
                 volume_group = group.name,
                 physical_volume = pv.name,

@@ -55,10 +55,12 @@ impl Modify for LvmBackend {
             return Ok(Outcome::Unchanged(()));
         }
         let (path, mut arguments) = (found.path(), Vec::new());
-        for tag in before.iter().filter(|tag| !after.contains(tag)) {
+        // Those that are there: another version, or an administrator, may have written the same otherwise.
+        let there: Vec<&String> = tags::of_record(&found.lv).collect();
+        for tag in there.iter().filter(|tag| !after.contains(tag)) {
             arguments.extend(["--deltag", tag]);
         }
-        for tag in after.iter().filter(|tag| !before.contains(tag)) {
+        for tag in after.iter().filter(|tag| !there.contains(tag)) {
             arguments.extend(["--addtag", tag]);
         }
         arguments.push(&path);

@@ -78,13 +78,18 @@ impl Provision for LvmBackend {
     fn delete(&self, id: &VolumeId) -> Result<Outcome<()>> {
         let object = Object::volume(id);
         lock(&self.io_limits).remove(id);
-        self.remove_growth(id)?;
         if let Some(made) = lock(&self.made).remove(id) {
             wait_for_udev(&made)?;
         }
         let Some(found) = self.locate(&object)? else {
+            self.remove_growth(id)?;
             return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
         };
+        // It lies in the same volume group: another one may be away.
+        if named_in(&found.report, &Object::growth(id)).is_some() {
+            self.remove_growth(id)?;
+        }
+        check_dependents(&found.report, &found)?;
         if mapped(&found.report, &found.lv)?.is_some_and(|device| device.open) {
             let by = format!("{} is open; `lsblk {}` shows by what", found.lv.dm_path, found.lv.dm_path);
             return Err(Error::InUse { object: format!("volume {id}"), by });
@@ -365,8 +370,8 @@ impl LvmBackend {
             })?;
             // Another process may have completed it, and a pod written to it, before this one had it.
             let now = self.report(found.group)?;
-            let same = |lv: &&Lv| lv.uuid == found.lv.uuid && lv.has_tag(DRAFT);
-            if open.number() != device.number || now.lvs.get(&found.lv.name).filter(same).is_none() {
+            let is_draft = |lv: &Lv| lv.has_tag(DRAFT);
+            if open.number() != device.number || !same_in(&now, found).is_some_and(is_draft) {
                 let reason = format!("it is no longer the draft of {id}; nothing was written");
                 return Err(Error::Unverified { device: found.lv.dm_path.clone(), reason });
             }
@@ -386,7 +391,11 @@ impl LvmBackend {
             return Ok(());
         }
         let held = found.group.lock("lvchange")?;
-        Ok(step("mark draft", &found.lv.name, || found.group.change(&held, "lvchange", &["--addtag", DRAFT, &found.path()]))?)
+        let now = self.report(found.group)?;
+        check_same(&now, found)?;
+        let same = format!("lv_uuid={}", found.lv.uuid);
+        let mark = || found.group.change(&held, "lvchange", &["--select", &same, "--addtag", DRAFT, &found.path()]);
+        Ok(step("mark draft", &found.lv.name, mark)?)
     }
 
     /// Removes a thick volume, and of its data what its class says.
@@ -413,9 +422,20 @@ impl LvmBackend {
         self.remove(found, freed)
     }
 
+    /// Removes what was found, if it is that still.
+    ///
+    /// # Errors
+    /// `InUse` where another depends on it, `InProgress` where it is no longer what was found.
     pub(super) fn remove(&self, found: &Found<'_>, freed: Freed) -> Result<()> {
         let held = found.group.lock("lvremove")?;
-        let remove = || found.group.remove(&held, freed, &found.path());
+        // An administrator may have taken it out of the driver's hands while this waited.
+        let now = self.report(found.group)?;
+        check_same(&now, found)?;
+        check_dependents(&now, found)?;
+        if let Some(reason) = capacity::not_configured(&now) {
+            return Err(self.unavailable(format!("volume group {}: {reason}", found.group.name)));
+        }
+        let remove = || found.group.remove(&held, freed, &found.path(), &found.lv.uuid);
         Ok(step("remove logical volume", &found.lv.name, remove)?)
     }
 
@@ -435,6 +455,37 @@ impl LvmBackend {
             Err(full) => Err(Error::NoCapacity { place: format!("thin pool {}/{pool}", class.volume_group), reason: full }),
         }
     }
+}
+
+/// What was found, as a later report has it, where it is the driver's still.
+fn same_in<'a>(report: &'a Report, found: &Found<'_>) -> Option<&'a Lv> {
+    let object = Object::of(&found.lv)?;
+    named_in(report, &object).filter(|lv| lv.uuid == found.lv.uuid)
+}
+
+/// # Errors
+/// `InProgress` where a later report has it no more: the next call looks anew.
+pub(super) fn check_same(report: &Report, found: &Found<'_>) -> Result<()> {
+    if same_in(report, found).is_some() {
+        return Ok(());
+    }
+    let reason = "it was removed, renamed, or lost its tags meanwhile; repeat the call".to_owned();
+    Err(Error::InProgress { object: format!("logical volume {}", found.path()), reason })
+}
+
+/// Whether LVM would remove others with it: snapshots of a thick volume, thick snapshots, thin volumes over an external origin. The driver makes
+/// none of these.
+///
+/// # Errors
+/// `InUse`, naming one.
+fn check_dependents(report: &Report, found: &Found<'_>) -> Result<()> {
+    let depends = |lv: &&Lv| lv.origin.as_ref() == Some(&found.lv.name) && (lv.pool.is_none() || lv.pool != found.lv.pool);
+    let Some(lv) = report.lvs.values().find(depends) else { return Ok(()) };
+    let path = path(found.group, &lv.name);
+    let by = format!(
+        "{path} was made from it by somebody else and would be removed with it; keep its data, then run `lvremove {path}`"
+    );
+    Err(Error::InUse { object: format!("logical volume {}", found.path()), by })
 }
 
 /// udev opens a device that is new for an instant, to look at it: that is no use of the volume.

@@ -175,16 +175,27 @@ pub(super) fn encode(record: &impl Serialize) -> Result<Vec<String>> {
     Ok(pieces.map(|(number, piece)| format!("{RECORD}{number}={}", String::from_utf8_lossy(piece))).collect())
 }
 
+/// The tags that hold a record.
+pub(super) fn of_record(lv: &Lv) -> impl Iterator<Item = &String> {
+    lv.tags.iter().filter(|tag| tag.starts_with(RECORD))
+}
+
 /// The record of a logical volume.
 ///
 /// # Errors
 /// `Unverified` where it has none, or a damaged one.
 pub(super) fn decode<T: DeserializeOwned>(lv: &Lv) -> Result<T> {
     let damaged = |reason: String| Error::Unverified { device: format!("logical volume {}", lv.name), reason };
-    let mut text = String::new();
-    for number in 0.. {
-        let Some(piece) = lv.tag(&format!("{RECORD}{number}")) else { break };
+    let (mut text, mut pieces) = (String::new(), 0);
+    while let Some(piece) = lv.tag(&format!("{RECORD}{pieces}")) {
         text.push_str(piece);
+        pieces += 1;
+    }
+    if of_record(lv).count() != pieces {
+        let tags: Vec<&String> = of_record(lv).collect();
+        return Err(damaged(format!(
+            "its tags {RECORD}N are of more than one record ({tags:?}); remove the wrong ones (lvchange --deltag)"
+        )));
     }
     let json = unescape(&text).ok_or_else(|| damaged(format!("its tags {RECORD}N are damaged: {text:?}")))?;
     let no_record = |error: serde_json::Error| {
@@ -273,6 +284,9 @@ mod tests {
         assert_eq!(decode::<SnapshotRecord>(&Lv::named("x", shuffled)).expect("whole"), record);
         assert!(decode::<SnapshotRecord>(&Lv::named("x", tags[1..].to_vec())).is_err(), "the first is gone");
         assert!(decode::<SnapshotRecord>(&Lv::named("x", Vec::new())).is_err());
+        let two = [&tags[..], &["longshore.record.0=other".to_owned()]].concat();
+        let error = decode::<SnapshotRecord>(&Lv::named("x", two)).expect_err("two records").to_string();
+        assert!(error.contains("more than one record"), "{error}");
         let later = encode(&SnapshotRecord { format: FORMAT + 1, ..record }).expect("JSON");
         let error = decode::<SnapshotRecord>(&Lv::named("x", later)).expect_err("of a later version").to_string();
         assert!(error.contains("format 2"), "{error}");

@@ -15,7 +15,7 @@ use super::block::Device;
 use super::{Error, Result, holders, udev};
 
 pub use spare::remove_spare;
-pub use status::{Loop, Silent, backing_of, file_of, find, in_use, list, paths_of, shows, status, status_in_time};
+pub use status::{Loop, Silent, backing_of, file_of, find, find_by_name, in_use, list, paths_of, shows, status, status_in_time};
 pub use unbound::is_unbound;
 
 use kernel::CONTROL;

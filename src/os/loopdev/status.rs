@@ -102,8 +102,8 @@ pub fn paths_of(backing: (u64, u64), name: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The devices whose file the kernel calls `.../<name>`.
-fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
+/// The devices whose file the kernel calls `.../<name>`; no file system is asked.
+pub fn find_by_name(name: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(SYS_BLOCK).map_err(|error| Error::io("list", SYS_BLOCK, error))? {
         let device = Path::new("/dev").join(entry.map_err(|error| Error::io("list", SYS_BLOCK, error))?.file_name());

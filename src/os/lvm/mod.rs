@@ -219,9 +219,10 @@ impl VolumeGroup {
                 return result.clone().map_err(|error| again(&error));
             }
             if !state.running {
-                state.running = true;
-                state.started += 1;
-                self.start_report(state.started)?;
+                let number = state.started + 1;
+                // It has no result before this waits.
+                self.start_report(number)?;
+                (state.running, state.started) = (true, number);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -240,10 +241,8 @@ impl VolumeGroup {
             (state.running, state.last) = (false, Some((number, result)));
             reports.ended.notify_all();
         };
-        std::thread::Builder::new().name("lvm report".to_owned()).spawn(work).map(drop).map_err(|error| {
-            lock(&self.reports.state).running = false;
-            Error::io("start a thread for", LVM.name, error)
-        })
+        let started = std::thread::Builder::new().name("lvm report".to_owned()).spawn(work);
+        started.map(drop).map_err(|error| Error::io("start a thread for", LVM.name, error))
     }
 
     fn report_arguments(&self) -> Vec<String> {
@@ -316,12 +315,12 @@ impl VolumeGroup {
         self.run(held, command, Freed::Left, arguments)
     }
 
-    /// Removes a logical volume, `vg/lv`; LVM refuses where it is open.
+    /// Removes a logical volume, `vg/lv`, if it has this UUID still; LVM refuses where it is open, and removes what depends on it, too.
     ///
     /// # Errors
     /// As of [`VolumeGroup::change`].
-    pub fn remove(&self, held: &Arc<ChangeLock>, freed: Freed, lv: &str) -> Result<()> {
-        self.run(held, "lvremove", freed, &[lv])
+    pub fn remove(&self, held: &Arc<ChangeLock>, freed: Freed, lv: &str, uuid: &str) -> Result<()> {
+        self.run(held, "lvremove", freed, &["--select", &format!("lv_uuid={uuid}"), lv])
     }
 
     /// How many changes this process has begun and ended: the same number means that none ran in between.

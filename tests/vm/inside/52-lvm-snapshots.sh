@@ -133,6 +133,20 @@ unstage lvm:static
 lvm lvchange -qq --devices "$disks" -ay -K vg0/inside
 is precious "$(dd if=/dev/vg0/inside bs=4096 skip=154112 count=1 status=none | head -c 8)" "the data of a thin volume with an external origin"
 lvm lvremove -qq -y --devices "$disks" vg0/inside vg0/outside vg0/pool1
+# LVM removes a snapshot with its origin, without a question that --yes does not answer.
+lvm lvcreate -qq -y --devices "$disks" --snapshot -L 8M -n before_upgrade "vg0/$name" >/dev/null
+refused 'vg0/before_upgrade' call delete-volume "$id"
+is "before_upgrade $name" "$(lvm lvs --noheadings --devices "$disks" -o lv_name "vg0/$name" vg0/before_upgrade | xargs)" "what was refused to be removed"
+lvm lvremove -qq -y --devices "$disks" vg0/before_upgrade
+# A record that an administrator has written otherwise is replaced, and not doubled.
+lvm lvchange -qq --devices "$disks" --deltag "$piece" --addtag "${piece/=7B=22/=7B=20=22}" "vg0/$name"
+call modify-volume "$id" --mutable-parameter onDelete=retain >/dev/null
+is 1 "$(lvm lvs --noheadings --devices "$disks" -o lv_tags "vg0/$name" | grep -o 'longshore.record.0=' | wc -l)" "records after a change"
+call modify-volume "$id" --mutable-parameter onDelete=delete >/dev/null
+# Of two records, it is not known which one counts.
+lvm lvchange -qq --devices "$disks" --addtag 'longshore.record.0=other' "vg0/$name"
+refused 'more than one record' call delete-volume "$id"
+lvm lvchange -qq --devices "$disks" --deltag 'longshore.record.0=other' "vg0/$name"
 delete "$id"
 
 echo "--- a new thin volume is active, and staged without a command of LVM as long as it is itself and blank"

@@ -173,10 +173,10 @@ impl TargetServer {
     /// The record of a volume, and the directory of its pool.
     ///
     /// # Errors
-    /// `BackendUnavailable` where it was not found, but a pool could not be looked into.
+    /// `BackendUnavailable` where it was not found, but a pool that may have the volume could not be looked into.
     fn record(&self, id: &VolumeId) -> Result<Option<(PathBuf, Record)>> {
         let mut away = None;
-        for (_, home) in self.images.homes() {
+        for home in self.images.homes_of(id) {
             match home.and_then(|pool| Ok(Record::read(id, &pool)?.map(|record| (pool, record)))) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
