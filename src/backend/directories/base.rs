@@ -605,6 +605,17 @@ impl Ready {
         }
     }
 
+    /// Makes a file that is to be removed the spare one, where there is none and no room for one. Whether it is that now.
+    pub(super) fn becomes_spare(&self, directory: &OpenDir, name: &str) -> bool {
+        let mut has_spare = lock(&self.has_spare);
+        self.ensure_spare(&mut has_spare);
+        if !*has_spare {
+            *has_spare = directory.rename(name, &self.own, SPARE).is_ok();
+            return *has_spare;
+        }
+        false
+    }
+
     /// As [`OpenDir::write`], of what leads to more room; on a full base in the room of the spare file.
     pub(super) fn write_even_if_full(&self, directory: &OpenDir, name: &str, content: &[u8]) -> os::Result<()> {
         match directory.write(name, content) {

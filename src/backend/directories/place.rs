@@ -58,7 +58,9 @@ impl Ready {
     fn remove_record(&self, local: &str) -> Result<()> {
         let name = record_name(local);
         step("remove metadata", &self.volumes.path_of(&name).display(), || {
-            self.volumes.remove_file(&name)?;
+            if !self.becomes_spare(&self.volumes, &name) {
+                self.volumes.remove_file(&name)?;
+            }
             self.volumes.sync()
         })
         .map_err(|error| self.failure(error))?;
@@ -242,13 +244,16 @@ impl Ready {
                 self.remove_parents(&record.directory, 0)?;
             }
         }
-        if way == OnDelete::Archive {
-            let name = format!("{}.json", archive_name(local, at));
-            let text = record::encode(record)?;
-            step("write metadata", &self.archive.path_of(&name).display(), || self.archive.write(&name, &text))
-                .map_err(|error| self.failure(error))?;
-        }
         self.clear_quota(record);
+        if way == OnDelete::Archive {
+            // By rename: a full base has no room for another.
+            let (from, name) = (record_name(local), format!("{}.json", archive_name(local, at)));
+            step("archive metadata", &self.archive.path_of(&name).display(), || {
+                self.volumes.rename(&from, &self.archive, &name)?;
+                self.archive.sync()
+            })
+            .map_err(|error| self.failure(error))?;
+        }
         self.remove_record(local)?;
         self.keep_spare();
         Ok(())

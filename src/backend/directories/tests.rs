@@ -712,6 +712,32 @@ fn volume_of_a_full_base_is_deleted_also_after_a_restart() {
     });
 }
 
+/// Their data stays, so that no deletion gives back room.
+#[test]
+fn volumes_of_a_full_base_are_archived_one_after_the_other() {
+    crate::os::mount::testing::in_own_namespace(|| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let small = c"size=1m";
+        rustix::mount::mount("none", directory.path(), "tmpfs", rustix::mount::MountFlags::empty(), Some(small))
+            .expect("mounted");
+        let ground = ground_in(directory.path(), &["a"]);
+        let controller = ground.open();
+        for name in ["one", "two", "three"] {
+            create(&controller, &spec(name, &[("onDelete", "archive")])).expect("made");
+        }
+        create(&controller, &spec("last", &[])).expect("made");
+        let mut file = std::fs::File::create(ground.at("a/last/file")).expect("made");
+        let mut fill = || std::iter::repeat(()).take_while(|()| file.write_all(&[1; 512]).is_ok()).count();
+        for name in ["one", "two", "three"] {
+            fill();
+            assert_eq!(controller.delete(&id(name)).expect("archived"), Outcome::Changed(()), "{name}");
+        }
+        assert_eq!(std::fs::read_dir(ground.at("a/.longshore/archive")).expect("a directory").count(), 6);
+        fill();
+        assert_eq!(controller.delete(&id("last")).expect("deleted"), Outcome::Changed(()));
+    });
+}
+
 /// As what an administrator, a backup or a later version has put there.
 #[test]
 fn what_cannot_be_recovered_keeps_no_other_volume_from_being_served() {

@@ -1,6 +1,7 @@
 //! Which disks there are, and what each is: a volume's, free, not yet used, or not to be touched.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +139,7 @@ impl DiskBackend {
     /// # Errors
     /// Where the kernel does not say which disks there are.
     pub(super) fn scan(&self) -> Result<Vec<Looked>> {
-        let links = links();
+        let links = links()?;
         let paths = |name: &str| {
             let mut paths = links.get(name).cloned().unwrap_or_default();
             paths.push(Path::new("/dev").join(name));
@@ -173,6 +174,10 @@ impl DiskBackend {
         });
         refuse_copies(&mut looked);
         for looked in &mut looked {
+            // By one of them it may be excluded.
+            if matches!(looked.seen, Seen::Unclaimed) && !udev::is_done_with(looked.disk.number) {
+                looked.seen = Seen::Unknown("udev has not made its links yet".to_owned());
+            }
             let others: Vec<&str> =
                 all.iter().filter(|other| is_same(&looked.disk, other)).map(|other| other.name.as_str()).collect();
             if !others.is_empty() && looked.ours().is_none_or(|ours| ours.record.id().is_none()) {
@@ -287,19 +292,31 @@ pub(super) fn check_sound(looked: &Looked, ours: &Ours) -> Result<()> {
     }
 }
 
-/// The paths below /dev/disk that lead to each disk, by its name.
-fn links() -> BTreeMap<String, Vec<PathBuf>> {
+/// The paths below /dev/disk that lead to each disk, by its name. Where there is no such directory, or a link was removed meanwhile, there are
+/// none.
+///
+/// # Errors
+/// Where one cannot be read: a disk may be excluded by it.
+fn links() -> os::Result<BTreeMap<String, Vec<PathBuf>>> {
     let mut links: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    let entries = |directory: &Path| std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    for directory in entries(Path::new("/dev/disk")) {
-        for link in entries(&directory) {
-            let target = std::fs::read_link(&link).ok();
-            if let Some(name) = target.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
+    let entries = |directory: &Path| match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries
+            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<PathBuf>>>())
+            .map_err(|error| os::Error::io("list", directory, error)),
+    };
+    for directory in entries(Path::new("/dev/disk"))? {
+        for link in entries(&directory)? {
+            let target = match std::fs::read_link(&link) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                target => target.map_err(|error| os::Error::io("read link", &link, error))?,
+            };
+            if let Some(name) = target.file_name().and_then(|name| name.to_str()) {
                 links.entry(name.to_owned()).or_default().push(link);
             }
         }
     }
-    links
+    Ok(links)
 }
 
 /// Opens a disk or partition, seen to be the one that sysfs shows.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provision, Provisioned, Quiesce, VolumeSpec};
 use crate::os::block::Device;
-use crate::os::disk::gpt;
+use crate::os::disk::{Disk, gpt};
 use crate::os::fs::{Contents, Evidence, probe};
 use crate::os::step::{note, step};
 use crate::os::{holders, lock, udev};
@@ -173,17 +173,7 @@ impl DiskBackend {
         }
         let path = held.disk.path();
         let Some(device) = open_alone(&path)?.filter(|device| device.number() == held.disk.number) else { return Ok(false) };
-        // Raw block volumes of others are blank at first, too. Who only looks at it (udevd, lsblk) is gone in a moment.
-        let mut users = Vec::new();
-        udev::wait_until(Instant::now().checked_add(MOMENT), || {
-            users = holders::binds(&held.disk.name);
-            users.extend(holders::of(held.disk.number, &path));
-            Ok(users.is_empty())
-        })?;
-        if !users.is_empty() {
-            let reason = format!("{} is blank, but in use: {}", path.display(), holders::listed(&users));
-            return Err(Error::InProgress { object: format!("volume {id}"), reason });
-        }
+        check_unused(&held.disk, id)?;
         if held.record.is_none() {
             let evidence = match class.proof {
                 Proof::Full => Evidence::None,
@@ -198,6 +188,8 @@ impl DiskBackend {
                     return Ok(false);
                 }
             }
+            // Proving it may have taken hours.
+            check_unused(&held.disk, id)?;
             // From here on what is on it is the driver's, and is written again after an interruption.
             let record = Record::claiming(&self.config.name, &held.disk, class.proof == Proof::Samples)?;
             held.write("claim disk", id, record)?;
@@ -291,6 +283,24 @@ impl DiskBackend {
         };
         lock(&self.usage).insert(class.name.clone(), usage);
     }
+}
+
+/// Raw block volumes of others are blank at first, too. Who only looks at a disk (udevd, lsblk) is gone in a moment.
+///
+/// # Errors
+/// `InProgress`, naming who has it, as far as this process sees others.
+fn check_unused(disk: &Disk, id: &VolumeId) -> Result<()> {
+    let (path, mut users) = (disk.path(), Vec::new());
+    udev::wait_until(Instant::now().checked_add(MOMENT), || {
+        users = holders::binds(&disk.name);
+        users.extend(holders::of(disk.number, &path));
+        Ok(users.is_empty())
+    })?;
+    if users.is_empty() {
+        return Ok(());
+    }
+    let reason = format!("{} is blank, but in use: {}", path.display(), holders::listed(&users));
+    Err(Error::InProgress { object: format!("volume {id}"), reason })
 }
 
 fn is_wiping(ours: &Ours, id: &VolumeId) -> bool {
