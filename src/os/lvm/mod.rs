@@ -333,10 +333,23 @@ impl VolumeGroup {
         self.changes_made.fetch_add(1, Ordering::SeqCst);
         let mut all = self.arguments(command, freed);
         all.extend(["-qq", "--yes"].map(str::to_owned));
+        if !self.has_room_for_backups() {
+            // Else the command fails, though the volume group has room, and with it what would make room on the node's disk.
+            all.extend(["--autobackup", "n"].map(str::to_owned));
+        }
         all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         let output = process::run_detached(LVM, all, PATIENCE, Held(Arc::clone(held)));
         self.changes_made.fetch_add(1, Ordering::SeqCst);
         accepted(output?, command, &self.name).map(drop)
+    }
+
+    /// Whether LVM can write a copy of the metadata before each change. A directory that is still to be made lies on its parent's file system.
+    fn has_room_for_backups(&self) -> bool {
+        const ENOUGH: u64 = 8 << 20;
+        let stat = self.directory.ancestors().find_map(|directory| rustix::fs::statvfs(directory).ok());
+        stat.is_none_or(|stat| {
+            stat.f_bavail.saturating_mul(stat.f_frsize) >= ENOUGH && !stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY)
+        })
     }
 
     /// Those of its targets that the kernel neither has nor can load.

@@ -179,5 +179,16 @@ is precious "$(dd if="/dev/vg0/$name" bs=4096 skip=4000 count=1 status=none | he
 unstage "$new"
 delete "$new"
 is '' "$(ours)" "logical volumes at the end"
+
+echo "--- the disk of the state directory is full: volumes are deleted all the same"
+id=$(create evicted 64MiB ext4 --parameter deviceClass=thick)
+stage "$id" ext4
+mount -t tmpfs -o size=64k full state/lvm
+touch state/lvm/vg0.lock state/lvm/vg0.thin-metadata.lock
+dd if=/dev/zero of=state/lvm/filler bs=1k status=none 2>/dev/null || true
+unstage "$id"
+delete "$id"
+is '' "$(ours)" "logical volumes after a deletion on a full disk"
+umount state/lvm
 stop_driver
 lvm_stop
