@@ -483,7 +483,8 @@ fn check_dependents(report: &Report, found: &Found<'_>) -> Result<()> {
     let Some(lv) = report.lvs.values().find(depends) else { return Ok(()) };
     let path = path(found.group, &lv.name);
     let by = format!(
-        "{path} was made from it by somebody else and would be removed with it; keep its data, then run `lvremove {path}`"
+        "{path} was made from it by another program or an administrator, and would be removed with it; keep its data, then run \
+         `lvremove {path}`"
     );
     Err(Error::InUse { object: format!("logical volume {}", found.path()), by })
 }
