@@ -89,7 +89,6 @@ impl Provision for LvmBackend {
         if named_in(&found.report, &Object::growth(id)).is_some() {
             self.remove_growth(id)?;
         }
-        check_dependents(&found.report, &found)?;
         if mapped(&found.report, &found.lv)?.is_some_and(|device| device.open) {
             let by = format!("{} is open; `lsblk {}` shows by what", found.lv.dm_path, found.lv.dm_path);
             return Err(Error::InUse { object: format!("volume {id}"), by });
@@ -98,7 +97,11 @@ impl Provision for LvmBackend {
         match record.on_delete()? {
             // What was never whole holds nothing.
             OnDelete::Retain if !found.lv.has_tag(DRAFT) => retain(&found, &object)?,
-            on_delete => self.destroy(&found, id, &record, on_delete)?,
+            on_delete => {
+                // Before its data is overwritten.
+                check_dependents(&found.report, &found)?;
+                self.destroy(&found, id, &record, on_delete)?;
+            }
         }
         Ok(Outcome::Changed(()))
     }
