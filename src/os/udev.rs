@@ -1,5 +1,7 @@
 //! Device events.
 
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -59,8 +61,25 @@ pub fn wait_until(until: Option<Instant>, mut seen: impl FnMut() -> Result<bool>
 }
 
 /// Whether udevd has done all that it does for a new block device; so it is, too, where no udevd is seen to run.
-pub fn is_done_with((major, minor): (u32, u32)) -> bool {
-    !Path::new("/run/udev/control").exists() || Path::new("/run/udev/data").join(format!("b{major}:{minor}")).exists()
+pub fn is_done_with(number: (u32, u32)) -> bool {
+    !Path::new("/run/udev/control").exists() || Path::new("/run/udev/data").join(name_of(number)).exists()
+}
+
+/// The block devices that [`is_done_with`] answers yes for, by their names in udevd's data; `None` where it does of all.
+pub fn done() -> Option<BTreeSet<OsString>> {
+    if !Path::new("/run/udev/control").exists() {
+        return None;
+    }
+    Some(std::fs::read_dir("/run/udev/data").into_iter().flatten().flatten().map(|entry| entry.file_name()).collect())
+}
+
+fn name_of((major, minor): (u32, u32)) -> String {
+    format!("b{major}:{minor}")
+}
+
+/// Whether a device was among them.
+pub fn was_done_with(done: Option<&BTreeSet<OsString>>, number: (u32, u32)) -> bool {
+    done.is_none_or(|done| done.contains(OsStr::new(&name_of(number))))
 }
 
 /// Events of the kernel, which come also where no udevd runs, and those of udevd, which come when its links are made.

@@ -139,7 +139,10 @@ impl DiskBackend {
     /// # Errors
     /// Where the kernel does not say which disks there are.
     pub(super) fn scan(&self) -> Result<Vec<Looked>> {
-        let links = links()?;
+        // Before the links are read: a disk may be excluded by one that udev has yet to make.
+        let done = udev::done();
+        let mut links = BTreeMap::new();
+        collect_links(Path::new("/dev/disk"), &mut links)?;
         let paths = |name: &str| {
             let mut paths = links.get(name).cloned().unwrap_or_default();
             paths.push(Path::new("/dev").join(name));
@@ -174,8 +177,7 @@ impl DiskBackend {
         });
         refuse_copies(&mut looked);
         for looked in &mut looked {
-            // By one of them it may be excluded.
-            if matches!(looked.seen, Seen::Unclaimed) && !udev::is_done_with(looked.disk.number) {
+            if matches!(looked.seen, Seen::Unclaimed) && !udev::was_done_with(done.as_ref(), looked.disk.number) {
                 looked.seen = Seen::Unknown("udev has not made its links yet".to_owned());
             }
             let others: Vec<&str> =
@@ -292,31 +294,35 @@ pub(super) fn check_sound(looked: &Looked, ours: &Ours) -> Result<()> {
     }
 }
 
-/// The paths below /dev/disk that lead to each disk, by its name. Where there is no such directory, or a link was removed meanwhile, there are
-/// none.
+/// The links below `directory`, at any depth (udev makes `/dev/disk/azure/scsi1/lun0`), by the names of the disks that they lead to. What is
+/// removed meanwhile, or is no link, is none.
 ///
 /// # Errors
 /// Where one cannot be read: a disk may be excluded by it.
-fn links() -> os::Result<BTreeMap<String, Vec<PathBuf>>> {
-    let mut links: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    let entries = |directory: &Path| match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => entries
-            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<PathBuf>>>())
-            .map_err(|error| os::Error::io("list", directory, error)),
+fn collect_links(directory: &Path, found: &mut BTreeMap<String, Vec<PathBuf>>) -> os::Result<()> {
+    let failed = |error| os::Error::io("list", directory, error);
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed)?,
     };
-    for directory in entries(Path::new("/dev/disk"))? {
-        for link in entries(&directory)? {
-            let target = match std::fs::read_link(&link) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                target => target.map_err(|error| os::Error::io("read link", &link, error))?,
-            };
-            if let Some(name) = target.file_name().and_then(|name| name.to_str()) {
-                links.entry(name.to_owned()).or_default().push(link);
-            }
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(failed)?);
+        if kind.is_dir() {
+            collect_links(&path, found)?;
+        }
+        if !kind.is_symlink() {
+            continue;
+        }
+        let target = match std::fs::read_link(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            target => target.map_err(|error| os::Error::io("read link", &path, error))?,
+        };
+        if let Some(name) = target.file_name().and_then(|name| name.to_str()) {
+            found.entry(name.to_owned()).or_default().push(path);
         }
     }
-    Ok(links)
+    Ok(())
 }
 
 /// Opens a disk or partition, seen to be the one that sysfs shows.
@@ -394,4 +400,28 @@ fn without_record(disk: &Disk, device: &Device) -> os::Result<Seen> {
         return unfit("it is read-only".to_owned());
     }
     Ok(Seen::Unclaimed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_are_found_at_any_depth_beside_what_is_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().join("disk");
+        let mut found = BTreeMap::new();
+        collect_links(&root, &mut found).expect("no such directory");
+        assert!(found.is_empty());
+        let lun = root.join("azure/scsi1");
+        std::fs::create_dir_all(&lun).expect("a directory");
+        std::fs::write(root.join("azure/notes"), "").expect("a file");
+        symlink("../../../sdc", lun.join("lun0")).expect("a link");
+        symlink("../../sdc", root.join("azure/resource")).expect("a link");
+        collect_links(&root, &mut found).expect("read");
+        found.get_mut("sdc").expect("the disk").sort();
+        assert_eq!(found, BTreeMap::from([("sdc".to_owned(), vec![root.join("azure/resource"), lun.join("lun0")])]));
+    }
 }

@@ -154,6 +154,9 @@ impl<'a> Draft<'a> {
         self.pool.sync_directory(self.kind).map_err(|error| {
             let failure = self.pool.failure(error);
             let left = format!("{} may come back after a crash", to.display());
+            if let Err(error) = self.pool.check_kept() {
+                return failure.leaving(error.to_string());
+            }
             let undone = step("undo the rename", &to.display(), || files::rename_new(&to, &self.directory));
             match undone {
                 Ok(()) => self.discard(failure).leaving(left),

@@ -233,6 +233,10 @@ fn commit(home: &Ready, record: &GroupRecord) -> Result<()> {
 
 /// Undoes a commit that failed, and what went before it.
 fn undo(home: &Ready, record: &GroupRecord, pools: &[Arc<Ready>], failure: Error) -> Error {
+    // It may be that of another process, which made the group meanwhile.
+    if let Err(error) = home.check_kept() {
+        return failure.leaving(error.to_string());
+    }
     let directory = home.path.join(GROUPS);
     let file = group_file(record.id.local());
     if let Err(error) = step("roll back", &directory.join(&file).display(), || durable::remove(&directory, &file)) {

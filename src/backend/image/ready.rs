@@ -226,7 +226,12 @@ impl Ready {
     /// `BackendUnavailable` where that cannot be seen.
     pub fn taken_over(&self) -> Result<Option<LockHolder>> {
         let Ok(lock) = &self.lock else { return Ok(None) };
-        lock.taken_over().map_err(|error| self.down(format!("who has its lock cannot be read: {error}")))
+        let found = lock.taken_over().map_err(|error| self.down(format!("who has its lock cannot be read: {error}")))?;
+        // Its path may lead elsewhere by now.
+        if found.is_some() && !self.is_in_place() {
+            return Err(self.down("it is not in its place any more"));
+        }
+        Ok(found)
     }
 
     /// Whether this process holds the lock.

@@ -27,7 +27,7 @@ const ALL: Mode = Mode::from_raw_mode(0o644);
 /// Who may read the record.
 const OWNER: Mode = Mode::from_raw_mode(0o600);
 
-/// Makes the spare files of a volume that is being made in `directory`; `in_order` as [`durable::commits_in_order`].
+/// Makes the spare files of a volume that is being made in `directory`; `in_order` as of [`crate::os::durable::commits_in_order`].
 pub(super) fn reserve(directory: &Path, in_order: bool) -> os::Result<()> {
     // Such as no file system makes small.
     static CONTENT: OnceLock<String> = OnceLock::new();
@@ -235,6 +235,6 @@ mod tests {
         assert_eq!(read("lease"), "three");
         give_back(&open, "draft").expect("given back");
         release_lease(&open, "lease").expect("released");
-        assert_eq!(names(directory.path()), [ATTACHED_BEFORE, ATTACHED_SPARE, LEASE_SPARE]);
+        assert_eq!(names(directory.path()), [ATTACHED_SPARE, ATTACHED_BEFORE, LEASE_SPARE]);
     }
 }

@@ -95,7 +95,8 @@ impl Pool {
             let more = need.more.min(room);
             if more == 0 {
                 not_extended.push(format!(
-                    "{} of its {} is used, and volume group {} has no free extents; add a physical volume with vgextend and to the `devices` of its class, or delete volumes",
+                    "{} of its {} is used, and volume group {} has no free extents; add a physical volume with vgextend (and to `devices` \
+                     of its class), or delete volumes",
                     in_percent(Some(need.percent)),
                     need.of,
                     self.group.name

@@ -1,7 +1,7 @@
 //! How much room there is.
 
 use std::cmp::Reverse;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::backend::{CapacityAnswer, CapacityQuery, PoolUsage, Provisioned};
 use crate::os::lvm::{Report, VolumeGroup, in_percent};
@@ -17,9 +17,9 @@ use super::tags::{Kind, Object};
 pub(super) const FULL: u32 = 9500;
 
 /// Why nothing can be made or grown: LVM refuses that as long as a physical volume is missing.
-fn missing(report: &Report) -> Option<String> {
+fn missing(report: &Report, devices: &[PathBuf]) -> Option<String> {
     let away: Vec<&str> = report.pvs.iter().filter(|pv| pv.missing).map(|pv| pv.uuid.as_str()).collect();
-    if let Some(reason) = not_configured(report) {
+    if let Some(reason) = not_configured(report, devices) {
         return Some(reason);
     }
     (report.missing > 0).then(|| {
@@ -33,9 +33,14 @@ fn missing(report: &Report) -> Option<String> {
 
 /// What to do about a physical volume that is on this machine, as udev says, but none of the configured devices, so that LVM misses it. Each
 /// change of the volume group's metadata would mark it as missing for all that use it.
-pub(super) fn not_configured(report: &Report) -> Option<String> {
+pub(super) fn not_configured(report: &Report, devices: &[PathBuf]) -> Option<String> {
     let link = |uuid: &str| Path::new("/dev/disk/by-id").join(format!("lvm-pv-uuid-{uuid}"));
-    let pv = report.pvs.iter().find(|pv| pv.missing && !pv.is_back() && link(&pv.uuid).exists())?;
+    // One that is configured, and fails to read, is missing, too.
+    let is_other = |path: &Path| {
+        path.canonicalize()
+            .is_ok_and(|path| !devices.iter().any(|device| device.canonicalize().is_ok_and(|device| device == path)))
+    };
+    let pv = report.pvs.iter().find(|pv| pv.missing && !pv.is_back() && is_other(&link(&pv.uuid)))?;
     let at = link(&pv.uuid);
     Some(format!(
         "its physical volume {} is here, but none of the configured devices: add it to `devices` of the class",
@@ -104,7 +109,7 @@ pub(super) fn check_thick(class: &DeviceClass, report: &Report, size: Bytes) -> 
         return Ok(());
     }
     let laid_out = || format!("{size} is asked for, {} can be laid out as {}", Bytes(room), class.layout.segment_type());
-    let reason = missing(report).unwrap_or_else(laid_out);
+    let reason = missing(report, &class.devices).unwrap_or_else(laid_out);
     Err(Error::NoCapacity { place: format!("volume group {}", class.volume_group), reason })
 }
 
@@ -123,7 +128,7 @@ pub(super) fn thin_room(class: &DeviceClass, pool: &str, report: &Report) -> Res
         let reason = "it does not zero new chunks, so that volumes would show deleted data of others; run `lvchange --zero y`";
         return Err(format!("{reason} {}/{pool}", class.volume_group));
     }
-    if let Some(reason) = missing(report) {
+    if let Some(reason) = missing(report, &class.devices) {
         return Ok(Err(reason));
     }
     for (of, percent) in [("data", lv.data), ("metadata", lv.metadata)] {

@@ -171,8 +171,15 @@ impl Pool<'_> {
 
     /// The note first: once the snapshot is released, another program may get one at the same block.
     fn release(&self) -> Result<()> {
-        durable::remove(self.group.directory(), &self.note_name())?;
-        Ok(dm::message(&self.mapping(), "release_metadata_snap")?)
+        let path = self.note_path();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(os::Error::io("remove", &path, error).into());
+            }
+            _ => {}
+        }
+        dm::message(&self.mapping(), "release_metadata_snap")?;
+        Ok(durable::sync_dir(self.group.directory())?)
     }
 
     fn note_name(&self) -> String {

@@ -192,18 +192,14 @@ impl LvmBackend {
     /// on it alone, and RAID knows by itself what its disk has missed.
     fn report_at_start(&self, group: &VolumeGroup) -> Result<Arc<Report>> {
         let report = self.report(group)?;
-        // Not while another is away: of a RAID, that one may have the data that this one has missed.
-        let are_back =
-            |report: &Report| report.pvs.iter().any(Pv::is_back) && report.pvs.iter().all(|pv| !pv.missing || pv.is_back());
-        if !self.purpose.serves() || !are_back(&report) {
+        let can_return = |report: &Report, pv: &Pv| pv.is_back() && !waits_for_others(report, pv);
+        let is_back = |report: &Report| report.pvs.iter().any(|pv| can_return(report, pv));
+        if !self.purpose.serves() || !is_back(&report) {
             return Ok(report);
         }
         let held = group.lock("vgextend")?;
         let report = self.report(group)?;
-        if !are_back(&report) {
-            return Ok(report);
-        }
-        for pv in report.pvs.iter().filter(|pv| pv.is_back()) {
+        for pv in report.pvs.iter().filter(|pv| can_return(&report, pv)) {
             let restore = || group.change(&held, "vgextend", &["--restoremissing", &group.name, &pv.name]);
             if let Err(error) = step("restore physical volume", &pv.name, restore) {
                 // What needs it says so; all else does not.
@@ -301,6 +297,17 @@ impl LvmBackend {
         found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
     }
+}
+
+/// Whether a RAID has parts on a physical volume that is back, and on one that is still away: that one may have the data which this one has missed,
+/// and LVM would activate the RAID without it.
+fn waits_for_others(report: &Report, back: &Pv) -> bool {
+    let here = format!("{}:", back.name);
+    report.lvs.values().filter(|lv| lv.is("raid")).any(|raid| {
+        let image = format!("{}_rimage_", raid.name);
+        let parts = || report.lvs.values().filter(|part| part.name.starts_with(&image)).flat_map(|part| &part.ranges);
+        parts().any(|range| range.starts_with(&here)) && parts().any(|range| !range.starts_with('/'))
+    })
 }
 
 fn named_in<'a>(report: &'a Report, object: &Object) -> Option<&'a Lv> {
@@ -423,5 +430,32 @@ impl Backend for LvmBackend {
     }
     fn connect(&self) -> &dyn Connect {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disk_that_is_back_waits_for_one_that_may_have_what_a_raid_on_it_has_missed() {
+        let pv =
+            |name: &str| Pv { name: name.to_owned(), uuid: name.to_owned(), size: 0, free: 0, missing: true, allocatable: true };
+        let lv = |name: &str, layout: &str, ranges: &[&str]| Lv {
+            layout: vec![layout.to_owned()],
+            ranges: ranges.iter().map(|range| (*range).to_owned()).collect(),
+            ..Lv::named(name, Vec::new())
+        };
+        let raid = |other: &str| {
+            Report::of([
+                lv("a", "raid", &["a_rimage_0:0-9", "a_rimage_1:0-9"]),
+                lv("a_rimage_0", "linear", &["/dev/sda:1-9"]),
+                lv("a_rimage_1", "linear", &[other]),
+                lv("b", "linear", &["/dev/sdb:10-20"]),
+            ])
+        };
+        assert!(waits_for_others(&raid("[unknown]:1-9"), &pv("/dev/sda")));
+        assert!(!waits_for_others(&raid("/dev/sdc:1-9"), &pv("/dev/sda")), "all of it is here");
+        assert!(!waits_for_others(&raid("[unknown]:1-9"), &pv("/dev/sdb")), "no part of the RAID is on it");
     }
 }

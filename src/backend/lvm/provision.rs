@@ -100,6 +100,7 @@ impl Provision for LvmBackend {
             on_delete => {
                 // Before its data is overwritten.
                 check_dependents(&found.report, &found)?;
+                self.check_devices(found.group, &found.report)?;
                 self.destroy(&found, id, &record, on_delete)?;
             }
         }
@@ -425,6 +426,15 @@ impl LvmBackend {
         self.remove(found, freed)
     }
 
+    /// # Errors
+    /// `BackendUnavailable` where a physical volume is here and not configured: see [`capacity::not_configured`].
+    fn check_devices(&self, group: &VolumeGroup, report: &Report) -> Result<()> {
+        match capacity::not_configured(report, &group.devices) {
+            None => Ok(()),
+            Some(reason) => Err(self.unavailable(format!("volume group {}: {reason}", group.name))),
+        }
+    }
+
     /// Removes what was found, if it is that still.
     ///
     /// # Errors
@@ -435,9 +445,7 @@ impl LvmBackend {
         let now = self.report(found.group)?;
         check_same(&now, found)?;
         check_dependents(&now, found)?;
-        if let Some(reason) = capacity::not_configured(&now) {
-            return Err(self.unavailable(format!("volume group {}: {reason}", found.group.name)));
-        }
+        self.check_devices(found.group, &now)?;
         let remove = || found.group.remove(&held, freed, &found.path(), &found.lv.uuid);
         Ok(step("remove logical volume", &found.lv.name, remove)?)
     }

@@ -192,9 +192,8 @@ pub(super) fn decode<T: DeserializeOwned>(lv: &Lv) -> Result<T> {
         pieces += 1;
     }
     if of_record(lv).count() != pieces {
-        let tags: Vec<&String> = of_record(lv).collect();
         return Err(damaged(format!(
-            "its tags {RECORD}N are of more than one record ({tags:?}); remove the wrong ones (lvchange --deltag)"
+            "its tags {RECORD}N are not those of one record; see `lvs -o lv_tags`, and remove the wrong ones (lvchange --deltag)"
         )));
     }
     let json = unescape(&text).ok_or_else(|| damaged(format!("its tags {RECORD}N are damaged: {text:?}")))?;
@@ -286,7 +285,7 @@ mod tests {
         assert!(decode::<SnapshotRecord>(&Lv::named("x", Vec::new())).is_err());
         let two = [&tags[..], &["longshore.record.0=other".to_owned()]].concat();
         let error = decode::<SnapshotRecord>(&Lv::named("x", two)).expect_err("two records").to_string();
-        assert!(error.contains("more than one record"), "{error}");
+        assert!(error.contains("not those of one record"), "{error}");
         let later = encode(&SnapshotRecord { format: FORMAT + 1, ..record }).expect("JSON");
         let error = decode::<SnapshotRecord>(&Lv::named("x", later)).expect_err("of a later version").to_string();
         assert!(error.contains("format 2"), "{error}");

@@ -345,10 +345,12 @@ impl VolumeGroup {
 
     /// Whether LVM can write a copy of the metadata before each change. A directory that is still to be made lies on its parent's file system.
     fn has_room_for_backups(&self) -> bool {
-        const ENOUGH: u64 = 8 << 20;
+        const BYTES: u64 = 8 << 20;
+        const INODES: u64 = 16;
         let stat = self.directory.ancestors().find_map(|directory| rustix::fs::statvfs(directory).ok());
         stat.is_none_or(|stat| {
-            stat.f_bavail.saturating_mul(stat.f_frsize) >= ENOUGH && !stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY)
+            let inodes = stat.f_files == 0 || stat.f_favail >= INODES;
+            inodes && stat.f_bavail.saturating_mul(stat.f_frsize) >= BYTES
         })
     }
 

@@ -145,7 +145,7 @@ is 1 "$(lvm lvs --noheadings --devices "$disks" -o lv_tags "vg0/$name" | grep -o
 call modify-volume "$id" --mutable-parameter onDelete=delete >/dev/null
 # Of two records, it is not known which one counts.
 lvm lvchange -qq --devices "$disks" --addtag 'longshore.record.0=other' "vg0/$name"
-refused 'more than one record' call delete-volume "$id"
+refused 'not those of one record' call delete-volume "$id"
 lvm lvchange -qq --devices "$disks" --deltag 'longshore.record.0=other' "vg0/$name"
 delete "$id"
 
