@@ -1,9 +1,9 @@
 //! Room for the leases and the attachment record of a shared pool's volume, so that it can be attached, staged, detached and deleted
 //! where the pool's file system is full.
 //!
-//! Beside the image lie spare files for both. A new file is written over the spare one, in blocks that the file system has
-//! allocated already, and then gets its name; the file that it replaces, or that is released, becomes the next spare one. A volume of an
-//! earlier version gets them when its record is replaced and its lease released. Without a spare file a new one is made.
+//! Beside the image lie spare files for both. A new file is written over the spare one, in blocks that the file system has allocated
+//! already, and then gets its name; the file that it replaces, or that is released, becomes the next spare one. A volume of an earlier
+//! version gets them when its record is replaced and its lease released. Without a spare file a new one is made.
 
 use std::fs::File;
 use std::io::Write;
@@ -101,8 +101,8 @@ pub(super) fn replace_record(directory: &File, path: &Path, content: &[u8]) -> o
     Ok(())
 }
 
-/// Writes a file over what a spare one holds. Where that cannot be, since it has another name, too, and is in use by that, or is another user's,
-/// a new one is made, for the user whose directory it is: nodes are root, and the controller, which deletes the volume, need not be.
+/// Writes a file over what a spare one holds. One that has another name, too, is in use by that, and one of another user cannot be opened: a
+/// new one is made then, for the user whose directory it is. Nodes are root, and the controller, which deletes the volume, need not be.
 fn write_over(directory: &File, name: &str, content: &[u8], mode: Mode) -> os::Result<()> {
     let failed = |action, error| Error::io(action, name, error);
     let open = |more: OFlags| {

@@ -299,8 +299,8 @@ impl LvmBackend {
     }
 }
 
-/// Whether a RAID has parts on a physical volume that is back, and on one that is still away: that one may have the data which this one has missed,
-/// and LVM would activate the RAID without it.
+/// Whether a RAID has parts on a physical volume that is back, and on one that is still away: that one may have the data which this one
+/// has missed, and LVM would activate the RAID without it.
 fn waits_for_others(report: &Report, back: &Pv) -> bool {
     let here = format!("{}:", back.name);
     report.lvs.values().filter(|lv| lv.is("raid")).any(|raid| {
