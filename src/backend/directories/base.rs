@@ -664,7 +664,7 @@ impl Ready {
     /// A failed action on this base, in the right terms.
     pub fn failure(&self, error: os::Error) -> Error {
         match error.errno() {
-            Some(libc::ENOSPC | libc::EDQUOT) => Error::NoCapacity {
+            _ if error.is_full() => Error::NoCapacity {
                 place: self.place(),
                 reason: format!("its file system is full ({error}); free some, or add a {}", self.location.noun()),
             },

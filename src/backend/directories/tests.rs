@@ -684,14 +684,19 @@ fn controller_on_standby_opens_no_share_until_the_lock_is_free() {
     assert_eq!(second.list(None, 9).expect("listed").len(), 2);
 }
 
-/// Else nothing could be deleted once the pods have filled the file system. A tmpfs has no blocks that are only root's.
+/// A file system of 1 MiB. A tmpfs has no blocks that are only root's.
+fn small_disk() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let small = c"size=1m";
+    rustix::mount::mount("none", directory.path(), "tmpfs", rustix::mount::MountFlags::empty(), Some(small)).expect("mounted");
+    directory
+}
+
+/// Else nothing could be deleted once the pods have filled the file system.
 #[test]
 fn volume_of_a_full_base_is_deleted_also_after_a_restart() {
     crate::os::mount::testing::in_own_namespace(|| {
-        let directory = tempfile::tempdir().expect("a directory");
-        let small = c"size=1m";
-        rustix::mount::mount("none", directory.path(), "tmpfs", rustix::mount::MountFlags::empty(), Some(small))
-            .expect("mounted");
+        let directory = small_disk();
         let ground = ground_in(directory.path(), &["a"]);
         let controller = ground.open();
         create(&controller, &spec("one", &[])).expect("made");
@@ -716,10 +721,7 @@ fn volume_of_a_full_base_is_deleted_also_after_a_restart() {
 #[test]
 fn volumes_of_a_full_base_are_archived_one_after_the_other() {
     crate::os::mount::testing::in_own_namespace(|| {
-        let directory = tempfile::tempdir().expect("a directory");
-        let small = c"size=1m";
-        rustix::mount::mount("none", directory.path(), "tmpfs", rustix::mount::MountFlags::empty(), Some(small))
-            .expect("mounted");
+        let directory = small_disk();
         let ground = ground_in(directory.path(), &["a"]);
         let controller = ground.open();
         for name in ["one", "two", "three"] {

@@ -155,17 +155,18 @@ impl ImageBackend {
     /// # Errors
     /// `BackendUnavailable` where it was not found, but a pool could not be looked into; `Unverified` where it lies in two pools.
     fn locate<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
-        let LookedInto { found, away } = self.look_into_all(local)?;
-        match away.into_iter().next_back() {
-            Some((_, error)) if found.is_none() => Err(error),
-            _ => Ok(found),
-        }
+        self.locate_where(local, |_| true)
     }
 
     /// As `locate`, for a deletion: what is gone already, or lies elsewhere, waits for no pool that never had it.
     fn locate_to_delete<M: About>(&self, local: &str) -> Result<Option<Located<'_, M>>> {
+        self.locate_where(local, |pool| !self.never_had(pool, M::KIND, local))
+    }
+
+    /// `counts` says of which pools that are away it is an error that nothing was found.
+    fn locate_where<M: About>(&self, local: &str, counts: impl Fn(&Pool) -> bool) -> Result<Option<Located<'_, M>>> {
         let LookedInto { found, away } = self.look_into_all(local)?;
-        match away.into_iter().rfind(|(pool, _)| !self.never_had(pool, M::KIND, local)) {
+        match away.into_iter().rfind(|(pool, _)| counts(pool)) {
             Some((_, error)) if found.is_none() => Err(error),
             _ => Ok(found),
         }

@@ -185,7 +185,7 @@ impl Ready {
     /// A failed action in this pool, in the right terms: full, read-only, or a failure of which it is not known what it left.
     pub fn failure(&self, error: os::Error) -> Error {
         match error.errno() {
-            Some(libc::ENOSPC | libc::EDQUOT) => Error::NoCapacity {
+            _ if error.is_full() => Error::NoCapacity {
                 place: self.called(),
                 reason: format!("its file system is full ({error}); free some, or add a pool"),
             },

@@ -18,10 +18,10 @@ pub(super) const FULL: u32 = 9500;
 
 /// Why nothing can be made or grown: LVM refuses that as long as a physical volume is missing.
 fn missing(report: &Report, devices: &[PathBuf]) -> Option<String> {
-    let away: Vec<&str> = report.pvs.iter().filter(|pv| pv.missing).map(|pv| pv.uuid.as_str()).collect();
     if let Some(reason) = not_configured(report, devices) {
         return Some(reason);
     }
+    let away: Vec<&str> = report.pvs.iter().filter(|pv| pv.missing).map(|pv| pv.uuid.as_str()).collect();
     (report.missing > 0).then(|| {
         format!(
             "{} of its physical volumes is missing ({}), and LVM makes and grows nothing until it is back; `pvs` shows them",

@@ -95,7 +95,7 @@ pub(super) fn finish(node: &Node, mut entry: StageEntry) -> Result<Outcome<()>> 
     }
     if entry.phase != Phase::Unstaging {
         entry.phase = Phase::Unstaging;
-        node.journal.write_unstaging(&entry)?;
+        node.journal.write_unstaging(&entry);
     }
     write_out(node, &entry, &sources.all);
     unmount_all(node.root_of(&entry), &entry.staging, &mounted)?;

@@ -81,11 +81,11 @@ impl Journal {
 
     /// As `write_stage`, before a stage is undone, which must not wait for a disk that is full or read-only: there the entry stays as it is.
     /// What it says is then looked for and not found, and the call that undoes it is repeated, also after a crash.
-    pub fn write_unstaging(&self, entry: &StageEntry) -> Result<()> {
-        if let Err(error) = self.try_write(&entry.id, STAGE, &encode(entry)?) {
+    pub fn write_unstaging(&self, entry: &StageEntry) {
+        if let Err(error) = self.write_stage(entry) {
+            let error = crate::volume::error::chain(&error);
             tracing::warn!(volume = %entry.id, %error, "unstage: that it begins cannot be written into the journal; it continues");
         }
-        Ok(())
     }
 
     /// Removes the volume's stage, and its directory if nothing else is in it.
@@ -216,18 +216,15 @@ impl Journal {
     }
 
     fn write<T: Serialize>(&self, id: &VolumeId, name: &str, entry: &T) -> Result<()> {
-        Ok(self.try_write(id, name, &encode(entry)?)?)
-    }
-
-    fn try_write(&self, id: &VolumeId, name: &str, content: &[u8]) -> os::Result<()> {
         let directory = self.of(id);
+        let content = encode(entry)?;
         os::step::step("write journal", &format_args!("{}/{name}", directory.display()), || {
             match fs::DirBuilder::new().mode(0o700).create(&directory) {
                 Ok(()) => durable::sync_dir(&self.directory)?,
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(os::Error::io("make journal directory", &directory, error)),
             }
-            durable::write(&directory, name, content)
+            durable::write(&directory, name, &content)
         })?;
         self.counted().note(id, name, true);
         Ok(())
