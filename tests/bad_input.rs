@@ -219,6 +219,35 @@ fn a_pool_that_is_gone_read_only_or_damaged() {
         harness.kill();
         run("mount", ["-o", "remount,rw", &text(&harness.path("pool"))]);
 
+        // Of a later version, or damaged: the driver starts, takes down what is in use, and says what is wrong.
+        harness.start();
+        let staging = harness.staging("whole");
+        let stage = || stage_request("image:whole", staging.clone(), capability(Some("ext4")));
+        harness.block_on(harness.node().node_stage_volume(stage())).expect("staged");
+        let marker = harness.path("pool/images/longshore-pool.json");
+        let content = fs::read_to_string(&marker).expect("the marker");
+        let later = content.replacen("\"format\": 1", "\"format\": 9", 1);
+        assert_ne!(later, content);
+        for damaged in [later.as_str(), &content[..content.len() / 2]] {
+            harness.kill();
+            fs::write(&marker, damaged).expect("written");
+            harness.start();
+            let request = create("new", 64, Some("ext4"), "image");
+            let status = harness.block_on(harness.controller().create_volume(request)).expect_err("no pool to make it in");
+            assert_says(&status, Code::Unavailable, &["longshore-pool.json"]);
+            let request =
+                csi::NodeUnstageVolumeRequest { volume_id: "image:whole".to_owned(), staging_target_path: text(&staging) };
+            harness.block_on(harness.node().node_unstage_volume(request)).expect("unstaged");
+            harness.assert_nothing_left();
+            assert_eq!(fs::read_to_string(&marker).expect("the marker"), damaged);
+            // Repaired while the driver runs.
+            fs::write(&marker, &content).expect("written");
+            harness.block_on(harness.node().node_stage_volume(stage())).expect("staged");
+        }
+        let request = csi::NodeUnstageVolumeRequest { volume_id: "image:whole".to_owned(), staging_target_path: text(&staging) };
+        harness.block_on(harness.node().node_unstage_volume(request)).expect("unstaged");
+        harness.kill();
+
         // Missing: cannot see is not gone.
         fs::rename(harness.path("pool/images"), harness.path("pool/elsewhere")).expect("moved away");
         harness.start();

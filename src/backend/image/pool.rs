@@ -97,7 +97,7 @@ impl Pool {
     /// again at each use.
     ///
     /// # Errors
-    /// What waiting will not repair: a directory that is none of ours, or that this process has already.
+    /// What waiting will not repair: a new pool's directory that is none of ours, or one that this process has already.
     pub fn open_all(pools: &[Arc<Pool>]) -> Result<()> {
         let opened: Vec<Result<()>> = std::thread::scope(|scope| {
             let opening: Vec<_> =
@@ -366,8 +366,14 @@ impl Pool {
         lock_of(&self.elsewhere).clone()
     }
 
+    /// Whether the driver may start without this pool. Not with a new one that cannot be: its configuration is wrong. One that was open on
+    /// this node before, and is damaged now, or was changed by a later version, keeps no other pool's volumes from being used.
     fn refusal(&self) -> Result<()> {
-        lock_of(&self.refusal).take().map_or(Ok(()), Err)
+        match lock_of(&self.refusal).take() {
+            Some(error @ Error::InUse { .. }) => Err(error),
+            Some(error) if self.id.get().is_none() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn reason(&self, reason: &str) -> String {
