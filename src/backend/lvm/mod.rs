@@ -1,7 +1,7 @@
 //! Logical volumes of a node's volume groups, thick or in thin pools.
 //!
 //! - The volume group's own metadata is the truth: a volume is a logical volume with our tags ([`tags`]), made and tagged by one command of
-//!   LVM. Nothing is kept beside it, so that another process, or the administrator, sees the same.
+//!   LVM. Nothing of a volume is kept beside it, so that another process, or the administrator, sees the same.
 //! - What has not our tags, or another name than they say, is never changed.
 //! - Existence is LVM's word: a missing device node, or a report that fails, is never "deleted".
 //! - Nobody sees another's old data: a thick volume is zeroed before it is whole, also what it grows by ([`grow`]); a thin pool that does not
@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 use crate::os::lvm::{Lv, Pv, Report, VolumeGroup};
 use crate::os::step::step;
 use crate::os::{dm, lock};
-use crate::volume::{AccessMode, BackendName, Error, IoLimits, RawParameters, Result, Topology, VolumeId};
+use crate::volume::{AccessMode, BackendName, Error, IoLimits, Outcome, RawParameters, Result, Topology, VolumeId};
 
 use super::configuration::{Configuration, Purpose};
 use super::local::topology_of;
 use super::{Backend, ChangedBlocks, Connect, Expand, Inspect, Modify, PoolUsage, Provision, ReportHealth, Snapshots, Usage};
 use autoextend::Extender;
 use config::{DeviceClass, Place};
+use holding::Holding;
 use tags::Object;
 
 mod autoextend;
@@ -33,6 +34,7 @@ pub mod config;
 mod connect;
 mod grow;
 mod health;
+mod holding;
 mod inspect;
 mod modify;
 mod provision;
@@ -62,6 +64,7 @@ pub struct LvmBackend {
     recent: Mutex<BTreeMap<String, Recent>>,
     /// For metrics, by class and volume group: as the last report that was needed had it.
     usage: Mutex<BTreeMap<Place, PoolUsage>>,
+    holding: Holding,
     _extender: Option<Extender>,
 }
 
@@ -159,6 +162,7 @@ impl LvmBackend {
         let groups = config.classes.iter().map(group).collect();
         let extender = purpose.provisions().then(|| Extender::start(&config.classes, &groups)).flatten();
         let topology = topology_of(config.node.as_ref());
+        let holding = Holding::new(state.join("lvm-groups"), config.name.as_str());
         Ok(LvmBackend {
             config,
             groups,
@@ -170,6 +174,7 @@ impl LvmBackend {
             io_limits: Mutex::default(),
             recent: Mutex::default(),
             usage: Mutex::default(),
+            holding,
             _extender: extender,
         })
     }
@@ -180,6 +185,14 @@ impl LvmBackend {
         let (at, changes) = (Instant::now(), group.changes());
         let report = group.report().map_err(|error| self.away(group, &error))?;
         self.remember_usage(group, &report);
+        if self.purpose.provisions() {
+            let own = format!("{}:", self.config.name);
+            let is_own =
+                |lv: &Lv| Object::of(lv).or_else(|| Object::renamed(lv)).is_some_and(|object| object.id.starts_with(&own));
+            if let Err(error) = self.holding.note(&group.name, &report.uuid, report.lvs.values().any(is_own)) {
+                tracing::warn!(volume_group = group.name, %error, "whether it holds volumes could not be recorded");
+            }
+        }
         let mut recent = lock(&self.recent);
         if !recent.get(&group.name).is_some_and(|recent| recent.is_valid(group) && !recent.made.is_empty()) {
             recent.insert(group.name.clone(), Recent { report: Arc::clone(&report), at, changes, made: Vec::new() });
@@ -250,6 +263,22 @@ impl LvmBackend {
             Some(found) => Err(renamed(operation, object, &found.group.name, &found.lv.name)),
             None => Ok(()),
         }
+    }
+
+    /// That what is in none of the volume groups is deleted: the answer of a repeated deletion.
+    ///
+    /// # Errors
+    /// As of [`LvmBackend::check_not_renamed`]; `BackendUnavailable` where a volume group that held volumes was not looked into.
+    fn check_deleted(&self, object: &Object) -> Result<Outcome<()>> {
+        self.check_not_renamed("delete", object)?;
+        let Some((group, file)) = self.holding.unseen()? else { return Ok(Outcome::Unchanged(())) };
+        let reason = format!(
+            "volume group {group} held volumes of this backend and is of no class now, or another volume group has its name: whether {} \
+             lies there is not known. Configure it again, or, if its volumes are gone for good, remove the file {}",
+            object.called(),
+            file.display()
+        );
+        Err(self.unavailable(reason))
     }
 
     fn remember_io_limits(&self, id: &VolumeId, limits: IoLimits) {

@@ -83,7 +83,7 @@ impl Provision for LvmBackend {
         }
         let Some(found) = self.locate(&object)? else {
             self.remove_growth(id)?;
-            return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
+            return self.check_deleted(&object);
         };
         // It lies in the same volume group: another one may be away.
         if named_in(&found.report, &Object::growth(id)).is_some() {

@@ -59,7 +59,7 @@ impl Snapshots for LvmBackend {
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
         let object = Object::snapshot(id);
         let Some(found) = self.locate(&object)? else {
-            return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
+            return self.check_deleted(&object);
         };
         self.remove(&found, Freed::Discarded)?;
         Ok(Outcome::Changed(()))

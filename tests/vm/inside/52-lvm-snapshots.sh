@@ -190,5 +190,24 @@ unstage "$id"
 delete "$id"
 is '' "$(ours)" "logical volumes after a deletion on a full disk"
 umount state/lvm
+
+echo "--- the volume group of a volume is taken out of the configuration: it is not answered that the volume is deleted"
+id=$(create kept 64MiB ext4 --parameter deviceClass=thick)
+stop_driver
+truncate -s 64M other.img
+other=$(losetup --find --show other.img)
+lvm vgcreate -qq -y --devices "$other" vg1 "$other" >/dev/null
+printf 'backends:\n  - {name: lvm, type: lvm, classes: [{name: thick, volumeGroup: vg1, devices: [%s]}]}\n' "$other" >config.yaml
+start_driver
+refused 'volume group vg0 held volumes of this backend' call delete-volume "$id"
+refused 'volume group vg0 held volumes of this backend' call delete-volume lvm:none
+stop_driver
+lvm_config
+start_driver
+delete "$id"
+delete "$id"
+is '' "$(ours)$(ls state/lvm-groups)" "logical volumes and what is recorded of them at the end"
+lvm vgremove -qq -y --devices "$other" vg1
+losetup -d "$other"
 stop_driver
 lvm_stop
