@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use common::{
 use longshore::csi;
 use longshore::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, mknod};
 use tonic::Code;
 
 const NONE: Option<&str> = None;
@@ -237,6 +239,37 @@ fn xfs_on_a_pool_with_reflinks() {
 #[test]
 fn btrfs_on_a_pool_with_reflinks() {
     life(Pool::Xfs, "btrfs", true);
+}
+
+/// udev scans a device by its name below /dev/mapper (btrfs-progs, 64-btrfs-dm.rules), an administrator by any: mountinfo shows that name.
+#[test]
+fn btrfs_whose_device_was_scanned_by_another_name() {
+    isolated(|| {
+        let mut harness = Harness::new(Pool::Xfs);
+        harness.start();
+        let placed = place(&harness, create("v", 200, Some("btrfs"), "image"));
+        let source = || PathBuf::from(run("findmnt", ["-n", "-o", "SOURCE", &text(&placed.target)]));
+        let number = fs::metadata(source()).expect("a device").rdev();
+        // The file system of /dev is not this test's alone.
+        let directory = tempfile::Builder::new().prefix("longshore-test-").tempdir_in("/dev").expect("a directory");
+        let alias = directory.path().join("alias");
+        mknod(&alias, SFlag::S_IFBLK, Mode::S_IRUSR | Mode::S_IWUSR, number).expect("a node");
+        run("btrfs", ["device", "scan", &text(&alias)]);
+        assert_eq!(source(), alias);
+        let other = harness.path("kubelet/pods/other/volumes/v/mount");
+        fs::create_dir_all(other.parent().expect("a parent")).expect("a directory");
+        let request = csi::NodePublishVolumeRequest { target_path: text(&other), ..placed.publish_request() };
+        harness.block_on(harness.node().node_publish_volume(request)).expect("published");
+        harness.kill();
+        harness.start();
+        let inspected = harness.command("inspect").output().expect("it runs");
+        assert!(inspected.status.success(), "{}", String::from_utf8_lossy(&inspected.stdout));
+        let request = csi::NodeUnpublishVolumeRequest { volume_id: placed.volume.volume_id.clone(), target_path: text(&other) };
+        harness.block_on(harness.node().node_unpublish_volume(request)).expect("unpublished");
+        remove(&harness, &placed);
+        harness.assert_nothing_left();
+        harness.assert_pool_empty();
+    });
 }
 
 #[test]

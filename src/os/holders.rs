@@ -93,7 +93,7 @@ impl Namespaces {
 
     /// Who has the file system on this device mounted.
     pub fn mounted(&self, number: (u32, u32), path: &Path) -> Vec<Holder> {
-        let shows = |mount: &&Mount| mount.device == number || (mount.fstype == "btrfs" && mount.source == path);
+        let shows = |mount: &&Mount| mount.device == number || mount.is_btrfs_of(path, number);
         let found = self.0.iter().filter_map(|namespace| {
             let mount = namespace.table.iter().find(shows)?;
             Some(holder(namespace.pid, namespace.more, Some(mount.mount_point.clone())))

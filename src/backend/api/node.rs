@@ -77,11 +77,6 @@ impl BlockDevice {
     pub fn lasting_identity(&self) -> &str {
         self.identity.split_once('@').map_or(&self.identity, |(lasting, _)| lasting)
     }
-
-    /// What a LUKS mapping is called below /dev/mapper, by its identity: `CRYPT-<type>-<uuid>-<name>`.
-    pub fn mapper_name(&self) -> Option<&str> {
-        self.identity.strip_prefix("CRYPT-")?.splitn(3, '-').nth(2)
-    }
 }
 
 /// What a node holds towards a storage, for one volume or several: the mount of a share, the sessions with a target.

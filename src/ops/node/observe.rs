@@ -36,11 +36,7 @@ pub fn boot() -> Result<String> {
 /// Whether `mount` shows the file system of `source`.
 pub fn is_filesystem_of(mount: &Mount, source: &Source) -> bool {
     match source {
-        // btrfs has a device number of its own making; there the kernel keeps the path by which it, or udev, saw the device last.
-        Source::Device(device) if mount.fstype == "btrfs" => {
-            let mapper = device.mapper_name().map(|name| Path::new("/dev/mapper").join(name));
-            mount.source == device.path || Some(&mount.source) == mapper.as_ref()
-        }
+        Source::Device(device) if mount.fstype == "btrfs" => mount.is_btrfs_of(&device.path, device.number),
         Source::Device(device) => mount.device == device.number,
         Source::Filesystem { fstype, source, .. } => mount.fstype == *fstype && mount.source == Path::new(source),
         // Whichever mount of the share it is a bind of: one that went stale is the volume's, too.

@@ -17,6 +17,25 @@ impl Mount {
     pub fn block_node(&self) -> Option<(u32, u32)> {
         *self.node.get_or_init(|| number(self))
     }
+
+    /// Whether it shows the btrfs on the block device `number`, which is called `path`. btrfs has device numbers of its own making, and the
+    /// kernel shows the path by which its device was scanned last: udev scans a device of LVM or multipath below /dev/mapper (btrfs-progs,
+    /// 64-btrfs-dm.rules), and an administrator (`btrfs device scan`) by any name.
+    pub fn is_btrfs_of(&self, path: &Path, number: (u32, u32)) -> bool {
+        self.fstype == "btrfs" && (self.source == path || self.btrfs_device() == Some(number) || self.is_mapper_name_of(number))
+    }
+
+    /// The device that the source of a btrfs names now.
+    pub fn btrfs_device(&self) -> Option<(u32, u32)> {
+        let stat = self.source.starts_with(DEV).then(|| rustix::fs::stat(&self.source).ok()).flatten()?;
+        (FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice).then(|| device(stat.st_rdev))
+    }
+
+    /// Also where /dev/mapper has no such node.
+    fn is_mapper_name_of(&self, (major, minor): (u32, u32)) -> bool {
+        let name = || std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/dm/name"));
+        self.source.strip_prefix("/dev/mapper").is_ok_and(|named| name().is_ok_and(|name| Path::new(name.trim_end()) == named))
+    }
 }
 
 /// The number of the block device whose node is mounted; `None` where `mount` shows no block device node of the machine's own /dev.

@@ -149,7 +149,9 @@ impl<'a> Owners<'a> {
         let share = || self.by_share.get(&(mount.fstype.as_str(), mount.source.as_path()));
         let owner = match mount.block_node() {
             Some(number) => self.by_number.get(&number),
-            None if mount.fstype == "btrfs" => self.by_path.get(&mount.source),
+            None if mount.fstype == "btrfs" => {
+                self.by_path.get(&mount.source).or_else(|| self.by_number.get(&mount.btrfs_device()?))
+            }
             None => self.by_number.get(&mount.device).or_else(share),
         };
         owner.copied().or_else(|| {
