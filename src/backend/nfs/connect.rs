@@ -68,10 +68,18 @@ impl Connect for NfsBackend {
         let used = self.shares.used_by(id)?;
         // Also those that nobody uses: a call that was interrupted may have left one.
         for share in self.shares.all()? {
-            let own = used.as_ref().is_some_and(|(used, _)| *used == share);
-            if own || share.is_unused()? {
+            if used.as_ref().is_some_and(|(used, _)| *used == share) {
                 let _lock = self.shares.lock(&share)?;
                 share.release(id)?;
+                continue;
+            }
+            let release = || match share.is_unused()? {
+                true => self.shares.lock(&share).and_then(|_lock| share.release(id)),
+                false => Ok(()),
+            };
+            // It is not this volume's.
+            if let Err(error) = release() {
+                tracing::warn!(share = %share.mount().display(), %error, "a share that nobody uses could not be taken down");
             }
         }
         Ok(if used.is_some() { Outcome::Changed(()) } else { Outcome::Unchanged(()) })

@@ -5,6 +5,7 @@
 //! is interrupted is found by the volume's next call. Mounts do not outlive a boot, users may: then nothing is mounted where they are.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +26,8 @@ use super::options::Options;
 /// How long one volume waits for another that is at the same share.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LONGEST: u64 = 64 << 10;
+/// Hexadecimal digits.
+const DIGEST: usize = 16;
 
 /// As what a volume uses a share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,12 +67,14 @@ impl Shares {
     pub fn of(&self, export: &Export, options: &Options) -> Share {
         let export = export.to_string();
         let digest = sha256_of(std::iter::once(&export).chain(options.share.expose()).map(String::as_str));
-        Share { directory: self.directory.join(&digest[..16]) }
+        Share { directory: self.directory.join(&digest[..DIGEST]) }
     }
 
     /// All that are known here.
     pub fn all(&self) -> Result<Vec<Share>> {
-        Ok(names(&self.directory)?.into_iter().map(|name| Share { directory: self.directory.join(name) }).collect())
+        let is_digest = |name: &std::ffi::OsString| name.len() == DIGEST && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
+        let names = names(&self.directory)?.into_iter().filter(is_digest);
+        Ok(names.map(|name| Share { directory: self.directory.join(name) }).collect())
     }
 
     /// The share that a volume uses, and as what.
@@ -193,6 +198,11 @@ impl Share {
         for directory in self.directories() {
             let remove = || fs::remove_dir(&directory).map_err(|error| os::Error::io("remove directory", &directory, error));
             match step("remove directory", &directory.display(), remove) {
+                // A file that someone put there: all of the share's own is gone.
+                Err(error) if error.errno() == Some(libc::ENOTEMPTY) => {
+                    tracing::warn!(%error, "the directory of a share that was unmounted holds something else, and stays");
+                    return Ok(());
+                }
                 Err(error) if !error.is_missing() => return Err(error.into()),
                 _ => {}
             }
@@ -285,6 +295,16 @@ mod tests {
         share.release(&user("b").id).expect("released");
         assert!(shares.all().expect("readable").is_empty());
         share.release(&user("b").id).expect("a repeat");
+        // What someone else put there is no share, and keeps none from being released.
+        fs::write(directory.path().join("nfs/notes"), "x").expect("written");
+        share.note(&user("b")).expect("noted");
+        fs::write(share.mount().join("stray"), "x").expect("written");
+        assert_eq!(shares.all().expect("readable"), [share.clone()]);
+        share.release(&user("b").id).expect("released");
+        assert_eq!(shares.used_by(&user("b").id).expect("readable"), None);
+        fs::remove_file(share.mount().join("stray")).expect("removed");
+        share.release(&user("b").id).expect("cleared");
+        fs::remove_file(directory.path().join("nfs/notes")).expect("removed");
         fs::remove_dir(directory.path().join("nfs")).expect("nothing is left in it");
     }
 

@@ -200,6 +200,28 @@ is kept "$(cat kubelet/t/old/file)" "what the target shows when it was published
 nfs_stage older "$old"
 nfs_publish older "$old"
 is kept "$(cat kubelet/t/older/file)" "what another volume shows that was staged again"
+# Stale once more, and the server has not loaded its exports yet: what is published meanwhile is refused, and repeated later. What is
+# published already can be unpublished all the time.
+again() { # shellcheck disable=SC2086
+    call publish-volume old --staging "$DIR/kubelet/s/old" --target "$DIR/kubelet/t/$1" $old
+}
+ip netns exec server exportfs -u "10.99.0.0/16:$DIR/data"
+sleep 1.1
+if again again >answer 2>&1; then fail "published without an export"; fi
+if again again >answer 2>&1; then fail "published without an export"; fi
+! grep -q 'not staged' answer || fail "the stage is forgotten: $(cat answer)"
+nfs_unpublish older
+is '' "$(awk '$5 ~ "/kubelet/t/older" { print $5 }' /proc/self/mountinfo)" "mounts of what was unpublished without its server"
+ip netns exec server exportfs -o rw,sync,no_root_squash,no_subtree_check,fsid=9,insecure "10.99.0.0/16:$DIR/data"
+sleep 1.1
+again again >/dev/null
+is kept "$(cat kubelet/t/again/file)" "what a target shows that was published when the server was back"
+# An administrator unmounts the share.
+awk '$5 ~ "/state/nfs/" { print $5 }' /proc/self/mountinfo | while read -r share; do umount -l "$share"; done
+again third >/dev/null
+is kept "$(cat kubelet/t/third/file)" "what a target shows that was published after its share was unmounted by hand"
+for target in again third; do call unpublish-volume old --target "$DIR/kubelet/t/$target" >/dev/null; done
+nfs_publish older "$old"
 for name in old older one; do
     nfs_unpublish $name
     nfs_unstage $name

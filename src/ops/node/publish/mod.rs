@@ -121,7 +121,14 @@ fn staged_source(node: &Node, entry: &StageEntry, mounts: &Mounts) -> Result<(So
     resolve::backend(node, id)?.connect().may_use(id)?;
     let sources = Sources::observe(node, id, Some(entry))?;
     let gone = || not_staged(id, "it is no longer connected; unstage it and stage it again".to_owned());
-    let source = sources.used(entry.encryption()?).ok_or_else(gone)?;
+    let source = match sources.used(entry.encryption()?) {
+        Some(source) => source,
+        // It was unmounted; mounting it is all that is needed.
+        None if entry.network_directory().is_some() => {
+            return Err(Error::Stale { object: id.to_string(), reason: "its share is not mounted".to_owned() });
+        }
+        None => return Err(gone()),
+    };
     if matches!(source, Source::Directory(_)) && entry.source.as_ref() != Some(&source) {
         return Err(Error::Stale { object: source_name(&source), reason: "its share was mounted anew".to_owned() });
     }

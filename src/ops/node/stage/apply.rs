@@ -185,7 +185,10 @@ impl<'a> StageRun<'a> {
             read_only: self.entry.read_only,
             earlier: self.entry.source.as_ref(),
         };
-        self.done.push(StageUndo::Connection);
+        // A share that is connected anew stays staged where that fails.
+        if self.done.contains(&StageUndo::Journal) {
+            self.done.push(StageUndo::Connection);
+        }
         let source = self.order.backend.connect().connect(&request)?.into_inner();
         // Another device than the one whose growth was interrupted: what is on it is not ours.
         let same = match (&self.entry.source, &source) {

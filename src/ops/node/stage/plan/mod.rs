@@ -71,6 +71,10 @@ pub fn start(wanted: &DesiredStage, seen: &StageObservation) -> Result<Vec<Start
         if mounted && connected {
             return Ok(steps);
         }
+        // A share is connected anew beside its targets, which are known by what is recorded of the stage: that stays until it has been.
+        if entry.network_directory().is_some() {
+            return Ok(vec![Start::Connect]);
+        }
     }
     // Begun and never acknowledged, or half undone, or of another boot: start afresh.
     if seen.same_boot {

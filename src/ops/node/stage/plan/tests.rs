@@ -130,6 +130,14 @@ fn directory_of_a_network_share_is_staged_without_a_mount() {
         let lost = start(&DesiredStage { read_only: true, ..wanted.clone() }, &seen(None, Some(source(None)), earlier));
         assert_eq!(lost.expect("the journal was lost"), [Start::Begin, Start::Connect]);
     }
+    // Stale or unmounted: what is recorded stays until it is connected.
+    let entry = StageEntry { source: Some(source(None)), ..entry_of(&wanted, "nfs4") };
+    for connected in
+        [None, Some(Source::Directory(Directory { device: (0, 51), ..source(None).network_directory().unwrap().clone() }))]
+    {
+        let seen = seen(Some(entry.clone()), connected, MountState::Nothing);
+        assert_eq!(start(&wanted, &seen).expect("anew"), [Start::Connect]);
+    }
     let own = steps(Some("/export/a".into()), MountState::Nothing);
     assert_eq!(own, [Start::ClearMounts, Start::Begin, Start::Connect], "a local directory is mounted there");
 }
