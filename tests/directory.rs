@@ -528,6 +528,27 @@ fn mount_inside(pool: Pool) {
     });
 }
 
+/// An administrator mounts something on a volume's directory, and the volume is deleted.
+#[test]
+fn volume_with_a_mount_on_its_directory_is_deleted_when_that_is_unmounted() {
+    isolated(|| {
+        let mut harness = harness("");
+        harness.start();
+        let volume = made(&harness, request("covered")).expect("made");
+        let own = harness.path(BASE).join(&volume.volume_id[4..]);
+        fs::write(own.join("file"), "the volume's").expect("written");
+        mount(Some("tmpfs"), &own, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mounted");
+        fs::write(own.join("precious"), "another's").expect("written");
+        let error = delete(&harness, &volume.volume_id).expect_err("its directory is covered");
+        assert!(error.code() == Code::FailedPrecondition && error.message().contains("umount"), "{error}");
+        assert_eq!(fs::read(own.join("precious")).expect("left alone"), b"another's");
+        umount2(&own, MntFlags::empty()).expect("unmounted");
+        delete(&harness, &volume.volume_id).expect("deleted");
+        assert!(!own.exists());
+        await_empty(&harness.path(BASE).join(".longshore/trash"));
+    });
+}
+
 #[test]
 fn retained_and_archived_directories_keep_their_data() {
     isolated(|| {

@@ -239,6 +239,8 @@ impl Base {
                 Err(Silence::Stale(reason)) => {
                     tracing::warn!(base = ready.called, reason, "what was mounted is no longer there: it is mounted anew");
                     self.forget(&ready);
+                    // They are begun again there. Until they end they have the lock.
+                    lock(&ready.works).values().for_each(|work| work.control.stop());
                 }
                 Err(Silence::Dead(reason)) => return Err(self.down(reason)),
             }
@@ -458,9 +460,11 @@ impl Base {
     }
 
     /// Nothing is made or served where another base is in the place of the one that was seen there: with a disk unmounted, data would go
-    /// to the disk below it. Only for a location that distinguishes its file system from others.
+    /// to the disk below it; with another share at its address, what is deleted would be answered as deleted. `file_system` is `None` where
+    /// file systems cannot be told from one another (NFS).
     fn check_known(&self, own: &OpenDir, known: Option<&str>, file_system: Option<&str>) -> Result<()> {
-        let (Some(known), Some(file_system)) = (known, file_system) else { return Ok(()) };
+        let Some(known) = known else { return Ok(()) };
+        let file_system = file_system.unwrap_or(UNKNOWN_FILE_SYSTEM);
         let (id, recorded) = known.split_once(' ').unwrap_or((known, UNKNOWN_FILE_SYSTEM));
         let seen = record::read::<Marker>(own, MARKER)?.map_or_else(|| "none".to_owned(), |marker| marker.id);
         let same_file_system = [recorded, file_system].contains(&UNKNOWN_FILE_SYSTEM) || recorded == file_system;

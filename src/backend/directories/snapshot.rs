@@ -238,6 +238,7 @@ impl Ready {
     ) -> Result<Copied> {
         let failed = |error| self.failure(error);
         let since_begun = since.filter(|_| !record.by_file);
+        since_begun.map_or(Ok(()), |since| self.check_clock(&record.source, since))?;
         let name = if since_begun.is_some() { LATER } else { DATA };
         if self.snapshot_subvolume(from, directory, name, true)? {
             if let Some(since) = since_begun {
@@ -303,11 +304,18 @@ impl Ready {
     ) -> Result<Copied> {
         let failed = |error| self.failure(error);
         let since = since.map_or_else(|| ChangeTime::now(&self.drafts), Ok).map_err(failed)?;
+        self.check_clock(volume, since)?;
+        // A store to a mapped page that is dirty already changes no time: from now on the first one to each page does.
+        step("write out the file system of", &directory.shown().display(), || {
+            rustix::fs::syncfs(directory).map_err(|errno| os::Error::io("sync the file system of", directory.shown(), errno))
+        })
+        .map_err(failed)?;
         let copied = copy().map_err(failed)?;
         self.check_unchanged(volume, directory, since, control).map(|()| copied)
     }
 
     fn check_unchanged(&self, volume: &VolumeId, directory: &OpenDir, since: ChangeTime, control: &Control) -> Result<()> {
+        self.check_clock(volume, since)?;
         let changed = tree::changed_since(directory, since, control).map_err(|error| self.failure(error))?;
         let Some(path) = changed else { return Ok(()) };
         Err(Error::InUse {
@@ -318,6 +326,20 @@ impl Ready {
                 path.display(),
                 self.location.no_freeze()
             ),
+        })
+    }
+}
+
+impl Ready {
+    /// What is changed while the clock is earlier than `since` seems to be of before it.
+    fn check_clock(&self, volume: &VolumeId, since: ChangeTime) -> Result<()> {
+        if ChangeTime::now(&self.drafts).map_err(|error| self.failure(error))? >= since {
+            return Ok(());
+        }
+        Err(Error::InUse {
+            object: format!("volume {volume}"),
+            by: "the clock of its file system was set back since the copy began, so that it cannot be told what changed; repeat it"
+                .to_owned(),
         })
     }
 }

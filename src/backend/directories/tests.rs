@@ -14,10 +14,11 @@ use crate::backend::nfs::{NfsConfig, NfsParameters, ShareConfig, locations_on, r
 use crate::backend::{
     CapacityQuery, Expand, FreezeGuard, Modify, Provision, Quiesce, ReportHealth, SnapshotSpec, Snapshots, VolumeSpec,
 };
+use crate::os::dir::OpenDir;
 use crate::os::fs::testing::on_btrfs;
 use crate::os::mount::testing::Hung;
 use crate::os::subvolume;
-use crate::os::tree::{ChangeTime, Control};
+use crate::os::tree::{self, ChangeTime, Control};
 use crate::volume::{
     ContentSource, NodeParameters, Outcome, RawParameters, Severity, SnapshotId, TopologyRequirement, Volume, VolumeId,
 };
@@ -557,6 +558,116 @@ fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
     ground.assert_nothing_left();
 }
 
+/// A store to a mapped page that is dirty already changes no time.
+#[test]
+#[allow(unsafe_code, reason = "mmap(2)")]
+fn copy_of_a_volume_that_is_written_by_mmap_is_refused() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(ground.at("a/one/file")).expect("made");
+    file.set_len(4096).expect("sized");
+    // SAFETY: a new mapping, of a file of this length.
+    let mapped = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, std::os::fd::AsRawFd::as_raw_fd(&file), 0)
+    };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    // SAFETY: it stays mapped, and only this thread uses it.
+    let store = |byte: u8| unsafe { mapped.cast::<u8>().write_volatile(byte) };
+    store(1);
+    let (ready, _) = controller.locate_whole("one").expect("looked").expect("there");
+    let directory = ready.at(Path::new("one")).expect("looked").expect("there");
+    let copy = |stores: bool| {
+        let copy = || {
+            if stores {
+                store(2);
+            }
+            Ok(tree::Copied::default())
+        };
+        ready.copy_unchanged(&id("one"), &directory, None, &Control::default(), copy)
+    };
+    let error = copy(true).expect_err("it was written to").to_string();
+    assert!(error.contains("changed while it was copied"), "{error}");
+    copy(false).expect("it was not");
+}
+
+#[test]
+fn copy_is_refused_once_the_clock_was_set_back() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    let (ready, _) = controller.locate_whole("one").expect("looked").expect("there");
+    let directory = ready.at(Path::new("one")).expect("looked").expect("there");
+    let copy = |seconds| {
+        let since = ChangeTime::now(&ready.drafts).expect("a time").later(seconds);
+        let copied = || Ok(tree::Copied::default());
+        ready.copy_unchanged(&id("one"), &directory, Some(since), &Control::default(), copied)
+    };
+    copy(0).expect("nothing changed");
+    let error = copy(3600).expect_err("it is earlier than when it was begun").to_string();
+    assert!(error.contains("clock") && error.contains("set back"), "{error}");
+}
+
+/// Holes take no room: a pod's sparse file must not keep others from getting volumes.
+#[test]
+fn snapshot_counts_what_is_allocated_and_not_the_size_of_sparse_files() {
+    on_btrfs(|on| {
+        let ground = ground_in(on, &["a"]);
+        let controller = ground.open();
+        create(&controller, &spec("one", &[])).expect("made");
+        let directory = ground.at("a/one/dir");
+        std::fs::create_dir(&directory).expect("made");
+        std::fs::write(directory.join("data"), vec![1; 1 << 20]).expect("written");
+        std::fs::File::create(directory.join("sparse")).and_then(|file| file.set_len(1 << 60)).expect("made");
+        let [from, to, links] = [&directory, &ground.at("a/to"), &ground.at("a/links")].map(|path| {
+            std::fs::create_dir_all(path).expect("made");
+            OpenDir::open(path).expect("opened")
+        });
+        std::fs::File::open(directory.join("data")).and_then(|file| file.sync_all()).expect("allocated");
+        let copied = tree::copy(&from, &to, &links, &Control::default()).expect("copied");
+        assert_eq!((copied.entries, copied.bytes), (3, 1 << 20));
+    });
+}
+
+/// A record is written before anything of its data is: without it, the data are not what a kill leaves.
+#[test]
+fn snapshot_without_its_record_is_left() {
+    let ground = ground(&["a"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[])).expect("made");
+    std::fs::write(ground.at("a/one/file"), "then").expect("written");
+    snapshot_of_one(&controller);
+    let (meta, aside) = (ground.at("a/.longshore/snapshots/s/meta.json"), ground.at("outside/meta.json"));
+    std::fs::rename(&meta, &aside).expect("moved");
+    drop(controller);
+    let controller = ground.open();
+    controller.probe().expect("opened");
+    assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("it is there"), b"then");
+    drop(controller);
+    std::fs::rename(&aside, &meta).expect("restored");
+    let controller = ground.open();
+    assert!(controller.find_snapshot(&snapshot_id("s")).expect("looked").is_some_and(|found| found.ready));
+}
+
+/// Another share lies at the address by now, which was used by a driver of the same name.
+#[test]
+fn another_share_in_the_place_of_the_known_one_is_refused() {
+    let ground = ground(&["a", "b"]);
+    let controller = ground.open();
+    create(&controller, &spec("one", &[("share", "/a")])).expect("made");
+    create(&controller, &spec("two", &[("share", "/b")])).expect("made");
+    drop(controller);
+    ground.config.shares.iter().for_each(|share| ground.await_lock(share));
+    for (from, to) in [("a", "away"), ("b", "a"), ("away", "b")] {
+        std::fs::rename(ground.at(from), ground.at(to)).expect("moved");
+    }
+    let controller = ground.open();
+    let error = controller.delete(&id("one")).expect_err("it is not known whether it is there").to_string();
+    assert!(error.contains("not the share that was used before"), "{error}");
+    assert!(ground.at("b/one").is_dir() && ground.at("a/two").is_dir());
+}
+
 /// What takes long continues behind the call, is asked for again, is stopped by a deletion, and survives the end of the process.
 #[test]
 fn long_deletion_continues_in_the_background() {
@@ -901,7 +1012,7 @@ fn volume_with_a_subvolume_in_it_is_copied_whole() {
         let ground = ground_in(on, &["a"]);
         let controller = ground.open();
         create(&controller, &spec("one", &[])).expect("made");
-        let open = crate::os::dir::OpenDir::open(&ground.at("a/one")).expect("opened");
+        let open = OpenDir::open(&ground.at("a/one")).expect("opened");
         subvolume::create(&open, "inner", 0o755).expect("made");
         std::fs::write(ground.at("a/one/inner/file"), "data").expect("written");
         let taken = snapshot_of_one(&controller);
@@ -965,7 +1076,7 @@ fn snapshot_of_a_subvolume_that_was_not_taken_is_of_when_it_was_begun_or_none() 
             std::fs::write(ground.at("a/one/file"), "old").expect("written");
             let taken = snapshot_of_one(&controller).id;
             unready(&controller, &taken);
-            let directory = crate::os::dir::OpenDir::open(&ground.at("a/.longshore/snapshots/s")).expect("opened");
+            let directory = OpenDir::open(&ground.at("a/.longshore/snapshots/s")).expect("opened");
             subvolume::remove(&directory, "data".as_ref()).expect("removed");
             if changed {
                 std::fs::write(ground.at("a/one/file"), "new").expect("written");
@@ -1249,7 +1360,7 @@ fn a_tenant_reaches_nothing_outside() {
                 std::fs::create_dir_all(sub.join("deep/er")).expect("made");
                 (0..20).for_each(|file| std::fs::write(sub.join(format!("deep/{file}")), "x").expect("written"));
             }
-            let open = crate::os::dir::OpenDir::open(&directory).expect("the tenant has it mounted");
+            let open = OpenDir::open(&directory).expect("the tenant has it mounted");
             let (over, outside) = (&over, &outside);
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {

@@ -165,9 +165,17 @@ impl Location for BaseLocation {
     }
 
     fn mounted_at(&self, root: &OpenDir, directory: &Path) -> Result<Option<PathBuf>> {
-        // What lies over a link or is gone is not mounted by us.
-        let Ok(Some(open)) = root.directory(directory) else { return Ok(None) };
         let mounts = Mounts::now()?;
+        let open = match root.directory(directory) {
+            Ok(Some(open)) => open,
+            Ok(None) => return Ok(None),
+            // What lies over a link is not mounted by us; what an administrator has mounted on it hides what is to be deleted.
+            Err(os::Error::Path { .. }) => {
+                let place = root.path_of(directory);
+                return Ok((!mounts.at(&place)?.is_empty()).then_some(place));
+            }
+            Err(error) => return Err(error.into()),
+        };
         let (holder, place) = mounts.place_of(open.as_fd())?;
         let bound = |mount: &Mount| mount.device == holder.device && mount.root == place;
         Ok(mounts.find(|fixed| fixed.device == holder.device, bound)?.map(|mount| mount.mount_point))

@@ -56,6 +56,11 @@ impl ChangeTime {
         }
     }
 
+    #[cfg(test)]
+    pub fn later(self, seconds: i64) -> ChangeTime {
+        ChangeTime { seconds: self.seconds + seconds, ..self }
+    }
+
     /// When an entry of a directory was changed last; `None` where it is gone.
     ///
     /// # Errors
