@@ -600,14 +600,17 @@ fn file_system_left_frozen_is_thawed_at_the_start() {
         harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         let entry: serde_json::Value =
             serde_json::from_slice(&fs::read(harness.journal(&id).join("stage.json")).unwrap()).unwrap();
-        let record = json!({ "version": 1, "mounts": [staging], "boot": entry["boot"] });
-        let path = harness.state().join("journal/frozen-1-0.json");
-        fs::write(&path, record.to_string()).unwrap();
-        freeze(&staging).unwrap();
-        let node = harness.node();
-        assert!(!path.exists());
-        fs::write(staging.join("x"), "written").unwrap();
-        drop(node);
+        // What cannot be thawed (it is not below the driver's directories) keeps nothing else frozen.
+        for mounts in [json!(["/proc", staging]), json!([staging])] {
+            let record = json!({ "version": 1, "mounts": mounts, "boot": entry["boot"] });
+            let path = harness.state().join("journal/frozen-1-0.json");
+            fs::write(&path, record.to_string()).unwrap();
+            freeze(&staging).unwrap();
+            let node = harness.node();
+            assert_eq!(path.exists(), mounts[0] == "/proc");
+            fs::write(staging.join("x"), "written").unwrap();
+            drop(node);
+        }
     });
 }
 

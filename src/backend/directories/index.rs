@@ -100,6 +100,19 @@ impl Index {
         Ok(())
     }
 
+    /// Sets what a snapshot holds, as `provision` does of a volume.
+    pub fn provision_snapshot(&self, local: &str, bytes: u64, limit: u64) -> Result<(), u64> {
+        let mut inner = self.inner();
+        let left = limit.saturating_sub(inner.provisioned);
+        let Some(held) = inner.snapshots.get_mut(local) else { return Ok(()) };
+        if bytes.saturating_sub(held.bytes) > left {
+            return Err(left);
+        }
+        let before = std::mem::replace(&mut held.bytes, bytes);
+        inner.provisioned = inner.provisioned.saturating_sub(before).saturating_add(bytes);
+        Ok(())
+    }
+
     pub fn remove_volume(&self, local: &str) {
         self.inner().take_volume(local);
     }

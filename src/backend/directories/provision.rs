@@ -410,7 +410,7 @@ fn refusal(ready: &Ready, record: &VolumeRecord, refused: Refused, limit: u64) -
     }
 }
 
-fn no_room(ready: &Ready, asked: Bytes, left: u64, limit: u64) -> Error {
+pub(super) fn no_room(ready: &Ready, asked: Bytes, left: u64, limit: u64) -> Error {
     Error::NoCapacity {
         place: ready.place(),
         reason: format!(

@@ -19,6 +19,7 @@ use super::Controller;
 use super::base::{DATA, LATER, LINKS, META, Ready};
 use super::index::IndexedSnapshot;
 use super::parameters::{Consistency, DirectorySnapshotParameters};
+use super::provision::no_room;
 use super::record::{self, FORMAT, SnapshotRecord};
 use super::work::{Source, Work, log_copied};
 
@@ -137,6 +138,10 @@ impl Ready {
     fn begin_snapshot(self: &Arc<Self>, record: &SnapshotRecord) -> Result<Option<Arc<Work>>> {
         let local = record.id.local();
         self.discard_snapshot(local)?;
+        // How much it will be is known when it is copied.
+        if let Some(Bytes(limit)) = self.capacity().filter(|limit| self.index.left(limit.0) == 0) {
+            return Err(no_room(self, record.size, 0, limit));
+        }
         let shown = self.snapshots.path_of(local);
         step("make directory", &shown.display(), || self.snapshots.make_directory(local, 0o700))
             .map_err(|error| self.failure(error))?;
@@ -212,6 +217,7 @@ impl Ready {
                 Some(from) => own.fill_snapshot(&record, &from, &directory, since, control)?,
                 None => own.contents(&directory, control)?,
             };
+            own.check_room(record.id.local(), copied.bytes)?;
             record.ready = true;
             record.taken = Bytes(copied.bytes);
             own.write_snapshot(&record)?;
@@ -221,6 +227,16 @@ impl Ready {
         })?;
         works.insert(key, Arc::clone(&work));
         Ok(Some(work))
+    }
+
+    /// Reserves capacity for what a snapshot holds, where the configuration limits it.
+    ///
+    /// # Errors
+    /// `NoCapacity`.
+    fn check_room(&self, local: &str, bytes: u64) -> Result<()> {
+        let Some(Bytes(limit)) = self.capacity() else { return Ok(()) };
+        let reserved = self.index.provision_snapshot(local, bytes, limit);
+        reserved.map_err(|left| no_room(self, Bytes(bytes), left, limit))
     }
 
     /// Counts what a snapshot that was made in an instant holds.
@@ -305,11 +321,7 @@ impl Ready {
         let failed = |error| self.failure(error);
         let since = since.map_or_else(|| ChangeTime::now(&self.drafts), Ok).map_err(failed)?;
         self.check_clock(volume, since)?;
-        // A store to a mapped page that is dirty already changes no time: from now on the first one to each page does.
-        step("write out the file system of", &directory.shown().display(), || {
-            rustix::fs::syncfs(directory).map_err(|errno| os::Error::io("sync the file system of", directory.shown(), errno))
-        })
-        .map_err(failed)?;
+        tree::write_back(directory, control).map_err(failed)?;
         let copied = copy().map_err(failed)?;
         self.check_unchanged(volume, directory, since, control).map(|()| copied)
     }

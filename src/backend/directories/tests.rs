@@ -449,6 +449,16 @@ fn provisioned_capacity_is_limited_to_the_share() {
     assert!(matches!(controller.expand(&id("one"), Bytes::mib(1025)), Err(Error::NoCapacity { .. })));
     assert_eq!(controller.expand(&id("one"), Bytes::mib(1000)).expect("fits"), Outcome::Changed(Bytes::mib(1000)));
     assert_eq!(controller.expand(&id("one"), Bytes::mib(500)).expect("larger already"), Outcome::Unchanged(Bytes::mib(1000)));
+    std::fs::write(ground.at("a/one/file"), vec![1; 30 << 20]).expect("written");
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
+    let begun = controller.create_snapshot(&taken, &NothingMounted);
+    let error = begun.err().unwrap_or_else(|| refused(&controller, &taken.id));
+    assert!(matches!(&error, Error::NoCapacity { reason, .. } if reason.contains("24 MiB of 1 GiB left")), "{error}");
+    assert!(controller.find_snapshot(&taken.id).expect("looked").is_none());
+    std::fs::File::create(ground.at("a/one/file")).and_then(|file| file.set_len(1)).expect("emptied");
+    snapshot_of_one(&controller);
+    controller.delete_snapshot(&taken.id).expect("deleted");
     drop(controller);
     let controller = ground.open();
     assert_eq!(controller.find(&id("one")).expect("looked").expect("there").capacity, Bytes::mib(1000));
@@ -531,8 +541,16 @@ fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
         at_last(|| create(&controller, &spec))
     };
     assert!(matches!(taken(Some("block")), Err(Error::Invalid { .. })));
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        // Also where something panics.
+        let writes = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 std::fs::write(ground.at("a/one/199"), "new").expect("written");
@@ -540,7 +558,7 @@ fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
         });
         let refused = [taken(None).map(drop), clone("refused", &[]).map(drop)];
         let by_file = [taken(Some("file")).map(drop), clone("cloned", &[("consistency", "file")]).map(drop)];
-        stop.store(true, Ordering::Relaxed);
+        drop(writes);
         for refused in refused {
             let error = refused.expect_err("it changed meanwhile");
             assert!(matches!(error, Error::InUse { .. }) && error.to_string().contains("consistency: file"), "{error}");

@@ -51,9 +51,13 @@ impl Controller {
     /// # Errors
     /// `Invalid` for a member of a group, as the specification wants it: it goes with its group only.
     pub fn delete_snapshot(&self, id: &SnapshotId) -> Result<Outcome<()>> {
-        let snapshots = snapshots(self.backend(id.backend())?)?;
+        let backend = self.backend(id.backend())?;
+        let snapshots = snapshots(backend)?;
         let _snapshot = self.locks.exclusive(Key::Snapshot(id.clone()), "delete snapshot")?;
-        if let Some(group) = snapshots.find_snapshot(id)?.and_then(|snapshot| snapshot.group) {
+        // Looking at one that is not ready may continue with it.
+        if backend.groups().is_some()
+            && let Some(group) = snapshots.find_snapshot(id)?.and_then(|snapshot| snapshot.group)
+        {
             return Err(Error::invalid("snapshot_id", format!("{id} is part of group {group}; delete the group")));
         }
         snapshots.delete_snapshot(id)

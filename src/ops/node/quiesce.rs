@@ -214,17 +214,24 @@ impl Drop for Hold {
 }
 
 /// Thaws what an earlier process left frozen. The guard child does so when its parent dies; this is for the case
-/// that it was killed too.
+/// that it was killed too. One that cannot be thawed keeps no other frozen.
+///
+/// # Errors
+/// The first, after all were tried.
 pub(super) fn thaw_left(node: &Node) -> Result<()> {
+    let mut all = Ok(());
     for (record, entry) in node.journal.frozen()? {
-        if entry.boot == node.boot {
-            for path in &entry.mounts {
-                thaw_one(node, path)?;
+        let mut own = Ok(());
+        for path in entry.mounts.iter().filter(|_| entry.boot == node.boot) {
+            let thawed = thaw_one(node, path);
+            if let Err(error) = &thawed {
+                tracing::error!(path = %path.display(), %error, "an earlier process may have left it frozen, and it cannot be thawed");
             }
+            own = own.and(thawed);
         }
-        node.journal.remove_frozen(&record)?;
+        all = all.and(own.and_then(|()| node.journal.remove_frozen(&record)));
     }
-    Ok(())
+    all
 }
 
 fn thaw_one(node: &Node, path: &Path) -> Result<()> {

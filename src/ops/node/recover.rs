@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
@@ -31,6 +31,8 @@ use super::{inline, quiesce, resolve};
 const THREADS: usize = 4;
 /// Where nothing was recovered for so long, what runs may hang: one more thread continues with the rest.
 const STALLED: Duration = Duration::from_millis(100);
+/// How long what is frozen holds up the rest.
+const THAW_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is to be recovered, and what is at it.
 struct Recovery {
@@ -111,7 +113,16 @@ impl Recovery {
 
     /// Thaws, then sees to it that something continues with what waits.
     fn supervise(self: &Arc<Self>) {
-        thaw(&self.node);
+        let (node, (thawing, thawed)) = (self.node.clone(), mpsc::channel::<()>());
+        let thaw = move || {
+            thaw(&node);
+            drop(thawing);
+        };
+        match spawn(thaw) {
+            // A disk that is gone must not hold up the volumes of others.
+            Ok(()) => drop(thawed.recv_timeout(THAW_PATIENCE)),
+            Err(_) => self::thaw(&self.node),
+        }
         let mut threads = 0;
         let mut unfinished = usize::MAX;
         loop {

@@ -17,7 +17,7 @@ use super::attributes::Attributes;
 use super::copy::Copied;
 use super::walk::{Level, Walk};
 use crate::os::dir::OpenDir;
-use crate::os::{Error, Result};
+use crate::os::{Error, Result, durable};
 
 /// A part of the kernel's tick, by which times are set.
 const CLOCK_PAUSE: Duration = Duration::from_millis(1);
@@ -91,6 +91,33 @@ pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Re
     look(tree, control, |directory, name| {
         Ok(ChangeTime::of(directory, name)?.filter(|(time, _)| *time < since).map(|(_, kind)| kind))
     })
+}
+
+/// Writes out the files of a tree. A store to a page that is mapped and dirty already sets no change time; after this call the first one to
+/// each page does. On NFS nothing is done: there it is the server that sets change times, with each write that it is sent.
+///
+/// # Errors
+/// As [`changed_since`].
+pub fn write_back(tree: &OpenDir, control: &Control) -> Result<()> {
+    const NFS: i64 = 0x6969;
+    if rustix::fs::fstatfs(tree).is_ok_and(|found| found.f_type == NFS) {
+        return Ok(());
+    }
+    let all = look(tree, control, |directory, name| {
+        let kind = match name.is_empty() {
+            true => Some(FileType::Directory),
+            false => directory.stat(name)?.map(|stat| FileType::from_raw_mode(stat.st_mode)),
+        };
+        if kind == Some(FileType::RegularFile) {
+            match directory.open_regular(name) {
+                // What comes and goes is seen as a change.
+                Err(error) if error.is_missing() => {}
+                file => durable::write_back(file?).map_err(|error| Error::io("write back", directory.path_of(name), error))?,
+            }
+        }
+        Ok(Some(kind.unwrap_or(FileType::Unknown)))
+    });
+    all.map(drop)
 }
 
 /// How many entries there are in a tree that does not change, and bytes that are allocated to them.

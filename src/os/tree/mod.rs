@@ -18,7 +18,7 @@ mod copy;
 mod remove;
 mod walk;
 
-pub use changed::{ChangeTime, changed_since, contents};
+pub use changed::{ChangeTime, changed_since, contents, write_back};
 pub use copy::{Copied, copy};
 pub use remove::{Stuck, empty};
 
