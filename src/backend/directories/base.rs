@@ -642,6 +642,18 @@ impl Ready {
         Ok(owner.is_some_and(|owner| owner == self.owner.as_bytes()))
     }
 
+    /// Asked once more before what took long is completed or undone: by now it may be another's who works at the same.
+    ///
+    /// # Errors
+    /// `BackendUnavailable`.
+    pub fn check_owner(&self) -> Result<()> {
+        if self.is_owner()? {
+            return Ok(());
+        }
+        let reason = format!("another controller has taken over the {} {}", self.location.noun(), self.called);
+        Err(Error::BackendUnavailable { backend: self.backend.to_string(), reason })
+    }
+
     /// How full the base is.
     pub fn usage(&self) -> Result<Usage> {
         usage(self.root.as_fd()).map_err(|error| self.failure(error))

@@ -184,7 +184,8 @@ impl Controller {
                 return Err(undo(ready, &record, error));
             }
         }
-        let done = set_owner(ready, &record).and_then(|()| ready.put_in_place(&record)).and_then(|()| {
+        let place = || ready.check_owner().and_then(|()| ready.put_in_place(&record));
+        let done = set_owner(ready, &record).and_then(|()| place()).and_then(|()| {
             record.phase = Phase::Whole;
             ready.write_record(&record)
         });
@@ -370,7 +371,7 @@ fn set_owner(ready: &Ready, record: &VolumeRecord) -> Result<()> {
 
 /// Takes back what was done; answers `failure`, final only if that was seen to work.
 fn undo(ready: &Ready, record: &VolumeRecord, failure: Error) -> Error {
-    match ready.discard(record) {
+    match ready.check_owner().and_then(|()| ready.discard(record)) {
         Ok(()) => failure.rolled_back(),
         Err(error) => failure.leaving(error.to_string()),
     }

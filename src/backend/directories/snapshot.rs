@@ -217,6 +217,7 @@ impl Ready {
                 Some(from) => own.fill_snapshot(&record, &from, &directory, since, control)?,
                 None => own.contents(&directory, control)?,
             };
+            own.check_owner()?;
             own.check_room(record.id.local(), copied.bytes)?;
             record.ready = true;
             record.taken = Bytes(copied.bytes);
@@ -357,7 +358,7 @@ impl Ready {
 }
 
 fn undo(ready: &Ready, local: &str, failure: Error) -> Error {
-    match ready.discard_snapshot(local) {
+    match ready.check_owner().and_then(|()| ready.discard_snapshot(local)) {
         Ok(()) => failure.rolled_back(),
         Err(error) => failure.leaving(error.to_string()),
     }

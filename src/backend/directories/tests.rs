@@ -749,9 +749,15 @@ fn controller_whose_lock_went_to_another_stops_provisioning() {
     let ground = ground(&["a"]);
     let first = ground.open();
     create(&first, &spec("one", &[])).expect("made");
+    let (ready, _) = first.locate_whole("one").expect("looked").expect("there");
+    ready.check_owner().expect("the first's");
     // The server gave the lock away: the first still holds the one of a file that is no longer there.
     std::fs::remove_file(ground.at("a/.longshore/lock")).expect("removed");
     let second = ground.open();
+    second.probe().expect("opened");
+    let error = ready.check_owner().expect_err("what the first is at is the second's").to_string();
+    assert!(error.contains("taken over"), "{error}");
+    drop(ready);
     create(&second, &spec("two", &[])).expect("made");
     for refused in [create(&first, &spec("three", &[])).map(drop), first.delete(&id("one")).map(drop), first.probe()] {
         let error = refused.expect_err("it is the second's share").to_string();
