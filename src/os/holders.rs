@@ -174,6 +174,11 @@ pub fn listed(holders: &[Holder]) -> String {
     words.join("; ")
 }
 
+/// A process in words, with its pod.
+pub(super) fn process(pid: u32) -> String {
+    holder(pid, 0, None).process()
+}
+
 fn holder(pid: u32, more: usize, mount_point: Option<PathBuf>) -> Holder {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     Holder { pid, command: read("comm").trim().to_owned(), pod: pod_of(&read("cgroup")), more, mount_point }

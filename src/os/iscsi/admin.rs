@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::super::process::{self, Output, Private, Run, Tool};
-use super::super::{Error, Result, holders, multipath, udev};
-use super::{Portal, Session};
+use super::super::{Error, Result, multipath, udev};
+use super::{Portal, Session, daemon};
 
 const ISCSIADM: Tool = Tool { name: "iscsiadm", package: "open-iscsi" };
 /// Where the database may be: Debian's, and upstream's since 2.0-874.
@@ -23,7 +23,6 @@ const LOCKS: &str = "/run/lock";
 /// The operator's defaults, and his interfaces.
 const CONFIGURATION: &str = "/etc/iscsi/iscsid.conf";
 const INTERFACES: &str = "/etc/iscsi/ifaces";
-const ISCSID: &str = "@ISCSIADM_ABSTRACT_NAMESPACE";
 
 /// For one answer of a target while logging in.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(8);
@@ -81,7 +80,7 @@ pub enum Answer<T> {
 
 /// Whether iscsid can be asked: its socket is in our network namespace.
 pub fn runs() -> bool {
-    multipath::socket_listens(&[ISCSID])
+    multipath::socket_listens(&[daemon::SOCKET])
 }
 
 /// Logs in to a target through one portal, without looking for its units. A session that is there already is `Done`.
@@ -165,20 +164,6 @@ pub fn logout(session: &Session) -> Result<()> {
     let object = format!("logout of session {} with {}", session.id, session.target);
     let status = output.failure(&[]).unwrap_or_default();
     Err(Error::Tool { tool: ISCSIADM.name, object, status, output: meaning(output.status).to_owned() })
-}
-
-/// iscsid, where it has other files than we have: on the node, and we in a container. iscsiadm is then that which is there: the two
-/// exchange C structures (open-iscsi, mgmt_ipc.h), which differ from version to version, and 2.1.8 takes what 2.1.11 sends for a login
-/// without a transport. Where systemd starts it for its first client, process 1 has its files.
-fn daemon_elsewhere() -> Option<u32> {
-    let link = |pid: u32, kind: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
-    let own = std::process::id();
-    let (network, files) = (link(own, "net")?, link(own, "mnt")?);
-    let in_our_network = |pid: &u32| link(*pid, "net").as_ref() == Some(&network);
-    let is_daemon = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "iscsid");
-    let daemon = holders::processes().into_iter().find(|pid| is_daemon(pid) && in_our_network(pid));
-    let pid = daemon.or_else(|| Some(1).filter(in_our_network))?;
-    link(pid, "mnt").filter(|there| *there != files).map(|_| pid)
 }
 
 fn iscsiadm(arguments: &[&str], files: Private, deadline: Duration) -> Result<Output> {
@@ -302,7 +287,9 @@ fn database(
     binding: &BTreeMap<String, String>,
     records: &[(String, BTreeMap<String, String>)],
 ) -> Result<Private> {
-    let mut files = match daemon_elsewhere() {
+    // iscsiadm is that which iscsid's files have: the two exchange C structures (open-iscsi, mgmt_ipc.h), which differ from version to
+    // version, and 2.1.8 takes what 2.1.11 sends for a login without a transport.
+    let mut files = match daemon::elsewhere()? {
         Some(pid) => Private::of_process(pid)?,
         None => Private::default(),
     };

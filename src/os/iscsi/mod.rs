@@ -1,5 +1,5 @@
 //! iSCSI sessions of this machine, as sysfs shows them (drivers/scsi/scsi_transport_iscsi.c); what makes and ends them is in
-//! [`admin`].
+//! [`admin`], which process that asks in [`daemon`].
 
 use std::fmt;
 use std::io;
@@ -12,6 +12,7 @@ use super::scsi::Unit;
 use super::{Error, Result};
 
 pub mod admin;
+mod daemon;
 
 const SESSIONS: &str = "/sys/class/iscsi_session";
 /// IANA's.

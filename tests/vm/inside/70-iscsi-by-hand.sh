@@ -123,6 +123,22 @@ unstage some/thing#1
 nothing_is_connected "of a driver in a container"
 [ -s spied/processes ] || fail "iscsiadm of the machine was not run"
 
+# Who calls itself iscsid and listens at its socket, as any pod in the node's network may, is asked nothing.
+kill -TERM "$iscsid_pid"
+within 10 eval '! kill -0 $iscsid_pid 2>/dev/null'
+setpriv --bounding-set -sys_admin perl -MSocket -e '$0 = "iscsid"; socket(my $socket, PF_UNIX, SOCK_STREAM, 0) or die;
+    bind($socket, pack_sockaddr_un("\0ISCSIADM_ABSTRACT_NAMESPACE")) && listen($socket, 5) or die; sleep 60' &
+impostor=$!
+within 10 iscsid_answers
+before=$(stat -c %s spied/processes)
+! by_hand some/thing#1 0 ext4 '' "${chap[@]}" || fail "staged by an impostor"
+grep -q 'is not root with CAP_SYS_ADMIN' stage.log || fail "an impostor is not named: $(cat stage.log)"
+is "$before" "$(stat -c %s spied/processes)" "what was seen of iscsiadm, which is run for no impostor"
+kill $impostor
+wait $impostor 2>/dev/null || true
+call unstage-volume some/thing#1 --staging "$staging" >/dev/null
+nothing_is_connected "after an impostor"
+
 # The secrets are in no file of open-iscsi or of ours, in no process's arguments or environment, in no log. In the database that
 # iscsiadm saw, only root could have read them.
 stop_driver
