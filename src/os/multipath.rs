@@ -103,6 +103,11 @@ pub fn offer(disk: &Disk) -> Result<()> {
     order(&["add", "path", &disk.name])
 }
 
+/// Takes a disk out of its map, which keeps its other paths.
+pub fn withdraw(disk: &Disk) -> Result<()> {
+    order(&["del", "path", &disk.name])
+}
+
 /// Bytes of a disk, as the kernel knows them.
 pub fn size_of_disk(disk: &Disk) -> Result<u64> {
     size_of(&Path::new("/sys/block").join(&disk.name))

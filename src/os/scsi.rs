@@ -100,6 +100,19 @@ impl Unit {
     }
 }
 
+/// Whether a WWID is one that the world registers, for one disk alone: an NAA or EUI-64 name with a company's id. Others, `t10.` and local
+/// ones, some targets give to several disks, as tgt does `t10.IET 00010001` and an NAA name of company 0.
+pub fn is_registered(wwid: &str) -> bool {
+    // Where the company's id stands (SPC-4, 7.8.6.6; IEEE Extended, Registered and Registered Extended).
+    let company = match wwid.split_once('.') {
+        Some(("naa", name)) if name.starts_with('2') => name.get(4..10),
+        Some(("naa", name)) if name.starts_with(['5', '6']) => name.get(1..7),
+        Some(("eui", name)) => name.get(..6),
+        _ => None,
+    };
+    company.is_some_and(|company| company != "000000" && company.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 /// All whole disks below a directory of block devices that have a model, with it.
 pub fn disks_with_model(block: &Path) -> Result<Vec<(Disk, String)>> {
     let mut disks = Vec::new();
@@ -172,6 +185,26 @@ fn is_gone(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn local_and_vendor_wwids_are_not_registered() {
+        for wwid in
+            ["naa.6001405f5d6bd2a3c4d1e0b8a7c6d5e4", "naa.5000c500a1b2c3d4", "naa.2000080069123456", "eui.0025385b71b00001"]
+        {
+            assert!(is_registered(wwid), "{wwid}");
+        }
+        for wwid in [
+            "",
+            "naa.",
+            "naa.60000000000000000e00000000010001",
+            "naa.3000000100010001",
+            "t10.IET 00010001",
+            "eui.",
+            "naa.6zzzzzz0",
+        ] {
+            assert!(!is_registered(wwid), "{wwid}");
+        }
+    }
 
     #[test]
     fn units_are_found_by_their_address() {

@@ -50,7 +50,7 @@ impl Connect for IscsiBackend {
         }
         let mut entry = Entry::new(request.id, &way.target, way.lun, &way.interface.name);
         match self.connections.get(request.id) {
-            Some(earlier) if earlier.same_unit(&entry) && earlier.is_by(way.attachment.as_deref()) => entry = earlier,
+            Some(earlier) if earlier.same_paths(&entry) && earlier.is_by(way.attachment.as_deref()) => entry = earlier,
             // It was to be connected otherwise, or was detached meanwhile: what is cached may be older than what another node has written, and
             // its session has the passwords of then.
             Some(earlier) => self.release(&earlier)?,
@@ -192,6 +192,8 @@ impl IscsiBackend {
         }
         let (disks, wwid) = self.disks(way, &paths)?;
         entry.wwid = Some(wwid.clone());
+        // Before multipathd is asked to make one device of what another volume uses.
+        self.connections.ensure_only(entry)?;
         let map = self.map(entry, &disks, &wwid)?;
         let disk = match (&map, disks.split_first()) {
             (_, None) => return Err(self.down("all paths were lost again")),
@@ -291,6 +293,14 @@ impl IscsiBackend {
                 Ok(map.is_some())
             })?;
         }
+        if let Some(map) = &map
+            && let Some(other) = self.other_of(entry, map, disks)?
+        {
+            return Err(Error::InUse {
+                object: format!("volume {}", entry.id),
+                by: format!("multipathd takes it for a path of volume {other}; give each disk of the target a WWID of its own"),
+            });
+        }
         match map {
             Some(map) if !map.shows(wwid)? => Err(Error::Unverified {
                 device: map.path.display().to_string(),
@@ -298,6 +308,23 @@ impl IscsiBackend {
             }),
             map => Ok(map),
         }
+    }
+
+    /// Another volume that has a path in this map of our disks: multipathd makes one of all disks with one WWID.
+    pub(super) fn other_of(&self, entry: &Entry, map: &Map, ours: &[Disk]) -> Result<Option<VolumeId>> {
+        let mut disks = map.disks()?;
+        disks.retain(|name| !ours.iter().any(|disk| disk.name == *name));
+        if disks.is_empty() {
+            return Ok(None);
+        }
+        for other in self.connections.all().into_iter().filter(|other| other.id != entry.id) {
+            for path in self.paths(&other)? {
+                if path.unit.disk()?.is_some_and(|disk| disks.contains(&disk.name)) {
+                    return Ok(Some(other.id));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Two disks that are one are an accident waiting: all but one go.

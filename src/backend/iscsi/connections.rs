@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::os;
 use crate::os::durable;
 use crate::os::iscsi::admin;
+use crate::os::scsi;
 use crate::os::step::step;
 use crate::volume::{Error, Result, VolumeId};
 
@@ -79,9 +80,19 @@ impl Entry {
         self.attachment.as_deref().zip(attachment).is_none_or(|(then, now)| then == now)
     }
 
+    /// Whether it is the same unit, by whatever sessions it is reached.
+    fn same_unit(&self, other: &Entry) -> bool {
+        self.target == other.target && self.lun == other.lun
+    }
+
     /// Whether it is the same unit, reached by the same sessions.
-    pub fn same_unit(&self, other: &Entry) -> bool {
-        self.target == other.target && self.lun == other.lun && self.interface == other.interface
+    pub fn same_paths(&self, other: &Entry) -> bool {
+        self.same_unit(other) && self.interface == other.interface
+    }
+
+    /// Whether it is the same disk, which targets may show as several units. A WWID that some targets give to several disks proves nothing.
+    fn same_disk(&self, other: &Entry) -> bool {
+        self.wwid.as_ref().zip(other.wwid.as_ref()).is_some_and(|(one, other)| one == other && scsi::is_registered(one))
     }
 }
 
@@ -131,23 +142,26 @@ impl Connections {
     /// Writes an entry; a side effect, which belongs into a step.
     ///
     /// # Errors
-    /// `InUse` where another volume has this unit.
+    /// `InUse` where another volume has this unit, or its disk.
     pub fn keep(&self, entry: &Entry) -> Result<()> {
         let mut entries = self.lock();
         if entries.get(&entry.id) == Some(entry) {
             return Ok(());
         }
-        if let Some(other) = entries.values().find(|other| other.id != entry.id && other.same_unit(entry)) {
-            return Err(Error::InUse {
-                object: format!("LUN {} of {}", entry.lun, entry.target),
-                by: format!("it is connected on this node as volume {}; unstage that first", other.id),
-            });
-        }
+        ensure_only(&entries, entry)?;
         let text = serde_json::to_vec(entry).map_err(|error| Error::failed("remember session", entry.id.to_string(), error))?;
         std::fs::create_dir_all(&self.directory).map_err(|error| os::Error::io("make directory", &self.directory, error))?;
         durable::write(&self.directory, &file(&entry.id), &text)?;
         entries.insert(entry.id.clone(), entry.clone());
         Ok(())
+    }
+
+    /// Whether no other volume has this unit, or its disk.
+    ///
+    /// # Errors
+    /// `InUse`, naming the other.
+    pub fn ensure_only(&self, entry: &Entry) -> Result<()> {
+        ensure_only(&self.lock(), entry)
     }
 
     /// Forgets a volume that is no longer connected.
@@ -163,6 +177,20 @@ impl Connections {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Two caches of one disk lose data.
+fn ensure_only(entries: &BTreeMap<VolumeId, Entry>, entry: &Entry) -> Result<()> {
+    let same = |other: &&Entry| other.id != entry.id && (other.same_unit(entry) || other.same_disk(entry));
+    let Some(other) = entries.values().find(same) else { return Ok(()) };
+    let mut by = format!("it is connected on this node as volume {}; unstage that first", other.id);
+    if !other.same_unit(entry) {
+        let (wwid, lun, target) = (entry.wwid.as_deref().unwrap_or_default(), other.lun, &other.target);
+        by = format!(
+            "its disk {wwid} is that of LUN {lun} of {target}, and {by}. If they are two disks, give each a WWID of its own"
+        );
+    }
+    Err(Error::InUse { object: format!("LUN {} of {}", entry.lun, entry.target), by })
 }
 
 /// The id's own part holds letters, digits, dots, dashes and underscores only.
@@ -221,6 +249,28 @@ mod tests {
         connections.forget(&id).expect("forgotten");
         connections.forget(&id).expect("again");
         assert_eq!(Connections::open(place).all().len(), 1);
+    }
+
+    #[test]
+    fn one_disk_is_not_two_volumes_of_a_node() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let connections = Connections::open(directory.path().to_owned());
+        let entry = |name: &str, lun, interface: &str, wwid: Option<&str>| Entry {
+            wwid: wwid.map(str::to_owned),
+            ..Entry::new(&name.parse().expect("an id"), "iqn.2001-04.com.example:x", lun, interface)
+        };
+        let (registered, poor) = ("naa.6001405f5d6bd2a3c4d1e0b8a7c6d5e4", "t10.IET 00010001");
+        connections.keep(&entry("san:a", 1, "longshore-1", Some(registered))).expect("kept");
+        let refusal = |entry: &Entry| match connections.keep(entry) {
+            Err(Error::InUse { by, .. }) => by,
+            other => panic!("{other:?}"),
+        };
+        assert!(refusal(&entry("san:b", 1, "longshore-2", None)).contains("san:a"), "as another initiator");
+        assert!(refusal(&entry("san:b", 2, "longshore-1", Some(registered))).contains("LUN 1 of"), "by another LUN");
+        assert!(connections.ensure_only(&entry("san:b", 2, "longshore-1", Some(registered))).is_err());
+        connections.keep(&entry("san:b", 2, "longshore-1", Some(poor))).expect("another disk");
+        connections.keep(&entry("san:c", 3, "longshore-1", Some(poor))).expect("a WWID that proves nothing");
+        connections.keep(&entry("san:d", 4, "longshore-1", None)).expect("not known yet");
     }
 
     #[test]

@@ -33,6 +33,7 @@ impl IscsiBackend {
         for path in &paths {
             disks.extend(path.unit.disk()?);
         }
+        self.leave_others_map(entry, &disks)?;
         self.not_held(entry, &disks)?;
         let up = paths.iter().any(|path| path.session.is_up());
         for _ in 0..REMOVALS {
@@ -51,6 +52,18 @@ impl IscsiBackend {
         }
         for session in self.sessions(entry)? {
             self.log_out_if_unused(&session, Some(entry))?;
+        }
+        Ok(())
+    }
+
+    /// Takes an entry's disks out of a map that is another volume's, too.
+    fn leave_others_map(&self, entry: &Entry, disks: &[Disk]) -> Result<()> {
+        for disk in disks {
+            if let Some(map) = Map::on(disk)?
+                && self.other_of(entry, &map, disks)?.is_some()
+            {
+                step("withdraw path", &disk.name, || multipath::withdraw(disk))?;
+            }
         }
         Ok(())
     }

@@ -70,6 +70,18 @@ is 'raw bytes' "$(dd if=two.img bs=4k skip=3 count=1 status=none | head -c 9)" "
 # The same unit under another handle would be two volumes on one disk.
 ! by_hand another 5 block -another "${chap[@]}" || fail "one LUN became two volumes"
 grep -q FAILED_PRECONDITION stage.log || fail "one LUN, two volumes: $(cat stage.log)"
+# So it would as another initiator, and by another target that shows the same disk.
+! by_hand another 5 block -another "${chap[@]}" --context "initiatorName=$machine" || fail "one LUN became two volumes by its initiator"
+grep -q FAILED_PRECONDITION stage.log || fail "one LUN, two initiators: $(cat stage.log)"
+second=iqn.2026-11.dev.example:second
+lio_target $second 127.0.0.1:3260
+lio_lun $second 0 two
+lio_acl $second $machine 'user one' "$password"
+! target_name=$second by_hand another 0 block -another "${chap[@]}" || fail "one disk became two volumes"
+grep -q "FAILED_PRECONDITION.*LUN 5 of $target_name" stage.log || fail "one disk, two targets: $(cat stage.log)"
+is "$target_name" "$(iscsi_sessions | cut -d ' ' -f 1)" "sessions after the refusal"
+is "sda sdb" "$(scsi_disks | xargs)" "disks after the refusal"
+lio_remove_target $second
 
 # The last LUN takes the session with it, and another driver process than the one that logged in does it.
 unstage some/thing#1

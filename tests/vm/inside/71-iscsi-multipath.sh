@@ -50,6 +50,27 @@ is '' "$(health)" "what is wrong"
 # The operator's own settings are kept.
 is 5 "$(cat /sys/class/iscsi_connection/connection*/ping_tmo | sort -u)" "noop_out_timeout of iscsid.conf"
 
+# The same disk by another target is a path to this map, which its volume does not get, and does not take with it.
+second=iqn.2026-11.dev.example:second
+lio_target $second $one:3260
+lio_lun $second 0 disk
+lio_acl $second $me user "$(cat password)"
+one_disk_twice() {
+    mkdir -p "$staging-twice"
+    ! call stage-volume twice --staging "$staging-twice" --fs=ext4 --context targetPortal=$one --context portals=$one \
+        --context iqn=$second --context lun=0 --context initiatorName=$me --context sessionCHAPAuth=true \
+        --secret-file node.session.auth.username=user --secret-file node.session.auth.password=password >twice.log 2>&1 ||
+        fail "one disk became two volumes"
+    # multipathd may have taken it in that moment; the next attempt finds it there.
+    grep -q FAILED_PRECONDITION twice.log
+}
+within 60 one_disk_twice
+grep -q "LUN 3 of $target_name" twice.log || fail "the other unit is not named: $(cat twice.log)"
+is "$target_name $target_name" "$(iscsi_sessions | cut -d ' ' -f 1 | xargs)" "the sessions after a second volume was refused"
+within 20 eval '[ "$(paths_alive)" = 2 ]'
+is '' "$(health)" "what is wrong after a second volume was refused"
+lio_remove_target $second
+
 # Writes on until it is asked to end, each line on the disk before the next.
 (
     line=0
