@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::os;
 use crate::os::block::Device;
 use crate::os::dm;
 use crate::os::iscsi::{self, Session, admin};
@@ -10,6 +11,7 @@ use crate::os::own;
 use crate::os::scsi::Disk;
 use crate::os::step::step;
 use crate::os::udev;
+use crate::volume::error::chain;
 use crate::volume::{Error, Result};
 
 use super::IscsiBackend;
@@ -38,7 +40,7 @@ impl IscsiBackend {
         let up = paths.iter().any(|path| path.session.is_up());
         for _ in 0..REMOVALS {
             let Some(map) = map_of(&disks)? else { break };
-            remove_map(&map, up)?;
+            remove_map(entry, &map, up)?;
         }
         for path in &paths {
             // What cannot be opened yet, nobody has written.
@@ -46,7 +48,7 @@ impl IscsiBackend {
                 && let Some(disk) = path.unit.disk()?
                 && let Some(device) = Device::open_if_there(&disk.path(), disk.number)?
             {
-                step("flush", &disk.name, || device.flush())?;
+                write_out(entry, &disk.name, || device.flush());
             }
             self.let_go(entry, path)?;
         }
@@ -190,10 +192,22 @@ fn map_of(disks: &[Disk]) -> Result<Option<Map>> {
     Ok(None)
 }
 
-fn remove_map(map: &Map, up: bool) -> Result<()> {
+/// Flushes a disk that nothing uses any more. What it refuses to take is lost whatever we answer; it is logged, so that the volume does
+/// not stay on this node for ever.
+fn write_out(entry: &Entry, name: &str, flush: impl FnOnce() -> os::Result<()>) {
+    if let Err(error) = step("flush", &name, flush) {
+        let (wwid, target) = (entry.wwid.as_deref().unwrap_or_default(), &*entry.target);
+        tracing::error!(
+            volume = %entry.id, disk = name, wwid, target, lun = entry.lun, error = %chain(&error),
+            "the disk does not take what is in its cache; writes that were not synced may be lost. It is disconnected all the same: \
+             check it on its target, and see `dmesg`"
+        );
+    }
+}
+
+fn remove_map(entry: &Entry, map: &Map, up: bool) -> Result<()> {
     if up {
-        let device = Device::open(&map.path, false)?;
-        step("flush", &map.name, || device.flush())?;
+        write_out(entry, &map.name, || Device::open(&map.path, false)?.flush());
     } else if multipath::runs() {
         // What waits for a path would wait for ever.
         step("stop waiting", &map.name, || map.stop_waiting())?;

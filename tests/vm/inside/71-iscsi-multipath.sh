@@ -123,6 +123,14 @@ is PathLost "$(health)" "what is wrong with one path"
 unstage disk
 path_up $two
 
+# A disk that takes no flush while its sessions are up is let go of all the same, and that is logged.
+stage_it ext4
+multipathd disablequeueing maps >/dev/null
+for state in /sys/block/sd*/device/state; do echo offline >"$state"; done
+unstage disk
+grep -q 'does not take what is in its cache' driver.log || fail "the log does not say that a flush failed"
+nothing_is_connected "after a disk that took no flush"
+
 # Encrypted: LUKS lies on the map.
 lio_disk secret 64M
 lio_lun $target_name 4 secret
