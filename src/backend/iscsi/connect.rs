@@ -186,7 +186,7 @@ impl IscsiBackend {
                 }
             }
         }
-        let paths = self.paths(entry)?;
+        let paths = without_lost(self.paths(entry)?)?;
         if paths.is_empty() {
             return Err(self.no_unit(way, entry, &sessions)?);
         }
@@ -397,6 +397,23 @@ impl IscsiBackend {
     }
 }
 
+/// The paths without those that are lost and lie in one map with another that is up: their disks cannot be opened, and the map does
+/// without them. A lost disk outside of the map stays: something may still use it, and a second disk beside it would be another cache.
+fn without_lost(paths: Vec<Path>) -> Result<Vec<Path>> {
+    let mut seen = Vec::new();
+    for path in &paths {
+        seen.push((path.session.is_up(), path.unit.disk()?.map(|disk| Map::on(&disk)).transpose()?.flatten()));
+    }
+    let needed = needed(&seen);
+    Ok(paths.into_iter().zip(needed).filter_map(|(path, needed)| needed.then_some(path)).collect())
+}
+
+/// Of paths that are up or not, each in a map or in none.
+fn needed<M: PartialEq>(paths: &[(bool, Option<M>)]) -> Vec<bool> {
+    let is_up = |map: &M| paths.iter().any(|(up, other)| *up && other.as_ref() == Some(map));
+    paths.iter().map(|(up, map)| *up || !map.as_ref().is_some_and(is_up)).collect()
+}
+
 /// What makes a device this volume's: the disk's identity in the world, and where it was found.
 fn identity(entry: &Entry, wwid: &str) -> String {
     format!("{wwid} LUN {} of {}", entry.lun, entry.target)
@@ -428,6 +445,15 @@ fn is_same_device(device: &BlockDevice) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_path_is_done_without_only_where_its_map_has_another() {
+        let (map, other) = (Some("dm-1"), Some("dm-2"));
+        assert_eq!(needed(&[(true, map), (false, map)]), [true, false]);
+        assert_eq!(needed(&[(true, map), (false, other), (false, None)]), [true, true, true]);
+        assert_eq!(needed(&[(true, None::<&str>), (false, None)]), [true, true], "its disk may be in use");
+        assert_eq!(needed(&[(false, map), (false, map)]), [true, true]);
+    }
 
     #[test]
     fn an_identity_says_where_it_is() {

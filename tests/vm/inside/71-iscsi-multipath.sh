@@ -112,6 +112,15 @@ call node-expand-volume disk --path "$staging" --staging "$staging" --size 160Mi
 touch stop
 wait $writer || fail "writing failed"
 is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$staging/lines")" "what was written"
+
+# A path that was lost, and whose disk cannot be opened, does not hinder a stage by the other.
+path_down $two
+within 40 eval 'grep -q transport-offline /sys/block/sd*/device/state'
+umount "$staging"
+stage_it ext4
+is "$(seq -f 'line %g' "$(cat lines)" | sha256sum)" "$(sha256sum <"$staging/lines")" "what a stage by one path shows"
+path_up $two
+within 60 eval '[ "$(paths_alive)" = 2 ]'
 unstage disk
 nothing_is_connected "after unstage"
 
