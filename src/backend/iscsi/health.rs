@@ -13,7 +13,8 @@ use super::connections::Entry;
 impl ReportHealth for IscsiBackend {
     fn volume_health(&self, id: &VolumeId) -> Result<Health> {
         let here = self.connections.get(id).map(|entry| self.paths_health(&entry)).transpose()?;
-        let stored = self.san.as_ref().map_or_else(|| Err(Error::volume_not_found(id)), |san| san.volume_health(id));
+        // Which volumes there are, only their target server knows.
+        let stored = self.san.as_ref().map_or_else(|| Ok(Health::new()), |san| san.volume_health(id));
         match (stored, here) {
             (Ok(stored), here) => Ok(stored.into_iter().chain(here.into_iter().flatten()).collect()),
             (Err(Error::NotFound { .. }), Some(here)) => Ok(here),
@@ -91,5 +92,20 @@ impl IscsiBackend {
             add(Severity::Degraded, "OnePath", format!("has several portals, of which one is used: {reason}"));
         }
         Ok(health)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Role;
+
+    #[test]
+    fn volume_that_is_not_connected_is_not_reported_missing_by_a_node() {
+        let state = tempfile::tempdir().expect("a directory");
+        let config = serde_yaml_ng::from_str("{name: san}").expect("fields");
+        let node = "node-1".parse().expect("a node id");
+        let backend = IscsiBackend::open(config, Role { provision: false }, node, state.path()).expect("opened");
+        assert_eq!(backend.volume_health(&"san:a".parse().expect("an id")).expect("nothing is known"), []);
     }
 }

@@ -21,12 +21,14 @@ pub(super) fn health(node: &Node, handle: &Handle, publish_path: Option<&Path>, 
     let entry = node.journal.stage(&id)?;
     let mut health = match resolve::backend(node, &id)?.health() {
         Some(report) => match report.volume_health(&id) {
-            // What is staged here and gone there is the very thing to be reported.
-            Err(Error::NotFound { .. }) if entry.is_some() => vec![HealthProblem {
-                severity: Severity::DataLoss,
-                reason: "VolumeMissing",
-                message: format!("volume {id} is staged on this node, but its backend no longer has it"),
-            }],
+            // What is staged here and gone there is the very thing to be reported. What is not staged yet may never have been there.
+            Err(Error::NotFound { .. }) if entry.as_ref().is_some_and(|entry| entry.phase == Phase::Staged) => {
+                vec![HealthProblem {
+                    severity: Severity::DataLoss,
+                    reason: "VolumeMissing",
+                    message: format!("volume {id} is staged on this node, but its backend no longer has it"),
+                }]
+            }
             other => other?,
         },
         None if entry.is_none() => return Err(missing()),

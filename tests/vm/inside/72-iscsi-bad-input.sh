@@ -40,6 +40,7 @@ attempt() {
     ! grep -q 'a secret of' stage.log || fail "${*:3}: tells a secret"
     nothing_is_connected "with ${*:3}"
     [ "$code" = UNAVAILABLE ] || is '' "$(ls "$DIR/state/journal")" "the journal with ${*:3}"
+    ! call node-get-volume-health it 2>&1 | grep VolumeMissing || fail "a target that cannot be reached is data loss with ${*:3}"
     is '' "$(ls "$DIR/state/iscsi/san" 2>/dev/null)" "what is remembered with ${*:3}"
 }
 user=node.session.auth.username=user
