@@ -61,6 +61,13 @@ call probe >/dev/null
 is b "$(ls "$(target_of other)/tpgt_1/acls" | sed 's/.*://')" "who is let in after the probe"
 is '[]' "$(call get-volume-health "$other" | jq -c '.volume_health.errors // []')" "the health of what is back"
 
+# A record that is removed, as an administrator does with a damaged one: after the detachment nobody has the volume.
+rm pool/images/exports/other.json
+detach "$other" b
+[ ! -e "$(target_of other)" ] || fail "what was detached without a record is still exported"
+is '[]' "$(call get-volume "$other" | jq -c .status.published_node_ids)" "where it is published without a record"
+attach "$other" b
+
 # Nothing records the one, and the other is another program's.
 stop_driver
 mv pool/images/exports/other.json .

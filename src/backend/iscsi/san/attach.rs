@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::backend::image::Image;
 use crate::backend::{Attach, check_same_attachment};
@@ -15,7 +15,7 @@ use crate::volume::{AccessMode, Error, NodeId, Outcome, Result, VolumeId};
 use super::super::{Attachment, initiator_name};
 use super::names::Names;
 use super::record::{Grant, Keys, Record};
-use super::{TargetServer, wwid};
+use super::{TargetServer, is_ours, wwid};
 
 impl Attach for TargetServer {
     fn attach(
@@ -70,7 +70,9 @@ impl Attach for TargetServer {
                 changed |= expel(lio, id, initiator)?;
             }
         }
-        let Some((pool, mut record)) = self.record(id)? else { return Ok(outcome(changed)) };
+        let Some((pool, mut record)) = self.record(id)? else {
+            return Ok(outcome(self.forget_unrecorded(lio.as_ref(), id, node)? || changed));
+        };
         let nodes: Vec<NodeId> = match node {
             Some(node) => record.nodes.contains_key(node).then(|| node.clone()).into_iter().collect(),
             None => record.nodes.keys().cloned().collect(),
@@ -128,6 +130,28 @@ impl TargetServer {
             known.failed.remove(&record.id);
         }
         Ok(())
+    }
+
+    /// As `forget`, of a volume whose record is not there: an administrator removed a damaged one.
+    fn forget_unrecorded(&self, lio: Option<&Lio>, id: &VolumeId, node: Option<&NodeId>) -> Result<bool> {
+        let names = Names::of(id);
+        let mut changed = false;
+        if let Some(lio) = lio
+            && let Some(seen) = lio.disk(names.hba, &names.disk)?
+            && lio.initiators(&names.target)?.is_empty()
+            && is_ours(&seen, &self.images.homes().filter_map(|(_, home)| home.ok()).collect::<Vec<PathBuf>>())
+        {
+            self.take_down(lio, &names)?;
+            changed = true;
+        }
+        let mut known = self.known();
+        let attached = known.by_volume.get(id).cloned().unwrap_or_default();
+        for attached in attached.iter().filter(|attached| node.is_none_or(|node| node == *attached)) {
+            known.remove(id, attached);
+            changed = true;
+        }
+        known.failed.remove(id);
+        Ok(changed)
     }
 
     /// What the node gets.
@@ -191,4 +215,27 @@ fn check_unused(id: &VolumeId, image: &Image, lio: &Lio, first: bool) -> Result<
 
 fn outcome(changed: bool) -> Outcome<()> {
     if changed { Outcome::Changed(()) } else { Outcome::Unchanged(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn detached_volume_whose_record_was_removed_by_hand_is_not_known_as_attached() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let pool = directory.path().join("pool");
+        let text = format!("{{name: san, portals: ['127.0.0.1:3260'], pools: [{{name: default, path: {}}}]}}", pool.display());
+        let config = serde_yaml_ng::from_str(&text).expect("fields");
+        let san = TargetServer::open(config, directory.path()).expect("opened");
+        let (id, node, other): (VolumeId, NodeId, NodeId) =
+            ("san:a".parse().expect("an id"), "one".parse().expect("a node"), "other".parse().expect("a node"));
+        san.known().insert(&id, &node);
+        san.known().insert(&id, &other);
+        assert!(san.forget_unrecorded(None, &id, Some(&node)).expect("forgotten"));
+        assert_eq!(san.known().by_volume.get(&id), Some(&BTreeSet::from([other])));
+        assert!(san.forget_unrecorded(None, &id, None).expect("forgotten"));
+        assert!(san.known().by_volume.is_empty() && san.known().by_node.is_empty());
+        assert!(!san.forget_unrecorded(None, &id, None).expect("again"), "nothing changes");
+    }
 }
