@@ -158,12 +158,16 @@ pub fn logout(session: &Session) -> Result<()> {
     let gone = udev::wait_until(Instant::now().checked_add(LONGEST_END), || {
         Ok(!super::sessions()?.iter().any(|there| there.id == session.id))
     })?;
-    if gone {
-        return Ok(());
+    if gone { Ok(()) } else { Err(logout_failure(session, &output)) }
+}
+
+fn logout_failure(session: &Session, output: &Output) -> Error {
+    if let Err(error) = failed::<()>(output.status) {
+        return error;
     }
     let object = format!("logout of session {} with {}", session.id, session.target);
     let status = output.failure(&[]).unwrap_or_default();
-    Err(Error::Tool { tool: ISCSIADM.name, object, status, output: meaning(output.status).to_owned() })
+    Error::Tool { tool: ISCSIADM.name, object, status, output: meaning(output.status).to_owned() }
 }
 
 fn iscsiadm(arguments: &[&str], files: Private, deadline: Duration) -> Result<Output> {
@@ -357,6 +361,26 @@ mod tests {
         assert_eq!(text(&record("a b")).expect("one line"), b"node.session.auth.password = a b\n");
         let error = text(&record("secret\nnode.startup = automatic")).expect_err("two lines").to_string();
         assert!(error.contains("node.session.auth.password") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn logout_without_iscsid_says_what_to_start() {
+        let session = Session {
+            id: 7,
+            target: "iqn.x".to_owned(),
+            portal: None,
+            peer: None,
+            initiator: String::new(),
+            interface: "i".to_owned(),
+            state: "LOGGED_IN".to_owned(),
+            directory: PathBuf::new(),
+        };
+        let failure = |code| {
+            let output = Output { status: Ok(code), stdout: String::new(), stderr: String::new() };
+            logout_failure(&session, &output).to_string()
+        };
+        assert!(failure(20).contains("systemctl enable --now iscsid"), "{}", failure(20));
+        assert!(failure(10).contains("session 7 with iqn.x") && failure(10).contains("the logout failed"), "{}", failure(10));
     }
 
     #[test]
