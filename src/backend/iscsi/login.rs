@@ -1,5 +1,6 @@
 //! Logging in: which portals there are, which of them answer, and what it means if none does.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::os;
@@ -132,9 +133,8 @@ impl IscsiBackend {
             };
             match answer {
                 Answer::Done(found) => {
-                    let found =
-                        found.into_iter().filter(|(portal, target)| *target == way.target && !way.portals.contains(portal));
-                    for (portal, _) in found {
+                    let found = found.into_iter().filter(|(_, target)| *target == way.target).map(|(portal, _)| portal);
+                    for portal in further(&way.portals, found.collect()) {
                         match self.allowed().check(&portal) {
                             Ok(()) => portals.push(portal),
                             Err(reason) => {
@@ -200,6 +200,20 @@ fn discover(way: &LoginParameters, portal: &Portal) -> Result<Answer<Vec<(Portal
     step("discover", portal, || admin::discover(&way.interface, portal, way.discovery.credentials()))
 }
 
+/// Those that are none of the known ones, which may be given by name: the target names itself by address.
+fn further(known: &[Portal], mut found: Vec<Portal>) -> Vec<Portal> {
+    let address = |portal: &Portal| {
+        let portal = portal.clone();
+        deadline::within(RESOLVING, move || portal.only_address()).flatten()
+    };
+    found.retain(|portal| !known.contains(portal));
+    if !found.is_empty() {
+        let known: Vec<SocketAddr> = known.iter().filter_map(address).collect();
+        found.retain(|portal| address(portal).is_none_or(|address| !known.contains(&address)));
+    }
+    found
+}
+
 /// Takes those out of which nobody listens.
 fn silent(portals: &mut Vec<Portal>) -> Vec<Failure> {
     let try_one = |portal: &Portal| {
@@ -221,4 +235,18 @@ fn silent(portals: &mut Vec<Portal>) -> Vec<Failure> {
         _ => true,
     });
     failures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portal_given_by_a_name_is_not_found_again_by_its_address() {
+        let portals = |texts: &[&str]| -> Vec<Portal> { texts.iter().map(|text| text.parse().expect("a portal")).collect() };
+        // A name for the resolver, which it knows by itself.
+        let known = portals(&["127.1", "192.0.2.1"]);
+        let found = portals(&["127.0.0.1", "127.0.0.1:860", "192.0.2.1", "192.0.2.2"]);
+        assert_eq!(further(&known, found), portals(&["127.0.0.1:860", "192.0.2.2"]));
+    }
 }

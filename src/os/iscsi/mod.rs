@@ -1,6 +1,7 @@
 //! iSCSI sessions of this machine, as sysfs shows them (drivers/scsi/scsi_transport_iscsi.c); what makes and ends them is in
 //! [`admin`], which process that asks in [`daemon`].
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -35,6 +36,12 @@ impl Portal {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Its address; `None` where its name has several, of which a login takes any, or none. It may wait for the resolver.
+    pub fn only_address(&self) -> Option<SocketAddr> {
+        let addresses: BTreeSet<SocketAddr> = (self.host.as_str(), self.port).to_socket_addrs().ok()?.collect();
+        addresses.first().copied().filter(|_| addresses.len() == 1)
     }
 
     /// Whether a server listens there: a TCP connection is made, and closed again.

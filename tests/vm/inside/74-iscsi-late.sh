@@ -35,6 +35,14 @@ echo 'by three ways' >"$staging/file"
 unstage it
 nothing_is_connected "after three ways"
 
+# Given by a name, it is no portal beside its address.
+echo '127.0.0.1 san.test' >>/etc/hosts
+stage_it --context targetPortal=san.test || fail "not staged by a name: $(cat stage.log)"
+is 3 "$(iscsi_sessions | wc -l)" "sessions where one portal is given by a name"
+sed -i '/san.test/d' /etc/hosts
+unstage it
+nothing_is_connected "after a portal given by a name"
+
 # Only one whose interface has another initiator's name is let in.
 lio_remove_acl $target_name $machine
 lio_acl $target_name $second
