@@ -117,6 +117,14 @@ impl Index {
         self.inner().take_volume(local);
     }
 
+    /// Removes a whole volume whose record is not there any more. One in the making has none yet.
+    pub fn remove_lost(&self, local: &str) {
+        let mut inner = self.inner();
+        if inner.volumes.get(local).is_some_and(|held| held.whole) {
+            inner.take_volume(local);
+        }
+    }
+
     pub fn put_snapshot(&self, local: &str, taken: IndexedSnapshot) {
         let mut inner = self.inner();
         inner.take_snapshot(local);

@@ -215,11 +215,14 @@ impl Controller {
     /// # Errors
     /// `Unverified` where another base has the volume, too, by its index.
     fn check_only(&self, local: &str, found: (Arc<Ready>, VolumeRecord)) -> Result<(Arc<Ready>, VolumeRecord)> {
-        let mut others = self.bases.iter().filter_map(|base| base.current()).filter(|other| !Arc::ptr_eq(other, &found.0));
-        match others.find(|other| other.index.has_volume(local)) {
-            Some(other) => Err(in_two_bases(local, &found.0, &other)),
-            None => Ok(found),
+        let others = self.bases.iter().filter_map(|base| base.current()).filter(|other| !Arc::ptr_eq(other, &found.0));
+        for other in others.filter(|other| other.index.has_volume(local)) {
+            // A damaged record, or one that cannot be read, is there.
+            if !matches!(other.record(local), Ok(None)) {
+                return Err(in_two_bases(local, &found.0, &other));
+            }
         }
+        Ok(found)
     }
 
     /// A volume that there is.

@@ -25,6 +25,8 @@ impl Ready {
         let name = record_name(local);
         let Some(record) = record::read::<VolumeRecord>(&self.volumes, &name).map_err(|error| self.with_cause_of_base(error))?
         else {
+            // An administrator has removed it.
+            self.index.remove_lost(local);
             return Ok(None);
         };
         let sound =

@@ -1310,6 +1310,16 @@ fn a_volume_id_on_two_shares_is_refused_and_both_are_named() {
         assert!(text.contains("nas:/a") && text.contains("nas:/b"), "{text}");
     }
     assert!(ground.at("a/v").is_dir() && ground.at("b/v").is_dir());
+    // As the message says, while the driver runs.
+    for path in ["b/v", "b/.longshore/volumes/v.json"] {
+        std::fs::rename(ground.at(path), ground.at("outside").join(path.rsplit('/').next().expect("a name"))).expect("moved");
+    }
+    let found = controller.find(&id("v")).expect("one is left").expect("there");
+    assert_eq!(found.parameters["backend"]["share"], "/a");
+    // Nor does what it had in the index keep a new one from being made.
+    std::fs::remove_file(ground.record_path("v")).expect("removed");
+    std::fs::rename(ground.at("a/v"), ground.at("outside/a")).expect("moved");
+    create(&controller, &VolumeSpec { capacity: Bytes::GIB, ..spec("v", &[("share", "/a")]) }).expect("made anew");
 }
 
 #[test]
