@@ -181,6 +181,12 @@ const CASES: &[Case] = &[
         node.reboot();
         node.ends();
     }),
+    ("a reboot, then a deletion", |node| {
+        node.reboot();
+        let request = csi::DeleteVolumeRequest { volume_id: "image:v".to_owned(), ..Default::default() };
+        node.harness.block_on(node.harness.controller().delete_volume(request)).expect("deleted");
+        assert_eq!(node.harness.journal(), [""; 0]);
+    }),
     ("a reboot with the journal lost", |node| {
         lose(&node.harness.path("state/journal"));
         node.reboot();

@@ -66,7 +66,11 @@ impl Controller {
         if id.is_ephemeral() && !self.may_delete_ephemeral(provision, id)? {
             return Ok(Outcome::Unchanged(()));
         }
-        provision.delete(id)
+        let deleted = provision.delete(id)?;
+        if let Some(node) = &self.node {
+            node.forget(id);
+        }
+        Ok(deleted)
     }
 
     /// An ephemeral volume is its node's, which deletes it with its pod; no CO asks for it here. `false` where there is none: what is

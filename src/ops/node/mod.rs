@@ -206,6 +206,23 @@ impl Node {
         format!("its unstage on node {node} waits: {}; end what uses it", holders::listed(&held))
     }
 
+    /// Removes what the journal has of a deleted volume, which is of an earlier boot: else the volume could not be deleted. Nobody unstages
+    /// it where the node was rebooted and its pods were moved by force.
+    pub fn forget(&self, id: &VolumeId) {
+        let remove = || {
+            for target in self.journal.targets(id)?.iter().filter(|target| target.boot != self.boot) {
+                self.journal.remove_target(id, &target.target)?;
+            }
+            match self.journal.stage(id)? {
+                Some(entry) if !self.same_boot(&entry) && !entry.is_interrupted() => self.journal.remove_stage(id),
+                _ => Ok(()),
+            }
+        };
+        if let Err(error) = self.journal.knows(id).and_then(|known| if known { remove() } else { Ok(()) }) {
+            tracing::warn!(volume = %id, %error, "it is deleted, and what the journal has of its stage before the last boot stays");
+        }
+    }
+
     /// Whether the volume is staged or published here, in words; `None` if not. DeleteVolume asks.
     pub fn in_use(&self, id: &VolumeId) -> Result<Option<String>> {
         if !self.journal.knows(id)? {
