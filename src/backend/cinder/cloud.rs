@@ -95,16 +95,30 @@ impl CinderCloud {
 
     fn disk(&self, volume: api::Volume) -> Answer<Disk> {
         let volume = self.with_own_metadata(volume);
-        let listed = match convert::is_between(&volume) {
-            true => {
-                let request = Request::get("list attachments", "attachments/detail").query("volume_id", &volume.id);
-                let mut all = Vec::new();
-                self.api.list(&request, "attachments", |page| all.extend(page))?;
-                Some(all)
-            }
-            false => None,
-        };
+        let listed = convert::is_between(&volume).then(|| self.attachments(&volume.id)).transpose()?;
         Ok(convert::disk(volume, listed, &self.zones))
+    }
+
+    fn attachments(&self, volume: &str) -> Answer<Vec<api::Attachment>> {
+        let request = Request::get("list attachments", "attachments/detail").query("volume_id", volume);
+        let mut all = Vec::new();
+        self.api.list(&request, "attachments", |page| all.extend(page))?;
+        Ok(all)
+    }
+
+    /// Deletes what Cinder still has of an attachment that Nova does not know, as where a server was deleted while Cinder was away: nobody
+    /// else does, and with it the volume can neither be attached nor deleted. Cinder asks Nova once more, and refuses it for an attachment
+    /// that a server uses (cinder/volume/api.py, `attachment_deletion_allowed`). `unknown` is Nova's answer.
+    fn delete_left_attachment(&self, instance: &NodeId, disk: &DiskId, unknown: Refusal) -> Answer<Accepted<()>> {
+        const ACTION: &str = "delete attachment";
+        let of_it = |attachment: &api::Attachment| {
+            attachment.instance.as_deref() == Some(instance.as_str()) && attachment.status != "detached"
+        };
+        let Some(left) = self.attachments(&disk.0)?.into_iter().find(of_it) else { return Err(unknown) };
+        tracing::warn!(volume = %disk, server = %instance, attachment = left.id, %unknown, "Cinder has an attachment that Nova does not know; it is deleted");
+        self.api
+            .send(Service::Volume, &Request::change(ACTION, "DELETE", format!("attachments/{}", left.id), Repeat::Harmless))?;
+        Ok(Accepted::done(()))
     }
 
     /// Those with this metadata. Of a volume whose attachments come or go, these are asked for then.
@@ -427,8 +441,12 @@ impl Cloud for CinderCloud {
         self.server(ACTION, instance)?;
         self.known(ACTION, &disk.0)?;
         let path = format!("servers/{instance}/os-volume_attachments/{disk}");
-        self.api.send(Service::Compute, &Request::change(ACTION, "DELETE", path, Repeat::Harmless))?;
-        Ok(Accepted::done(()))
+        match self.api.send(Service::Compute, &Request::change(ACTION, "DELETE", path, Repeat::Harmless)) {
+            Err(unknown) if matches!(unknown.because, CloudErrorKind::NoInstance | CloudErrorKind::NotAttached) => {
+                self.delete_left_attachment(instance, disk, unknown)
+            }
+            sent => sent.map(|_| Accepted::done(())),
+        }
     }
 
     /// Cinder changes one of both at a time: a type follows the size.

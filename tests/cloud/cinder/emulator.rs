@@ -137,6 +137,7 @@ fn name_of(method: &str, parts: &[&str], body: &Value) -> &'static str {
         ("GET", ["backups", _]) => "show backup",
         ("DELETE", ["backups", _]) => "delete backup",
         ("GET", ["attachments", "detail"]) => "list attachments",
+        ("DELETE", ["attachments", _]) => "delete attachment",
         ("GET", ["messages"]) => "list messages",
         ("GET", ["types"]) => "list types",
         ("GET", ["os-availability-zone"]) => "list zones",
@@ -452,6 +453,22 @@ impl State {
                 let of = |one: &&Value| query.get("volume_id").is_none_or(|volume| one["volume_id"] == **volume);
                 let found: Vec<&Value> = self.attachments.values().filter(of).collect();
                 ok(200, json!({"attachments": found}))
+            }
+            // cinder/volume/api.py, `attachment_deletion_allowed` (CVE-2023-2088).
+            "delete attachment" => {
+                let Some(left) = self.attachments.get(parts[1]).cloned() else {
+                    return refuse(
+                        404,
+                        format!("Volume attachment could not be found with filter: attachment_id = {}.", parts[1]),
+                    );
+                };
+                let (server, id) = (text(&left, "instance"), text(&left, "volume_id"));
+                let held = self.servers.get(server).and_then(|server| server["os-extended-volumes:volumes_attached"].as_array());
+                if held.is_some_and(|held| held.iter().any(|one| one["id"] == *id)) {
+                    return refuse(409, "Detach volume from instance using the Compute API");
+                }
+                self.detach(server, id);
+                ok(200, json!({"attachments": []}))
             }
             "list messages" => {
                 let found: Vec<&Value> =

@@ -103,6 +103,9 @@ fn cinder_rights_are_those_of_the_document() {
     let ids =
         [id, shared, driver.create("failed").expect("another is made"), driver.create_as(anywhere).expect("created").volume_id];
     driver.delete_snapshot(&snapshot).expect("deleted");
+    driver.attach(&ids[0], "n2").expect("attached");
+    cloud.state().servers.remove(&node("n2"));
+    driver.detach(&ids[0], "n2").expect("what is left of it is deleted");
     ids.iter().for_each(|id| driver.delete(id).expect("deleted"));
     driver.assert_clean(&cloud, "at the end");
     let text = include_str!("../../../docs/cinder.md");
@@ -220,6 +223,16 @@ fn cinder_machine_that_is_gone_has_no_volumes_and_one_that_is_suspended_keeps_th
     assert_eq!(refused, Code::FailedPrecondition, "{message}");
     set("SHUTOFF");
     driver.detach(&id, "n1").expect("a server that is down");
+    // Of a server that was deleted while Cinder was away an attachment is left, which nobody else deletes.
+    driver.attach(&id, "n1").expect("attached");
+    cloud.state().servers.remove(&node("n1"));
+    driver.detach(&id, "n1").expect("what is left is deleted");
+    assert!(cloud.state().attachments.is_empty());
+    driver.attach(&id, "n2").expect("attached elsewhere");
+    // Or of one that Nova has detached by itself.
+    cloud.state().servers.get_mut(&node("n2")).expect("a server")["os-extended-volumes:volumes_attached"] = json!([]);
+    driver.detach(&id, "n2").expect("what is left is deleted");
+    assert_eq!((cloud.volume()["status"].clone(), cloud.count("delete attachment")), (json!("available"), 2));
     driver.delete(&id).expect("deleted");
     driver.assert_clean(&cloud, "at the end");
 }

@@ -49,7 +49,7 @@ fn refused(action: &str, status: u16, message: &str) -> CloudErrorKind {
             InUse
         }
         // What the state of the machine may explain, or the volume's own.
-        "detach volume" => InUse,
+        "detach volume" | "delete attachment" => InUse,
         "delete backup" if names("tatus must be") => TooSoon,
         "delete volume" | "delete snapshot" | "delete backup" => InUse,
         // While another volume is made of it.
