@@ -22,7 +22,7 @@ start_driver
 
 stage_it() {
     mkdir -p "$staging"
-    call stage-volume it --staging "$staging" --fs=ext4 --context targetPortal=127.0.0.1 --context iqn=$target_name --context lun=0 "$@" \
+    call stage-volume it --staging "$staging" --fs=ext4 --context targetPortal="${portal:-127.0.0.1}" --context iqn=$target_name --context lun=0 "$@" \
         >stage.log 2>&1
 }
 
@@ -37,7 +37,7 @@ nothing_is_connected "after three ways"
 
 # Given by a name, it is no portal beside its address.
 echo '127.0.0.1 san.test' >>/etc/hosts
-stage_it --context targetPortal=san.test || fail "not staged by a name: $(cat stage.log)"
+portal=san.test stage_it || fail "not staged by a name: $(cat stage.log)"
 is 3 "$(iscsi_sessions | wc -l)" "sessions where one portal is given by a name"
 sed -i '/san.test/d' /etc/hosts
 unstage it
