@@ -7,6 +7,10 @@
 //!
 //! An answer comes from a request that was sent after its question was asked. The thread sleeps while nobody asks, and ends with its
 //! poller.
+//!
+//! Where each key is a request of its own all the same, one for which the cloud does not answer holds up no others: they are asked about
+//! again without it, and until it is answered it is asked about alone, on a thread of its own. Nor does the thread wait long for a request
+//! of several.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +30,12 @@ const SPACING: Duration = Duration::from_millis(100);
 const NARROW_SPACING: Duration = Duration::from_millis(20);
 /// The most of it.
 const MOST_SPACING: Duration = Duration::from_secs(4);
+/// After this time the thread goes on without the answer to a request, in real time.
+const SLOW: Duration = Duration::from_secs(3);
+/// How many refused keys are asked about at the same time, each on a thread of its own.
+const MOST_ALONE: usize = 32;
+/// How many refused keys are remembered.
+const MOST_REFUSED: usize = 1000;
 /// How long a look-up may take in all. A request has a deadline of its own, and others may be before it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -71,6 +81,26 @@ struct State<S: Source> {
     runs: bool,
     stopped: bool,
     last: Option<Ended>,
+    /// When the thread has sent its last request, and got the answer.
+    ended: Option<Duration>,
+    /// Each was refused, or has not been answered for long, and is asked about alone until it is answered.
+    refused: BTreeSet<S::Key>,
+    /// Those that are being asked about alone.
+    alone: BTreeSet<S::Key>,
+}
+
+impl<S: Source> State<S> {
+    fn refuse(&mut self, keys: &BTreeSet<S::Key>) {
+        if self.refused.len() + keys.len() > MOST_REFUSED {
+            self.refused.clear();
+        }
+        self.refused.extend(keys.iter().cloned());
+    }
+
+    /// Whether questions about a key wait until a request about a refused one has ended.
+    fn is_held(&self, key: &S::Key) -> bool {
+        self.refused.contains(key) && (self.alone.contains(key) || self.alone.len() >= MOST_ALONE)
+    }
 }
 
 struct Ask<S: Source> {
@@ -88,15 +118,35 @@ struct Request<S: Source> {
 }
 
 impl<S: Source> Request<S> {
+    fn new(ask: Ask<S>) -> Request<S> {
+        Request { keys: BTreeSet::from([ask.key.clone()]), asks: vec![ask] }
+    }
+
     fn take(&mut self, ask: Ask<S>) {
         self.keys.insert(ask.key.clone());
         self.asks.push(ask);
     }
 }
 
+/// The requests that are due.
+struct Due<S: Source> {
+    /// The thread sends them one after the other.
+    together: Vec<Request<S>>,
+    /// About keys that were refused.
+    alone: BTreeMap<S::Key, Request<S>>,
+}
+
 impl<S: Source> Poller<S> {
     pub fn new(source: S, clock: Clock, one_by_one: bool) -> Poller<S> {
-        let state = Mutex::new(State { asks: Vec::new(), runs: false, stopped: false, last: None });
+        let state = Mutex::new(State {
+            asks: Vec::new(),
+            runs: false,
+            stopped: false,
+            last: None,
+            ended: None,
+            refused: BTreeSet::new(),
+            alone: BTreeSet::new(),
+        });
         Poller { shared: Arc::new(Shared { source, clock, one_by_one, state, changed: Condvar::new() }) }
     }
 
@@ -194,8 +244,8 @@ impl<S: Source> Shared<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something is due; what is to be asked then, by request. `None` at the end.
-    fn gather(&self) -> Option<Vec<Request<S>>> {
+    /// Waits until something is due; what is to be asked then. `None` at the end.
+    fn gather(&self) -> Option<Due<S>> {
         let mut state = self.state();
         loop {
             if state.stopped {
@@ -203,9 +253,10 @@ impl<S: Source> Shared<S> {
             }
             let now = self.clock.now();
             let least = if self.one_by_one { NARROW_SPACING } else { SPACING };
-            let waiting = state.asks.iter().filter(|ask| !ask.is_further).count();
-            let spaced = state.last.as_ref().map(|(ended, _)| *ended + spacing(least, waiting));
-            match state.asks.iter().map(|ask| ask.due).min().map(|due| due.max(spaced.unwrap_or_default())) {
+            let asks = || state.asks.iter().filter(|ask| !state.is_held(&ask.key));
+            let waiting = asks().filter(|ask| !ask.is_further).count();
+            let spaced = state.ended.map(|ended| ended + spacing(least, waiting));
+            match asks().map(|ask| ask.due).min().map(|due| due.max(spaced.unwrap_or_default())) {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
                     let rest = self.clock.real(due - now);
@@ -214,48 +265,92 @@ impl<S: Source> Shared<S> {
                 Some(_) => break,
             }
         }
-        let now = self.clock.now();
-        let asks = std::mem::take(&mut state.asks);
-        let (requests, later) = self.batches(asks, now);
-        state.asks = later;
-        Some(requests)
+        Some(self.batches(&mut state, self.clock.now()))
     }
 
     /// Puts together what is due, with as many others as the requests have room for, and leaves the rest for later.
-    fn batches(&self, mut asks: Vec<Ask<S>>, now: Duration) -> (Vec<Request<S>>, Vec<Ask<S>>) {
+    fn batches(&self, state: &mut State<S>, now: Duration) -> Due<S> {
+        let mut asks = std::mem::take(&mut state.asks);
         asks.sort_by_key(|ask| ask.due);
         let mut requests: BTreeMap<&'static str, Vec<Request<S>>> = BTreeMap::new();
-        let mut later = Vec::new();
+        let mut alone: BTreeMap<S::Key, Request<S>> = BTreeMap::new();
         for ask in asks {
+            if state.refused.contains(&ask.key) {
+                match alone.get_mut(&ask.key) {
+                    Some(request) => request.take(ask),
+                    None if ask.due <= now && !state.is_held(&ask.key) => {
+                        state.alone.insert(ask.key.clone());
+                        alone.insert(ask.key.clone(), Request::new(ask));
+                    }
+                    None => state.asks.push(ask),
+                }
+                continue;
+            }
             let (batch, most) = self.source.batch(&ask.key);
             let of_batch = requests.entry(batch).or_default();
             let room = of_batch.iter_mut().find(|request| request.keys.contains(&ask.key) || request.keys.len() < most);
             match room {
                 Some(request) => request.take(ask),
-                None if ask.due <= now => {
-                    let mut request = Request { keys: BTreeSet::new(), asks: Vec::new() };
-                    request.take(ask);
-                    of_batch.push(request);
-                }
-                None => later.push(ask),
+                None if ask.due <= now => of_batch.push(Request::new(ask)),
+                None => state.asks.push(ask),
             }
         }
-        (requests.into_values().flatten().collect(), later)
+        Due { together: requests.into_values().flatten().collect(), alone }
+    }
+
+    /// Sends a request about one key, which is among those that are asked about alone, on a thread of its own.
+    fn answer_alone(self: &Arc<Self>, key: S::Key, request: Request<S>) {
+        let alone = Alone { shared: Arc::clone(self), key };
+        let answer = move || alone.shared.answer_or_log(request);
+        // Where no thread can be had, the channels are closed at once: the callers get that as an error.
+        std::thread::Builder::new().name("cloud look-up".to_owned()).spawn(answer).ok();
+    }
+
+    /// Sends a request, and waits for the answer, but not for long.
+    fn answer_within_a_moment(self: &Arc<Self>, request: Request<S>) {
+        let (shared, keys) = (Arc::clone(self), request.keys.clone());
+        // It is dropped once the request has ended.
+        let (ended, end) = mpsc::channel::<()>();
+        let answer = move || {
+            let _ended = ended;
+            shared.answer_or_log(request);
+        };
+        std::thread::Builder::new().name("cloud look-up".to_owned()).spawn(answer).ok();
+        if end.recv_timeout(SLOW) == Err(RecvTimeoutError::Timeout) {
+            self.state().refuse(&keys);
+        }
+    }
+
+    /// A panic ends this request only: those who wait for it see their channels closed, those who ask meanwhile are answered.
+    fn answer_or_log(self: &Arc<Self>, request: Request<S>) {
+        if catch_unwind(AssertUnwindSafe(|| self.answer(request))).is_err() {
+            tracing::error!("a request for descriptions panicked");
+        }
     }
 
     /// Sends one request, and tells all who asked for it.
-    fn answer(&self, mut request: Request<S>) {
+    fn answer(self: &Arc<Self>, mut request: Request<S>) {
         let keys: Vec<S::Key> = request.keys.iter().cloned().collect();
         let answer = self.source.fetch(&keys);
-        self.state().last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
-        // It may be for one of them: the others are answered all the same. Not of a cloud that takes hundreds at once, which it would be asked for.
-        if self.one_by_one && keys.len() > 1 && answer.as_ref().is_err_and(Refusal::concerns_one) {
-            for key in keys {
-                let asks = request.asks.extract_if(.., |ask| ask.key == key).collect();
-                self.answer(Request { keys: BTreeSet::from([key]), asks });
+        let mut state = self.state();
+        state.last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
+        // Not of a cloud that takes hundreds at once, which would be asked about each of them.
+        if self.one_by_one && answer.is_err() {
+            state.refuse(&request.keys);
+            // It may be for one of them: the others are answered all the same.
+            if keys.len() > 1 {
+                state.alone.extend(keys.iter().cloned());
+                drop(state);
+                for key in keys {
+                    let asks = request.asks.extract_if(.., |ask| ask.key == key).collect();
+                    self.answer_alone(key.clone(), Request { keys: BTreeSet::from([key]), asks });
+                }
+                return;
             }
-            return;
+        } else {
+            state.refused.retain(|key| !request.keys.contains(key));
         }
+        drop(state);
         let mut found: BTreeMap<S::Key, Vec<S::Item>> = BTreeMap::new();
         let refusal = match answer {
             Ok(items) => {
@@ -277,7 +372,20 @@ impl<S: Source> Shared<S> {
     }
 }
 
-fn run<S: Source>(shared: &Shared<S>) {
+/// A key is asked about alone until this is dropped, however its request ends.
+struct Alone<S: Source> {
+    shared: Arc<Shared<S>>,
+    key: S::Key,
+}
+
+impl<S: Source> Drop for Alone<S> {
+    fn drop(&mut self) {
+        self.shared.state().alone.remove(&self.key);
+        self.shared.changed.notify_one();
+    }
+}
+
+fn run<S: Source>(shared: &Arc<Shared<S>>) {
     /// However the thread ends, nobody waits for it, and the next who asks starts another.
     struct Runs<'a, S: Source>(&'a Shared<S>);
     impl<S: Source> Drop for Runs<'_, S> {
@@ -288,13 +396,17 @@ fn run<S: Source>(shared: &Shared<S>) {
         }
     }
     let _runs = Runs(shared);
-    while let Some(requests) = shared.gather() {
-        for request in requests {
-            // A panic ends this request alone: those who wait for it see their channels closed, those who ask meanwhile are answered.
-            if catch_unwind(AssertUnwindSafe(|| shared.answer(request))).is_err() {
-                tracing::error!("a request for descriptions panicked");
+    while let Some(due) = shared.gather() {
+        for (key, request) in due.alone {
+            shared.answer_alone(key, request);
+        }
+        for request in due.together {
+            match shared.one_by_one {
+                true => shared.answer_within_a_moment(request),
+                false => shared.answer_or_log(request),
             }
         }
+        shared.state().ended = Some(shared.clock.now());
     }
 }
 

@@ -10,6 +10,8 @@ use super::*;
 
 /// A number about which nobody may ask.
 const REFUSED: u32 = 666;
+/// A number that is out of order.
+const BROKEN: u32 = 668;
 
 /// Numbers: even ones exist. At most ten in a request.
 #[derive(Default)]
@@ -18,6 +20,8 @@ struct Numbers {
     fails: AtomicU32,
     panics: AtomicBool,
     dropped: Arc<AtomicBool>,
+    /// While it is locked, a question about [`BROKEN`] alone is not answered.
+    hangs: Mutex<()>,
 }
 
 impl Source for Arc<Numbers> {
@@ -36,6 +40,10 @@ impl Source for Arc<Numbers> {
         }
         if keys.contains(&REFUSED) {
             return Err(refusal("numbers", CloudErrorKind::Invalid));
+        }
+        if keys.contains(&BROKEN) {
+            let _answered = (keys.len() == 1).then(|| self.hangs.lock());
+            return Err(refusal("numbers", CloudErrorKind::Unavailable));
         }
         Ok(keys.iter().filter(|key| *key % 2 == 0).map(|key| (*key, key * 100)).collect())
     }
@@ -110,10 +118,13 @@ fn key_that_is_refused_does_not_fail_the_others_of_its_request() {
         assert_eq!(found.join().expect("no panic").expect("answered"), [200]);
         assert_eq!(refused.join().expect("no panic").expect_err("refused").code, "Fake.Invalid");
     });
+    let requests = numbers.requests.lock().expect("not poisoned");
+    assert_eq!(requests[0], [2, REFUSED]);
+    assert!(requests.contains(&vec![2]) && requests.contains(&vec![REFUSED]), "{requests:?}");
+    drop(requests);
     assert_eq!(poller.look_all(&[4, 6, REFUSED]).expect_err("refused").code, "Fake.Invalid");
     let requests = numbers.requests.lock().expect("not poisoned");
-    assert!(requests.iter().any(|keys| keys.len() > 1 && keys.contains(&REFUSED)), "{requests:?}");
-    assert!(requests.contains(&vec![4]) && requests.contains(&vec![6]), "{requests:?}");
+    assert!(requests[1..].iter().all(|keys| keys.len() == 1 || !keys.contains(&REFUSED)), "it goes along no more: {requests:?}");
     drop(requests);
 
     let (numbers, poller, _) = asked(false);
@@ -123,6 +134,48 @@ fn key_that_is_refused_does_not_fail_the_others_of_its_request() {
         requests.iter().flatten().count() == 3,
         "of a cloud that is asked about many at once none is asked again: {requests:?}"
     );
+}
+
+#[test]
+fn key_that_is_refused_is_asked_about_alone_until_it_is_answered() {
+    let (numbers, poller, clock) = asked(true);
+    let until = clock.now() + Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| poller.wait(&BROKEN, until, |seen| seen.first().copied()).expect_err("never"));
+        while clock.now() < until {
+            assert_eq!(poller.look(&2).expect("answered"), [200]);
+        }
+        assert!(waits.join().expect("no panic").refusal.is_some());
+    });
+    let requests = numbers.requests.lock().expect("not poisoned");
+    let together = requests.iter().filter(|keys| keys.len() > 1 && keys.contains(&BROKEN)).count();
+    assert!(together <= 1 && requests.iter().filter(|keys| keys.contains(&BROKEN)).count() > 5, "{requests:?}");
+}
+
+/// In real time: the thread waits for some seconds.
+#[test]
+fn key_that_the_cloud_does_not_answer_for_holds_up_no_other() {
+    let numbers = Arc::new(Numbers::default());
+    let poller = Poller::new(Arc::clone(&numbers), Clock::fast(1, Duration::ZERO), true);
+    std::thread::scope(|scope| {
+        let hangs = numbers.hangs.lock();
+        let first = scope.spawn(|| poller.look(&BROKEN));
+        while numbers.requests.lock().expect("not poisoned").is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(poller.look(&2).expect("answered"), [200]);
+        let second = scope.spawn(|| poller.look(&BROKEN));
+        while numbers.requests.lock().expect("not poisoned").len() < 3 {
+            std::thread::yield_now();
+        }
+        let begun = std::time::Instant::now();
+        assert_eq!(poller.look(&4).expect("answered"), [400]);
+        assert!(begun.elapsed() < Duration::from_secs(2), "it is known not to be answered");
+        drop(hangs);
+        for asked in [first, second] {
+            assert_eq!(asked.join().expect("no panic").expect_err("out of order").code, "Fake.Unavailable");
+        }
+    });
 }
 
 #[test]
