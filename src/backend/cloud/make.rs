@@ -184,6 +184,11 @@ impl Controller {
         let until = self.look_until(self.memory.outcome_unknown_until(id.derived())).unwrap_or_else(|| self.clock.now());
         match self.pollers.disks.wait(&key, until, |seen| self.one(id, seen).transpose()) {
             Ok(disk) => disk.map(|disk| Requested::Made(Box::new(disk))),
+            // What is not seen may be there.
+            Err(Unfinished { refusal: Some(unseen), .. }) => {
+                let unseen = self.unknown(id, &unseen);
+                Err(self.not_made(id, refusal).leaving(format!("an earlier request may have made a disk: {unseen}")))
+            }
             Err(_) => Err(self.not_made(id, refusal)),
         }
     }

@@ -546,6 +546,15 @@ fn quota_refusal_after_the_disk_was_made_finds_the_disk() {
 }
 
 #[test]
+fn quota_refusal_is_not_final_where_the_disk_cannot_be_looked_for() {
+    let bench = Bench::new();
+    bench.cloud.wrong("create_disk", [Refused(CloudErrorKind::Quota)]);
+    bench.cloud.wrong("disks", [Refused(CloudErrorKind::Unavailable); 100]);
+    let error = bench.create("one").expect_err("refused");
+    assert!(!is_final(&error) && error.to_string().contains("Fake.Quota"), "{error}");
+}
+
+#[test]
 fn standby_that_takes_over_does_not_believe_its_first_empty_look_up() {
     let mut bench = Bench::new();
     // Up for an hour, and has never acted.
