@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -30,6 +30,8 @@ const SLOTS: u32 = 64;
 /// How long a request waits for the change before it of the same machine.
 const MACHINE: Duration = Duration::from_secs(40);
 const PAUSE: Duration = Duration::from_millis(1000);
+/// When the status of an operation could not be read for so long, the machine is asked whether it still runs.
+const UNREADABLE: Duration = Duration::from_secs(10);
 /// How much is remembered of what hosts are to cache.
 const MOST: usize = 20_000;
 
@@ -66,7 +68,7 @@ pub struct AzureCloud {
     zones: OnceLock<Vec<String>>,
     /// What hosts are to cache of the disks that were described.
     caching: Mutex<BTreeMap<DiskId, Caching>>,
-    /// The last change of each machine that this process began.
+    /// The last change of each machine that this process began, until it is seen to have ended.
     changing: Mutex<BTreeMap<MachineName, OperationId>>,
     clock: Clock,
 }
@@ -243,12 +245,11 @@ impl AzureCloud {
         let name = self.named(ACTION, instance)?;
         let id = format!("{}/attachDetachDataDisks", self.id(&name.path()));
         let request = Request::change(ACTION, "POST", path(&id), Repeat::Harmless).query("api-version", api::MACHINES);
-        let changing = || self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.await_machine(ACTION, &name)?;
         let operation = self.api.begin(&request.body(body))?;
         match &operation {
-            Some(operation) => changing().insert(name, operation.clone()),
-            None => changing().remove(&name),
+            Some(operation) => self.changing().insert(name, operation.clone()),
+            None => self.changing().remove(&name),
         };
         Ok(Accepted { result: (), operation })
     }
@@ -257,12 +258,25 @@ impl AzureCloud {
     /// comes meanwhile goes into one request.
     fn await_machine(&self, action: &'static str, name: &MachineName) -> Answer<()> {
         let until = self.clock.now() + MACHINE;
+        let mut read = self.clock.now();
         loop {
-            let last = self.changing.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+            let last = self.changing().get(name).cloned();
             let Some(last) = last else { return Ok(()) };
-            // A look that failed says nothing.
-            if !matches!(self.api.operation(&last), Err(_) | Ok(Some(OperationState::Running))) {
-                self.changing.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+            let is_over = match self.operation(&last) {
+                Ok(operation) => {
+                    read = self.clock.now();
+                    operation.is_none_or(|operation| operation.state != OperationState::Running)
+                }
+                // A look that failed says nothing; one that fails for ever must not bar the machine.
+                Err(_) if self.clock.now() < read + UNREADABLE => false,
+                Err(_) => {
+                    read = self.clock.now();
+                    let is_updating = |machine: &api::Machine| machine.properties.provisioning_state == "Updating";
+                    self.machine(name).is_ok_and(|machine| !machine.as_ref().is_some_and(is_updating))
+                }
+            };
+            if is_over {
+                self.has_ended(&last);
                 return Ok(());
             }
             if self.clock.now() >= until {
@@ -271,6 +285,15 @@ impl AzureCloud {
             }
             self.clock.sleep(PAUSE);
         }
+    }
+
+    fn changing(&self) -> MutexGuard<'_, BTreeMap<MachineName, OperationId>> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An operation that has ended changes no machine any more.
+    fn has_ended(&self, operation: &OperationId) {
+        self.changing().retain(|_, last| last != operation);
     }
 
     /// Sends a deletion. What does not exist is answered as what is deleted.
@@ -282,6 +305,9 @@ impl AzureCloud {
 
     fn operation(&self, id: &OperationId) -> Answer<Option<Operation>> {
         let state = self.api.operation(id)?;
+        if state != Some(OperationState::Running) {
+            self.has_ended(id);
+        }
         Ok(state.map(|state| Operation {
             id: id.clone(),
             disks: Vec::new(),
@@ -557,3 +583,7 @@ impl Cloud for AzureCloud {
         Err(invalid("blocks", "unsupported", "which blocks of a snapshot have changed is not read from Azure".to_owned()))
     }
 }
+
+#[cfg(test)]
+#[path = "cloud_tests.rs"]
+mod tests;
