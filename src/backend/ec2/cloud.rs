@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use crate::backend::cloud::pages::Pages;
 use crate::backend::cloud::{
@@ -39,49 +39,63 @@ const CONSTANTS: CloudConstants = CloudConstants {
     longest_value: 256,
 };
 
-/// What EC2 says of a type that it does not know any more, or did not tell, is asked again by the next driver only.
-type Types = BTreeMap<String, Option<TypeLimits>>;
+/// So long calls wait for what EC2 says of types.
+const TYPES_WITHIN: Duration = Duration::from_secs(3);
+/// So long after a request about types that was not answered there is no other.
+const TYPES_PAUSE: Duration = Duration::from_secs(60);
+
+/// What EC2 says of types. Of one that it does not know any more, or did not tell, it is asked again by the next driver only.
+#[derive(Debug, Default)]
+struct Types {
+    reported: BTreeMap<String, Option<TypeLimits>>,
+    /// When it was asked, until it answers.
+    unanswered: Option<Instant>,
+}
 
 #[derive(Debug)]
 pub struct Ec2Cloud {
-    api: Ec2,
-    types: Mutex<Types>,
+    api: Arc<Ec2>,
+    types: Arc<Mutex<Types>>,
+}
+
+fn locked(types: &Mutex<Types>) -> MutexGuard<'_, Types> {
+    types.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Ec2Cloud {
     pub fn new(api: Ec2) -> Ec2Cloud {
-        Ec2Cloud { api, types: Mutex::default() }
+        Ec2Cloud { api: Arc::new(api), types: Arc::default() }
     }
 
-    /// What these types take, by EC2's word. Without it, which may be a right that is missing, the built-in table stands in.
+    /// What these types take, by EC2's word. Without it, which may be a right that is missing, the built-in table stands in: nothing is
+    /// attached or detached while this waits.
     fn learn_types(&self, kinds: impl Iterator<Item = String>) {
-        let known = |kind: &String| self.types().contains_key(kind);
-        let unknown: Vec<String> = kinds.filter(|kind| !known(kind)).collect();
-        if unknown.is_empty() {
+        let mut types = self.types();
+        let unknown: Vec<String> = kinds.filter(|kind| !types.reported.contains_key(kind)).collect();
+        if unknown.is_empty() || types.unanswered.is_some_and(|asked| asked.elapsed() < TYPES_PAUSE) {
             return;
         }
-        match self.api.describe_instance_types(&unknown) {
-            Ok(reported) => {
-                let reported = reported.iter().map(|reported| (reported.instance_type.clone(), type_limits(reported)));
-                let all: Types = unknown.into_iter().map(|kind| (kind, None)).chain(reported).collect();
-                self.types().extend(all);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "DescribeInstanceTypes did not report the attachment limits; the built-in table is used");
-                if error.because == CloudErrorKind::Denied {
-                    self.types().extend(unknown.into_iter().map(|kind| (kind, None)));
-                }
-            }
-        }
+        types.unanswered = Some(Instant::now());
+        drop(types);
+        let (api, types) = (Arc::clone(&self.api), Arc::clone(&self.types));
+        // It is dropped once there is an answer.
+        let (answered, answer) = mpsc::channel::<()>();
+        let ask = move || {
+            let _answered = answered;
+            learn(&api, &types, unknown);
+        };
+        // Where no thread can be had, it is as if there were no answer.
+        std::thread::Builder::new().name("ec2 types".to_owned()).spawn(ask).ok();
+        answer.recv_timeout(TYPES_WITHIN).ok();
     }
 
-    fn types(&self) -> std::sync::MutexGuard<'_, Types> {
-        self.types.lock().unwrap_or_else(PoisonError::into_inner)
+    fn types(&self) -> MutexGuard<'_, Types> {
+        locked(&self.types)
     }
 
     /// What is attached to each card, where EC2 says that there are several.
     fn cards(&self, instance: &api::Instance) -> BTreeMap<u32, usize> {
-        let reported = self.types().get(&instance.instance_type).cloned().flatten();
+        let reported = self.types().reported.get(&instance.instance_type).cloned().flatten();
         let cards = reported.map(|reported| reported.cards).unwrap_or_default();
         let disks_on = |card: u32| instance.disks.iter().filter(|disk| disk.card == card).count();
         cards.into_iter().map(|card| (card, disks_on(card))).collect()
@@ -89,10 +103,31 @@ impl Ec2Cloud {
 
     /// All that a machine takes: what is attached already counts.
     fn limit(&self, instance: &api::Instance) -> u64 {
-        let reported = self.types().get(&instance.instance_type).and_then(|reported| Some(reported.as_ref()?.attachments));
+        let reported =
+            self.types().reported.get(&instance.instance_type).and_then(|reported| Some(reported.as_ref()?.attachments));
         let of = of_type(&instance.instance_type, reported);
         let further = instance.network_interfaces.saturating_sub(1) as u64;
         of.most.saturating_sub(if of.shared { further } else { 0 })
+    }
+}
+
+fn learn(api: &Ec2, types: &Mutex<Types>, unknown: Vec<String>) {
+    let answer = api.describe_instance_types(&unknown);
+    let mut types = locked(types);
+    let unknown = unknown.into_iter().map(|kind| (kind, None));
+    match answer {
+        Ok(reported) => {
+            let reported = reported.iter().map(|reported| (reported.instance_type.clone(), type_limits(reported)));
+            types.reported.extend(unknown.chain(reported));
+            types.unanswered = None;
+        }
+        Err(error) => {
+            tracing::warn!(%error, "DescribeInstanceTypes did not report the attachment limits; the built-in table is used");
+            types.unanswered = Some(Instant::now());
+            if error.because == CloudErrorKind::Denied {
+                types.reported.extend(unknown);
+            }
+        }
     }
 }
 

@@ -624,6 +624,30 @@ fn volume_is_attached_to_the_card_that_is_asked_for() {
     assert_eq!([cards[0].value("EbsCardIndex"), cards[1].value("EbsCardIndex")], [Some("1"), None]);
 }
 
+/// What a type takes is also in the built-in table.
+#[test]
+fn machine_is_described_without_what_ec2_says_of_its_type() {
+    use crate::backend::cloud::Cloud;
+    let server = Server::start(|_, asked| match asked.value("Action") {
+        Some("DescribeInstances") => {
+            ok("<r><reservationSet><item><instancesSet><item><instanceId>i-1</instanceId><instanceState>\
+             <name>running</name></instanceState><instanceType>m5.large</instanceType><placement><availabilityZone>a</availabilityZone>\
+             </placement></item></instancesSet></item></reservationSet></r>")
+        }
+        _ => Reply::Never,
+    });
+    let cloud = super::super::cloud::Ec2Cloud::new(server.client());
+    let node = "i-1".parse().expect("a node");
+    let begin = Instant::now();
+    for _ in 0..3 {
+        let found = cloud.instances(std::slice::from_ref(&node)).expect("one");
+        assert!(found[0].limit.is_some_and(|limit| limit > 1));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
+    let attempts = server.asked().iter().filter(|asked| asked.value("Action") == Some("DescribeInstanceTypes")).count();
+    assert!((1..=2).contains(&attempts), "asked for once, and sent again: {attempts}");
+}
+
 #[test]
 fn modifications_states_and_fast_restores_are_read() {
     let server = Server::start(|_, asked| {
