@@ -83,6 +83,11 @@ pub trait Provision: Send + Sync {
     /// Up to `max` volumes with ids after `after`, in the order of their ids.
     fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>>;
 
+    /// As `list`, with the nodes that have each volume, where the list shows them; of the others [`Attach::attachments`] is asked.
+    fn list_published(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(Volume, Option<BTreeSet<NodeId>>)>> {
+        Ok(self.list(after, max)?.into_iter().map(|volume| (volume, None)).collect())
+    }
+
     fn capacity(&self, query: &CapacityQuery) -> Result<CapacityAnswer>;
 
     /// On which nodes the volume is connected, as its storage knows it; anyone who copies or changes it asks. An answer is of this

@@ -106,13 +106,17 @@ impl Attach for Controller {
     }
 
     fn attachments(&self, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, BTreeSet<NodeId>>> {
-        let nodes = |disks: &[Disk]| disks.iter().flat_map(Disk::held_by).map(|attachment| attachment.instance.clone()).collect();
-        Ok(self.disks(ids)?.into_iter().map(|(id, disks)| (id, nodes(&disks))).collect())
+        Ok(self.disks(ids)?.into_iter().map(|(id, disks)| (id, nodes_of(&disks))).collect())
     }
 
     fn limit(&self, node: &NodeId) -> Result<Option<u64>> {
         self.node_limit(node)
     }
+}
+
+/// The nodes that have one of these disks.
+pub(super) fn nodes_of(disks: &[Disk]) -> BTreeSet<NodeId> {
+    disks.iter().flat_map(Disk::held_by).map(|attachment| attachment.instance.clone()).collect()
 }
 
 impl Controller {

@@ -4,12 +4,14 @@
 //! at most that old, and the list as a whole is of one instant. What was fetched is kept packed and in order: a page costs what it holds,
 //! whatever the length of the list.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::volume::{Result, Snapshot, SnapshotId, Volume, VolumeId};
+use crate::volume::{NodeId, Result, Snapshot, SnapshotId, Volume, VolumeId};
 
 use super::api::{Answer, CloudSnapshot, Disk, Take, Which};
+use super::attach::nodes_of;
 use super::controller::Controller;
 use super::lists::Kept;
 use super::packed::{Pack, Packed, Packer};
@@ -18,11 +20,14 @@ use super::packed::{Pack, Packed, Packer};
 pub(super) const SERVES: Duration = Duration::from_secs(120);
 
 impl Controller {
-    pub fn list_volumes(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+    /// With the nodes that have each volume where they would be a request for each volume otherwise. A description of several disks is more
+    /// recent than the list, and costs little.
+    pub fn list_volumes(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(Volume, Option<BTreeSet<NodeId>>)>> {
         let all = self.all_disks(after.is_some())?;
         let from = after.map_or(0, |after| all.count_before(|disk| self.owner.volume_id(disk).is_none_or(|id| id <= *after)));
         let disks = all.iter_from(from).filter(|disk| disk.is_whole() && self.is_there(disk));
-        let page: Vec<Volume> = disks.filter_map(|disk| self.listed_volume(&disk)).take(max).collect();
+        let nodes = |disk: &Disk| self.constants.batches.one_by_one.then(|| nodes_of(std::slice::from_ref(disk)));
+        let page: Vec<_> = disks.filter_map(|disk| Some((self.listed_volume(&disk)?, nodes(&disk)))).take(max).collect();
         forget_at_end(&self.lists.disks, page.len() < max);
         Ok(page)
     }

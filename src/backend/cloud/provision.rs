@@ -1,8 +1,10 @@
 //! Volumes come and go.
 
+use std::collections::BTreeSet;
+
 use crate::backend::{CapacityAnswer, CapacityQuery, Provision, Quiesce, VolumeSpec, with_own_part};
 use crate::os::step::step;
-use crate::volume::{Bytes, ContentSource, Error, Outcome, Result, Volume, VolumeId};
+use crate::volume::{Bytes, ContentSource, Error, NodeId, Outcome, Result, Volume, VolumeId};
 
 use super::api::{AttachmentState, CloudErrorKind, Disk, DiskId, DiskSource, DiskSpec, DiskState};
 use super::controller::Controller;
@@ -102,6 +104,10 @@ impl Provision for Controller {
     }
 
     fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<Volume>> {
+        Ok(self.list_published(after, max)?.into_iter().map(|(volume, _)| volume).collect())
+    }
+
+    fn list_published(&self, after: Option<&VolumeId>, max: usize) -> Result<Vec<(Volume, Option<BTreeSet<NodeId>>)>> {
         self.list_volumes(after, max)
     }
 

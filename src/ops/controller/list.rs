@@ -33,19 +33,23 @@ impl Controller {
         let after: Option<VolumeId> = parse_token(token)?;
         let page =
             self.page(max, after.as_ref().map(|id| (id.backend(), id)), |backend, after, count| match backend.provision() {
-                Some(provision) => provision.list(after, count),
+                Some(provision) => provision.list_published(after, count),
                 None => Ok(Vec::new()),
             })?;
-        let page = page.with_token(|volume| volume.id.to_string());
-        let published = self.published(&page.entries)?;
-        let entries = page.entries.into_iter().zip(published).map(|(volume, published)| VolumeEntry { volume, published });
+        let page = page.with_token(|(volume, _)| volume.id.to_string());
+        let unseen = page.entries.iter().filter(|(_, nodes)| nodes.is_none()).map(|(volume, _)| volume);
+        let mut asked = self.published(&unseen.collect::<Vec<_>>())?.into_iter();
+        let entries = page.entries.into_iter().map(|(volume, nodes)| {
+            let published = nodes.map(Vec::from_iter).or_else(|| asked.next()).unwrap_or_default();
+            VolumeEntry { volume, published }
+        });
         Ok(Page { entries: entries.collect(), next_token: page.next_token })
     }
 
     /// One volume (ControllerGetVolume).
     pub fn get(&self, id: &VolumeId) -> Result<VolumeEntry> {
         let volume = self.existing(self.backend(id.backend())?, id)?;
-        let published = self.published(std::slice::from_ref(&volume))?.pop().unwrap_or_default();
+        let published = self.published(&[&volume])?.pop().unwrap_or_default();
         Ok(VolumeEntry { volume, published })
     }
 
@@ -108,7 +112,7 @@ impl Controller {
     }
 
     /// The nodes that have each of `volumes`: one question for each backend, not for each volume.
-    fn published(&self, volumes: &[Volume]) -> Result<Vec<Vec<NodeId>>> {
+    fn published(&self, volumes: &[&Volume]) -> Result<Vec<Vec<NodeId>>> {
         let mut nodes: BTreeMap<VolumeId, BTreeSet<NodeId>> = BTreeMap::new();
         let mut unattachable = Vec::new();
         for run in volumes.chunk_by(|left, right| left.id.backend() == right.id.backend()) {

@@ -30,6 +30,22 @@ impl Site {
 }
 
 #[test]
+fn list_says_who_has_each_volume_where_a_look_up_would_be_a_request_for_each() {
+    let site = Site::new(StandIn::new());
+    let [one, two] = ["one", "two"].map(|name| site.ensure(&spec(name)).expect("made").id);
+    site.attach(&one, "i-1").expect("attached");
+    let before = site.cloud.count("disks");
+    let listed = site.provision().list_published(None, 10).expect("listed").into_iter();
+    let nodes: BTreeMap<VolumeId, _> = listed.map(|(volume, nodes)| (volume.id, nodes.map(Vec::from_iter))).collect();
+    assert_eq!(nodes, [(one, Some(vec![node("i-1")])), (two, Some(vec![]))].into());
+    assert_eq!(site.cloud.count("disks"), before + 1);
+    // Where hundreds are one request, that is more recent than the list.
+    let bench = Bench::new();
+    bench.create("one").expect("made");
+    assert_eq!(bench.provision().list_published(None, 10).expect("listed")[0].1, None);
+}
+
+#[test]
 fn operation_that_fails_at_its_end_is_reported_as_a_refusal_is() {
     for (because, is_over) in [
         (CloudErrorKind::Quota, true),
