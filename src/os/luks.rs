@@ -96,7 +96,9 @@ pub fn format(device: &Device, passphrase: &str, uuid: &str) -> Result<()> {
 ///
 /// Without the kernel's keyring, so that it can grow later without the passphrase, which the CO does not send then.
 pub fn open(device: &Device, name: &str, passphrase: &str, read_only: bool, discard: bool) -> Result<Option<Mapped>> {
-    let mut arguments = vec!["open", "--type", "luks2", "--disable-keyring", "--key-file", "-"];
+    // After a boot a node opens all of its volumes at once, each of which takes 64 MiB: one after the other they fit into any limit.
+    let one_at_a_time = "--serialize-memory-hard-pbkdf";
+    let mut arguments = vec!["open", "--type", "luks2", "--disable-keyring", one_at_a_time, "--key-file", "-"];
     arguments.extend(read_only.then_some("--readonly"));
     arguments.extend(discard.then_some("--allow-discards"));
     let output = cryptsetup(device, &arguments, Some(name), passphrase, &[0, WRONG_PASSPHRASE])?;

@@ -299,7 +299,7 @@ mod tests {
         fs::write(directory.path().join("nfs/notes"), "x").expect("written");
         share.note(&user("b")).expect("noted");
         fs::write(share.mount().join("stray"), "x").expect("written");
-        assert_eq!(shares.all().expect("readable"), [share.clone()]);
+        assert_eq!(shares.all().expect("readable"), std::slice::from_ref(&share));
         share.release(&user("b").id).expect("released");
         assert_eq!(shares.used_by(&user("b").id).expect("readable"), None);
         fs::remove_file(share.mount().join("stray")).expect("removed");
