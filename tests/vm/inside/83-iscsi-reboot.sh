@@ -33,7 +33,8 @@ kill_driver
 start_controller
 within 20 continues "$(($(cat acknowledged) + 3))"
 [ "$session" = "$(session_of a)" ] && [ "$(cat "$session/state")" = LOGGED_IN ] || fail "a restart of the driver broke the session"
-! grep -q 'exported again' driver.log || fail "something was exported again, though all was there"
+# On a slow machine it may say that it is not done yet.
+! grep 'exported again' driver.log | grep -v 'still being' || fail "something was exported again, though all was there"
 
 # The target server loses power. One volume's image is damaged meanwhile: the others come back all the same.
 kill_driver
