@@ -30,7 +30,7 @@ const SPACING: Duration = Duration::from_millis(100);
 const NARROW_SPACING: Duration = Duration::from_millis(20);
 /// The most of it.
 const MOST_SPACING: Duration = Duration::from_secs(4);
-/// After this time the thread goes on without the answer to a request, in real time.
+/// After this time the thread continues without the answer to a request, in real time.
 const SLOW: Duration = Duration::from_secs(3);
 /// How many refused keys are asked about at the same time, each on a thread of its own.
 const MOST_ALONE: usize = 32;

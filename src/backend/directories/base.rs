@@ -461,7 +461,7 @@ impl Base {
 
     /// Nothing is made or served where another base is in the place of the one that was seen there: with a disk unmounted, data would go
     /// to the disk below it; with another share at its address, what is deleted would be answered as deleted. `file_system` is `None` where
-    /// file systems cannot be told from one another (NFS).
+    /// file systems cannot be distinguished (NFS).
     fn check_known(&self, own: &OpenDir, known: Option<&str>, file_system: Option<&str>) -> Result<()> {
         let Some(known) = known else { return Ok(()) };
         let file_system = file_system.unwrap_or(UNKNOWN_FILE_SYSTEM);
