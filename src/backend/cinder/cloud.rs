@@ -116,9 +116,17 @@ impl CinderCloud {
         };
         let Some(left) = self.attachments(&disk.0)?.into_iter().find(of_it) else { return Err(unknown) };
         tracing::warn!(volume = %disk, server = %instance, attachment = left.id, %unknown, "Cinder has an attachment that Nova does not know; it is deleted");
-        self.api
-            .send(Service::Volume, &Request::change(ACTION, "DELETE", format!("attachments/{}", left.id), Repeat::Harmless))?;
-        Ok(Accepted::done(()))
+        let request = Request::change(ACTION, "DELETE", format!("attachments/{}", left.id), Repeat::Harmless);
+        match self.api.send(Service::Volume, &request) {
+            Ok(_) => Ok(Accepted::done(())),
+            Err(refusal) if refusal.maybe_done || refusal.because == CloudErrorKind::InUse => Err(refusal),
+            // A Cinder before 2024.1, or no right to it.
+            Err(refusal) => {
+                let remedy = "it is left: an administrator deletes it (`openstack volume attachment delete`)";
+                tracing::warn!(volume = %disk, server = %instance, attachment = left.id, %refusal, remedy);
+                Err(unknown)
+            }
+        }
     }
 
     /// Those with this metadata. Of a volume whose attachments come or go, these are asked for then.

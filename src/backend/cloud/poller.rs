@@ -308,47 +308,67 @@ impl<S: Source> Shared<S> {
 
     /// Sends a request, and waits for the answer, but not for long.
     fn answer_within_a_moment(self: &Arc<Self>, request: Request<S>) {
-        let (shared, keys) = (Arc::clone(self), request.keys.clone());
+        let Request { keys, asks } = request;
+        let asks = Arc::new(Mutex::new(asks));
         // It is dropped once the request has ended.
         let (ended, end) = mpsc::channel::<()>();
+        let (shared, asked, left) = (Arc::clone(self), keys.clone(), Arc::clone(&asks));
         let answer = move || {
             let _ended = ended;
-            shared.answer_or_log(request);
+            let answered = || shared.answer(&asked, || taken(&left));
+            if catch_unwind(AssertUnwindSafe(answered)).is_err() {
+                tracing::error!("a request for descriptions panicked");
+                taken(&left);
+            }
         };
-        std::thread::Builder::new().name("cloud look-up".to_owned()).spawn(answer).ok();
+        if std::thread::Builder::new().name("cloud look-up".to_owned()).spawn(answer).is_err() {
+            return;
+        }
         if end.recv_timeout(SLOW) == Err(RecvTimeoutError::Timeout) {
             self.state().refuse(&keys);
+            // It may be one of them that is not answered for. Of one alone there is nobody else to wait.
+            if keys.len() > 1 {
+                self.answer_each_alone(&keys, taken(&asks));
+            }
+        }
+    }
+
+    fn answer_each_alone(self: &Arc<Self>, keys: &BTreeSet<S::Key>, mut asks: Vec<Ask<S>>) {
+        for key in keys {
+            let own: Vec<Ask<S>> = asks.extract_if(.., |ask| ask.key == *key).collect();
+            if !own.is_empty() {
+                self.state().alone.insert(key.clone());
+                self.answer_alone(key.clone(), Request { keys: BTreeSet::from([key.clone()]), asks: own });
+            }
         }
     }
 
     /// A panic ends this request only: those who wait for it see their channels closed, those who ask meanwhile are answered.
     fn answer_or_log(self: &Arc<Self>, request: Request<S>) {
-        if catch_unwind(AssertUnwindSafe(|| self.answer(request))).is_err() {
+        let Request { keys, asks } = request;
+        if catch_unwind(AssertUnwindSafe(|| self.answer(&keys, || asks))).is_err() {
             tracing::error!("a request for descriptions panicked");
         }
     }
 
-    /// Sends one request, and tells all who asked for it.
-    fn answer(self: &Arc<Self>, mut request: Request<S>) {
-        let keys: Vec<S::Key> = request.keys.iter().cloned().collect();
-        let answer = self.source.fetch(&keys);
+    /// Sends one request, and tells all who asked for it and still wait for its answer.
+    fn answer(self: &Arc<Self>, keys: &BTreeSet<S::Key>, asks: impl FnOnce() -> Vec<Ask<S>>) {
+        let answer = self.source.fetch(&keys.iter().cloned().collect::<Vec<_>>());
+        let asks = asks();
         let mut state = self.state();
         state.last = Some((self.clock.now(), answer.as_ref().map(|_| ()).map_err(Clone::clone)));
-        // Not of a cloud that takes hundreds at once, which would be asked about each of them.
-        if self.one_by_one && answer.is_err() {
-            state.refuse(&request.keys);
-            // It may be for one of them: the others are answered all the same.
-            if keys.len() > 1 {
-                state.alone.extend(keys.iter().cloned());
-                drop(state);
-                for key in keys {
-                    let asks = request.asks.extract_if(.., |ask| ask.key == key).collect();
-                    self.answer_alone(key.clone(), Request { keys: BTreeSet::from([key]), asks });
+        match &answer {
+            // Not of a cloud that takes hundreds at once, which would be asked about each of them.
+            Err(refusal) if self.one_by_one => {
+                state.refuse(keys);
+                // It may be for one of them: the others are answered all the same.
+                let is_everybodys = matches!(refusal.because, CloudErrorKind::Denied | CloudErrorKind::Key);
+                if keys.len() > 1 && !is_everybodys {
+                    drop(state);
+                    return self.answer_each_alone(keys, asks);
                 }
-                return;
             }
-        } else {
-            state.refused.retain(|key| !request.keys.contains(key));
+            _ => state.refused.retain(|key| !keys.contains(key)),
         }
         drop(state);
         let mut found: BTreeMap<S::Key, Vec<S::Item>> = BTreeMap::new();
@@ -361,7 +381,7 @@ impl<S: Source> Shared<S> {
             }
             Err(refusal) => Some(refusal),
         };
-        for ask in request.asks {
+        for ask in asks {
             let receiver = match &refusal {
                 None => Ok(found.get(&ask.key).cloned().unwrap_or_default()),
                 Some(refusal) => Err(refusal.clone()),
@@ -370,6 +390,10 @@ impl<S: Source> Shared<S> {
             ask.sender.send(receiver).ok();
         }
     }
+}
+
+fn taken<A>(asks: &Mutex<Vec<A>>) -> Vec<A> {
+    std::mem::take(&mut asks.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// A key is asked about alone until this is dropped, however its request ends.

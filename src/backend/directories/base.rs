@@ -55,6 +55,8 @@ const SPARE: &str = "spare";
 const SPARE_BYTES: usize = 16 << 10;
 /// What is recorded of a file system that says nothing of itself.
 pub const UNKNOWN_FILE_SYSTEM: &str = "unknown";
+/// Bytes of what a node remembers of a base.
+const LONGEST_KNOWN: u64 = 8192;
 /// Of a snapshot, in its directory.
 pub(super) const META: &str = "meta.json";
 pub(super) const DATA: &str = "data";
@@ -324,7 +326,7 @@ impl Base {
         self.check_ours(&root, &own)?;
         self.take_lock(&own, &lock_file)?;
         let id = self.base_id(&own)?;
-        self.known_base.keep(&file_system.map_or_else(|| id.clone(), |file_system| format!("{id} {file_system}")));
+        self.known_base.keep(&format!("{id} {}", file_system.unwrap_or_else(|| called.clone())));
         // For people only, so that a full base is no reason to stop.
         if let Err(error) = lock_file.write_all_at(LockHolder::this().encode().as_bytes(), 0) {
             tracing::warn!(base = called, %error, "the lock is held, but our process id could not be written into it");
@@ -464,8 +466,13 @@ impl Base {
     /// file systems cannot be distinguished (NFS).
     fn check_known(&self, own: &OpenDir, known: Option<&str>, file_system: Option<&str>) -> Result<()> {
         let Some(known) = known else { return Ok(()) };
-        let file_system = file_system.unwrap_or(UNKNOWN_FILE_SYSTEM);
         let (id, recorded) = known.split_once(' ').unwrap_or((known, UNKNOWN_FILE_SYSTEM));
+        let (recorded, file_system) = match file_system {
+            Some(file_system) => (recorded, file_system),
+            // Two shares may have one name here; and earlier versions did not say of which it is.
+            None if recorded != self.location.called() => return Ok(()),
+            None => (UNKNOWN_FILE_SYSTEM, UNKNOWN_FILE_SYSTEM),
+        };
         let seen = record::read::<Marker>(own, MARKER)?.map_or_else(|| "none".to_owned(), |marker| marker.id);
         let same_file_system = [recorded, file_system].contains(&UNKNOWN_FILE_SYSTEM) || recorded == file_system;
         if seen == id && same_file_system {
@@ -561,15 +568,17 @@ impl KnownBase {
         if let Some(known) = self.known.get() {
             return Ok(Some(known.clone()));
         }
-        let text = durable::read(&self.path(), 256)?;
+        let text = durable::read(&self.path(), LONGEST_KNOWN)?;
         Ok(text.map(|text| String::from_utf8_lossy(&text).trim().to_owned()).filter(|id| !id.is_empty()))
     }
 
     fn keep(&self, id: &str) {
         self.known.get_or_init(|| id.to_owned());
-        let kept = durable::read(&self.path(), 256).and_then(|known| match known {
-            Some(_) => Ok(()),
-            None => {
+        // Earlier versions kept the id alone.
+        let is_kept = |known: &[u8]| known.trim_ascii().contains(&b' ') || !id.as_bytes().starts_with(known.trim_ascii());
+        let kept = durable::read(&self.path(), LONGEST_KNOWN).and_then(|known| match known {
+            Some(known) if is_kept(&known) => Ok(()),
+            _ => {
                 let made = rustix::fs::mkdir(&self.directory, rustix::fs::Mode::RWXU);
                 match made {
                     Ok(()) | Err(Errno::EXIST) => durable::write(&self.directory, &self.name, format!("{id}\n").as_bytes()),

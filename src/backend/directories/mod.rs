@@ -213,12 +213,15 @@ impl Controller {
     }
 
     /// # Errors
-    /// `Unverified` where another base has the volume, too, by its index.
+    /// `Unverified` where another base has the volume, too, by its index, and by its record where it answers.
     fn check_only(&self, local: &str, found: (Arc<Ready>, VolumeRecord)) -> Result<(Arc<Ready>, VolumeRecord)> {
-        let others = self.bases.iter().filter_map(|base| base.current()).filter(|other| !Arc::ptr_eq(other, &found.0));
-        for other in others.filter(|other| other.index.has_volume(local)) {
-            // A damaged record, or one that cannot be read, is there.
-            if !matches!(other.record(local), Ok(None)) {
+        for base in &self.bases {
+            let Some(other) = base.current().filter(|other| !Arc::ptr_eq(other, &found.0) && other.index.has_volume(local))
+            else {
+                continue;
+            };
+            // A damaged record, or one that cannot be read, is there. A base that is away is not waited for.
+            if base.is_away() || !matches!(other.record(local), Ok(None)) {
                 return Err(in_two_bases(local, &found.0, &other));
             }
         }

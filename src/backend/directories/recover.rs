@@ -6,7 +6,7 @@ use crate::os;
 use crate::os::dir::{OpenDir, is_temporary};
 use crate::volume::{Error, Result};
 
-use super::base::{DATA, LATER, LINKS, META, Ready};
+use super::base::{META, Ready};
 use super::index::IndexedSnapshot;
 use super::record::{self, Phase, SnapshotRecord};
 
@@ -82,16 +82,10 @@ impl Ready {
                     let source = found.source.local().to_owned();
                     self.index.put_snapshot(&local, IndexedSnapshot { source, bytes: found.taken.0, ready: found.ready });
                 }
-                // Its record is written before anything of its data is: it was lost.
-                Ok(None) if [DATA, LINKS, LATER].iter().any(|name| !matches!(directory.stat(name), Ok(None))) => {
+                // Its record was lost.
+                Ok(None) if self.holds_data(&directory)? => {
                     let path = directory.path_of(META);
-                    tracing::error!(
-                        base = self.called,
-                        snapshot = local,
-                        "{} is missing, and the snapshot's data is there: restore it from a backup, or remove {} by hand",
-                        path.display(),
-                        directory.shown().display()
-                    );
+                    tracing::error!(base = self.called, snapshot = local, path = %path.display(), "it is missing; the snapshot's data is left");
                     self.index.put_snapshot(&local, IndexedSnapshot { source: String::new(), bytes: 0, ready: true });
                 }
                 // Interrupted before it was begun.

@@ -127,12 +127,33 @@ impl Ready {
     /// `None` where there is no snapshot, or not even a record of it.
     fn snapshot_record(&self, local: &str) -> Result<Option<SnapshotRecord>> {
         let Some(directory) = self.snapshot_directory(local)? else { return Ok(None) };
-        let Some(found) = record::read::<SnapshotRecord>(&directory, META)? else { return Ok(None) };
+        let Some(found) = record::read::<SnapshotRecord>(&directory, META)? else {
+            return match self.holds_data(&directory)? {
+                false => Ok(None),
+                true => Err(Error::Unverified {
+                    device: directory.path_of(META).display().to_string(),
+                    reason: format!(
+                        "it is missing, and the snapshot's data is there: restore it from a backup, or remove {} by hand",
+                        directory.shown().display()
+                    ),
+                }),
+            };
+        };
         if found.id.local() == local {
             return Ok(Some(found));
         }
         let device = directory.path_of(META).display().to_string();
         Err(Error::Unverified { device, reason: format!("it is that of {}; restore it from a backup", found.id) })
+    }
+
+    /// Whether there is anything of its data, before which its record is written.
+    pub(super) fn holds_data(&self, directory: &OpenDir) -> Result<bool> {
+        for name in [DATA, LINKS, LATER] {
+            if directory.stat(name).map_err(|error| self.failure(error))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn begin_snapshot(self: &Arc<Self>, record: &SnapshotRecord) -> Result<Option<Arc<Work>>> {
@@ -358,7 +379,9 @@ impl Ready {
 }
 
 fn undo(ready: &Ready, local: &str, failure: Error) -> Error {
-    match ready.check_owner().and_then(|()| ready.discard_snapshot(local)) {
+    // Else the end of its copy would never be heard of again, and it would stay as it is.
+    let stopped = ready.stop_work(&work_key(local));
+    match stopped.and_then(|()| ready.check_owner()).and_then(|()| ready.discard_snapshot(local)) {
         Ok(()) => failure.rolled_back(),
         Err(error) => failure.leaving(error.to_string()),
     }

@@ -580,7 +580,12 @@ fn copy_of_written_volume_is_refused_unless_its_class_takes_it_by_file() {
 #[test]
 #[allow(unsafe_code, reason = "mmap(2)")]
 fn copy_of_a_volume_that_is_written_by_mmap_is_refused() {
+    const TMPFS: i64 = 0x0102_1994;
     let ground = ground(&["a"]);
+    if rustix::fs::statfs(ground.at("a")).is_ok_and(|found| found.f_type == TMPFS) {
+        eprintln!("SKIPPED: on a tmpfs no store to a mapped page sets a time");
+        return;
+    }
     let controller = ground.open();
     create(&controller, &spec("one", &[])).expect("made");
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(ground.at("a/one/file")).expect("made");
@@ -661,6 +666,11 @@ fn snapshot_without_its_record_is_left() {
     drop(controller);
     let controller = ground.open();
     controller.probe().expect("opened");
+    let taken =
+        SnapshotSpec { id: snapshot_id("s"), name: "s".to_owned(), source: id("one"), parameters: RawParameters::default() };
+    for answer in [controller.find_snapshot(&taken.id).map(drop), controller.delete_snapshot(&taken.id).map(drop)] {
+        assert!(matches!(answer, Err(Error::Unverified { .. })), "{answer:?}");
+    }
     assert_eq!(std::fs::read(ground.at("a/.longshore/snapshots/s/data/file")).expect("it is there"), b"then");
     drop(controller);
     std::fs::rename(&aside, &meta).expect("restored");

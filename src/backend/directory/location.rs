@@ -171,7 +171,7 @@ impl Location for BaseLocation {
             Ok(None) => return Ok(None),
             // What lies over a link is not mounted by us; what an administrator has mounted on it hides what is to be deleted.
             Err(os::Error::Path { .. }) => {
-                let place = root.path_of(directory);
+                let place = os::path::of_open(root.as_fd(), root.shown())?.join(directory);
                 return Ok((!mounts.at(&place)?.is_empty()).then_some(place));
             }
             Err(error) => return Err(error.into()),

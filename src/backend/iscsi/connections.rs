@@ -92,7 +92,18 @@ impl Entry {
 
     /// Whether it is the same disk, which targets may show as several units. A WWID that some targets give to several disks proves nothing.
     fn same_disk(&self, other: &Entry) -> bool {
-        self.wwid.as_ref().zip(other.wwid.as_ref()).is_some_and(|(one, other)| one == other && scsi::is_registered(one))
+        self.registered().is_some_and(|wwid| other.wwid.as_deref() == Some(wwid))
+    }
+
+    fn registered(&self) -> Option<&str> {
+        self.wwid.as_deref().filter(|wwid| scsi::is_registered(wwid))
+    }
+
+    /// Whether both cannot be connected: as one unit by the same sessions; as one disk; or, by the sessions of another initiator, as a unit
+    /// of one number, which a target may give to another disk, as both WWIDs then say. That is seen once it is connected.
+    fn excludes(&self, other: &Entry) -> bool {
+        let differ = || self.registered().zip(other.registered()).is_some_and(|(one, other)| one != other);
+        self.same_paths(other) || self.same_disk(other) || (self.same_unit(other) && self.wwid.is_some() && !differ())
     }
 }
 
@@ -181,7 +192,7 @@ impl Connections {
 
 /// Two caches of one disk lose data.
 fn ensure_only(entries: &BTreeMap<VolumeId, Entry>, entry: &Entry) -> Result<()> {
-    let same = |other: &&Entry| other.id != entry.id && (other.same_unit(entry) || other.same_disk(entry));
+    let same = |other: &&Entry| other.id != entry.id && entry.excludes(other);
     let Some(other) = entries.values().find(same) else { return Ok(()) };
     let mut by = format!("it is connected on this node as volume {}; unstage that first", other.id);
     if !other.same_unit(entry) {
@@ -265,7 +276,13 @@ mod tests {
             Err(Error::InUse { by, .. }) => by,
             other => panic!("{other:?}"),
         };
-        assert!(refusal(&entry("san:b", 1, "longshore-2", None)).contains("san:a"), "as another initiator");
+        assert!(refusal(&entry("san:b", 1, "longshore-1", None)).contains("san:a"), "the same unit");
+        for wwid in [registered, poor] {
+            assert!(refusal(&entry("san:b", 1, "longshore-2", Some(wwid))).contains("san:a"), "as another initiator: {wwid}");
+        }
+        let another = "naa.60014050000000000000000000000001";
+        connections.ensure_only(&entry("san:b", 1, "longshore-2", Some(another))).expect("a LUN of another initiator's");
+        connections.ensure_only(&entry("san:b", 1, "longshore-2", None)).expect("seen once it is connected");
         assert!(refusal(&entry("san:b", 2, "longshore-1", Some(registered))).contains("LUN 1 of"), "by another LUN");
         assert!(connections.ensure_only(&entry("san:b", 2, "longshore-1", Some(registered))).is_err());
         connections.keep(&entry("san:b", 2, "longshore-1", Some(poor))).expect("another disk");

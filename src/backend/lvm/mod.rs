@@ -9,7 +9,7 @@
 //! - What writes zeroes has the device exclusively, and looks once more at what it is after it has it.
 //! - A device is known by its device-mapper UUID, which is made of those of its volume group and logical volume.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -65,6 +65,8 @@ pub struct LvmBackend {
     /// For metrics, by class and volume group: as the last report that was needed had it.
     usage: Mutex<BTreeMap<Place, PoolUsage>>,
     holding: Holding,
+    /// What this process has begun to make.
+    tried: Mutex<BTreeSet<VolumeId>>,
     _extender: Option<Extender>,
 }
 
@@ -175,6 +177,7 @@ impl LvmBackend {
             recent: Mutex::default(),
             usage: Mutex::default(),
             holding,
+            tried: Mutex::default(),
             _extender: extender,
         })
     }

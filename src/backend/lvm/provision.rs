@@ -20,6 +20,8 @@ use super::{
 
 /// LVM's default extent. Sizes that are no multiple of the volume group's own are rounded up by LVM.
 const UNIT: u64 = 4 << 20;
+/// Of how many volumes it is remembered that their creation was tried.
+const MOST_TRIED: usize = 10_000;
 
 impl Provision for LvmBackend {
     fn unit(&self) -> u64 {
@@ -60,6 +62,12 @@ impl Provision for LvmBackend {
         if lock(&self.absent).remove(&spec.id).is_none_or(|seen| seen.elapsed() > RECENT) {
             self.remove_draft(&spec.id, &Object::volume(&spec.id))?;
         }
+        let mut tried = lock(&self.tried);
+        if tried.len() >= MOST_TRIED {
+            tried.clear();
+        }
+        tried.insert(spec.id.clone());
+        drop(tried);
         let mut refused = None;
         for class in self.candidates(members, spec.source.as_ref())? {
             match self.create_in(class, spec, quiesce) {
@@ -83,6 +91,10 @@ impl Provision for LvmBackend {
         }
         let Some(found) = self.locate(&object)? else {
             self.remove_growth(id)?;
+            // What this process has failed to make, or makes for a pod, is in no volume group of before.
+            if id.is_ephemeral() || lock(&self.tried).contains(id) {
+                return self.check_not_renamed("delete", &object).map(Outcome::Unchanged);
+            }
             return self.check_deleted(&object);
         };
         // It lies in the same volume group: another one may be away.

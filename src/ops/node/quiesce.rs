@@ -14,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::backend::{FreezeGuard, Quiesce, Source, Writers};
 use crate::os;
 use crate::os::block::Device;
+use crate::os::deadline;
 use crate::os::freeze::{self, Frozen};
 use crate::os::mounts::Mounts;
 use crate::os::step::step;
@@ -213,6 +214,9 @@ impl Drop for Hold {
     }
 }
 
+/// How long one file system that does not answer holds up the rest.
+pub(super) const THAW_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Thaws what an earlier process left frozen. The guard child does so when its parent dies; this is for the case
 /// that it was killed too. One that cannot be thawed keeps no other frozen.
 ///
@@ -241,7 +245,12 @@ fn thaw_one(node: &Node, path: &Path) -> Result<()> {
     }
     if let Some(place) = root.open_path(path)? {
         let mount = open_mount(place, path)?;
-        step("thaw", &path.display(), || freeze::thaw(mount.as_fd()))?;
+        // It writes the superblock.
+        let shown = path.display().to_string();
+        let thawed = deadline::within(THAW_PATIENCE, move || step("thaw", &shown, || freeze::thaw(mount.as_fd())));
+        thawed.unwrap_or_else(|| {
+            Err(os::Error::Deadline { action: "thaw", object: path.display().to_string(), after: THAW_PATIENCE })
+        })?;
         tracing::warn!(path = %path.display(), "thawed what an earlier process may have left frozen");
     }
     Ok(())

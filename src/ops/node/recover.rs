@@ -23,16 +23,15 @@ use super::device_use::{allow_writes, close_mapping, ensure_unused};
 use super::journal::{Access, Phase, StageEntry, TargetEntry};
 use super::mounts::{mounted_target, remove_place, unmount_all};
 use super::observe::{self, MountState};
+use super::quiesce::{self, THAW_PATIENCE};
 use super::sources::Sources;
 use super::unstage::finish;
-use super::{inline, quiesce, resolve};
+use super::{inline, resolve};
 
 /// Threads that recovery begins with.
 const THREADS: usize = 4;
 /// Where nothing was recovered for so long, what runs may hang: one more thread continues with the rest.
 const STALLED: Duration = Duration::from_millis(100);
-/// How long what is frozen holds up the rest.
-const THAW_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is to be recovered, and what is at it.
 struct Recovery {

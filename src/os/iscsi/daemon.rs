@@ -11,6 +11,8 @@ pub const SOCKET: &str = "@ISCSIADM_ABSTRACT_NAMESPACE";
 const NAME: &str = "iscsid";
 /// __SO_ACCEPTCON (linux/net.h). Accepted connections have their listener's name, but not this flag.
 const LISTENS: u32 = 1 << 16;
+/// SOCK_STREAM, as proc_net(5) shows it.
+const STREAM: &str = "0001";
 /// linux/capability.h
 const SYS_ADMIN: u32 = 21;
 
@@ -53,11 +55,15 @@ fn choose(listeners: &[Listener]) -> Result<Option<u32>> {
 /// The processes that listen at this socket of our network namespace, as far as we see them.
 fn listeners(socket: &str) -> Vec<Listener> {
     let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let Some(inode) = table.lines().find_map(|line| listening(line, socket)) else { return Vec::new() };
-    let open = format!("socket:[{inode}]");
+    // Several: a file may have the name, which anyone can make.
+    let open: Vec<String> = table.lines().filter_map(|line| Some(format!("socket:[{}]", listening(line, socket)?))).collect();
+    if open.is_empty() {
+        return Vec::new();
+    }
     let has_it = |pid: &u32| {
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        files.map(|file| file.path()).any(|file| std::fs::read_link(file).is_ok_and(|link| link == Path::new(&open)))
+        let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        links.into_iter().any(|link| open.iter().any(|open| link == Path::new(open)))
     };
     holders::processes().into_iter().filter(has_it).map(listener).collect()
 }
@@ -65,9 +71,9 @@ fn listeners(socket: &str) -> Vec<Listener> {
 /// The inode of a line of /proc/net/unix, if this is its socket and it listens.
 fn listening<'a>(line: &'a str, socket: &str) -> Option<&'a str> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let [_, _, _, flags, _, _, inode, name] = fields.as_slice() else { return None };
+    let [_, _, _, flags, kind, _, inode, name] = fields.as_slice() else { return None };
     let listens = u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & LISTENS != 0);
-    (*name == socket && listens).then_some(*inode)
+    (*name == socket && listens && *kind == STREAM).then_some(*inode)
 }
 
 fn listener(pid: u32) -> Listener {

@@ -94,7 +94,8 @@ pub fn changed_since(tree: &OpenDir, since: ChangeTime, control: &Control) -> Re
 }
 
 /// Writes out the files of a tree. A store to a page that is mapped and dirty already sets no change time; after this call the first one to
-/// each page does. On NFS nothing is done: there it is the server that sets change times, with each write that it is sent.
+/// each page does; but never on a tmpfs. On NFS nothing is done: there it is the server that sets change times, with each write that it
+/// is sent.
 ///
 /// # Errors
 /// As [`changed_since`].

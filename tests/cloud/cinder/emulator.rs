@@ -330,6 +330,7 @@ impl State {
         let version = request.headers.get("openstack-api-version").map(String::as_str).unwrap_or_default();
         let versions: &[&str] = match service {
             "volume" if name.contains("backup") => &["volume 3.51"],
+            "volume" if name == "delete attachment" => &["volume 3.71"],
             "volume" => &["volume 3.42", "volume 3.51"],
             _ => &["compute 2.60"],
         };

@@ -36,9 +36,11 @@ impl Service {
     }
 
     /// The microversion that our requests need. Cinder: 3.27 lists attachments, 3.42 expands a volume that is in use, 3.43 has metadata of
-    /// backups, 3.47 makes volumes of them, 3.51 has their zones. Nova: 2.60 attaches volumes for several machines.
-    fn version(self, backups: bool) -> &'static str {
+    /// backups, 3.47 makes volumes of them, 3.51 has their zones; who has 3.71 (2024.1) deletes no attachment that a server uses
+    /// (CVE-2023-2088). Nova: 2.60 attaches volumes for several machines.
+    fn version(self, backups: bool, unsigned: &Unsigned) -> &'static str {
         match self {
+            Service::Volume if unsigned.method == "DELETE" && unsigned.path.starts_with("attachments/") => "volume 3.71",
             Service::Volume if backups => "volume 3.51",
             Service::Volume => "volume 3.42",
             Service::Compute => "compute 2.60",
@@ -113,7 +115,9 @@ impl Http {
     /// Sends a request; with the token that it was sent with, to keep it out of messages.
     pub async fn send(&self, service: Service, unsigned: &Unsigned) -> Result<(Reply, String), Lost> {
         self.tokens
-            .send([self.given(), self.given()], |token| attempt(token, service, service.version(self.backups), unsigned))
+            .send([self.given(), self.given()], |token| {
+                attempt(token, service, service.version(self.backups, unsigned), unsigned)
+            })
             .await
     }
 
