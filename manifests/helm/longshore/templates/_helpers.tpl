@@ -179,6 +179,12 @@ backends:
 {{- .root.Values.driver.http.address | default (.host | ternary "127.0.0.1" "[::]") -}}
 {{- end }}
 
+{{/* Where another container of the pod asks for it: all addresses are none to connect to. Call as httpAddress. */}}
+{{- define "longshore.httpLocal" -}}
+{{- $address := include "longshore.httpAddress" . -}}
+{{- has $address (list "[::]" "0.0.0.0") | ternary "127.0.0.1" $address -}}
+{{- end }}
+
 {{/* Call with (dict "root" . "config" "/etc/longshore/longshore.yaml" "host" "true" "port" 9809 "metricsPort" 9808). */}}
 {{- define "longshore.driverFlags" -}}
 - --config={{ .config }}
