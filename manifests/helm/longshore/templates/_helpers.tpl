@@ -35,6 +35,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
      (WorkItem.equals of external-provisioner 6.3.0). Pods that wait for them would never be scheduled. */}}
 {{- define "longshore.storageCapacity" -}}{{ if and (eq .Values.deployment "local") .Values.csiDriver.storageCapacity }}true{{ end }}{{- end }}
 
+{{/* Whether the kubelet gives SELinux contexts as mount options: a bound directory cannot have one, and NodePublishVolume refuses it. */}}
+{{- define "longshore.seLinuxMount" -}}
+{{- $mount := .Values.csiDriver.seLinuxMount -}}
+{{- range .Values.driver.backends }}{{ if eq .type "directory" }}{{ $mount = false }}{{ end }}{{ end -}}
+{{- $mount -}}
+{{- end }}
+
 {{/* The component of a node's pod: what tells the DaemonSets of kinds of nodes apart. */}}
 {{- define "longshore.nodeComponent" -}}node{{ with .kind }}-{{ . }}{{ end }}{{- end }}
 
