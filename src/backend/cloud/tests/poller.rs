@@ -22,6 +22,8 @@ struct Numbers {
     dropped: Arc<AtomicBool>,
     /// While it is locked, a question about [`BROKEN`] alone is not answered.
     hangs: Mutex<()>,
+    /// As `hangs`, of a question about others, too.
+    hangs_together: Mutex<()>,
 }
 
 impl Source for Arc<Numbers> {
@@ -42,7 +44,7 @@ impl Source for Arc<Numbers> {
             return Err(refusal("numbers", CloudErrorKind::Invalid));
         }
         if keys.contains(&BROKEN) {
-            let _answered = (keys.len() == 1).then(|| self.hangs.lock());
+            let _answered = if keys.len() == 1 { self.hangs.lock() } else { self.hangs_together.lock() };
             return Err(refusal("numbers", CloudErrorKind::Unavailable));
         }
         Ok(keys.iter().filter(|key| *key % 2 == 0).map(|key| (*key, key * 100)).collect())
@@ -175,6 +177,25 @@ fn key_that_the_cloud_does_not_answer_for_holds_up_no_other() {
         for asked in [first, second] {
             assert_eq!(asked.join().expect("no panic").expect_err("out of order").code, "Fake.Unavailable");
         }
+    });
+}
+
+/// In real time.
+#[test]
+fn key_that_shares_a_request_with_one_that_is_not_answered_for_is_asked_about_alone() {
+    let numbers = Arc::new(Numbers::default());
+    let poller = Poller::new(Arc::clone(&numbers), Clock::fast(1, Duration::ZERO), true);
+    std::thread::scope(|scope| {
+        let hang = (numbers.hangs.lock(), numbers.hangs_together.lock());
+        let asked = scope.spawn(|| poller.look_all(&[2, BROKEN]));
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        while !numbers.requests.lock().expect("not poisoned").contains(&vec![2]) {
+            assert!(std::time::Instant::now() < until);
+            std::thread::yield_now();
+        }
+        assert_eq!(numbers.requests.lock().expect("not poisoned")[0], [2, BROKEN]);
+        drop(hang);
+        assert_eq!(asked.join().expect("no panic").expect_err("out of order").code, "Fake.Unavailable");
     });
 }
 
