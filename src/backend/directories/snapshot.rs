@@ -372,7 +372,7 @@ impl Ready {
         }
         Err(Error::InUse {
             object: format!("volume {volume}"),
-            by: "the clock of its file system was set back since the copy began, so that it cannot be told what changed; repeat it"
+            by: "the clock of its file system was set back since the copy began, so that what changed is not known; repeat it"
                 .to_owned(),
         })
     }
