@@ -201,16 +201,16 @@ fn finish_interrupted(node: &Node, entry: &StageEntry) -> Result<()> {
     Ok(())
 }
 
-/// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no
-/// longer mounted is forgotten, unless something else is mounted there. Mounts outside are looked at after the staging mount is gone: they may be its copies in
-/// another view of the node's files, which go with it.
+/// Refuses while the volume is still published: at a journaled target, or anywhere else where targets are. A target that is no longer
+/// mounted is forgotten, unless something else is mounted there. Mounts outside are looked at after the staging mount is gone: they may be
+/// its copies in another view of the node's files, which go with it.
 fn unpublished(node: &Node, id: &VolumeId, staging: &Path, sources: &Sources) -> Result<()> {
     let mounts = Mounts::now()?;
     for target in node.journal.targets(id)? {
         if mounted_target(&mounts, &target, &sources.at_target(&mounts, Some(&target), &node.boot)?)? {
             return Err(published_at(id, &target.target));
         }
-        // It may be the volume's, as what it was published: by this very entry nobody else can tell.
+        // It may be this volume's, by a device or share that it is not known as any more.
         if target.boot == node.boot
             && let Some(mount) = mounts.at(&target.target)?.last()
         {
