@@ -24,7 +24,6 @@ impl StageRun<'_> {
             self.entry.format = None;
         }
         let done = std::mem::take(&mut self.done);
-        let begun = done.contains(&StageUndo::Journal);
         let mut left = undo_in_reverse(done, StageUndo::Journal, |undo| self.undo_one(undo));
         if let (Some(format), Some(source)) = (self.entry.format, &self.entry.source) {
             let name = source_name(source);
@@ -32,10 +31,6 @@ impl StageRun<'_> {
         }
         if self.entry.growth.is_some() {
             left.push("the growth of its file system was interrupted; the next stage continues it".to_owned());
-        }
-        // Nothing was begun, and it is staged as it was.
-        if self.earlier.as_ref().is_some_and(|earlier| earlier.network_directory().is_some()) && !begun {
-            left.push("the volume stays staged as it was".to_owned());
         }
         if left.is_empty() { error.rolled_back() } else { error.leaving(left.join("; ")) }
     }
