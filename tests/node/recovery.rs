@@ -600,7 +600,7 @@ fn file_system_left_frozen_is_thawed_at_the_start() {
         harness.node().stage(&stage_request(&id, &staging, &filesystem(None))).unwrap();
         let entry: serde_json::Value =
             serde_json::from_slice(&fs::read(harness.journal(&id).join("stage.json")).unwrap()).unwrap();
-        // What cannot be thawed (it is not below the driver's directories) keeps nothing else frozen.
+        // A mount that cannot be thawed (it is not below the driver's directories) keeps nothing else frozen.
         for mounts in [json!(["/proc", staging]), json!([staging])] {
             let record = json!({ "version": 1, "mounts": mounts, "boot": entry["boot"] });
             let path = harness.state().join("journal/frozen-1-0.json");

@@ -89,28 +89,14 @@ impl Index {
     /// # Errors
     /// What is left.
     pub fn provision(&self, local: &str, capacity: u64, limit: u64) -> Result<(), u64> {
-        let mut inner = self.inner();
-        let left = limit.saturating_sub(inner.provisioned);
-        let Some(held) = inner.volumes.get_mut(local) else { return Ok(()) };
-        if capacity.saturating_sub(held.capacity) > left {
-            return Err(left);
-        }
-        let before = std::mem::replace(&mut held.capacity, capacity);
-        inner.provisioned = inner.provisioned.saturating_sub(before).saturating_add(capacity);
-        Ok(())
+        let Inner { volumes, provisioned, .. } = &mut *self.inner();
+        volumes.get_mut(local).map_or(Ok(()), |held| reserve(provisioned, &mut held.capacity, capacity, limit))
     }
 
     /// Sets what a snapshot holds, as `provision` does of a volume.
     pub fn provision_snapshot(&self, local: &str, bytes: u64, limit: u64) -> Result<(), u64> {
-        let mut inner = self.inner();
-        let left = limit.saturating_sub(inner.provisioned);
-        let Some(held) = inner.snapshots.get_mut(local) else { return Ok(()) };
-        if bytes.saturating_sub(held.bytes) > left {
-            return Err(left);
-        }
-        let before = std::mem::replace(&mut held.bytes, bytes);
-        inner.provisioned = inner.provisioned.saturating_sub(before).saturating_add(bytes);
-        Ok(())
+        let Inner { snapshots, provisioned, .. } = &mut *self.inner();
+        snapshots.get_mut(local).map_or(Ok(()), |held| reserve(provisioned, &mut held.bytes, bytes, limit))
     }
 
     pub fn remove_volume(&self, local: &str) {
@@ -199,6 +185,20 @@ impl Inner {
         let within = || self.directories.range::<Path, _>((Bound::Excluded(directory), Bound::Unbounded)).next();
         around.or_else(|| within().filter(|(next, _)| overlap(next, directory))).map(|(path, by)| (path.clone(), by.clone()))
     }
+}
+
+/// Sets one part of all that is provisioned.
+///
+/// # Errors
+/// What is left of `limit`, where that is less than it grows by.
+fn reserve(provisioned: &mut u64, held: &mut u64, wanted: u64, limit: u64) -> Result<(), u64> {
+    let left = limit.saturating_sub(*provisioned);
+    if wanted.saturating_sub(*held) > left {
+        return Err(left);
+    }
+    let before = std::mem::replace(held, wanted);
+    *provisioned = provisioned.saturating_sub(before).saturating_add(wanted);
+    Ok(())
 }
 
 fn behind(after: Option<&str>) -> (Bound<&str>, Bound<&str>) {

@@ -6,9 +6,9 @@ use crate::os;
 use crate::os::dir::{OpenDir, is_temporary};
 use crate::volume::{Error, Result};
 
-use super::base::{META, Ready};
+use super::base::Ready;
 use super::index::IndexedSnapshot;
-use super::record::{self, Phase, SnapshotRecord};
+use super::record::{self, Phase};
 
 impl Ready {
     /// Reads what there is, ends what was begun with volumes. What is damaged is left, and reported when it is asked for.
@@ -77,16 +77,10 @@ impl Ready {
                 }
                 Err(error) => return Err(error.into()),
             };
-            match record::read::<SnapshotRecord>(&directory, META) {
+            match self.read_snapshot(&directory) {
                 Ok(Some(found)) => {
                     let source = found.source.local().to_owned();
                     self.index.put_snapshot(&local, IndexedSnapshot { source, bytes: found.taken.0, ready: found.ready });
-                }
-                // Its record was lost.
-                Ok(None) if self.holds_data(&directory)? => {
-                    let path = directory.path_of(META);
-                    tracing::error!(base = self.called, snapshot = local, path = %path.display(), "it is missing; the snapshot's data is left");
-                    self.index.put_snapshot(&local, IndexedSnapshot { source: String::new(), bytes: 0, ready: true });
                 }
                 // Interrupted before it was begun.
                 Ok(None) => {

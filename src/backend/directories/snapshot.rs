@@ -127,18 +127,7 @@ impl Ready {
     /// `None` where there is no snapshot, or not even a record of it.
     fn snapshot_record(&self, local: &str) -> Result<Option<SnapshotRecord>> {
         let Some(directory) = self.snapshot_directory(local)? else { return Ok(None) };
-        let Some(found) = record::read::<SnapshotRecord>(&directory, META)? else {
-            return match self.holds_data(&directory)? {
-                false => Ok(None),
-                true => Err(Error::Unverified {
-                    device: directory.path_of(META).display().to_string(),
-                    reason: format!(
-                        "it is missing, and the snapshot's data is there: restore it from a backup, or remove {} by hand",
-                        directory.shown().display()
-                    ),
-                }),
-            };
-        };
+        let Some(found) = self.read_snapshot(&directory)? else { return Ok(None) };
         if found.id.local() == local {
             return Ok(Some(found));
         }
@@ -146,14 +135,26 @@ impl Ready {
         Err(Error::Unverified { device, reason: format!("it is that of {}; restore it from a backup", found.id) })
     }
 
-    /// Whether there is anything of its data, before which its record is written.
-    pub(super) fn holds_data(&self, directory: &OpenDir) -> Result<bool> {
+    /// The record in a snapshot's directory; `None` where it was not begun.
+    ///
+    /// # Errors
+    /// `Unverified` where it is damaged, or missing beside data, before which it is written.
+    pub(super) fn read_snapshot(&self, directory: &OpenDir) -> Result<Option<SnapshotRecord>> {
+        if let Some(found) = record::read(directory, META)? {
+            return Ok(Some(found));
+        }
         for name in [DATA, LINKS, LATER] {
             if directory.stat(name).map_err(|error| self.failure(error))?.is_some() {
-                return Ok(true);
+                return Err(Error::Unverified {
+                    device: directory.path_of(META).display().to_string(),
+                    reason: format!(
+                        "it is missing, and the snapshot's data is there: restore it from a backup, or remove {} by hand",
+                        directory.shown().display()
+                    ),
+                });
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     fn begin_snapshot(self: &Arc<Self>, record: &SnapshotRecord) -> Result<Option<Arc<Work>>> {
@@ -342,7 +343,6 @@ impl Ready {
     ) -> Result<Copied> {
         let failed = |error| self.failure(error);
         let since = since.map_or_else(|| ChangeTime::now(&self.drafts), Ok).map_err(failed)?;
-        self.check_clock(volume, since)?;
         tree::write_back(directory, control).map_err(failed)?;
         let copied = copy().map_err(failed)?;
         self.check_unchanged(volume, directory, since, control).map(|()| copied)
@@ -362,9 +362,7 @@ impl Ready {
             ),
         })
     }
-}
 
-impl Ready {
     /// What is changed while the clock is earlier than `since` seems to be of before it.
     fn check_clock(&self, volume: &VolumeId, since: ChangeTime) -> Result<()> {
         if ChangeTime::now(&self.drafts).map_err(|error| self.failure(error))? >= since {

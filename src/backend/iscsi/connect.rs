@@ -298,7 +298,7 @@ impl IscsiBackend {
         {
             return Err(Error::InUse {
                 object: format!("volume {}", entry.id),
-                by: format!("multipathd takes it for a path of volume {other}; give each disk of the target a WWID of its own"),
+                by: format!("multipathd treats it as a path of volume {other}; give each disk of the target a WWID of its own"),
             });
         }
         match map {
